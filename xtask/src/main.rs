@@ -1,0 +1,2 @@
+//! The `moim` binary.
+fn main() {}
