@@ -1,0 +1,60 @@
+//! The registry behind `/metrics`. Names start with `moim_` and end in their unit.
+
+use std::fmt::Write as _;
+use std::sync::Mutex;
+
+pub use prometheus_client::metrics::counter::Counter;
+pub use prometheus_client::metrics::family::Family;
+pub use prometheus_client::metrics::gauge::Gauge;
+pub use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Metric, Registry};
+
+/// All metrics of a process.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+}
+
+impl Metrics {
+    /// A registry with nothing in it.
+    pub fn new() -> Self {
+        Self { registry: Mutex::new(Registry::with_prefix("moim")) }
+    }
+
+    /// Adds a metric under `moim_<name>`. Counters get `_total` by themselves.
+    pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
+        self.lock().register(name, help, metric);
+    }
+
+    /// The text that Prometheus reads.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        if prometheus_client::encoding::text::encode(&mut text, &self.lock()).is_err() {
+            let _ = writeln!(text, "# a metric could not be encoded");
+        }
+        text
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_shows_its_prefix_and_suffix() {
+        let metrics = Metrics::new();
+        let counter: Counter = Counter::default();
+        metrics.register("things", "Things that happened", counter.clone());
+        counter.inc();
+        assert!(metrics.render().contains("moim_things_total 1"));
+    }
+}

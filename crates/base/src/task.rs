@@ -1,0 +1,147 @@
+//! Task scopes: every task has a name, somebody waits for it, and a panic in it stops the process in
+//! an orderly way instead of leaving a half-dead server.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+/// Says once, to everybody who asks, that it is time to stop.
+#[derive(Clone, Default)]
+pub struct Shutdown {
+    inner: Arc<ShutdownInner>,
+}
+
+#[derive(Default)]
+struct ShutdownInner {
+    stopped: AtomicBool,
+    panicked: AtomicBool,
+    notify: Notify,
+}
+
+impl Shutdown {
+    /// A signal that has not been given.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives the signal. Giving it twice is the same as once.
+    pub fn stop(&self) {
+        self.inner.stopped.store(true, Ordering::SeqCst);
+        self.inner.notify.notify_waiters();
+    }
+
+    /// Whether the signal was given.
+    pub fn is_stopped(&self) -> bool {
+        self.inner.stopped.load(Ordering::SeqCst)
+    }
+
+    /// Whether it was given because a task panicked: the process then ends with an error.
+    pub fn has_panicked(&self) -> bool {
+        self.inner.panicked.load(Ordering::SeqCst)
+    }
+
+    /// Returns when the signal is given. Cancel-safe.
+    pub async fn stopped(&self) {
+        loop {
+            let notified = self.inner.notify.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if self.is_stopped() {
+                return;
+            }
+            notified.await;
+        }
+    }
+}
+
+/// Spawns tasks on the current runtime and ties them to a [`Shutdown`].
+#[derive(Clone)]
+pub struct Scope {
+    shutdown: Shutdown,
+}
+
+impl Scope {
+    /// A scope whose tasks end the process's life when one of them panics.
+    pub fn new(shutdown: Shutdown) -> Self {
+        Self { shutdown }
+    }
+
+    /// The signal this scope obeys and, on a panic, gives.
+    pub fn shutdown(&self) -> &Shutdown {
+        &self.shutdown
+    }
+
+    /// Runs `future` as a task named `name`.
+    #[allow(clippy::disallowed_methods)] // the one place that may spawn
+    pub fn spawn<F>(&self, name: &'static str, future: F) -> JoinHandle<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let guard = PanicGuard { name, shutdown: self.shutdown.clone() };
+        tokio::spawn(async move {
+            let _guard = guard;
+            future.await;
+        })
+    }
+
+    /// Runs a future that may not leave its thread as a task named `name`. Needs a `LocalRuntime`.
+    pub fn spawn_local<F>(&self, name: &'static str, future: F) -> JoinHandle<()>
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let guard = PanicGuard { name, shutdown: self.shutdown.clone() };
+        tokio::task::spawn_local(async move {
+            let _guard = guard;
+            future.await;
+        })
+    }
+}
+
+struct PanicGuard {
+    name: &'static str,
+    shutdown: Shutdown,
+}
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(task = self.name, "a task panicked; stopping the process");
+            self.shutdown.inner.panicked.store(true, Ordering::SeqCst);
+            self.shutdown.stop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block_on<F: Future>(future: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_panic_in_a_task_stops_everybody() {
+        block_on(async {
+            let shutdown = Shutdown::new();
+            let scope = Scope::new(shutdown.clone());
+            let task = scope.spawn("doomed", async { panic!("on purpose") });
+            shutdown.stopped().await;
+            assert!(task.await.is_err());
+            assert!(shutdown.has_panicked());
+        });
+    }
+
+    #[test]
+    fn stopping_before_anyone_waits_is_not_lost() {
+        block_on(async {
+            let shutdown = Shutdown::new();
+            shutdown.stop();
+            shutdown.stopped().await;
+            assert!(!shutdown.has_panicked());
+        });
+    }
+}
