@@ -1,2 +1,51 @@
-//! The `moim` binary.
-fn main() {}
+//! The toolbox behind `cargo xtask`: the checks that CI runs and the suites that need more than
+//! `cargo test` can give. Nothing of it is part of the product.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+
+mod ci;
+mod tidy;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Checks and suites of the Moim workspace")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check the rules no compiler knows: layering, file shape, links, leftovers
+    Tidy,
+    /// Everything a change must pass: fmt, clippy, tidy, cargo test
+    Ci,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<bool> {
+    let root = workspace_root()?;
+    match &cli.command {
+        Command::Tidy => tidy::run(&root),
+        Command::Ci => ci::run(&root),
+    }
+}
+
+/// The folder of the workspace, known since compilation: `cargo xtask` works from any folder inside.
+fn workspace_root() -> Result<PathBuf> {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    Ok(manifest.parent().context("xtask stands in the workspace")?.to_path_buf())
+}

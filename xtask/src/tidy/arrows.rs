@@ -1,0 +1,225 @@
+//! Which crate may use which. The list is the architecture: a crate sees only what stands above it
+//! here, some see less, and a crate that is not in the list does not exist yet.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::Finding;
+
+/// From the ground up. A crate may use any crate before it, unless `ONLY` or `NEVER` says otherwise.
+const ORDER: [&str; 20] = [
+    "base",
+    "wire-kafka",
+    "wire-resp",
+    "wire-grpc",
+    "journal",
+    "raft",
+    "coord",
+    "cluster",
+    "replica",
+    "queue",
+    "slots",
+    "slot-client",
+    "pipeline",
+    "console",
+    "node",
+    "sim",
+    "interop",
+    "bench",
+    "xtask",
+    "fuzz",
+];
+
+/// Crates that see less than their place allows.
+const ONLY: [(&str, &[&str]); 9] = [
+    // Bytes to types and back: nothing to share with anybody.
+    ("wire-kafka", &[]),
+    ("wire-resp", &[]),
+    ("wire-grpc", &[]),
+    ("journal", &["base"]),
+    // Clients: they meet the servers over a socket only.
+    ("slot-client", &["base", "wire-resp"]),
+    ("pipeline", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client"]),
+    ("interop", &["base", "wire-kafka", "wire-resp", "wire-grpc"]),
+    ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "slot-client"]),
+    ("xtask", &["base", "bench", "interop"]),
+];
+
+/// Pairs that must not meet although their places would allow it.
+const NEVER: [(&str, &str); 1] = [("slots", "queue")];
+
+/// A crate of the workspace and the crates of the workspace it uses, dev-dependencies included.
+#[derive(Debug)]
+pub(crate) struct Member {
+    manifest: String,
+    name: String,
+    uses: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    manifest_path: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    path: Option<String>,
+}
+
+/// Asks cargo for the members.
+pub(crate) fn read(root: &Path) -> Result<Vec<Member>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(root)
+        .output()
+        .context("cargo did not start")?;
+    if !output.status.success() {
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    parse(root, &output.stdout)
+}
+
+fn parse(root: &Path, json: &[u8]) -> Result<Vec<Member>> {
+    let metadata: Metadata = serde_json::from_slice(json).context("cargo metadata is not understood")?;
+    let member = |package: Package| Member {
+        manifest: Path::new(&package.manifest_path)
+            .strip_prefix(root)
+            .map_or_else(|_| package.manifest_path.clone(), |path| path.display().to_string()),
+        name: short(&package.name).to_owned(),
+        uses: package
+            .dependencies
+            .iter()
+            .filter(|dependency| dependency.path.is_some())
+            .map(|dependency| short(&dependency.name).to_owned())
+            .collect(),
+    };
+    Ok(metadata.packages.into_iter().map(member).collect())
+}
+
+/// The package name as the layering knows it: the folder's name.
+fn short(package: &str) -> &str {
+    match package {
+        "moim" => "node",
+        name => name.strip_prefix("moim-").unwrap_or(name),
+    }
+}
+
+/// Every arrow that the layering forbids.
+pub(crate) fn check(members: &[Member]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for member in members {
+        if rank(&member.name).is_none() {
+            let message =
+                format!("crate `{}` has no place in the layering (xtask/src/tidy/arrows.rs)", member.name);
+            findings.push(Finding::at(&member.manifest, 0, message));
+            continue;
+        }
+        for used in &member.uses {
+            if let Some(reason) = forbidden(&member.name, used) {
+                let message = format!("`{}` must not use `{used}`: {reason}", member.name);
+                findings.push(Finding::at(&member.manifest, 0, message));
+            }
+        }
+    }
+    findings
+}
+
+fn rank(name: &str) -> Option<usize> {
+    ORDER.iter().position(|known| *known == name)
+}
+
+fn forbidden(user: &str, used: &str) -> Option<String> {
+    if NEVER.contains(&(user, used)) {
+        return Some("these two never see each other".to_owned());
+    }
+    if let Some((_, allowed)) = ONLY.iter().find(|(name, _)| *name == user) {
+        return (!allowed.contains(&used)).then(|| match allowed {
+            [] => "it knows nobody".to_owned(),
+            some => format!("it knows only {}", some.join(", ")),
+        });
+    }
+    (rank(used) >= rank(user)).then(|| "arrows go down the layering only".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrows_follow_the_layering() {
+        let allowed = [
+            ("journal", "base"),
+            ("cluster", "journal"),
+            ("queue", "replica"),
+            ("queue", "wire-kafka"),
+            ("slots", "replica"),
+            ("node", "queue"),
+            ("node", "slots"),
+            ("pipeline", "wire-resp"),
+            ("sim", "node"),
+            ("xtask", "bench"),
+        ];
+        for (user, used) in allowed {
+            assert_eq!(forbidden(user, used), None, "{user} -> {used}");
+        }
+        let refused = [
+            ("base", "wire-kafka"),
+            ("base", "base"),
+            ("wire-kafka", "base"),
+            ("journal", "wire-kafka"),
+            ("journal", "queue"),
+            ("slots", "queue"),
+            ("queue", "slots"),
+            ("pipeline", "queue"),
+            ("slot-client", "slots"),
+            ("interop", "queue"),
+            ("bench", "journal"),
+            ("node", "xtask"),
+        ];
+        for (user, used) in refused {
+            assert!(forbidden(user, used).is_some(), "{user} -> {used}");
+        }
+    }
+
+    #[test]
+    fn a_crate_outside_of_the_layering_is_reported() {
+        let member =
+            Member { manifest: "crates/utils/Cargo.toml".into(), name: "utils".into(), uses: vec![] };
+        let findings = check(&[member]);
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].to_string().starts_with("crates/utils/Cargo.toml: crate `utils` has no place"));
+    }
+
+    #[test]
+    fn metadata_gives_short_names_and_only_our_own_crates() {
+        let json =
+            br#"{"packages":[{"name":"moim","manifest_path":"/w/crates/node/Cargo.toml","dependencies":[
+            {"name":"moim-queue","path":"/w/crates/queue"},{"name":"bytes","path":null}]}]}"#;
+        let members = parse(Path::new("/w"), json).unwrap();
+        assert_eq!(members[0].manifest, "crates/node/Cargo.toml");
+        assert_eq!(
+            (members[0].name.as_str(), members[0].uses.as_slice()),
+            ("node", &["queue".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn this_workspace_obeys() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let members = read(root).unwrap();
+        assert!(members.iter().any(|member| member.name == "node"), "the workspace was read");
+        assert_eq!(check(&members), []);
+    }
+}
