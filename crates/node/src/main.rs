@@ -1,2 +1,54 @@
-//! The `moim` binary.
-fn main() {}
+//! The `moim` binary: reads the command line, runs one command, ends with its status.
+
+#![allow(dead_code)] // until the client commands are wired in
+
+mod admin;
+mod cli;
+mod cmd;
+mod config;
+mod data_dir;
+mod exit;
+mod output;
+mod serve;
+mod target;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use cli::{Cli, Command, ServeArgs};
+use config::layers::{Effective, load};
+use exit::Outcome;
+use output::Output;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    // Clap ends the process itself: status 0 for help, 2 for a wrong command line.
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(cli: Cli) -> Outcome {
+    let output = Output { format: cli.output };
+    match cli.command {
+        Command::Serve(args) => serve::run(&effective(&args)?.config),
+        Command::Topic(args) => cmd::topic::run(args, output),
+        Command::Group(args) => cmd::group::run(args, output),
+        Command::Config(args) => cmd::config::run(&args.verb, output),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "moim", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Version => cmd::version::run(output),
+    }
+}
+
+/// The configuration these flags, the environment and the file give.
+fn effective(args: &ServeArgs) -> Outcome<Effective> {
+    load(args.config.as_deref(), std::env::vars(), &args.flag_values()?)
+}

@@ -1,0 +1,60 @@
+//! The admin port as `curl` sees it.
+
+use super::*;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+fn admin() -> Arc<Admin> {
+    let facts = NodeFacts {
+        node_id: 7,
+        cluster_id: "c".into(),
+        incarnation: 1,
+        version: "v".into(),
+        zone: None,
+        pid: 1,
+        started_at_ms: 5,
+    };
+    Arc::new(Admin {
+        readiness: Readiness::not_yet("recovering"),
+        metrics: Arc::new(Metrics::new()),
+        facts,
+        listeners: Mutex::default(),
+    })
+}
+
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[tokio::test]
+async fn liveness_never_waits_for_readiness() {
+    let admin = admin();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let scope = Scope::new(Shutdown::new());
+    serve(listener, admin.clone(), 8, &scope);
+
+    assert_eq!(get(address, "/livez").await, (200, "ok\n".into()));
+    assert_eq!(get(address, "/readyz").await, (503, "not ready: recovering\n".into()));
+    admin.readiness.ready();
+    assert_eq!(get(address, "/readyz").await, (200, "ready\n".into()));
+    admin.readiness.not_ready("stopping");
+    assert_eq!(get(address, "/readyz").await.0, 503);
+
+    let (status, body) = get(address, "/api/v1/node").await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["node_id"], &body["ready"]), (200, &7.into(), &false.into()));
+    assert_eq!(body["listeners"], serde_json::json!({"kafka": null, "admin": null}));
+    assert_eq!(body["zone"], serde_json::Value::Null);
+
+    assert!(get(address, "/").await.1.contains("/metrics"));
+    assert_eq!(get(address, "/nothing").await.0, 404);
+    let (status, body) = get(address, "/metrics").await;
+    assert_eq!((status, body.trim()), (200, "# EOF"));
+}

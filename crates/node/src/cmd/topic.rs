@@ -1,0 +1,229 @@
+//! `moim topic …`: the flags of every verb; what they do is in the file of the verb.
+
+use clap::{Args, Subcommand};
+
+use crate::exit::{Failure, Outcome};
+use crate::output::Output;
+use crate::target::ClientArgs;
+
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct TopicArgs {
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(subcommand)]
+    verb: TopicVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum TopicVerb {
+    /// Create topics
+    Create(CreateArgs),
+    /// List topics
+    List(ListArgs),
+    /// Show partitions, leaders, offsets and configuration
+    Describe(DescribeArgs),
+    /// Change the configuration of topics
+    Alter(AlterArgs),
+    /// Delete topics and all their messages
+    Delete(DeleteArgs),
+    /// Give topics more partitions
+    AddPartitions(AddPartitionsArgs),
+    /// Move the replicas of a partition to other nodes
+    Reassign(ReassignArgs),
+    /// Print messages
+    Consume(ConsumeArgs),
+    /// Send lines of stdin as messages
+    Produce(ProduceArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  moim topic create orders -p 6
+  moim topic create prices -c cleanup.policy=compact -c segment.bytes=1048576")]
+pub(crate) struct CreateArgs {
+    /// Names of the new topics
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// Partitions [default: the server's]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    partitions: Option<i32>,
+    /// Replicas of each partition [default: the server's]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(i16).range(1..))]
+    replication_factor: Option<i16>,
+    /// A topic setting; may be repeated
+    #[arg(short, long = "config", value_name = "KEY=VALUE", value_parser = key_value)]
+    configs: Vec<(String, String)>,
+    /// Succeed when the topic exists already
+    #[arg(long)]
+    if_not_exists: bool,
+    /// Only ask the server whether it would work
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  moim topic list\n  moim topic list --internal -o json")]
+pub(crate) struct ListArgs {
+    /// Show the server's own topics too
+    #[arg(short, long)]
+    internal: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  moim topic describe orders")]
+pub(crate) struct DescribeArgs {
+    /// Topics to show
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// Show settings that are at their default too
+    #[arg(short, long)]
+    all: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  moim topic alter orders -c retention.ms=86400000
+  moim topic alter orders --unset retention.ms")]
+pub(crate) struct AlterArgs {
+    /// Topics to change
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// A setting and its new value; may be repeated
+    #[arg(short, long = "config", value_name = "KEY=VALUE", value_parser = key_value, required_unless_present = "unset")]
+    configs: Vec<(String, String)>,
+    /// A setting to put back to its default; may be repeated
+    #[arg(long, value_name = "KEY")]
+    unset: Vec<String>,
+    /// Only ask the server whether it would work
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  moim topic delete orders --yes")]
+pub(crate) struct DeleteArgs {
+    /// Topics to delete
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  moim topic add-partitions orders --to 12\n  moim topic add-partitions orders -n 2"
+)]
+pub(crate) struct AddPartitionsArgs {
+    /// Topics to grow
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// How many to add
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "to")]
+    num: Option<i32>,
+    /// How many there shall be
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "num")]
+    to: Option<i32>,
+    /// Only ask the server whether it would work
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  moim topic reassign orders -p 0 --to 1,2,3")]
+pub(crate) struct ReassignArgs {
+    /// The topic
+    name: String,
+    /// The partition
+    #[arg(short, long, value_name = "P")]
+    partition: i32,
+    /// The nodes that shall hold it, the preferred leader first; `cancel` stops a move under way
+    #[arg(long, value_name = "NODES")]
+    to: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  moim topic consume orders -e                       # all that is there, then stop
+  moim topic consume orders --offset -10 -e          # the last ten of each partition
+  moim topic consume orders --offset @-1h -f '%T %k %v\\n'
+  moim topic consume orders payments -g billing      # as a member of a group; commits
+
+Format: %t topic, %p partition, %o offset, %k key, %v or %s value, %T timestamp (ms), %h headers,
+%K and %S sizes of key and value in bytes (-1 when null), %% a percent sign, \\n \\t \\r \\0 \\\\ \\xHH.")]
+pub(crate) struct ConsumeArgs {
+    /// Topics to read
+    #[arg(required = true, value_name = "TOPIC")]
+    topics: Vec<String>,
+    /// Where to begin: start, end, N, +N after the start, -N before the end, @TIME (RFC 3339,
+    /// ms since 1970, or ago such as @-1h) [default: start; in a group, where it stopped]
+    #[arg(long, value_name = "WHERE", allow_hyphen_values = true)]
+    offset: Option<String>,
+    /// Only this partition; may be repeated
+    #[arg(short, long = "partition", value_name = "P", conflicts_with = "group")]
+    partitions: Vec<i32>,
+    /// Stop after so many messages
+    #[arg(short, long, value_name = "N")]
+    num: Option<u64>,
+    /// Stop at what is the end when the command starts
+    #[arg(short, long)]
+    exit: bool,
+    /// Read as a member of this consumer group and commit what was printed
+    #[arg(short, long, value_name = "GROUP")]
+    group: Option<String>,
+    /// How to print a message [default: '%v\n']
+    #[arg(short, long, value_name = "FORMAT", allow_hyphen_values = true)]
+    format: Option<String>,
+    /// Show messages of open and aborted transactions too
+    #[arg(long)]
+    read_uncommitted: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  seq 1000 | moim topic produce numbers
+  echo 'alice,{\"n\":1}' | moim topic produce orders -f '%k,%v\\n' -H source=shell
+  moim topic produce orders -k alice -z zstd < orders.ndjson
+
+Format of a line: %k key, %v or %s value, %p partition, %h headers as K=V,K=V; everything else stands for itself.")]
+pub(crate) struct ProduceArgs {
+    /// The topic to write
+    topic: String,
+    /// The key of every message
+    #[arg(short, long, value_name = "KEY", allow_hyphen_values = true)]
+    key: Option<String>,
+    /// A header of every message; may be repeated
+    #[arg(short = 'H', long = "header", value_name = "KEY=VALUE", value_parser = key_value)]
+    headers: Vec<(String, String)>,
+    /// How to read a line [default: '%v\n']
+    #[arg(short, long, value_name = "FORMAT", allow_hyphen_values = true)]
+    format: Option<String>,
+    /// Write to this partition [default: by key; without one, filling one after the other]
+    #[arg(short, long, value_name = "P")]
+    partition: Option<i32>,
+    /// Compress batches: none, gzip, snappy, lz4, zstd
+    #[arg(short = 'z', long, value_name = "CODEC", default_value = "none")]
+    compression: String,
+    /// Who must have it before it counts: all, 1 or 0 (nobody says)
+    #[arg(long, value_name = "ACKS", default_value = "all", value_parser = ["all", "-1", "1", "0"], allow_hyphen_values = true)]
+    acks: String,
+    /// Send an empty line as a null value (a tombstone on compacted topics)
+    #[arg(short = 'Z', long)]
+    tombstone: bool,
+    /// Let a retry after a lost answer write a message twice
+    #[arg(long)]
+    no_idempotence: bool,
+}
+
+pub(crate) fn run(args: TopicArgs, _output: Output) -> Outcome {
+    Err(Failure::error(format!("not wired yet: {:?}", args.verb)))
+}
+
+/// `K=V`, where only the value may be empty or hold another `=`.
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("must be KEY=VALUE".to_owned()),
+    }
+}

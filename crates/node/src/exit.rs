@@ -1,0 +1,107 @@
+//! How a command ends: one exit status per kind of failure, and a message a person can act on.
+//!
+//! Invariant: every failure that leaves this process carries one of the statuses below; scripts branch on
+//! them, so a number never changes its meaning. A closed pipe on stdout is not a failure.
+
+use std::fmt;
+use std::io;
+use std::process::ExitCode;
+
+/// What went wrong, as the shell sees it. Zero is success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Anything without a status of its own.
+    Error = 1,
+    /// The command line or the configuration is wrong.
+    Usage = 2,
+    /// The thing named does not exist.
+    NotFound = 3,
+    /// Nobody answers at the address.
+    Unreachable = 4,
+    /// The server or a safety rule says no.
+    NotAllowed = 5,
+    /// No answer in time; the outcome may be unknown.
+    Timeout = 6,
+    /// The thing exists already, or is in use.
+    Conflict = 7,
+    /// A check found something wrong.
+    #[allow(dead_code)] // `group describe` and later health checks end with it
+    Unhealthy = 8,
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// Decides the exit status.
+    pub(crate) status: Status,
+    /// What happened.
+    pub(crate) message: String,
+    /// What the reader can do about it.
+    pub(crate) hint: Option<String>,
+    /// The reader of our output went away: end without a word.
+    broken_pipe: bool,
+}
+
+/// The result of a command.
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    /// A failure with this status and message.
+    pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), hint: None, broken_pipe: false }
+    }
+
+    /// A mistake in the command line or the configuration.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Status::Usage, message)
+    }
+
+    /// A failure without a status of its own.
+    pub(crate) fn error(message: impl Into<String>) -> Self {
+        Self::new(Status::Error, message)
+    }
+
+    /// Adds what to do about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Says what was being done when it happened.
+    pub(crate) fn context(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
+    /// Tells the person on stderr and gives the shell its number.
+    pub(crate) fn report(&self) -> ExitCode {
+        if self.broken_pipe {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("moim: {}", self.message);
+        if let Some(hint) = &self.hint {
+            eprintln!("      {hint}");
+        }
+        ExitCode::from(self.status as u8)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let mut failure = Self::error(error.to_string());
+        failure.broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
+        failure
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::from(io::Error::from(error))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

@@ -1,0 +1,173 @@
+//! What a command prints: one value, as an aligned table for people or as JSON for programs.
+//!
+//! Invariants: data goes to stdout and nothing else does; the same struct feeds both forms; JSON never
+//! omits a key. A table is never wrapped or cut, so that a pipe into `awk` sees what a person sees.
+
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+
+use clap::ValueEnum;
+use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+use crate::exit::{Failure, Outcome};
+
+/// The form of the output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Aligned columns.
+    #[default]
+    Table,
+    /// One JSON document; one object per line from commands that stream.
+    Json,
+}
+
+/// A value a command can print.
+pub(crate) trait Report: Serialize {
+    /// The tables it is for people.
+    fn sections(&self) -> Vec<Section>;
+}
+
+/// One table, perhaps under a title.
+#[derive(Debug, Default)]
+pub(crate) struct Section {
+    title: Option<String>,
+    /// Column names; one that starts with `>` is a column of numbers and aligns to the right.
+    columns: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Section {
+    /// A table with these columns. A name that starts with `>` aligns to the right.
+    pub(crate) fn new(columns: &[&'static str]) -> Self {
+        Self { title: None, columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    /// A table of names and values, without a header.
+    pub(crate) fn pairs<const N: usize>(pairs: [(&str, String); N]) -> Self {
+        let rows = pairs.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
+        Self { title: None, columns: Vec::new(), rows }
+    }
+
+    /// Puts a line above the table.
+    pub(crate) fn title(mut self, title: impl Into<String>) -> Self {
+        self.title = Some(title.into());
+        self
+    }
+
+    /// Adds a line.
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    fn render(&self, bold: bool) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        if bold {
+            table.enforce_styling();
+        } else {
+            table.force_no_tty();
+        }
+        if !self.columns.is_empty() {
+            let header = self.columns.iter().map(|name| {
+                let cell = Cell::new(name.trim_start_matches('>'));
+                if bold { cell.add_attribute(Attribute::Bold) } else { cell }
+            });
+            table.set_header(header.collect::<Vec<_>>());
+        }
+        for row in &self.rows {
+            table.add_row(row);
+        }
+        for (index, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((0, 2));
+            if self.columns.get(index).is_some_and(|name| name.starts_with('>')) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let body = table.trim_fmt();
+        match &self.title {
+            Some(title) if bold => format!("\u{1b}[1m{title}\u{1b}[0m\n{body}"),
+            Some(title) => format!("{title}\n{body}"),
+            None => body,
+        }
+    }
+}
+
+/// Where a command's data goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    /// The form asked for.
+    pub(crate) format: Format,
+}
+
+impl Output {
+    /// Prints a whole answer.
+    pub(crate) fn print(&self, report: &impl Report) -> Outcome {
+        let mut out = io::stdout().lock();
+        match self.format {
+            Format::Json => {
+                serde_json::to_writer_pretty(&mut out, report)?;
+                writeln!(out)?;
+            }
+            Format::Table => {
+                let bold = styled(out.is_terminal());
+                for (index, section) in report.sections().iter().enumerate() {
+                    let gap = if index == 0 { "" } else { "\n" };
+                    writeln!(out, "{gap}{}", section.render(bold))?;
+                }
+            }
+        }
+        out.flush()?;
+        Ok(())
+    }
+}
+
+/// Whether escape codes are welcome on a stream.
+pub(crate) fn styled(is_terminal: bool) -> bool {
+    let asked_not_to = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    is_terminal && !asked_not_to
+}
+
+/// Tells a person what happened, on stderr, so that pipes see data alone.
+pub(crate) fn note(text: impl std::fmt::Display) {
+    eprintln!("{text}");
+}
+
+/// Asks before something is destroyed. Off a terminal nobody can answer, so `--yes` is needed there.
+pub(crate) fn confirm(what: &str, yes: bool) -> Outcome {
+    if yes {
+        return Ok(());
+    }
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        return Err(Failure::usage(format!("not asked on a terminal: {what}")).hint("add --yes to do it"));
+    }
+    eprint!("{what}? [y/N] ");
+    io::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Failure::error("nothing was changed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_lines_up_and_has_no_trailing_blanks() {
+        let mut section = Section::new(&["NAME", ">SIZE", "NOTE"]).title("things");
+        section.row(vec!["a".into(), "5".into(), String::new()]);
+        section.row(vec!["longer".into(), "1000".into(), "x".into()]);
+        let wanted = "things\nNAME    SIZE  NOTE\na          5\nlonger  1000  x";
+        assert_eq!(section.render(false), wanted);
+    }
+
+    #[test]
+    fn off_a_terminal_a_destructive_verb_needs_yes() {
+        assert!(confirm("delete it", true).is_ok());
+        if !io::stdin().is_terminal() {
+            assert_eq!(confirm("delete it", false).unwrap_err().status, crate::exit::Status::Usage);
+        }
+    }
+}

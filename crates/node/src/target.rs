@@ -1,0 +1,125 @@
+//! Where a client command finds the servers: flag, environment, context file, default, in this order.
+//!
+//! Invariant: a place that names an address wrongly is an error that names the place; falling through to
+//! the next one could talk to the wrong cluster.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde::Deserialize;
+
+use crate::config::split_host_port;
+use crate::config::units::parse_millis;
+use crate::exit::{Failure, Outcome};
+
+const ENV: &str = "MOIM_KAFKA";
+const CONTEXT: &str = ".moim/context.toml";
+const DEFAULT: &str = "127.0.0.1:9092";
+
+/// The flags of every command that talks to a server.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ClientArgs {
+    /// Kafka servers [default: $MOIM_KAFKA, else the nearest .moim/context.toml, else 127.0.0.1:9092]
+    #[arg(long, global = true, value_name = "HOST:PORT,…")]
+    kafka: Option<String>,
+    /// How long a command may wait for servers
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+/// Addresses to try, and who named them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Host and port, in the order to try.
+    pub(crate) addresses: Vec<(String, u16)>,
+    /// For messages: `--kafka`, `MOIM_KAFKA`, a file, or `default`.
+    pub(crate) named_by: String,
+}
+
+impl ClientArgs {
+    /// The servers this command talks to.
+    pub(crate) fn target(&self) -> Outcome<Target> {
+        let env = std::env::var(ENV).ok();
+        let here = std::env::current_dir().unwrap_or_default();
+        resolve(self.kafka.as_deref(), env.as_deref(), &here)
+    }
+}
+
+fn resolve(flag: Option<&str>, env: Option<&str>, here: &Path) -> Outcome<Target> {
+    if let Some(list) = flag {
+        return parse(list, "--kafka");
+    }
+    if let Some(list) = env.filter(|list| !list.trim().is_empty()) {
+        return parse(list, ENV);
+    }
+    match nearest_context(here) {
+        Some((file, list)) => parse(&list?, &file.display().to_string()),
+        None => parse(DEFAULT, "default"),
+    }
+}
+
+/// The nearest context file upwards that names Kafka servers.
+fn nearest_context(here: &Path) -> Option<(PathBuf, Outcome<String>)> {
+    #[derive(Deserialize)]
+    struct Context {
+        kafka: Option<String>,
+    }
+    here.ancestors().find_map(|folder| {
+        let file = folder.join(CONTEXT);
+        let text = std::fs::read_to_string(&file).ok()?;
+        match toml::from_str::<Context>(&text) {
+            Ok(context) => context.kafka.map(|list| (file, Ok(list))),
+            Err(error) => {
+                let failure = Failure::usage(format!("{}: {}", file.display(), error.message()));
+                Some((file, Err(failure)))
+            }
+        }
+    })
+}
+
+fn parse(list: &str, named_by: &str) -> Outcome<Target> {
+    let one = |text: &str| {
+        let wrong = || Failure::usage(format!("{named_by}: `{text}` is not HOST:PORT"));
+        split_host_port(text.trim()).ok_or_else(wrong)
+    };
+    let addresses = list.split(',').map(one).collect::<Outcome<Vec<_>>>()?;
+    Ok(Target { addresses, named_by: named_by.to_owned() })
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    match parse_millis(text).and_then(|ms| u64::try_from(ms).ok()) {
+        Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
+        _ => Err("must be a duration such as 500ms, 30s or 5m".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flag_beats_environment_beats_context_beats_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("a/b");
+        std::fs::create_dir_all(&deep).unwrap();
+        let at = |flag, env| resolve(flag, env, &deep).map(|target| (target.addresses[0].1, target.named_by));
+        assert_eq!(at(None, None).unwrap(), (9092, "default".into()));
+        std::fs::create_dir(dir.path().join(".moim")).unwrap();
+        let context = dir.path().join(CONTEXT);
+        std::fs::write(&context, "kafka = \"a:3,b:4\"\nadmin = \"a:5\"\n").unwrap();
+        assert_eq!(at(None, None).unwrap(), (3, context.display().to_string()));
+        assert_eq!(at(None, Some("")).unwrap().0, 3);
+        assert_eq!(at(None, Some("a:2")).unwrap(), (2, "MOIM_KAFKA".into()));
+        assert_eq!(at(Some("a:1,[::1]:9"), Some("a:2")).unwrap(), (1, "--kafka".into()));
+        assert_eq!(at(Some("nonsense"), None).unwrap_err().message, "--kafka: `nonsense` is not HOST:PORT");
+        std::fs::write(&context, "kafka = 5").unwrap();
+        assert!(at(None, None).is_err());
+    }
+
+    #[test]
+    fn a_timeout_is_a_positive_duration() {
+        assert_eq!(duration("2s"), Ok(Duration::from_secs(2)));
+        assert!(duration("0").is_err() && duration("-1").is_err() && duration("x").is_err());
+    }
+}
