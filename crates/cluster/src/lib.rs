@@ -1,1 +1,27 @@
-//! Placeholder.
+//! The cluster library: what a program needs to know about the cluster it runs in.
+//!
+//! Today that is the [state repository](repository::StateRepository): keys with revisions, compare-and-swap,
+//! leases and watches, with the meaning etcd gives them. Metadata stands behind it and nowhere else, so that
+//! the coordination core, or a real etcd, can take the place of the single-node backend without a second
+//! format to migrate from.
+//!
+//! | backend | keeps | for |
+//! |---|---|---|
+//! | [`MemoryRepository`] | nothing | tests, the simulator, throw-away nodes |
+//!
+//! Every backend passes the same suite (module `testing`).
+
+#![warn(missing_docs)]
+
+pub mod engine;
+
+pub mod memory;
+pub mod repository;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use memory::MemoryRepository;
+pub use repository::{
+    BoxFuture, Compare, Entry, Event, Expect, Lease, LeaseId, Op, RepositoryError, StateRepository, Swap,
+    Txn, TxnOutcome, Watch, WatchGap,
+};
