@@ -4,12 +4,14 @@
 //! more than the caller's limit; a length a frame declares is checked before anything is reserved for it. This module
 //! must never look inside the records.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::{self, Read, Write};
 
 use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use lz4_flex::frame::{BlockMode, BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
+use zstd::zstd_safe::DCtx;
 
 /// How the records of a batch are compressed: the low three bits of its attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -133,10 +135,7 @@ pub fn decompress_into(
         Compression::Gzip => read_bounded(codec, MultiGzDecoder::new(input), out, limit),
         Compression::Snappy => snappy_decompress(input, out, limit),
         Compression::Lz4 => lz4_decompress(input, out, limit),
-        Compression::Zstd => {
-            let decoder = zstd::stream::read::Decoder::with_buffer(input).map_err(|e| codec.corrupt(e))?;
-            read_bounded(codec, decoder, out, limit)
-        }
+        Compression::Zstd => zstd_decompress(input, out, limit),
     }
 }
 
@@ -170,6 +169,28 @@ fn lz4_decompress(mut input: &[u8], out: &mut Vec<u8>, limit: usize) -> Result<(
         }
         input = rest;
     }
+}
+
+/// A thread keeps its zstd context up to this size; a frame may ask for a window of 128 MiB.
+const ZSTD_CONTEXT_KEPT: usize = 4 << 20;
+
+thread_local! {
+    static ZSTD_CONTEXT: Cell<Option<DCtx<'static>>> = const { Cell::new(None) };
+}
+
+/// Making a context costs more than a small batch does, so each thread keeps one. An earlier stream that stopped half
+/// way leaves no trace in it: the decoder resets it first.
+fn zstd_decompress(input: &[u8], out: &mut Vec<u8>, limit: usize) -> Result<(), CompressionError> {
+    let codec = Compression::Zstd;
+    let Some(mut context) = ZSTD_CONTEXT.take().or_else(DCtx::try_create) else {
+        return Err(codec.corrupt("no memory for a context"));
+    };
+    let decoder = zstd::stream::read::Decoder::with_context(input, &mut context);
+    let result = read_bounded(codec, decoder, out, limit);
+    if context.sizeof() <= ZSTD_CONTEXT_KEPT {
+        ZSTD_CONTEXT.set(Some(context));
+    }
+    result
 }
 
 /// What opens the framing of the Java snappy library: magic, then version and lowest compatible version.

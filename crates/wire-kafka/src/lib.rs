@@ -3,5 +3,7 @@
 #![warn(missing_docs)]
 
 pub mod compression;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod partitioner;
 pub mod records;

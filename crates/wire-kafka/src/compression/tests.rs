@@ -60,6 +60,17 @@ fn a_bomb_stops_at_the_limit() {
 }
 
 #[test]
+fn a_stream_that_stopped_half_way_leaves_nothing_for_the_next() {
+    for codec in Compression::ALL {
+        let big = packed(codec, &vec![1; 300_000]);
+        assert_eq!(unpacked(codec, &big, 1000), Err(CompressionError::TooLarge), "{codec}");
+        let _ = unpacked(codec, &big[..big.len() / 2], LIMIT);
+        let small = packed(codec, b"next");
+        assert_eq!(unpacked(codec, &small, LIMIT).as_deref(), Ok(b"next".as_slice()), "{codec}");
+    }
+}
+
+#[test]
 fn the_limit_itself_is_allowed() {
     let input = vec![7; 100_000];
     for codec in Compression::ALL {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::compression::Compression;
+use crate::fuzzing;
 
 const LIMIT: usize = 1 << 20;
 const LIMITS: ValidateLimits = ValidateLimits { max_decompressed_bytes: LIMIT, require_keys: false };
@@ -428,20 +429,9 @@ fn a_changed_bit_is_caught_and_a_prefix_is_short() {
             // Base offset and leader epoch are the broker's to change; everything else is covered.
             let free = bit / 8 < 8 || (12..16).contains(&(bit / 8));
             assert_eq!(validate_batch(&flipped, &LIMITS).is_ok(), free, "{codec} bit {bit}");
-            exercise(&flipped);
+            fuzzing::record_batch(&flipped);
         }
     }
-}
-
-/// Everything that takes a batch from outside, with no opinion on the outcome.
-fn exercise(batch: &Bytes) {
-    let _ = validate_batch(batch, &LIMITS);
-    let _ = decode_batch(batch, LIMIT);
-    let _ = control_kind(batch);
-    let _ = recompress(batch, Compression::Lz4, LIMIT);
-    let _ = retain_records(batch, LIMIT, &mut |offset, _, _| offset % 2 == 0);
-    let _ = empty_batch(batch);
-    let _ = split_batches(batch).count();
 }
 
 fn any_record() -> impl Strategy<Value = Plain> {
@@ -484,6 +474,6 @@ proptest! {
     #[test]
     fn a_payload_of_noise_behind_a_good_crc_never_panics(payload in prop::collection::vec(any::<u8>(), 0..300), count in 1..20, codec in 0_i16..8) {
         let batch = tampered(&raw_batch(count, &payload), |header| header.attributes = codec);
-        exercise(&batch);
+        fuzzing::record_batch(&batch);
     }
 }
