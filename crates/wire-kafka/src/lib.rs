@@ -17,6 +17,7 @@ pub mod codec;
 pub mod compression;
 pub mod error;
 pub mod frame;
+#[doc(hidden)]
 pub mod fuzzing;
 pub mod header;
 pub mod messages;

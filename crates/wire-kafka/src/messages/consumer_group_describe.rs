@@ -1,8 +1,7 @@
 //! ConsumerGroupDescribe (69): state and members of new-style groups.
 
-use super::consumer_group_heartbeat::Assignment;
-use crate::KString;
 use crate::codec::messages;
+use crate::{KString, Uuid};
 
 messages! {
     /// Asks for state and members of new-style groups.
@@ -43,5 +42,17 @@ messages! {
         assignment: Assignment,
         target_assignment: Assignment,
         member_type: i8 [1.., ignorable] = -1,
+    }
+
+    /// The value of [`Member::assignment`].
+    Assignment {
+        topic_partitions: Vec<TopicPartitions>,
+    }
+
+    /// An entry of [`Assignment::topic_partitions`].
+    TopicPartitions {
+        topic_id: Uuid,
+        topic_name: KString,
+        partitions: Vec<i32>,
     }
 }
