@@ -1,1 +1,114 @@
-//! soon
+//! The load tool: one client for every server that speaks the Kafka protocol.
+//!
+//! Owns the client side of every measurement. It shares the machine with the server, so it is built to cost little:
+//! requests are encoded once and sent as the same bytes, responses are looked at but not unpacked, one thread serves all
+//! connections, and one system call carries as many requests as the window allows. Every response is checked: an error
+//! code ends the run, because a fast refusal is not a fast server.
+//!
+//! It knows nothing of who is compared or why; whoever wants a load test can use it against any address.
+
+pub mod admin;
+pub mod connection;
+pub mod end_to_end;
+pub mod fetch;
+pub mod idle;
+pub mod produce;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use hdrhistogram::Histogram;
+use moim_wire_kafka::ErrorCode;
+use tokio::runtime::Runtime;
+use tokio::task::{JoinSet, LocalSet};
+
+use crate::slices::Work;
+
+/// When a load ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Until {
+    /// After this long, and what is under way by then is finished.
+    Elapsed(Duration),
+    /// After this many operations on every connection.
+    Operations(u64),
+}
+
+impl Until {
+    fn more(self, started: Instant, sent: u64) -> bool {
+        match self {
+            Until::Elapsed(slice) => started.elapsed() < slice,
+            Until::Operations(wanted) => sent < wanted,
+        }
+    }
+}
+
+/// What one connection did.
+struct Tally {
+    ops: u64,
+    bytes: u64,
+    latency: Histogram<u64>,
+}
+
+impl Tally {
+    fn new() -> Result<Tally> {
+        Ok(Tally { ops: 0, bytes: 0, latency: Histogram::new(3)? })
+    }
+
+    fn count(&mut self, bytes: usize, took: Duration) {
+        self.ops += 1;
+        self.bytes += bytes as u64;
+        self.latency.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+/// The single-threaded runtime loads run on.
+pub fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("runtime")
+}
+
+/// Runs one task per connection to its end and adds them up.
+async fn all<F>(tasks: impl IntoIterator<Item = F>) -> Result<Work>
+where
+    F: Future<Output = Result<Tally>> + 'static,
+{
+    let started = Instant::now();
+    let local = LocalSet::new();
+    let mut running = JoinSet::new();
+    for task in tasks {
+        running.spawn_local_on(task, &local);
+    }
+    let mut sum = Tally::new()?;
+    let gather = async {
+        while let Some(ended) = running.join_next().await {
+            let tally = ended.context("a connection's task panicked")??;
+            sum.ops += tally.ops;
+            sum.bytes += tally.bytes;
+            sum.latency.add(&tally.latency)?;
+        }
+        Ok::<_, anyhow::Error>(())
+    };
+    local.run_until(gather).await?;
+    Ok(Work { ops: sum.ops, bytes: sum.bytes, elapsed: started.elapsed(), latency: Some(sum.latency), cpu: None })
+}
+
+/// An error unless the code is 0.
+fn expect_ok(what: &str, code: i16) -> Result<()> {
+    match ErrorCode::try_from(code) {
+        Ok(ErrorCode::None) => Ok(()),
+        Ok(code) => bail!("{what}: {}", code.name()),
+        Err(_) => bail!("{what}: error code {code}"),
+    }
+}
+
+/// Reads whatever a server sends, as fast as it comes, and throws it away. One operation is `op_bytes` of it.
+pub async fn drain(addr: SocketAddr, op_bytes: u64, slice: Duration) -> Result<Work> {
+    let mut connection = connection::Connection::open(addr).await?;
+    let started = Instant::now();
+    let mut bytes = 0;
+    while started.elapsed() < slice {
+        bytes += connection.receiver.discard(op_bytes).await?;
+    }
+    Ok(Work { ops: bytes / op_bytes, bytes, elapsed: started.elapsed(), latency: None, cpu: None })
+}

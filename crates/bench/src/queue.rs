@@ -1,1 +1,344 @@
-//! soon
+//! The metrics of the queue: what is loaded, against whom, and what the project wants to see.
+//!
+//! Owns the list of docs/performance.md in executable form: metrics 1-7 alternate slices between our broker, Kafka and the
+//! limits of the machine ([`subjects`]); 14 and 15 are single figures about memory and starting ([`figures`]). Both sides
+//! of a comparison get the same topic shape, the same client and the same durability, which the report names.
+
+mod figures;
+mod subjects;
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::runtime::Runtime;
+
+use crate::load::{self, admin};
+use crate::peers::{self, Server};
+use crate::probes::floor::Keep;
+use crate::probes::{self, Target};
+use crate::report::{Aim, Comparison, Metric, Report, Side};
+use crate::slices::{Outcome, Plan, Slice, Subject, alternate};
+use subjects::{Ack, BlastSubject, EndToEndSubject, FetchSubject, FloorSubject, ProduceSubject, RawSubject, Shape};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Every metric this suite knows.
+pub const METRICS: [u8; 9] = [1, 2, 3, 4, 5, 6, 7, 14, 15];
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Numbers out of [`METRICS`].
+    pub metrics: Vec<u8>,
+    /// Slices and pairs.
+    pub plan: Plan,
+    /// Whether to compare with Kafka.
+    pub with_kafka: bool,
+    /// Our binary.
+    pub moim: PathBuf,
+    /// Where data, probes and Kafka's artifacts go; on the disk that is to be measured.
+    pub scratch: PathBuf,
+    /// Partitions of the start-up test.
+    pub many_partitions: usize,
+}
+
+/// Everything that is running.
+struct Bench<'a> {
+    options: &'a Options,
+    runtime: Runtime,
+    /// Data of this run alone, removed at its end.
+    folder: PathBuf,
+    moim: Option<Server>,
+    kafka: Option<Server>,
+    topics: Cell<u32>,
+}
+
+/// Runs the chosen metrics and reports. `progress` gets a line now and then.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let folder = options.scratch.join(format!("run-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let runtime = load::runtime()?;
+    let mut bench = Bench { options, runtime, folder, moim: None, kafka: None, topics: Cell::new(0) };
+    let mut report = Report { machine: machine_line(), ..Report::default() };
+    let kafka_home = options.scratch.join("kafka");
+    let mut kafka = options.with_kafka;
+    if kafka && let Err(why) = peers::install_kafka(&kafka_home) {
+        report.notes.push(format!("Kafka was not measured: {why:#}"));
+        kafka = false;
+    }
+    let wanted = |number: u8| options.metrics.contains(&number);
+    if (1..=7).any(wanted) {
+        progress("starting moim");
+        bench.moim = Some(bench.start_moim("moim")?);
+        if kafka && [1, 2, 4, 5, 6, 7].into_iter().any(wanted) {
+            progress("starting kafka");
+            bench.kafka = Some(bench.start_kafka("kafka")?);
+        }
+        bench.rates(&wanted, &mut report, progress)?;
+        bench.moim = None;
+        bench.kafka = None;
+    }
+    if wanted(14) {
+        report.metrics.push(figures::idle_memory(&bench, kafka, progress)?);
+    }
+    if wanted(15) {
+        report.metrics.push(figures::starting(&bench, kafka, progress)?);
+    }
+    Ok(report)
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        self.moim = None;
+        self.kafka = None;
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Bench<'_> {
+    fn start_moim(&self, name: &str) -> Result<Server> {
+        peers::start_moim(&self.options.moim, &self.folder.join(name))
+    }
+
+    fn start_kafka(&self, name: &str) -> Result<Server> {
+        let serves = |addr| self.runtime.block_on(admin::serves(addr));
+        peers::start_kafka(&self.options.scratch.join("kafka"), &self.folder.join(name), &serves)
+    }
+
+    /// A topic name nobody has used in this run.
+    fn topic(&self) -> String {
+        self.topics.set(self.topics.get() + 1);
+        format!("bench-{}", self.topics.get())
+    }
+
+    fn rates(
+        &self,
+        wanted: &dyn Fn(u8) -> bool,
+        report: &mut Report,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        type Measure<'b> = fn(&Bench<'b>, &mut dyn FnMut(&str)) -> Result<Metric>;
+        let all: [(&[u8], Measure<'_>); 6] = [
+            (&[1], Bench::produce_page_cache),
+            (&[2], Bench::produce_small_fsync),
+            (&[3], Bench::produce_large_fsync),
+            (&[4], Bench::produce_latency),
+            (&[5, 6], Bench::fetch_hot),
+            (&[7], Bench::end_to_end),
+        ];
+        for (numbers, measure) in all {
+            if numbers.iter().any(|number| wanted(*number)) {
+                progress(&format!("metric {}", numbers[0]));
+                report.metrics.push(measure(self, progress).with_context(|| format!("metric {}", numbers[0]))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The brokers under one produce shape: ours first, Kafka where it runs.
+    fn producers(&self, shape: &Shape) -> Vec<Box<dyn Subject + '_>> {
+        let brokers = self.moim.iter().chain(&self.kafka);
+        brokers.map(|server| Box::new(ProduceSubject::new(self, server, shape)) as Box<dyn Subject>).collect()
+    }
+
+    fn floor(&self, keep: Keep, shape: &Shape) -> Result<Box<dyn Subject + '_>> {
+        Ok(Box::new(FloorSubject::new(self, keep, shape)?))
+    }
+
+    /// Alternates the subjects and judges what came out.
+    fn measure(
+        &self,
+        number: u8,
+        title: &str,
+        mut subjects: Vec<Box<dyn Subject + '_>>,
+        wanted: &[Wanted],
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Metric> {
+        let watched: Vec<u32> = self.moim.iter().chain(&self.kafka).map(Server::pid).collect();
+        let outcome = alternate(&self.options.plan, &mut subjects, &watched, progress)?;
+        let labels: Vec<String> = subjects.iter().map(|subject| subject.label()).collect();
+        let sides = subjects.iter().enumerate();
+        let sides = sides.map(|(i, subject)| Side::of(&outcome, i, subject.label(), subject.durability()));
+        Ok(Metric {
+            number,
+            title: title.into(),
+            sides: sides.collect(),
+            comparisons: judge(&outcome, &labels, wanted),
+            figures: Vec::new(),
+        })
+    }
+
+    fn produce_page_cache(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+        let shape = Shape { partitions: 4, window: 4, batch_bytes: 64 * KIB, records: 64, ack: Ack::Written };
+        let mut subjects = self.producers(&shape);
+        let folder = self.folder.clone();
+        subjects.push(Box::new(RawSubject::new("crc32c + pwrite", "page cache, growing file", move |slice| {
+            probes::crc_and_write(&folder, 64 * KIB, slice)
+        })));
+        subjects.push(self.floor(Keep::PageCache, &shape)?);
+        let wanted = [
+            Wanted("Moim", "Kafka", What::Throughput, Some(Aim::AtLeast(2.0))),
+            Wanted("Moim", "Kafka", What::CpuPerOp, None),
+            Wanted("Moim", "crc32c + pwrite", What::Throughput, Some(Aim::AtLeast(0.7))),
+            Wanted("Moim", "floor server", What::Throughput, None),
+            Wanted("Moim", "floor server", What::CpuPerOp, None),
+        ];
+        self.measure(1, "produce, 4 partitions x 64 KiB batches", subjects, &wanted, progress)
+    }
+
+    fn produce_small_fsync(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+        const RAW: &str = "32 x 4 KiB pwrite + fdatasync";
+        let shape = Shape { partitions: 32, window: 4, batch_bytes: 4 * KIB, records: 4, ack: Ack::Synced };
+        let mut subjects = self.producers(&shape);
+        let folder = self.folder.clone();
+        subjects.push(Box::new(RawSubject::new(RAW, "fsync, prewritten file", move |slice| {
+            probes::write_and_sync(&folder, Target::Recycled, 4 * KIB, 32, slice)
+        })));
+        subjects.push(self.floor(Keep::SyncShared, &shape)?);
+        let wanted = [
+            Wanted("Moim", "Kafka", What::Throughput, Some(Aim::AtLeast(10.0))),
+            Wanted("Moim", "Kafka", What::CpuPerOp, None),
+            Wanted("Moim", "floor server", What::Throughput, Some(Aim::AtLeast(0.8))),
+            Wanted("Moim", "floor server", What::CpuPerOp, None),
+            Wanted("Moim", RAW, What::Throughput, None),
+        ];
+        self.measure(2, "produce, 32 partitions x 4 KiB batches, fsync", subjects, &wanted, progress)
+    }
+
+    fn produce_large_fsync(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+        const GROWING: &str = "1 MB pwrite + fdatasync, growing";
+        const RECYCLED: &str = "1 MB pwrite + fdatasync, recycled";
+        let shape = Shape { partitions: 4, window: 2, batch_bytes: 1_000_000, records: 1000, ack: Ack::Synced };
+        let moim = self.moim.as_ref().context("moim runs")?;
+        let mut subjects: Vec<Box<dyn Subject + '_>> = vec![Box::new(ProduceSubject::new(self, moim, &shape))];
+        for (label, target) in [(GROWING, Target::Growing), (RECYCLED, Target::Recycled)] {
+            let folder = self.folder.clone();
+            subjects.push(Box::new(RawSubject::new(label, "fsync", move |slice| {
+                probes::write_and_sync(&folder, target, 1_000_000, 1, slice)
+            })));
+        }
+        let wanted = [
+            Wanted("Moim", GROWING, What::Throughput, Some(Aim::AtLeast(0.6))),
+            Wanted("Moim", RECYCLED, What::Throughput, None),
+        ];
+        self.measure(3, "produce, 4 partitions x 1 MB batches, fsync", subjects, &wanted, progress)
+    }
+
+    fn produce_latency(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+        let shape = Shape { partitions: 1, window: 1, batch_bytes: 4 * KIB, records: 4, ack: Ack::Synced };
+        let mut subjects = self.producers(&shape);
+        subjects.push(self.floor(Keep::SyncEach, &shape)?);
+        let wanted = [
+            Wanted("Moim", "floor server", What::P50, Some(Aim::AtMost(1.3))),
+            Wanted("Moim", "Kafka", What::P50, None),
+            Wanted("Moim", "Kafka", What::CpuPerOp, None),
+        ];
+        self.measure(4, "produce latency, one connection, 4 KiB, fsync", subjects, &wanted, progress)
+    }
+
+    fn fetch_hot(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+        let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
+        for server in self.moim.iter().chain(&self.kafka) {
+            progress(&format!("filling {}", server.name()));
+            subjects.push(Box::new(FetchSubject::fill(self, server, 2, 128 * MIB)?));
+        }
+        subjects.push(Box::new(BlastSubject::start(self, 256 * MIB as u64)?));
+        let wanted = [
+            Wanted("Moim", "Kafka", What::Throughput, Some(Aim::AtLeast(1.5))),
+            Wanted("Moim", "Kafka", What::CpuPerGib, None),
+            Wanted("Moim", "sendfile blast", What::Throughput, Some(Aim::AtLeast(0.85))),
+            Wanted("Moim", "sendfile blast", What::CpuPerGib, Some(Aim::AtMost(1.2))),
+        ];
+        self.measure(5, "fetch 1 MiB, hot (metrics 5 and 6)", subjects, &wanted, progress)
+    }
+
+    fn end_to_end(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+        let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
+        for ack in [Ack::Written, Ack::Synced] {
+            for server in self.moim.iter().chain(&self.kafka) {
+                subjects.push(Box::new(EndToEndSubject::new(self, server, ack, Duration::from_millis(1))));
+            }
+        }
+        let wanted = [
+            Wanted("Moim", "Kafka", What::P99, Some(Aim::AtMost(0.2))),
+            Wanted("Moim", "Kafka", What::P50, None),
+            Wanted("Moim", "Kafka", What::CpuPerOp, None),
+            Wanted("Moim, fsync", "Kafka, fsync", What::P99, Some(Aim::AtMost(0.2))),
+            Wanted("Moim, fsync", "Kafka", What::P99, None),
+        ];
+        self.measure(7, "end to end, one record a millisecond, long poll", subjects, &wanted, progress)
+    }
+}
+
+/// A figure that two sides are compared in.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Throughput,
+    P50,
+    P99,
+    CpuPerOp,
+    CpuPerGib,
+}
+
+/// Ours, theirs, the figure, and where its ratio should be.
+struct Wanted(&'static str, &'static str, What, Option<Aim>);
+
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            What::Throughput => "throughput",
+            What::P50 => "p50",
+            What::P99 => "p99",
+            What::CpuPerOp => "server CPU per op",
+            What::CpuPerGib => "server CPU per GiB",
+        }
+    }
+
+    fn of(self, slice: &Slice) -> Option<f64> {
+        match self {
+            What::Throughput => Some(slice.bytes_per_s()),
+            What::P50 => slice.quantile(0.50),
+            What::P99 => slice.quantile(0.99),
+            What::CpuPerOp => slice.cpu_per_op(),
+            What::CpuPerGib => slice.cpu_per_gib(),
+        }
+    }
+}
+
+/// The wanted comparisons whose sides both ran.
+fn judge(outcome: &Outcome, labels: &[String], wanted: &[Wanted]) -> Vec<Comparison> {
+    let index = |label: &str| labels.iter().position(|side| side == label);
+    let mut found = Vec::new();
+    for Wanted(ours, theirs, what, aim) in wanted {
+        let (Some(a), Some(b)) = (index(ours), index(theirs)) else { continue };
+        let ratio = outcome.ratio(a, b, |slice| what.of(slice));
+        let against = if *ours == "Moim" { (*theirs).to_owned() } else { format!("{theirs} (by {ours})") };
+        found.push(Comparison::new(&against, what.name(), ratio, outcome.rounds.len(), *aim));
+    }
+    found
+}
+
+/// The machine in one line.
+fn machine_line() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let kernel = read("/proc/sys/kernel/osrelease");
+    let memory = read("/proc/meminfo");
+    let kib = memory.split_whitespace().nth(1).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(" : unknown processor");
+    format!(
+        "{} cores ({}), {:.0} GiB, Linux {}, loopback",
+        crate::procfs::cores(),
+        model.trim_start_matches([' ', '\t', ':']).trim(),
+        kib / 1024.0 / 1024.0,
+        kernel.trim()
+    )
+}
+
+/// A folder for one probe or server of the run.
+fn folder_for(bench: &Bench<'_>, name: &str) -> PathBuf {
+    Path::new(&bench.folder).join(name)
+}

@@ -1,0 +1,119 @@
+//! What a load needs besides its hot path: make a topic, wait until it serves, ask for its end, delete it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use moim_wire_kafka::KString;
+use moim_wire_kafka::messages::{
+    ApiVersionsRequest, ApiVersionsResponse, CreatableTopic, CreatableTopicConfig, CreateTopicsRequest,
+    CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse, ListOffsetsPartition, ListOffsetsRequest,
+    ListOffsetsResponse, ListOffsetsTopic, MetadataRequest, MetadataRequestTopic, MetadataResponse,
+};
+
+use super::connection::Connection;
+use super::expect_ok;
+
+const SERVES_WITHIN: Duration = Duration::from_secs(60);
+const CREATE_VERSION: i16 = 5;
+const DELETE_VERSION: i16 = 5;
+const METADATA_VERSION: i16 = 9;
+const LIST_OFFSETS_VERSION: i16 = 5;
+const LATEST: i64 = -1;
+
+/// A topic to make.
+#[derive(Clone, Debug)]
+pub struct NewTopic {
+    /// Its name.
+    pub name: String,
+    /// How many partitions.
+    pub partitions: i32,
+    /// Settings that differ from the server's defaults.
+    pub configs: Vec<(String, String)>,
+}
+
+/// Whether a server answers requests already.
+pub async fn serves(addr: SocketAddr) -> bool {
+    let ask = async {
+        let mut connection = Connection::open(addr).await?;
+        let versions: ApiVersionsResponse = connection.call(0, &ApiVersionsRequest::default()).await?;
+        expect_ok("ApiVersions", versions.error_code)?;
+        let question = MetadataRequest { topics: Some(Vec::new()), ..Default::default() };
+        let metadata: MetadataResponse = connection.call(METADATA_VERSION, &question).await?;
+        ensure!(!metadata.brokers.is_empty(), "no broker yet");
+        Ok::<_, anyhow::Error>(())
+    };
+    matches!(tokio::time::timeout(Duration::from_secs(1), ask).await, Ok(Ok(())))
+}
+
+/// Makes topics, one replica each, and waits until every partition has a leader.
+pub async fn create(addr: SocketAddr, topics: &[NewTopic]) -> Result<()> {
+    let mut connection = Connection::open(addr).await?;
+    let wanted = topics.iter().map(|topic| CreatableTopic {
+        name: KString::from(topic.name.as_str()),
+        num_partitions: topic.partitions,
+        replication_factor: 1,
+        configs: topic
+            .configs
+            .iter()
+            .map(|(name, value)| CreatableTopicConfig {
+                name: KString::from(name.as_str()),
+                value: Some(KString::from(value.as_str())),
+            })
+            .collect(),
+        ..Default::default()
+    });
+    let question = CreateTopicsRequest { topics: wanted.collect(), timeout_ms: 60_000, ..Default::default() };
+    let answer: CreateTopicsResponse = connection.call(CREATE_VERSION, &question).await?;
+    for topic in &answer.topics {
+        let why = topic.error_message.as_deref().unwrap_or_default();
+        expect_ok("create", topic.error_code).with_context(|| format!("topic {}: {why}", topic.name.as_str()))?;
+    }
+    let deadline = Instant::now() + SERVES_WITHIN;
+    while !led(&mut connection, topics).await? {
+        ensure!(Instant::now() < deadline, "partitions without a leader after {SERVES_WITHIN:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
+
+/// Whether every partition of the topics has a leader.
+async fn led(connection: &mut Connection, topics: &[NewTopic]) -> Result<bool> {
+    let names = topics
+        .iter()
+        .map(|topic| MetadataRequestTopic { name: Some(KString::from(topic.name.as_str())), ..Default::default() });
+    let question = MetadataRequest {
+        topics: Some(names.collect()),
+        allow_auto_topic_creation: false,
+        ..Default::default()
+    };
+    let answer: MetadataResponse = connection.call(METADATA_VERSION, &question).await?;
+    let wanted: i32 = topics.iter().map(|topic| topic.partitions).sum();
+    let ready = answer.topics.iter().flat_map(|topic| &topic.partitions);
+    let ready = ready.filter(|partition| partition.error_code == 0 && partition.leader_id >= 0).count();
+    Ok(i32::try_from(ready).unwrap_or(i32::MAX) >= wanted)
+}
+
+/// Deletes topics and waits until they are gone.
+pub async fn delete(addr: SocketAddr, names: &[String]) -> Result<()> {
+    let mut connection = Connection::open(addr).await?;
+    let topic_names = names.iter().map(|name| KString::from(name.as_str())).collect();
+    let question = DeleteTopicsRequest { topic_names, timeout_ms: 60_000, ..Default::default() };
+    let answer: DeleteTopicsResponse = connection.call(DELETE_VERSION, &question).await?;
+    for topic in &answer.responses {
+        expect_ok("delete", topic.error_code)?;
+    }
+    Ok(())
+}
+
+/// The end offset of a partition.
+pub async fn end_offset(addr: SocketAddr, topic: &str, partition: i32) -> Result<i64> {
+    let partitions =
+        vec![ListOffsetsPartition { partition_index: partition, timestamp: LATEST, ..Default::default() }];
+    let topics = vec![ListOffsetsTopic { name: KString::from(topic), partitions }];
+    let question = ListOffsetsRequest { replica_id: -1, topics, ..Default::default() };
+    let answer: ListOffsetsResponse = Connection::open(addr).await?.call(LIST_OFFSETS_VERSION, &question).await?;
+    let found = answer.topics.first().and_then(|topic| topic.partitions.first()).context("no partition in the answer")?;
+    expect_ok("ListOffsets", found.error_code)?;
+    Ok(found.offset)
+}

@@ -1,0 +1,71 @@
+//! Many consumers with nothing to read: each waits in a long poll and asks again when told that nothing came.
+//!
+//! Owns the waiting. The server's CPU during it is what idling costs.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::connection::Connection;
+use super::fetch::{fetch_request, records_of};
+use super::{Tally, all};
+use crate::slices::Work;
+
+/// Who waits.
+#[derive(Clone, Debug)]
+pub struct Idle {
+    /// The broker.
+    pub addr: SocketAddr,
+    /// An empty topic.
+    pub topic: String,
+    /// Its partitions; the consumers are spread over them.
+    pub partitions: i32,
+    /// Consumers, each on a connection of its own.
+    pub consumers: i32,
+    /// What each allows the server to wait.
+    pub max_wait_ms: i32,
+}
+
+/// Connected consumers, before they wait: connecting a thousand of them is not what is measured.
+pub struct Waiting {
+    connections: Vec<Connection>,
+}
+
+/// Connects all consumers.
+pub async fn connect(idle: &Idle) -> Result<Waiting> {
+    let mut connections = Vec::new();
+    for _ in 0..idle.consumers {
+        connections.push(Connection::open(idle.addr).await?);
+    }
+    Ok(Waiting { connections })
+}
+
+/// Waits for `slice`; the polls under way at its end are finished.
+pub async fn wait(idle: &Idle, waiting: Waiting, slice: Duration) -> Result<Work> {
+    let mut tasks = Vec::new();
+    for (connection, number) in waiting.connections.into_iter().zip(0..) {
+        let question = fetch_request(&idle.topic, number % idle.partitions, 0, 1 << 20, idle.max_wait_ms)?;
+        // Consumers do not start in step; spread over one wait, neither do these.
+        let offset = Duration::from_millis(u64::try_from(idle.max_wait_ms)?) / u32::try_from(idle.consumers.max(1))?;
+        let late = offset * u32::try_from(number)?;
+        tasks.push(async move {
+            let deadline = Instant::now() + slice;
+            tokio::time::sleep(late.min(slice)).await;
+            one(connection, question, deadline).await
+        });
+    }
+    all(tasks).await
+}
+
+async fn one(mut connection: Connection, question: bytes::Bytes, deadline: Instant) -> Result<Tally> {
+    let mut tally = Tally::new()?;
+    while Instant::now() < deadline {
+        let asked = Instant::now();
+        connection.sender.send(&question, 1).await.context("idle consumer")?;
+        let records = records_of(connection.receiver.frame().await?)?;
+        ensure!(records.is_empty(), "the idle topic is not empty");
+        tally.count(0, asked.elapsed());
+    }
+    Ok(tally)
+}

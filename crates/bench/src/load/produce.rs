@@ -1,0 +1,119 @@
+//! Produce as fast as the server acknowledges: one connection per partition, a window of requests under way on each.
+//!
+//! Owns the batch every request carries. The request is encoded once per connection; the same bytes are sent every time,
+//! which a server cannot tell from a producer with unlucky data: batches carry no producer id and random values.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use moim_wire_kafka::compression::Compression;
+use moim_wire_kafka::messages::{PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData};
+use moim_wire_kafka::records::BatchBuilder;
+use moim_wire_kafka::{KString, Records, decode_response};
+
+use super::connection::{Connection, request};
+use super::{Tally, Until, all, expect_ok};
+use crate::slices::Work;
+
+/// The last version that names topics instead of giving their ids.
+pub(crate) const PRODUCE_VERSION: i16 = 12;
+
+/// What to produce.
+#[derive(Clone, Debug)]
+pub struct ProduceLoad {
+    /// The broker.
+    pub addr: SocketAddr,
+    /// The topic; it exists.
+    pub topic: String,
+    /// Partitions 0..n, each on a connection of its own.
+    pub partitions: i32,
+    /// Requests under way on each connection.
+    pub window: usize,
+    /// The batch in every request.
+    pub batch: Bytes,
+}
+
+/// A batch of `records` records that is `bytes` long as near as whole records allow.
+#[must_use]
+pub fn batch(bytes: usize, records: usize) -> Bytes {
+    let mut rng = fastrand::Rng::with_seed(7);
+    let now_ms = wall_ms();
+    // 61 bytes of batch header, about 10 around each value.
+    let value_len = (bytes.saturating_sub(61) / records).saturating_sub(10).max(1);
+    let mut builder = BatchBuilder::new(Compression::None);
+    let mut value = vec![0; value_len];
+    for _ in 0..records {
+        rng.fill(&mut value);
+        builder.push(now_ms, None, Some(&value), &[]);
+    }
+    builder.build()
+}
+
+pub(crate) fn wall_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The request that carries `batch` to one partition, acknowledged by all in-sync replicas.
+pub fn produce_request(topic: &str, partition: i32, batch: &Bytes) -> Result<Bytes> {
+    let partition_data = vec![PartitionProduceData {
+        index: partition,
+        records: Some(Records::Bytes(batch.clone())),
+    }];
+    let topic = TopicProduceData { name: KString::from(topic), partition_data, ..Default::default() };
+    let question = ProduceRequest { acks: -1, timeout_ms: 30_000, topic_data: vec![topic], ..Default::default() };
+    request(PRODUCE_VERSION, &question)
+}
+
+/// Fails unless the response acknowledges what it answers; returns the offset of the batch.
+pub(crate) fn acknowledged(frame: Bytes) -> Result<i64> {
+    let (_, response) = decode_response::<ProduceResponse>(frame, PRODUCE_VERSION).context("produce response")?;
+    let topic = response.responses.first().context("produce response without a topic")?;
+    let partition = topic.partition_responses.first().context("produce response without a partition")?;
+    expect_ok("produce", partition.error_code)?;
+    Ok(partition.base_offset)
+}
+
+/// Produces on all connections at once.
+pub async fn produce(load: &ProduceLoad, until: Until) -> Result<Work> {
+    let mut tasks = Vec::new();
+    for partition in 0..load.partitions {
+        let connection = Connection::open(load.addr).await?;
+        let frame = produce_request(&load.topic, partition, &load.batch)?;
+        tasks.push(one(connection, frame, load.window, load.batch.len(), until));
+    }
+    all(tasks).await
+}
+
+async fn one(mut connection: Connection, frame: Bytes, window: usize, bytes: usize, until: Until) -> Result<Tally> {
+    let mut tally = Tally::new()?;
+    let mut under_way = VecDeque::with_capacity(window);
+    let (started, mut sent) = (Instant::now(), 0);
+    loop {
+        let free = window - under_way.len();
+        let mut fresh = 0;
+        while fresh < free && until.more(started, sent) {
+            fresh += 1;
+            sent += 1;
+        }
+        if fresh > 0 {
+            let now = Instant::now();
+            under_way.extend(std::iter::repeat_n(now, fresh));
+            connection.sender.send(&frame, fresh).await?;
+        }
+        if under_way.is_empty() {
+            return Ok(tally);
+        }
+        let mut answer = Some(connection.receiver.frame().await?);
+        let now = Instant::now();
+        while let Some(frame) = answer {
+            acknowledged(frame)?;
+            let asked = under_way.pop_front().context("an answer nobody asked for")?;
+            tally.count(bytes, now - asked);
+            answer = connection.receiver.buffered()?;
+        }
+    }
+}
