@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod ci;
 mod tidy;
 
@@ -23,6 +24,8 @@ enum Command {
     Tidy,
     /// Everything a change must pass: fmt, clippy, tidy, cargo test
     Ci,
+    /// Compare our speed with others and with the limits of this machine
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn run(cli: &Cli) -> Result<bool> {
     match &cli.command {
         Command::Tidy => tidy::run(&root),
         Command::Ci => ci::run(&root),
+        Command::Bench(bench) => bench::run(&root, bench),
     }
 }
 

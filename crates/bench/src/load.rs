@@ -90,7 +90,13 @@ where
         Ok::<_, anyhow::Error>(())
     };
     local.run_until(gather).await?;
-    Ok(Work { ops: sum.ops, bytes: sum.bytes, elapsed: started.elapsed(), latency: Some(sum.latency), cpu: None })
+    Ok(Work {
+        ops: sum.ops,
+        bytes: sum.bytes,
+        elapsed: started.elapsed(),
+        latency: Some(sum.latency),
+        cpu: None,
+    })
 }
 
 /// An error unless the code is 0.

@@ -20,7 +20,9 @@ use crate::probes::floor::Keep;
 use crate::probes::{self, Target};
 use crate::report::{Aim, Comparison, Metric, Report, Side};
 use crate::slices::{Outcome, Plan, Slice, Subject, alternate};
-use subjects::{Ack, BlastSubject, EndToEndSubject, FetchSubject, FloorSubject, ProduceSubject, RawSubject, Shape};
+use subjects::{
+    Ack, BlastSubject, EndToEndSubject, FetchSubject, FloorSubject, ProduceSubject, RawSubject, Shape,
+};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -132,7 +134,9 @@ impl Bench<'_> {
         for (numbers, measure) in all {
             if numbers.iter().any(|number| wanted(*number)) {
                 progress(&format!("metric {}", numbers[0]));
-                report.metrics.push(measure(self, progress).with_context(|| format!("metric {}", numbers[0]))?);
+                report
+                    .metrics
+                    .push(measure(self, progress).with_context(|| format!("metric {}", numbers[0]))?);
             }
         }
         Ok(())
@@ -175,9 +179,11 @@ impl Bench<'_> {
         let shape = Shape { partitions: 4, window: 4, batch_bytes: 64 * KIB, records: 64, ack: Ack::Written };
         let mut subjects = self.producers(&shape);
         let folder = self.folder.clone();
-        subjects.push(Box::new(RawSubject::new("crc32c + pwrite", "page cache, growing file", move |slice| {
-            probes::crc_and_write(&folder, 64 * KIB, slice)
-        })));
+        subjects.push(Box::new(RawSubject::new(
+            "crc32c + pwrite",
+            "page cache, growing file",
+            move |slice| probes::crc_and_write(&folder, 64 * KIB, slice),
+        )));
         subjects.push(self.floor(Keep::PageCache, &shape)?);
         let wanted = [
             Wanted("Moim", "Kafka", What::Throughput, Some(Aim::AtLeast(2.0))),
@@ -211,9 +217,11 @@ impl Bench<'_> {
     fn produce_large_fsync(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
         const GROWING: &str = "1 MB pwrite + fdatasync, growing";
         const RECYCLED: &str = "1 MB pwrite + fdatasync, recycled";
-        let shape = Shape { partitions: 4, window: 2, batch_bytes: 1_000_000, records: 1000, ack: Ack::Synced };
+        let shape =
+            Shape { partitions: 4, window: 2, batch_bytes: 1_000_000, records: 1000, ack: Ack::Synced };
         let moim = self.moim.as_ref().context("moim runs")?;
-        let mut subjects: Vec<Box<dyn Subject + '_>> = vec![Box::new(ProduceSubject::new(self, moim, &shape))];
+        let mut subjects: Vec<Box<dyn Subject + '_>> =
+            vec![Box::new(ProduceSubject::new(self, moim, &shape))];
         for (label, target) in [(GROWING, Target::Growing), (RECYCLED, Target::Recycled)] {
             let folder = self.folder.clone();
             subjects.push(Box::new(RawSubject::new(label, "fsync", move |slice| {
@@ -328,7 +336,8 @@ fn machine_line() -> String {
     let memory = read("/proc/meminfo");
     let kib = memory.split_whitespace().nth(1).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
     let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(" : unknown processor");
+    let model =
+        cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(" : unknown processor");
     format!(
         "{} cores ({}), {:.0} GiB, Linux {}, loopback",
         crate::procfs::cores(),

@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use moim_wire_kafka::KString;
 use moim_wire_kafka::messages::{
     ApiVersionsRequest, ApiVersionsResponse, CreatableTopic, CreatableTopicConfig, CreateTopicsRequest,
-    CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse, ListOffsetsPartition, ListOffsetsRequest,
-    ListOffsetsResponse, ListOffsetsTopic, MetadataRequest, MetadataRequestTopic, MetadataResponse,
+    CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse, ListOffsetsPartition,
+    ListOffsetsRequest, ListOffsetsResponse, ListOffsetsTopic, MetadataRequest, MetadataRequestTopic,
+    MetadataResponse,
 };
 
 use super::connection::Connection;
@@ -67,7 +68,8 @@ pub async fn create(addr: SocketAddr, topics: &[NewTopic]) -> Result<()> {
     let answer: CreateTopicsResponse = connection.call(CREATE_VERSION, &question).await?;
     for topic in &answer.topics {
         let why = topic.error_message.as_deref().unwrap_or_default();
-        expect_ok("create", topic.error_code).with_context(|| format!("topic {}: {why}", topic.name.as_str()))?;
+        expect_ok("create", topic.error_code)
+            .with_context(|| format!("topic {}: {why}", topic.name.as_str()))?;
     }
     let deadline = Instant::now() + SERVES_WITHIN;
     while !led(&mut connection, topics).await? {
@@ -79,9 +81,10 @@ pub async fn create(addr: SocketAddr, topics: &[NewTopic]) -> Result<()> {
 
 /// Whether every partition of the topics has a leader.
 async fn led(connection: &mut Connection, topics: &[NewTopic]) -> Result<bool> {
-    let names = topics
-        .iter()
-        .map(|topic| MetadataRequestTopic { name: Some(KString::from(topic.name.as_str())), ..Default::default() });
+    let names = topics.iter().map(|topic| MetadataRequestTopic {
+        name: Some(KString::from(topic.name.as_str())),
+        ..Default::default()
+    });
     let question = MetadataRequest {
         topics: Some(names.collect()),
         allow_auto_topic_creation: false,
@@ -112,8 +115,13 @@ pub async fn end_offset(addr: SocketAddr, topic: &str, partition: i32) -> Result
         vec![ListOffsetsPartition { partition_index: partition, timestamp: LATEST, ..Default::default() }];
     let topics = vec![ListOffsetsTopic { name: KString::from(topic), partitions }];
     let question = ListOffsetsRequest { replica_id: -1, topics, ..Default::default() };
-    let answer: ListOffsetsResponse = Connection::open(addr).await?.call(LIST_OFFSETS_VERSION, &question).await?;
-    let found = answer.topics.first().and_then(|topic| topic.partitions.first()).context("no partition in the answer")?;
+    let answer: ListOffsetsResponse =
+        Connection::open(addr).await?.call(LIST_OFFSETS_VERSION, &question).await?;
+    let found = answer
+        .topics
+        .first()
+        .and_then(|topic| topic.partitions.first())
+        .context("no partition in the answer")?;
     expect_ok("ListOffsets", found.error_code)?;
     Ok(found.offset)
 }

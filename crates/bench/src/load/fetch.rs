@@ -42,7 +42,13 @@ pub struct FetchLoad {
 }
 
 /// A question for at most `max_bytes` of one partition; it waits up to `max_wait_ms` for the first byte.
-pub fn fetch_request(topic: &str, partition: i32, offset: i64, max_bytes: i32, max_wait_ms: i32) -> Result<Bytes> {
+pub fn fetch_request(
+    topic: &str,
+    partition: i32,
+    offset: i64,
+    max_bytes: i32,
+    max_wait_ms: i32,
+) -> Result<Bytes> {
     let partition = FetchPartition {
         partition,
         fetch_offset: offset,
@@ -64,7 +70,8 @@ pub fn fetch_request(topic: &str, partition: i32, offset: i64, max_bytes: i32, m
 pub(crate) fn records_of(frame: Bytes) -> Result<Bytes> {
     let (_, response) = decode_response::<FetchResponse>(frame, FETCH_VERSION).context("fetch response")?;
     expect_ok("fetch", response.error_code)?;
-    let Some(partition) = response.responses.into_iter().next().and_then(|topic| topic.partitions.into_iter().next())
+    let Some(partition) =
+        response.responses.into_iter().next().and_then(|topic| topic.partitions.into_iter().next())
     else {
         return Ok(Bytes::new());
     };

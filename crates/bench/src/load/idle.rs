@@ -47,7 +47,8 @@ pub async fn wait(idle: &Idle, waiting: Waiting, slice: Duration) -> Result<Work
     for (connection, number) in waiting.connections.into_iter().zip(0..) {
         let question = fetch_request(&idle.topic, number % idle.partitions, 0, 1 << 20, idle.max_wait_ms)?;
         // Consumers do not start in step; spread over one wait, neither do these.
-        let offset = Duration::from_millis(u64::try_from(idle.max_wait_ms)?) / u32::try_from(idle.consumers.max(1))?;
+        let offset =
+            Duration::from_millis(u64::try_from(idle.max_wait_ms)?) / u32::try_from(idle.consumers.max(1))?;
         let late = offset * u32::try_from(number)?;
         tasks.push(async move {
             let deadline = Instant::now() + slice;

@@ -59,18 +59,18 @@ pub(crate) fn wall_ms() -> i64 {
 
 /// The request that carries `batch` to one partition, acknowledged by all in-sync replicas.
 pub fn produce_request(topic: &str, partition: i32, batch: &Bytes) -> Result<Bytes> {
-    let partition_data = vec![PartitionProduceData {
-        index: partition,
-        records: Some(Records::Bytes(batch.clone())),
-    }];
+    let partition_data =
+        vec![PartitionProduceData { index: partition, records: Some(Records::Bytes(batch.clone())) }];
     let topic = TopicProduceData { name: KString::from(topic), partition_data, ..Default::default() };
-    let question = ProduceRequest { acks: -1, timeout_ms: 30_000, topic_data: vec![topic], ..Default::default() };
+    let question =
+        ProduceRequest { acks: -1, timeout_ms: 30_000, topic_data: vec![topic], ..Default::default() };
     request(PRODUCE_VERSION, &question)
 }
 
 /// Fails unless the response acknowledges what it answers; returns the offset of the batch.
 pub(crate) fn acknowledged(frame: Bytes) -> Result<i64> {
-    let (_, response) = decode_response::<ProduceResponse>(frame, PRODUCE_VERSION).context("produce response")?;
+    let (_, response) =
+        decode_response::<ProduceResponse>(frame, PRODUCE_VERSION).context("produce response")?;
     let topic = response.responses.first().context("produce response without a topic")?;
     let partition = topic.partition_responses.first().context("produce response without a partition")?;
     expect_ok("produce", partition.error_code)?;
@@ -88,7 +88,13 @@ pub async fn produce(load: &ProduceLoad, until: Until) -> Result<Work> {
     all(tasks).await
 }
 
-async fn one(mut connection: Connection, frame: Bytes, window: usize, bytes: usize, until: Until) -> Result<Tally> {
+async fn one(
+    mut connection: Connection,
+    frame: Bytes,
+    window: usize,
+    bytes: usize,
+    until: Until,
+) -> Result<Tally> {
     let mut tally = Tally::new()?;
     let mut under_way = VecDeque::with_capacity(window);
     let (started, mut sent) = (Instant::now(), 0);

@@ -41,7 +41,13 @@ pub(super) fn idle_memory(bench: &Bench<'_>, kafka: bool, progress: &mut dyn FnM
     let ours = bench.start_moim("idle-moim")?;
     std::thread::sleep(AT_REST);
     let memory = procfs::memory_of(ours.pid())?;
-    figures.push(Figure::new("Moim", "idle memory, resident", mib(memory.resident), "MiB", Some(Aim::AtMost(30.0))));
+    figures.push(Figure::new(
+        "Moim",
+        "idle memory, resident",
+        mib(memory.resident),
+        "MiB",
+        Some(Aim::AtMost(30.0)),
+    ));
     figures.push(Figure::new("Moim", "idle memory, anonymous part", mib(memory.anonymous), "MiB", None));
     drop(ours);
     if kafka {
@@ -91,7 +97,13 @@ fn many_partitions(bench: &Bench<'_>, figures: &mut Vec<Figure>) -> Result<()> {
     let say = |what: &str| format!("{count} partitions: {what}");
     let limit = Aim::AtMost(100.0 * count as f64 / 10_000.0);
     let memory = procfs::memory_of(server.pid())?;
-    figures.push(Figure::new("Moim", &say("memory after creation"), mib(memory.resident), "MiB", Some(limit)));
+    figures.push(Figure::new(
+        "Moim",
+        &say("memory after creation"),
+        mib(memory.resident),
+        "MiB",
+        Some(limit),
+    ));
     let stopped = server.stop()?;
     figures.push(Figure::new("Moim", &say("graceful stop"), ms(stopped), "ms", None));
     let server = bench.start_moim("many-moim")?;
@@ -127,7 +139,10 @@ fn recovery(bench: &Bench<'_>, figures: &mut Vec<Figure>) -> Result<()> {
         for partition in 0..partitions {
             let end = bench.runtime.block_on(admin::end_offset(server.addr, &name, partition))?;
             let acknowledged = i64::try_from(each * records as u64)?;
-            ensure!(end >= acknowledged, "partition {partition} ends at {end}, acknowledged were {acknowledged}");
+            ensure!(
+                end >= acknowledged,
+                "partition {partition} ends at {end}, acknowledged were {acknowledged}"
+            );
         }
         let what = format!("1 GiB recovered after kill -9 ({durability})");
         figures.push(Figure::new("Moim", &what, ms(server.ready_after), "ms", Some(Aim::AtMost(1000.0))));

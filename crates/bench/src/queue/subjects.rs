@@ -132,7 +132,9 @@ impl Subject for ProduceSubject<'_> {
     }
 
     fn settle(&mut self) -> Result<()> {
-        self.bench.runtime.block_on(admin::delete(self.server.addr, std::slice::from_ref(&self.load.topic)))?;
+        self.bench
+            .runtime
+            .block_on(admin::delete(self.server.addr, std::slice::from_ref(&self.load.topic)))?;
         settle_disk();
         Ok(())
     }
@@ -161,8 +163,13 @@ impl<'a> FetchSubject<'a> {
         let configs = Ack::Written.configs(server.name());
         let new = NewTopic { name: topic.clone(), partitions, configs };
         bench.runtime.block_on(admin::create(server.addr, &[new]))?;
-        let fill =
-            ProduceLoad { addr: server.addr, topic: topic.clone(), partitions, window: 4, batch: batch.clone() };
+        let fill = ProduceLoad {
+            addr: server.addr,
+            topic: topic.clone(),
+            partitions,
+            window: 4,
+            batch: batch.clone(),
+        };
         bench.runtime.block_on(produce::produce(&fill, Until::Operations(batches as u64)))?;
         settle_disk();
         let load = FetchLoad {
@@ -277,9 +284,11 @@ impl<'a> FloorSubject<'a> {
 /// An acknowledgement of one batch, whatever was asked.
 fn canned_answer() -> Result<Bytes> {
     let partition_responses = vec![PartitionProduceResponse::default()];
-    let topic = TopicProduceResponse { name: KString::from("floor"), partition_responses, ..Default::default() };
+    let topic =
+        TopicProduceResponse { name: KString::from("floor"), partition_responses, ..Default::default() };
     let response = ProduceResponse { responses: vec![topic], ..Default::default() };
-    let (frame, _) = encode_response(BytesMut::new(), 0, PRODUCE_VERSION, &response).context("canned answer")?;
+    let (frame, _) =
+        encode_response(BytesMut::new(), 0, PRODUCE_VERSION, &response).context("canned answer")?;
     Ok(frame.freeze())
 }
 
