@@ -1,5 +1,7 @@
 //! Every message, every version: round trips, truncation, damage.
 
+mod golden;
+
 use std::collections::HashMap;
 use std::fmt::Debug;
 
