@@ -110,5 +110,98 @@ pub use sync_group::*;
 pub use txn_offset_commit::*;
 pub use write_txn_markers::*;
 
+use bytes::Bytes;
+
+use crate::{ApiKey, DecodeError, Decoder, Encoder, Message};
+
+/// Hands the table of APIs and their two messages to the macro `$then`.
+macro_rules! with_all_messages {
+    ($then:ident $($args:tt)*) => {
+        $then! { $($args)*
+            Produce: ProduceRequest, ProduceResponse;
+            Fetch: FetchRequest, FetchResponse;
+            ListOffsets: ListOffsetsRequest, ListOffsetsResponse;
+            Metadata: MetadataRequest, MetadataResponse;
+            OffsetCommit: OffsetCommitRequest, OffsetCommitResponse;
+            OffsetFetch: OffsetFetchRequest, OffsetFetchResponse;
+            FindCoordinator: FindCoordinatorRequest, FindCoordinatorResponse;
+            JoinGroup: JoinGroupRequest, JoinGroupResponse;
+            Heartbeat: HeartbeatRequest, HeartbeatResponse;
+            LeaveGroup: LeaveGroupRequest, LeaveGroupResponse;
+            SyncGroup: SyncGroupRequest, SyncGroupResponse;
+            DescribeGroups: DescribeGroupsRequest, DescribeGroupsResponse;
+            ListGroups: ListGroupsRequest, ListGroupsResponse;
+            SaslHandshake: SaslHandshakeRequest, SaslHandshakeResponse;
+            ApiVersions: ApiVersionsRequest, ApiVersionsResponse;
+            CreateTopics: CreateTopicsRequest, CreateTopicsResponse;
+            DeleteTopics: DeleteTopicsRequest, DeleteTopicsResponse;
+            DeleteRecords: DeleteRecordsRequest, DeleteRecordsResponse;
+            InitProducerId: InitProducerIdRequest, InitProducerIdResponse;
+            OffsetForLeaderEpoch: OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse;
+            AddPartitionsToTxn: AddPartitionsToTxnRequest, AddPartitionsToTxnResponse;
+            AddOffsetsToTxn: AddOffsetsToTxnRequest, AddOffsetsToTxnResponse;
+            EndTxn: EndTxnRequest, EndTxnResponse;
+            WriteTxnMarkers: WriteTxnMarkersRequest, WriteTxnMarkersResponse;
+            TxnOffsetCommit: TxnOffsetCommitRequest, TxnOffsetCommitResponse;
+            DescribeAcls: DescribeAclsRequest, DescribeAclsResponse;
+            CreateAcls: CreateAclsRequest, CreateAclsResponse;
+            DeleteAcls: DeleteAclsRequest, DeleteAclsResponse;
+            DescribeConfigs: DescribeConfigsRequest, DescribeConfigsResponse;
+            AlterConfigs: AlterConfigsRequest, AlterConfigsResponse;
+            AlterReplicaLogDirs: AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse;
+            DescribeLogDirs: DescribeLogDirsRequest, DescribeLogDirsResponse;
+            SaslAuthenticate: SaslAuthenticateRequest, SaslAuthenticateResponse;
+            CreatePartitions: CreatePartitionsRequest, CreatePartitionsResponse;
+            DeleteGroups: DeleteGroupsRequest, DeleteGroupsResponse;
+            ElectLeaders: ElectLeadersRequest, ElectLeadersResponse;
+            IncrementalAlterConfigs: IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse;
+            AlterPartitionReassignments: AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse;
+            ListPartitionReassignments: ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse;
+            OffsetDelete: OffsetDeleteRequest, OffsetDeleteResponse;
+            DescribeClientQuotas: DescribeClientQuotasRequest, DescribeClientQuotasResponse;
+            AlterClientQuotas: AlterClientQuotasRequest, AlterClientQuotasResponse;
+            DescribeUserScramCredentials: DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse;
+            AlterUserScramCredentials: AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse;
+            DescribeCluster: DescribeClusterRequest, DescribeClusterResponse;
+            DescribeProducers: DescribeProducersRequest, DescribeProducersResponse;
+            DescribeTransactions: DescribeTransactionsRequest, DescribeTransactionsResponse;
+            ListTransactions: ListTransactionsRequest, ListTransactionsResponse;
+            ConsumerGroupHeartbeat: ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse;
+            ConsumerGroupDescribe: ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse;
+            DescribeTopicPartitions: DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse;
+        }
+    };
+}
+
+macro_rules! recode_by_key {
+    ($($api:ident: $request:ident, $response:ident;)+) => {
+        /// Reads the body of any request and writes it again, for callers that check bytes without caring for
+        /// their meaning. The result means the same; it is the same unless tagged fields were unknown or out
+        /// of order, or a varint or a bool was spelled in an unusual way.
+        pub fn recode_request(key: ApiKey, version: i16, body: Bytes) -> Result<Bytes, DecodeError> {
+            match key {
+                $( ApiKey::$api => recode::<$request>(version, body), )+
+            }
+        }
+
+        /// As [`recode_request`], for responses.
+        pub fn recode_response(key: ApiKey, version: i16, body: Bytes) -> Result<Bytes, DecodeError> {
+            match key {
+                $( ApiKey::$api => recode::<$response>(version, body), )+
+            }
+        }
+    };
+}
+with_all_messages!(recode_by_key);
+
+fn recode<M: Message>(version: i16, body: Bytes) -> Result<Bytes, DecodeError> {
+    let mut d = Decoder::new(body);
+    let message = M::decode(&mut d, version)?;
+    d.finish()?;
+    let mut e = Encoder::new();
+    message.encode(&mut e, version).expect("what was read in a version can be written in it");
+    Ok(e.finish().0.freeze())
+}
+
 #[cfg(test)]
 mod tests;

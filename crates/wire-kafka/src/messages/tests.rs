@@ -14,62 +14,13 @@ use crate::{ApiKey, DecodeError, Decoder, EncodeError, Encoder, Message};
 /// Runs `$check::<M>()` for every message there is.
 macro_rules! for_every_message {
     ($check:ident $(, $arg:expr)*) => {
-        for_every_message! { @ $check ($($arg),*)
-            ProduceRequest, ProduceResponse,
-            FetchRequest, FetchResponse,
-            ListOffsetsRequest, ListOffsetsResponse,
-            MetadataRequest, MetadataResponse,
-            OffsetCommitRequest, OffsetCommitResponse,
-            OffsetFetchRequest, OffsetFetchResponse,
-            FindCoordinatorRequest, FindCoordinatorResponse,
-            JoinGroupRequest, JoinGroupResponse,
-            HeartbeatRequest, HeartbeatResponse,
-            LeaveGroupRequest, LeaveGroupResponse,
-            SyncGroupRequest, SyncGroupResponse,
-            DescribeGroupsRequest, DescribeGroupsResponse,
-            ListGroupsRequest, ListGroupsResponse,
-            SaslHandshakeRequest, SaslHandshakeResponse,
-            ApiVersionsRequest, ApiVersionsResponse,
-            CreateTopicsRequest, CreateTopicsResponse,
-            DeleteTopicsRequest, DeleteTopicsResponse,
-            DeleteRecordsRequest, DeleteRecordsResponse,
-            InitProducerIdRequest, InitProducerIdResponse,
-            OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse,
-            AddPartitionsToTxnRequest, AddPartitionsToTxnResponse,
-            AddOffsetsToTxnRequest, AddOffsetsToTxnResponse,
-            EndTxnRequest, EndTxnResponse,
-            WriteTxnMarkersRequest, WriteTxnMarkersResponse,
-            TxnOffsetCommitRequest, TxnOffsetCommitResponse,
-            DescribeAclsRequest, DescribeAclsResponse,
-            CreateAclsRequest, CreateAclsResponse,
-            DeleteAclsRequest, DeleteAclsResponse,
-            DescribeConfigsRequest, DescribeConfigsResponse,
-            AlterConfigsRequest, AlterConfigsResponse,
-            AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse,
-            DescribeLogDirsRequest, DescribeLogDirsResponse,
-            SaslAuthenticateRequest, SaslAuthenticateResponse,
-            CreatePartitionsRequest, CreatePartitionsResponse,
-            DeleteGroupsRequest, DeleteGroupsResponse,
-            ElectLeadersRequest, ElectLeadersResponse,
-            IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse,
-            AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse,
-            ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse,
-            OffsetDeleteRequest, OffsetDeleteResponse,
-            DescribeClientQuotasRequest, DescribeClientQuotasResponse,
-            AlterClientQuotasRequest, AlterClientQuotasResponse,
-            DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse,
-            AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse,
-            DescribeClusterRequest, DescribeClusterResponse,
-            DescribeProducersRequest, DescribeProducersResponse,
-            DescribeTransactionsRequest, DescribeTransactionsResponse,
-            ListTransactionsRequest, ListTransactionsResponse,
-            ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse,
-            ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse,
-            DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse,
-        }
+        with_all_messages!(for_every_message @ $check ($($arg),*))
     };
-    (@ $check:ident $args:tt $($message:ident,)+) => {
-        $( for_every_message!(@call $check $message $args); )+
+    (@ $check:ident $args:tt $($api:ident: $request:ident, $response:ident;)+) => {
+        $(
+            for_every_message!(@call $check $request $args);
+            for_every_message!(@call $check $response $args);
+        )+
     };
     (@call $check:ident $message:ident ($($arg:expr),*)) => {
         $check::<$message>($($arg),*)
@@ -84,6 +35,10 @@ fn encode<M: Message>(message: &M, version: i16) -> Bytes {
     buf.freeze()
 }
 
+fn name_of<M>() -> &'static str {
+    std::any::type_name::<M>().rsplit("::").next().unwrap()
+}
+
 fn decode<M: Message>(bytes: Bytes, version: i16) -> Result<M, DecodeError> {
     let mut d = Decoder::new(bytes);
     let message = M::decode(&mut d, version)?;
@@ -92,7 +47,7 @@ fn decode<M: Message>(bytes: Bytes, version: i16) -> Result<M, DecodeError> {
 }
 
 #[test]
-fn the_list_above_is_complete() {
+fn the_table_of_messages_is_complete() {
     fn count<M: Message>(seen: &mut HashMap<ApiKey, usize>) {
         *seen.entry(M::KEY).or_default() += 1;
     }
@@ -119,6 +74,9 @@ fn what_is_encoded_decodes_to_the_same() {
                 let bytes = encode(&message, version);
                 assert_eq!(decode::<M>(bytes.clone(), version).as_ref(), Ok(&message), "version {version}");
                 assert!(bytes.len() >= M::MIN_WIRE || bytes.is_empty());
+                let recode =
+                    if name_of::<M>().ends_with("Request") { recode_request } else { recode_response };
+                assert_eq!(recode(M::KEY, version, bytes.clone()), Ok(bytes), "version {version}");
             }
         }
     }

@@ -21,10 +21,6 @@ fn golden(message: &str, version: i16) -> Bytes {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-fn name_of<M>() -> &'static str {
-    std::any::type_name::<M>().rsplit("::").next().unwrap()
-}
-
 fn with_size(frame: &Bytes) -> Vec<u8> {
     [&(frame.len() as i32).to_be_bytes(), &frame[..]].concat()
 }
