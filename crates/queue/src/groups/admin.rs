@@ -1,0 +1,251 @@
+//! What administrators and the passage of time do to groups: list, describe, delete, expire.
+
+use std::sync::Arc;
+
+use super::api::{
+    DescribedGroup, Effect, FetchedGroup, ListFilter, ListedGroup, OffsetDelete, OffsetDeleteResponse,
+    OffsetFetch, Response, State, Token, TopicErrors,
+};
+use super::codes::ErrorCode;
+use super::group::{CONSUMER, Group, Phase};
+use super::offsets::{Committed, Offsets};
+use super::outbox::{DeleteBatch, Then};
+use super::{CLASSIC, Groups, records};
+
+impl Groups {
+    /// OffsetFetch for one group. An unknown group has no offsets, which is no error.
+    pub fn offset_fetch(&self, request: &OffsetFetch) -> FetchedGroup {
+        match self.groups.get(&request.group) {
+            Some(group) => group.offsets.fetch(request),
+            None => Offsets::default().fetch(request),
+        }
+    }
+
+    /// DescribeGroups for one group.
+    pub fn describe(&self, group: &Arc<str>) -> DescribedGroup {
+        match self.groups.get(group) {
+            Some(group) => group.describe(),
+            None => DescribedGroup {
+                error: ErrorCode::GroupIdNotFound,
+                group: group.clone(),
+                state: State::Dead,
+                protocol_type: Arc::default(),
+                protocol: Arc::default(),
+                members: Vec::new(),
+            },
+        }
+    }
+
+    /// ListGroups, in the order of the names.
+    pub fn list(&self, filter: &ListFilter) -> Vec<ListedGroup> {
+        let passes = |wanted: &[String], name: &str| {
+            wanted.is_empty() || wanted.iter().any(|text| text.eq_ignore_ascii_case(name))
+        };
+        if !passes(&filter.types, CLASSIC) {
+            return Vec::new();
+        }
+        let picked = self.groups.values().filter(|group| passes(&filter.states, group.state().name()));
+        let mut listed: Vec<_> = picked.map(Group::list).collect();
+        listed.sort_unstable_by(|a, b| a.group.cmp(&b.group));
+        listed
+    }
+
+    /// DeleteGroups. The answer waits until the tombstones are in the log.
+    pub fn delete_groups(&mut self, now_ms: u64, token: Token, names: Vec<Arc<str>>) -> Vec<Effect> {
+        self.begin(now_ms);
+        let mut batch = DeleteBatch { results: Vec::with_capacity(names.len()), in_flight: 0 };
+        for (index, name) in names.into_iter().enumerate() {
+            let error = match self.groups.get(&name).map(|group| &group.phase) {
+                None => ErrorCode::GroupIdNotFound,
+                Some(Phase::Empty) => {
+                    batch.in_flight += usize::from(self.delete_group(token, index, &name));
+                    ErrorCode::None
+                }
+                Some(_) => ErrorCode::NonEmptyGroup,
+            };
+            batch.results.push((name, error));
+        }
+        if batch.in_flight == 0 {
+            self.out.reply(token, Response::DeleteGroups(batch.results));
+        } else {
+            self.out.deletes.insert(token, batch);
+        }
+        self.finish()
+    }
+
+    /// Returns whether there was something in the log to delete.
+    fn delete_group(&mut self, token: Token, index: usize, name: &Arc<str>) -> bool {
+        let Some(mut group) = self.take(name) else { return false };
+        if group.offsets.has_open_txns() {
+            // Their records cannot be taken back: if they commit, a group with just them is there again,
+            // now as after a restart.
+            let mut heir = Group::new(name.clone(), self.out.wall_ms());
+            heir.offsets = group.offsets.take_open_txns();
+            self.groups.insert(name.clone(), heir);
+        }
+        let keep = group.offsets.copy_committed();
+        let (_, mut tombstones) = group.offsets.remove(name, |_, _, _| true);
+        if group.generation > 0 {
+            tombstones.push((records::group_key(name), None));
+        }
+        if tombstones.is_empty() {
+            return false;
+        }
+        group.offsets = keep;
+        let then = Then::DeleteGroup { token, index, removed: Some(Box::new(group)) };
+        self.out.persist(name, tombstones, None, then);
+        true
+    }
+
+    /// The tombstones of a deleted group are in the log, or not.
+    pub(super) fn on_group_deleted(
+        &mut self,
+        token: Token,
+        index: usize,
+        removed: Option<Box<Group>>,
+        result: Result<(), ErrorCode>,
+    ) {
+        if let (Some(removed), Err(_)) = (removed, result) {
+            let name = removed.name.clone();
+            match self.groups.get_mut(&name) {
+                Some(successor) => successor.offsets.restore(removed.offsets.into_committed()),
+                None => {
+                    self.groups.insert(name.clone(), *removed);
+                    self.reindex(&name);
+                }
+            }
+        }
+        let Some(batch) = self.out.deletes.get_mut(&token) else { return };
+        batch.in_flight -= 1;
+        if let Err(error) = result {
+            batch.results[index].1 = super::codes::of_group_write(error);
+        }
+        if batch.in_flight == 0
+            && let Some(batch) = self.out.deletes.remove(&token)
+        {
+            self.out.reply(token, Response::DeleteGroups(batch.results));
+        }
+    }
+
+    /// OffsetDelete. The answer waits until the tombstones are in the log.
+    pub fn offset_delete(&mut self, now_ms: u64, token: Token, request: OffsetDelete) -> Vec<Effect> {
+        self.begin(now_ms);
+        let Some(group) = self.groups.get_mut(&request.group) else {
+            return self.refuse_offset_delete(token, ErrorCode::GroupIdNotFound);
+        };
+        let empty = group.phase == Phase::Empty;
+        if !empty && group.protocol_type.as_deref() != Some(CONSUMER) {
+            return self.refuse_offset_delete(token, ErrorCode::NonEmptyGroup);
+        }
+        let mut response = Vec::with_capacity(request.topics.len());
+        let mut wanted = std::collections::BTreeSet::new();
+        for (topic, partitions) in request.topics {
+            let free = empty || !group.is_subscribed(&topic);
+            let error = if free { ErrorCode::None } else { ErrorCode::GroupSubscribedToTopic };
+            if free {
+                wanted.extend(partitions.iter().map(|partition| (topic.clone(), *partition)));
+            }
+            let partitions = partitions.into_iter().map(|partition| (partition, error)).collect();
+            response.push(TopicErrors { topic, partitions });
+        }
+        let named = |topic: &str, partition, _: Option<&Committed>| {
+            wanted.contains(&(Arc::from(topic), partition))
+        };
+        let (removed, tombstones) = group.offsets.remove(&request.group, named);
+        if tombstones.is_empty() {
+            let response = OffsetDeleteResponse { error: ErrorCode::None, topics: response };
+            self.out.reply(token, Response::OffsetDelete(response));
+        } else {
+            let then = Then::OffsetDelete { token, response, removed };
+            self.out.persist(&request.group, tombstones, None, then);
+        }
+        self.finish()
+    }
+
+    fn refuse_offset_delete(&mut self, token: Token, error: ErrorCode) -> Vec<Effect> {
+        let response = OffsetDeleteResponse { error, topics: Vec::new() };
+        self.out.reply(token, Response::OffsetDelete(response));
+        self.finish()
+    }
+
+    /// The topic is gone, and the offsets of every group in it.
+    pub fn on_topic_deleted(&mut self, now_ms: u64, topic: &str) -> Vec<Effect> {
+        self.begin(now_ms);
+        for name in self.sorted_names() {
+            self.bury_offsets(&name, |t, _, _| t == topic);
+        }
+        self.finish()
+    }
+
+    /// Removes offsets that outlived their retention, and groups that nothing is left of.
+    pub(super) fn sweep(&mut self) {
+        let wall = self.out.wall_ms();
+        let retention = self.out.config.offset_retention_ms;
+        for name in self.sorted_names() {
+            let Some(group) = self.groups.get(&name) else { continue };
+            if let Some(rule) = ExpiryRule::of(group) {
+                self.bury_offsets(&name, |topic, _, committed| {
+                    committed.is_some_and(|committed| rule.is_expired(topic, committed, wall, retention))
+                });
+            }
+            let spent = |group: &Group| {
+                group.phase == Phase::Empty && group.pending.is_empty() && group.offsets.is_empty()
+            };
+            if self.groups.get(&name).is_some_and(spent)
+                && let Some(group) = self.take(&name)
+            {
+                tracing::info!(group = %name, "group expired");
+                self.out.bury(&name, Vec::new(), group.generation > 0);
+            }
+        }
+    }
+
+    /// Nobody waits for these: a tombstone that is lost leaves an offset that the next sweep finds again.
+    fn bury_offsets(&mut self, name: &Arc<str>, gone: impl FnMut(&str, i32, Option<&Committed>) -> bool) {
+        let Some(group) = self.groups.get_mut(name) else { return };
+        let (_, tombstones) = group.offsets.remove(name, gone);
+        self.out.bury(name, tombstones, false);
+    }
+
+    /// In the order of the names, so that the same input always gives the same effects.
+    fn sorted_names(&self) -> Vec<Arc<str>> {
+        let mut names: Vec<_> = self.groups.keys().cloned().collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+/// From when an offset's retention counts.
+enum ExpiryRule {
+    /// Since the group lost its last member, or since a later commit.
+    SinceEmpty(i64),
+    /// Since the commit, for topics the group does not read any more.
+    Unsubscribed(std::collections::BTreeSet<Arc<str>>),
+    /// Since the commit: the group never had members.
+    SinceCommit,
+}
+
+impl ExpiryRule {
+    /// No rule for a group that rebalances or whose subscriptions cannot be read: nothing expires.
+    fn of(group: &Group) -> Option<Self> {
+        match (&group.protocol_type, &group.phase) {
+            (None, Phase::Empty) => Some(Self::SinceCommit),
+            (Some(_), Phase::Empty) => Some(Self::SinceEmpty(group.state_timestamp_ms)),
+            (Some(_), Phase::Stable) => group.subscribed.clone().map(Self::Unsubscribed),
+            _ => None,
+        }
+    }
+
+    fn is_expired(&self, topic: &str, committed: &Committed, wall_ms: i64, retention_ms: i64) -> bool {
+        let value = &committed.value;
+        let since = match self {
+            Self::SinceEmpty(empty) => value.commit_timestamp_ms.max(*empty),
+            Self::Unsubscribed(topics) if topics.contains(topic) => return false,
+            Self::Unsubscribed(_) | Self::SinceCommit => value.commit_timestamp_ms,
+        };
+        match value.expire_timestamp_ms {
+            Some(expire) => wall_ms >= expire,
+            None => wall_ms.saturating_sub(since) >= retention_ms,
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The offsets of one group: committed, on their way to the log, and waiting for a transaction's end.
+//!
+//! Three stages. A plain commit is `writing` until its batch is durable, then `committed`. A commit inside a
+//! transaction is a `TxnBatch` from the moment its write is asked for until the marker of its producer.
+//! Invariant: of two commits for one partition the one that is later in the log wins, whatever the order
+//! in which they become visible; `Committed::seq` is that order. This is what a reload of the log finds, too.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::api::{FetchedGroup, FetchedOffset, FetchedTopic, GroupRecord, OffsetFetch, PersistToken, TxnProducer};
+use super::codes::ErrorCode;
+use super::records::{self, OffsetValue};
+
+/// A partition of a topic.
+pub(super) type TopicPartition = (Arc<str>, i32);
+
+/// An offset with its place in the order of the log.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Committed {
+    pub(super) value: OffsetValue,
+    pub(super) seq: u64,
+}
+
+/// Offsets that one write of an open transaction carries.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct TxnBatch {
+    pub(super) write: PersistToken,
+    pub(super) durable: bool,
+    /// Set when the marker came before we heard that the write is durable.
+    pub(super) decided: Option<bool>,
+    pub(super) offsets: Vec<(TopicPartition, OffsetValue)>,
+}
+
+/// See the module.
+#[derive(Default, Debug)]
+pub(super) struct Offsets {
+    committed: BTreeMap<Arc<str>, BTreeMap<i32, Committed>>,
+    writing: BTreeMap<PersistToken, Vec<(TopicPartition, OffsetValue)>>,
+    txns: BTreeMap<i64, Vec<TxnBatch>>,
+}
+
+impl Offsets {
+    /// No offset is committed, being written or waiting for a transaction.
+    pub(super) fn is_empty(&self) -> bool {
+        self.committed.is_empty() && self.writing.is_empty() && self.txns.is_empty()
+    }
+
+    pub(super) fn has_open_txns(&self) -> bool {
+        !self.txns.is_empty()
+    }
+
+    #[cfg(test)]
+    fn iter(&self) -> impl Iterator<Item = (&Arc<str>, i32, &Committed)> {
+        self.committed.iter().flat_map(|(topic, partitions)| {
+            partitions.iter().map(move |(partition, committed)| (topic, *partition, committed))
+        })
+    }
+
+    /// Keeps the offsets of a write until it is durable.
+    pub(super) fn begin(&mut self, write: PersistToken, offsets: Vec<(TopicPartition, OffsetValue)>) {
+        self.writing.insert(write, offsets);
+    }
+
+    pub(super) fn on_durable(&mut self, write: PersistToken) {
+        for (key, value) in self.writing.remove(&write).unwrap_or_default() {
+            self.put(key, Committed { value, seq: write.0 });
+        }
+    }
+
+    pub(super) fn on_failed(&mut self, write: PersistToken) {
+        self.writing.remove(&write);
+    }
+
+    /// Makes an offset visible unless a later one already is.
+    pub(super) fn put(&mut self, (topic, partition): TopicPartition, new: Committed) {
+        let partitions = self.committed.entry(topic).or_default();
+        match partitions.get(&partition) {
+            Some(old) if old.seq > new.seq => {}
+            _ => {
+                partitions.insert(partition, new);
+            }
+        }
+    }
+
+    pub(super) fn begin_txn(&mut self, producer: TxnProducer, batch: TxnBatch) {
+        self.txns.entry(producer.id).or_default().push(batch);
+    }
+
+    /// The write of a transactional batch ended. Returns whether the producer still has an open one here.
+    pub(super) fn on_txn_written(&mut self, producer_id: i64, write: PersistToken, ok: bool) -> bool {
+        let Some(batches) = self.txns.get_mut(&producer_id) else { return false };
+        if let Some(at) = batches.iter().position(|batch| batch.write == write) {
+            batches[at].durable = true;
+            if !ok || batches[at].decided.is_some() {
+                let batch = batches.remove(at);
+                if ok && batch.decided == Some(true) {
+                    self.materialise(batch);
+                }
+            }
+        }
+        self.forget_if_closed(producer_id)
+    }
+
+    /// The producer's transaction ended. Returns whether the producer still has an open batch here.
+    pub(super) fn on_marker(&mut self, producer_id: i64, commit: bool) -> bool {
+        let Some(batches) = self.txns.remove(&producer_id) else { return false };
+        let (durable, mut open): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.durable);
+        for batch in &mut open {
+            batch.decided.get_or_insert(commit);
+        }
+        self.txns.insert(producer_id, open);
+        if commit {
+            durable.into_iter().for_each(|batch| self.materialise(batch));
+        }
+        self.forget_if_closed(producer_id)
+    }
+
+    fn forget_if_closed(&mut self, producer_id: i64) -> bool {
+        let open = self.txns.get(&producer_id).is_some_and(|batches| !batches.is_empty());
+        if !open {
+            self.txns.remove(&producer_id);
+        }
+        open
+    }
+
+    fn materialise(&mut self, batch: TxnBatch) {
+        for (key, value) in batch.offsets {
+            self.put(key, Committed { value, seq: batch.write.0 });
+        }
+    }
+
+    fn is_unstable(&self, topic: &str, partition: i32) -> bool {
+        let touches = |batch: &TxnBatch| {
+            batch.offsets.iter().any(|((t, p), _)| *p == partition && t.as_ref() == topic)
+        };
+        self.txns.values().flatten().any(touches)
+    }
+
+    /// Answers OffsetFetch.
+    pub(super) fn fetch(&self, request: &OffsetFetch) -> FetchedGroup {
+        let topics = match &request.topics {
+            None => {
+                let all = |(topic, partitions): (&Arc<str>, &BTreeMap<i32, Committed>)| FetchedTopic {
+                    topic: topic.clone(),
+                    partitions: partitions.keys().map(|p| self.fetch_one(topic, *p, request.require_stable)).collect(),
+                };
+                self.committed.iter().map(all).collect()
+            }
+            Some(topics) => {
+                let named = |(topic, partitions): &(Arc<str>, Vec<i32>)| FetchedTopic {
+                    topic: topic.clone(),
+                    partitions: partitions.iter().map(|p| self.fetch_one(topic, *p, request.require_stable)).collect(),
+                };
+                topics.iter().map(named).collect()
+            }
+        };
+        FetchedGroup { group: request.group.clone(), error: ErrorCode::None, topics }
+    }
+
+    fn fetch_one(&self, topic: &str, partition: i32, require_stable: bool) -> FetchedOffset {
+        let none = |error| FetchedOffset { partition, offset: -1, leader_epoch: -1, metadata: String::new(), error };
+        if require_stable && self.is_unstable(topic, partition) {
+            return none(ErrorCode::UnstableOffsetCommit);
+        }
+        match self.committed.get(topic).and_then(|partitions| partitions.get(&partition)) {
+            None => none(ErrorCode::None),
+            Some(Committed { value, .. }) => FetchedOffset {
+                partition,
+                offset: value.offset,
+                leader_epoch: value.leader_epoch,
+                metadata: value.metadata.clone(),
+                error: ErrorCode::None,
+            },
+        }
+    }
+
+    /// Removes the offsets that `gone` picks, those on their way to the log included, since the tombstone
+    /// follows them there. Open transactions are left: the log cannot take them back. Returns what was
+    /// visible, and the tombstones to write.
+    pub(super) fn remove(
+        &mut self,
+        group: &str,
+        mut gone: impl FnMut(&str, i32, Option<&Committed>) -> bool,
+    ) -> (Vec<(TopicPartition, Committed)>, Vec<GroupRecord>) {
+        let mut removed = Vec::new();
+        let mut keys = Vec::new();
+        self.committed.retain(|topic, partitions| {
+            partitions.retain(|partition, committed| {
+                let gone = gone(topic, *partition, Some(committed));
+                if gone {
+                    keys.push((topic.clone(), *partition));
+                    removed.push(((topic.clone(), *partition), committed.clone()));
+                }
+                !gone
+            });
+            !partitions.is_empty()
+        });
+        for offsets in self.writing.values_mut() {
+            offsets.retain(|((topic, partition), _)| {
+                let gone = gone(topic, *partition, None);
+                if gone {
+                    keys.push((topic.clone(), *partition));
+                }
+                !gone
+            });
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        let tombstone = |(topic, partition): (Arc<str>, i32)| (records::offset_key(group, &topic, partition), None);
+        (removed, keys.into_iter().map(tombstone).collect())
+    }
+
+    /// Forgets an offset that the log has forgotten.
+    pub(super) fn on_tombstone(&mut self, topic: &str, partition: i32) {
+        if let Some(partitions) = self.committed.get_mut(topic) {
+            partitions.remove(&partition);
+            if partitions.is_empty() {
+                self.committed.remove(topic);
+            }
+        }
+    }
+
+    /// Takes out what must outlive the deletion of the group: transactions whose end is not known.
+    pub(super) fn take_open_txns(&mut self) -> Self {
+        Self { txns: std::mem::take(&mut self.txns), ..Self::default() }
+    }
+
+    /// Puts back what a failed deletion had removed, unless there is something newer.
+    pub(super) fn restore(&mut self, removed: impl IntoIterator<Item = (TopicPartition, Committed)>) {
+        removed.into_iter().for_each(|(key, committed)| self.put(key, committed));
+    }
+
+    /// What is visible, alone.
+    pub(super) fn copy_committed(&self) -> Self {
+        Self { committed: self.committed.clone(), ..Self::default() }
+    }
+
+    pub(super) fn into_committed(self) -> impl Iterator<Item = (TopicPartition, Committed)> {
+        self.committed.into_iter().flat_map(|(topic, partitions)| {
+            partitions.into_iter().map(move |(partition, committed)| ((topic.clone(), partition), committed))
+        })
+    }
+
+    /// The producers with an open transaction here.
+    pub(super) fn open_producers(&self) -> impl Iterator<Item = i64> {
+        self.txns.keys().copied()
+    }
+
+    /// Everything that must be the same after a reload: what is visible and what waits for a marker.
+    #[cfg(test)]
+    pub(super) fn image(&self) -> String {
+        use std::fmt::Write;
+        let mut out = String::new();
+        for (topic, partition, committed) in self.iter() {
+            let _ = writeln!(out, "  {topic}/{partition} {:?}", committed.value);
+        }
+        for (producer, batches) in &self.txns {
+            for (key, value) in batches.iter().flat_map(|batch| &batch.offsets) {
+                let _ = writeln!(out, "  open {producer} {key:?} {value:?}");
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,131 @@
+//! What every step of the machine needs besides the group itself: the time, the configuration, fresh member
+//! ids, and the effects and writes it leaves behind.
+//!
+//! Invariant: a token handed to a held answer is in exactly one place — a waiting member, a write in
+//! flight, or an effect. Tokens of writes grow with the order of their effects.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::api::{Effect, GroupRecord, JoinResponse, PersistToken, Response, Token, TopicErrors, TxnProducer};
+use super::codes::ErrorCode;
+use super::group::Group;
+use super::offsets::{Committed, TopicPartition};
+use super::{Config, records};
+
+/// See the module.
+pub(super) struct Outbox {
+    pub(super) config: Config,
+    pub(super) now: u64,
+    /// Wall time minus `now`: timestamps in records are wall time, deadlines never are.
+    pub(super) wall_minus_now_ms: i64,
+    pub(super) effects: Vec<Effect>,
+    pub(super) writes: HashMap<PersistToken, Write>,
+    pub(super) deletes: HashMap<Token, DeleteBatch>,
+    pub(super) last_write: u64,
+    pub(super) ids: MemberIds,
+}
+
+/// A write in flight.
+pub(super) struct Write {
+    pub(super) group: Arc<str>,
+    pub(super) then: Then,
+}
+
+/// What the end of a write completes.
+pub(super) enum Then {
+    /// Nobody waits: the write only spares work after a restart.
+    Nothing,
+    /// The leader's assignment, to hand out to the members that wait for it.
+    Assignment { assignments: Vec<(Arc<str>, bytes::Bytes)> },
+    /// A static member that came back under a new member id.
+    StaticJoin { token: Token, response: JoinResponse },
+    /// Offsets; the group keeps them under the write's token.
+    Commit { token: Token, response: Vec<TopicErrors> },
+    /// Offsets of a transaction; the group keeps them under the write's token.
+    TxnCommit { token: Token, response: Vec<TopicErrors>, producer_id: i64 },
+    /// Tombstones of offsets; the offsets come back if the write fails.
+    OffsetDelete { token: Token, response: Vec<TopicErrors>, removed: Vec<(TopicPartition, Committed)> },
+    /// Tombstones of a whole group; the group comes back if the write fails and we still coordinate it.
+    DeleteGroup { token: Token, index: usize, removed: Option<Box<Group>> },
+}
+
+/// A DeleteGroups request whose tombstones are being written.
+pub(super) struct DeleteBatch {
+    pub(super) results: Vec<(Arc<str>, ErrorCode)>,
+    pub(super) in_flight: usize,
+}
+
+impl Outbox {
+    pub(super) fn wall_ms(&self) -> i64 {
+        self.wall_minus_now_ms.saturating_add_unsigned(self.now)
+    }
+
+    pub(super) fn reply(&mut self, token: Token, response: Response) {
+        self.effects.push(Effect::Reply(token, response));
+    }
+
+    /// The token the next write will get.
+    pub(super) fn next_write(&self) -> PersistToken {
+        PersistToken(self.last_write + 1)
+    }
+
+    pub(super) fn persist(
+        &mut self,
+        group: &Arc<str>,
+        records: Vec<GroupRecord>,
+        txn: Option<TxnProducer>,
+        then: Then,
+    ) -> PersistToken {
+        let token = self.next_write();
+        self.last_write = token.0;
+        self.effects.push(Effect::Persist { group: group.clone(), records, txn, then: token });
+        self.writes.insert(token, Write { group: group.clone(), then });
+        token
+    }
+
+    /// Forgets a group in the log. Nobody waits for it.
+    pub(super) fn bury(&mut self, group: &Arc<str>, mut tombstones: Vec<GroupRecord>, had_generation: bool) {
+        if had_generation {
+            tombstones.push((records::group_key(group), None));
+        }
+        if !tombstones.is_empty() {
+            self.persist(group, tombstones, None, Then::Nothing);
+        }
+    }
+}
+
+/// Makes member ids that no other process or time makes: a random start from outside, and a count.
+pub(super) struct MemberIds {
+    seed: u128,
+    count: u64,
+}
+
+impl MemberIds {
+    pub(super) fn new(seed: u128) -> Self {
+        Self { seed, count: 0 }
+    }
+
+    /// An id as Kafka forms it: the instance id or the client id, a dash, a UUID.
+    pub(super) fn next(&mut self, prefix: &str) -> Arc<str> {
+        self.count += 1;
+        let high = mix(self.count ^ (self.seed >> 64) as u64);
+        let low = mix(self.count.wrapping_add(high) ^ self.seed as u64);
+        let hex = format!("{high:016x}{low:016x}");
+        let cut = (0..=prefix.len().min(MAX_PREFIX)).rev().find(|at| prefix.is_char_boundary(*at));
+        let prefix = &prefix[..cut.unwrap_or(0)];
+        let (a, b, c, d, e) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+        Arc::from(format!("{prefix}-{a}-{b}-{c}-{d}-{e}"))
+    }
+}
+
+/// Keeps ids well inside what a record can hold; no real client comes near it.
+const MAX_PREFIX: usize = 1024;
+
+/// A bijection that scatters the bits (the finisher of splitmix64), so that ids do not look like a count.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,1 @@
+//! Offsets: commits, transactions, deletion, expiry.

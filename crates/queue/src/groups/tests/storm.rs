@@ -1,0 +1,1 @@
+//! Storms of random requests.
