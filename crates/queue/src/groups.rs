@@ -378,7 +378,8 @@ impl Groups {
                 self.out.reply(token, Response::OffsetCommit(answer(response)));
             }
             Then::TxnCommit { token, response, producer_id } => {
-                let still_open = offsets.is_some_and(|o| o.on_txn_written(producer_id, write, result.is_ok()));
+                let still_open =
+                    offsets.is_some_and(|o| o.on_txn_written(producer_id, write, result.is_ok()));
                 if !still_open && let Some(names) = self.txns.get_mut(&producer_id) {
                     names.remove(name);
                     if names.is_empty() {
@@ -535,6 +536,7 @@ impl Groups {
 /// The partition of `__consumer_offsets` that keeps a group: Java's `hashCode` of its name, as every client
 /// and tool computes it.
 pub fn partition_for(group_id: &str, partitions: i32) -> i32 {
-    let hash = group_id.encode_utf16().fold(0i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(unit)));
+    let hash =
+        group_id.encode_utf16().fold(0i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(unit)));
     hash.checked_abs().unwrap_or(0) % partitions.max(1)
 }

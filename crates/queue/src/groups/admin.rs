@@ -148,9 +148,8 @@ impl Groups {
             let partitions = partitions.into_iter().map(|partition| (partition, error)).collect();
             response.push(TopicErrors { topic, partitions });
         }
-        let named = |topic: &str, partition, _: Option<&Committed>| {
-            wanted.contains(&(Arc::from(topic), partition))
-        };
+        let named =
+            |topic: &str, partition, _: Option<&Committed>| wanted.contains(&(Arc::from(topic), partition));
         let (removed, tombstones) = group.offsets.remove(&request.group, named);
         if tombstones.is_empty() {
             let response = OffsetDeleteResponse { error: ErrorCode::None, topics: response };

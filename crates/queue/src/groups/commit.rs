@@ -27,7 +27,8 @@ pub(super) fn failed(mut response: Vec<TopicErrors>, error: ErrorCode) -> Vec<To
 
 impl Group {
     pub(super) fn commit(&mut self, out: &mut Outbox, token: Token, commit: OffsetCommit) {
-        let error = self.check_commit(commit.generation, &commit.member_id, commit.instance_id.as_deref(), false);
+        let error =
+            self.check_commit(commit.generation, &commit.member_id, commit.instance_id.as_deref(), false);
         if error != ErrorCode::None {
             return out.reply(token, Response::OffsetCommit(all(&commit.topics, error)));
         }
@@ -47,7 +48,8 @@ impl Group {
 
     /// Returns whether a transaction of the producer is open here now.
     pub(super) fn txn_commit(&mut self, out: &mut Outbox, token: Token, commit: TxnOffsetCommit) -> bool {
-        let error = self.check_commit(commit.generation, &commit.member_id, commit.instance_id.as_deref(), true);
+        let error =
+            self.check_commit(commit.generation, &commit.member_id, commit.instance_id.as_deref(), true);
         if error != ErrorCode::None {
             out.reply(token, Response::OffsetCommit(all(&commit.topics, error)));
             return false;
@@ -68,7 +70,13 @@ impl Group {
 
     /// Members commit in their generation. Clients without membership commit while nobody is a member, and
     /// inside transactions always, since old versions of that request cannot name a member.
-    fn check_commit(&self, generation: i32, member_id: &str, instance_id: Option<&str>, txn: bool) -> ErrorCode {
+    fn check_commit(
+        &self,
+        generation: i32,
+        member_id: &str,
+        instance_id: Option<&str>,
+        txn: bool,
+    ) -> ErrorCode {
         if generation < 0 && member_id.is_empty() && instance_id.is_none() {
             let allowed = txn || self.phase == Phase::Empty;
             return if allowed { ErrorCode::None } else { ErrorCode::UnknownMemberId };

@@ -209,7 +209,8 @@ impl Group {
     pub(super) fn select_protocol(&self) -> Option<Arc<str>> {
         let first = self.members.values().next()?;
         let everywhere = |p: &&Protocol| self.members.values().all(|member| member.supports(&p.name));
-        let common: BTreeSet<&Arc<str>> = first.protocols.iter().filter(everywhere).map(|p| &p.name).collect();
+        let common: BTreeSet<&Arc<str>> =
+            first.protocols.iter().filter(everywhere).map(|p| &p.name).collect();
         let mut votes: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
         for member in self.members.values() {
             let choice = member.protocols.iter().find(|p| common.contains(&p.name))?;

@@ -20,7 +20,8 @@ impl Group {
         let reason = leaving.reason.as_deref().unwrap_or("left the group");
         if leaving.member_id.is_empty() {
             // An administrator names the instance and not its current id.
-            let owner = leaving.instance_id.as_ref().and_then(|instance| self.instances.get(instance)).cloned();
+            let owner =
+                leaving.instance_id.as_ref().and_then(|instance| self.instances.get(instance)).cloned();
             let Some(id) = owner else { return ErrorCode::UnknownMemberId };
             self.remove_member(out, &id, reason);
             return ErrorCode::None;

@@ -54,7 +54,9 @@ impl Loader {
                 let value = value.map(records::read_offset_value).transpose()?;
                 let offsets = &mut self.groups.entry(group.clone()).or_default().offsets;
                 match (value, txn) {
-                    (Some(value), None) => offsets.put((topic, partition), Committed { value, seq: self.seq }),
+                    (Some(value), None) => {
+                        offsets.put((topic, partition), Committed { value, seq: self.seq })
+                    }
                     (None, _) => offsets.on_tombstone(&topic, partition),
                     (Some(value), Some((id, epoch))) => {
                         let batch = TxnBatch {

@@ -8,7 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::api::{FetchedGroup, FetchedOffset, FetchedTopic, GroupRecord, OffsetFetch, PersistToken, TxnProducer};
+use super::api::{
+    FetchedGroup, FetchedOffset, FetchedTopic, GroupRecord, OffsetFetch, PersistToken, TxnProducer,
+};
 use super::codes::ErrorCode;
 use super::records::{self, OffsetValue};
 
@@ -131,9 +133,8 @@ impl Offsets {
     }
 
     fn is_unstable(&self, topic: &str, partition: i32) -> bool {
-        let touches = |batch: &TxnBatch| {
-            batch.offsets.iter().any(|((t, p), _)| *p == partition && t.as_ref() == topic)
-        };
+        let touches =
+            |batch: &TxnBatch| batch.offsets.iter().any(|((t, p), _)| *p == partition && t.as_ref() == topic);
         self.txns.values().flatten().any(touches)
     }
 
@@ -143,14 +144,20 @@ impl Offsets {
             None => {
                 let all = |(topic, partitions): (&Arc<str>, &BTreeMap<i32, Committed>)| FetchedTopic {
                     topic: topic.clone(),
-                    partitions: partitions.keys().map(|p| self.fetch_one(topic, *p, request.require_stable)).collect(),
+                    partitions: partitions
+                        .keys()
+                        .map(|p| self.fetch_one(topic, *p, request.require_stable))
+                        .collect(),
                 };
                 self.committed.iter().map(all).collect()
             }
             Some(topics) => {
                 let named = |(topic, partitions): &(Arc<str>, Vec<i32>)| FetchedTopic {
                     topic: topic.clone(),
-                    partitions: partitions.iter().map(|p| self.fetch_one(topic, *p, request.require_stable)).collect(),
+                    partitions: partitions
+                        .iter()
+                        .map(|p| self.fetch_one(topic, *p, request.require_stable))
+                        .collect(),
                 };
                 topics.iter().map(named).collect()
             }
@@ -159,7 +166,8 @@ impl Offsets {
     }
 
     fn fetch_one(&self, topic: &str, partition: i32, require_stable: bool) -> FetchedOffset {
-        let none = |error| FetchedOffset { partition, offset: -1, leader_epoch: -1, metadata: String::new(), error };
+        let none =
+            |error| FetchedOffset { partition, offset: -1, leader_epoch: -1, metadata: String::new(), error };
         if require_stable && self.is_unstable(topic, partition) {
             return none(ErrorCode::UnstableOffsetCommit);
         }
@@ -207,7 +215,8 @@ impl Offsets {
         }
         keys.sort_unstable();
         keys.dedup();
-        let tombstone = |(topic, partition): (Arc<str>, i32)| (records::offset_key(group, &topic, partition), None);
+        let tombstone =
+            |(topic, partition): (Arc<str>, i32)| (records::offset_key(group, &topic, partition), None);
         (removed, keys.into_iter().map(tombstone).collect())
     }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::api::{Effect, GroupRecord, JoinResponse, PersistToken, Response, Token, TopicErrors, TxnProducer};
+use super::api::{
+    Effect, GroupRecord, JoinResponse, PersistToken, Response, Token, TopicErrors, TxnProducer,
+};
 use super::codes::ErrorCode;
 use super::group::Group;
 use super::offsets::{Committed, TopicPartition};

@@ -104,7 +104,8 @@ impl Group {
         self.leader = None;
         self.subscribed = None;
         self.enter(out, Phase::Empty);
-        let record = (records::group_key(&self.name), Some(records::group_value(&self.value(|_, _| Bytes::new()))));
+        let record =
+            (records::group_key(&self.name), Some(records::group_value(&self.value(|_, _| Bytes::new()))));
         out.persist(&self.name, vec![record], None, Then::Nothing);
     }
 
@@ -210,7 +211,8 @@ impl Group {
         let now = out.now;
         self.pending.retain(|_, lapses| *lapses > now);
         let is_late = |m: &Member| m.expiry().is_some_and(|at| at <= now);
-        let late: Vec<_> = self.members.iter().filter(|(_, m)| is_late(m)).map(|(id, _)| id.clone()).collect();
+        let late: Vec<_> =
+            self.members.iter().filter(|(_, m)| is_late(m)).map(|(id, _)| id.clone()).collect();
         for id in late {
             // An earlier removal of this round may have given it an answer and a new session.
             if self.members.get(&id).is_some_and(is_late) {

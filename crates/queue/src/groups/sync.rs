@@ -44,7 +44,8 @@ impl Group {
             error
         } else if sync.generation != self.generation {
             ErrorCode::IllegalGeneration
-        } else if differs(&sync.protocol_type, &self.protocol_type) || differs(&sync.protocol, &self.protocol) {
+        } else if differs(&sync.protocol_type, &self.protocol_type) || differs(&sync.protocol, &self.protocol)
+        {
             ErrorCode::InconsistentGroupProtocol
         } else {
             match self.phase {

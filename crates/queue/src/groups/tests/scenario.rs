@@ -192,8 +192,9 @@ impl Stage {
         let name = args.plain[0];
         let client = self.clients[name].clone();
         let give = args.list("give", "").into_iter().filter_map(|pair| pair.split_once(':'));
-        let assignments =
-            give.map(|(to, text)| (self.clients[to].id.clone(), Bytes::copy_from_slice(text.as_bytes()))).collect();
+        let assignments = give
+            .map(|(to, text)| (self.clients[to].id.clone(), Bytes::copy_from_slice(text.as_bytes())))
+            .collect();
         let request = Sync {
             group: client.group,
             generation: args.number("generation").map_or(client.generation, |g| g as i32),
@@ -237,7 +238,9 @@ impl Stage {
     }
 
     fn commit(&mut self, args: &Args<'_>) {
-        let [name, topic, partition, offset] = args.plain[..] else { panic!("commit NAME TOPIC PARTITION OFFSET") };
+        let [name, topic, partition, offset] = args.plain[..] else {
+            panic!("commit NAME TOPIC PARTITION OFFSET")
+        };
         let offsets = [(topic, partition.parse().unwrap(), offset.parse().unwrap())];
         let request = match self.clients.get(name).cloned() {
             None => simple_commit("g", &offsets),
@@ -258,7 +261,9 @@ impl Stage {
         let group: Arc<str> = args.plain.first().copied().unwrap_or("g").into();
         let name = group.to_string();
         let token = self.world.ask(|token| match verb {
-            "fetch" => Input::OffsetFetch(token, vec![OffsetFetch { group, topics: None, require_stable: false }]),
+            "fetch" => {
+                Input::OffsetFetch(token, vec![OffsetFetch { group, topics: None, require_stable: false }])
+            }
             "describe" => Input::DescribeGroups(token, vec![group]),
             "delete" => Input::DeleteGroups(token, vec![group]),
             "list" => {
@@ -309,7 +314,8 @@ impl Stage {
                 let mut text = String::new();
                 for topic in &groups[0].topics {
                     for p in &topic.partitions {
-                        write!(text, "{}/{} at {} {:?} ", topic.topic, p.partition, p.offset, p.metadata).unwrap();
+                        write!(text, "{}/{} at {} {:?} ", topic.topic, p.partition, p.offset, p.metadata)
+                            .unwrap();
                     }
                 }
                 text.trim_end().to_owned()
@@ -338,7 +344,8 @@ impl Stage {
         let protocol = join.protocol.as_deref().unwrap_or_default();
         let mut line = format!("generation {} {protocol}", join.generation);
         if join.leader == join.member_id {
-            let others: Vec<_> = join.members.iter().map(|m| m.instance_id.as_deref().unwrap_or("dynamic")).collect();
+            let others: Vec<_> =
+                join.members.iter().map(|m| m.instance_id.as_deref().unwrap_or("dynamic")).collect();
             write!(line, ", leads {others:?}").unwrap();
         }
         if join.skip_assignment {

@@ -131,7 +131,8 @@ impl World {
             Some(Queued::Write { group, records, txn, then }) => {
                 for (key, value) in records {
                     let read = records::read_key(key.clone()).expect("our own key");
-                    let (records::Key::Offset { group: of, .. } | records::Key::Group { group: of }) = read else {
+                    let (records::Key::Offset { group: of, .. } | records::Key::Group { group: of }) = read
+                    else {
                         panic!("an unknown kind of record")
                     };
                     assert_eq!(of, group, "a record in another group's write");
@@ -191,7 +192,10 @@ impl World {
                 assert!(self.groups.deadlines.contains(&(wake, name.clone())));
             }
             let due = group.next_deadline();
-            assert!(due.is_none_or(|due| group.wake.is_some_and(|wake| wake <= due)), "{name} sleeps past {due:?}");
+            assert!(
+                due.is_none_or(|due| group.wake.is_some_and(|wake| wake <= due)),
+                "{name} sleeps past {due:?}"
+            );
         }
         assert_eq!(indexed, self.groups.deadlines.len(), "the index holds groups that are gone");
         self.generations.retain(|name, _| self.groups.groups.contains_key(name));
@@ -219,7 +223,11 @@ impl World {
                     assert!(group.phase == Phase::Completing || member.awaiting_sync.is_none());
                     let told = self.told.get(&(name.clone(), id.clone()));
                     let knows = told == Some(&group.generation);
-                    assert!(knows || member.instance_id.is_some(), "{id} is in {} but heard {told:?}", group.generation);
+                    assert!(
+                        knows || member.instance_id.is_some(),
+                        "{id} is in {} but heard {told:?}",
+                        group.generation
+                    );
                 }
             }
             for token in [member.awaiting_join, member.awaiting_sync].into_iter().flatten() {
