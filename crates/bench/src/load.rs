@@ -24,7 +24,7 @@ use moim_wire_kafka::ErrorCode;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, LocalSet};
 
-use crate::slices::Work;
+use crate::slices::{Work, latencies};
 
 /// When a load ends.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ struct Tally {
 
 impl Tally {
     fn new() -> Result<Tally> {
-        Ok(Tally { ops: 0, bytes: 0, latency: Histogram::new(3)? })
+        Ok(Tally { ops: 0, bytes: 0, latency: latencies()? })
     }
 
     fn count(&mut self, bytes: usize, took: Duration) {
@@ -118,3 +118,6 @@ pub async fn drain(addr: SocketAddr, op_bytes: u64, slice: Duration) -> Result<W
     }
     Ok(Work { ops: bytes / op_bytes, bytes, elapsed: started.elapsed(), latency: None, cpu: None })
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,10 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use hdrhistogram::Histogram;
 
 use crate::procfs;
-use crate::slices::Work;
+use crate::slices::{Work, latencies};
 
 /// Size at which the growing probes begin a new file: a broker's segment.
 const ROLL_BYTES: u64 = 1 << 30;
@@ -116,7 +115,7 @@ pub fn write_and_sync(
 
 /// Repeats `step`, which says how many operations it did, until the slice is over.
 fn timed(slice: Duration, op_bytes: usize, mut step: impl FnMut() -> io::Result<u64>) -> Result<Work> {
-    let mut latency = Histogram::new(3)?;
+    let mut latency = latencies()?;
     let (cpu, started) = (procfs::cpu_of_thread(), Instant::now());
     let (mut ops, mut last) = (0, started);
     while last - started < slice {
@@ -162,6 +161,7 @@ mod tests {
             assert!(work.ops > 0 && work.elapsed >= slice);
             assert_eq!(work.bytes, work.ops * 4096);
             assert!(work.cpu.unwrap() <= work.elapsed);
+            assert!(work.latency.unwrap().value_at_quantile(0.5) > 100, "no write takes under 100 ns");
         }
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
         fs::remove_dir(&dir).unwrap();

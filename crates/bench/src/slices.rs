@@ -44,6 +44,11 @@ pub struct Work {
     pub cpu: Option<Duration>,
 }
 
+/// An empty histogram of nanoseconds, up to a minute. Its range is fixed: recording beyond it saturates.
+pub(crate) fn latencies() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_max(60_000_000_000, 3)?)
+}
+
 /// One side of a comparison.
 pub trait Subject {
     /// What the report calls it.

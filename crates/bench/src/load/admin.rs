@@ -8,8 +8,7 @@ use moim_wire_kafka::KString;
 use moim_wire_kafka::messages::{
     ApiVersionsRequest, ApiVersionsResponse, CreatableTopic, CreatableTopicConfig, CreateTopicsRequest,
     CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse, ListOffsetsPartition,
-    ListOffsetsRequest, ListOffsetsResponse, ListOffsetsTopic, MetadataRequest, MetadataRequestTopic,
-    MetadataResponse,
+    ListOffsetsRequest, ListOffsetsResponse, ListOffsetsTopic, MetadataRequest, MetadataResponse,
 };
 
 use super::connection::Connection;
@@ -79,22 +78,18 @@ pub async fn create(addr: SocketAddr, topics: &[NewTopic]) -> Result<()> {
     Ok(())
 }
 
-/// Whether every partition of the topics has a leader.
+/// Whether the broker leads every partition of the topics. Metadata may name a leader that does not know it yet, so the
+/// leader itself is asked, for the end of each partition.
 async fn led(connection: &mut Connection, topics: &[NewTopic]) -> Result<bool> {
-    let names = topics.iter().map(|topic| MetadataRequestTopic {
-        name: Some(KString::from(topic.name.as_str())),
-        ..Default::default()
+    let latest =
+        |partition_index| ListOffsetsPartition { partition_index, timestamp: LATEST, ..Default::default() };
+    let topics = topics.iter().map(|topic| ListOffsetsTopic {
+        name: KString::from(topic.name.as_str()),
+        partitions: (0..topic.partitions).map(latest).collect(),
     });
-    let question = MetadataRequest {
-        topics: Some(names.collect()),
-        allow_auto_topic_creation: false,
-        ..Default::default()
-    };
-    let answer: MetadataResponse = connection.call(METADATA_VERSION, &question).await?;
-    let wanted: i32 = topics.iter().map(|topic| topic.partitions).sum();
-    let ready = answer.topics.iter().flat_map(|topic| &topic.partitions);
-    let ready = ready.filter(|partition| partition.error_code == 0 && partition.leader_id >= 0).count();
-    Ok(i32::try_from(ready).unwrap_or(i32::MAX) >= wanted)
+    let question = ListOffsetsRequest { replica_id: -1, topics: topics.collect(), ..Default::default() };
+    let answer: ListOffsetsResponse = connection.call(LIST_OFFSETS_VERSION, &question).await?;
+    Ok(answer.topics.iter().flat_map(|topic| &topic.partitions).all(|partition| partition.error_code == 0))
 }
 
 /// Deletes topics and waits until they are gone.
