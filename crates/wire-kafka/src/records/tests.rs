@@ -209,6 +209,10 @@ fn what_a_producer_may_not_send_is_refused() {
     assert!(matches!(invalid(|h| h.producer_epoch = -1), RecordsError::Invalid(_)));
     assert!(matches!(invalid(|h| h.base_sequence = -1), RecordsError::Invalid(_)));
     assert!(matches!(invalid(|h| h.base_timestamp = i64::MAX), RecordsError::Invalid(_)));
+    // Timestamp deltas 0 and -1: the lower one leaves the range.
+    let falling = raw_batch(2, &[12, 0, 0, 0, 1, 1, 0, 12, 0, 1, 2, 1, 1, 0]);
+    let falling = tampered(&falling, |header| header.base_timestamp = i64::MIN);
+    assert!(matches!(validate_batch(&falling, &LIMITS), Err(RecordsError::Invalid(_))));
     assert!(matches!(
         invalid(|h| {
             h.producer_id = -1;
@@ -381,6 +385,14 @@ fn retained_records_keep_their_offsets_and_times() {
         assert_eq!(all.as_ptr(), batch.as_ptr());
         assert_eq!(retain_records(&batch, LIMIT, &mut |_, _, _| false), Ok(None));
     }
+}
+
+#[test]
+fn retained_records_keep_the_append_time_of_their_batch() {
+    let batch = fill(BatchBuilder::new(Compression::None).log_append_time(T0 + 60_000), &four_records());
+    let kept = retain_records(&batch, LIMIT, &mut |offset, _, _| offset == 0).unwrap().unwrap();
+    let (header, records) = decode_batch(&kept, LIMIT).unwrap();
+    assert_eq!((header.max_timestamp, records[0].timestamp), (T0 + 60_000, T0 + 60_000));
 }
 
 #[test]

@@ -43,9 +43,8 @@ pub fn validate_batch(batch: &Bytes, limits: &ValidateLimits) -> Result<BatchHea
     if header.records_count.checked_sub(1) != Some(header.last_offset_delta) {
         return Err(RecordsError::Count);
     }
-    let require_keys = limits.require_keys && !header.is_control();
     header.max_timestamp = with_payload(&header, batch, limits.max_decompressed_bytes, |payload| {
-        check_records(payload, &header, require_keys)
+        check_records(payload, &header, limits.require_keys)
     })?;
     Ok(header)
 }
