@@ -8,7 +8,7 @@ mod figures;
 mod subjects;
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -347,7 +347,50 @@ fn machine_line() -> String {
     )
 }
 
-/// A folder for one probe or server of the run.
-fn folder_for(bench: &Bench<'_>, name: &str) -> PathBuf {
-    Path::new(&bench.folder).join(name)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slices::Work;
+
+    struct Fixed(&'static str, u64);
+
+    impl Subject for Fixed {
+        fn label(&self) -> String {
+            self.0.into()
+        }
+        fn durability(&self) -> String {
+            "none".into()
+        }
+        fn pid(&self) -> Option<u32> {
+            None
+        }
+        fn run(&mut self, slice: Duration) -> Result<Work> {
+            let cpu = Some(Duration::from_micros(self.1));
+            Ok(Work { ops: 1, bytes: self.1, elapsed: slice, latency: None, cpu })
+        }
+    }
+
+    #[test]
+    fn only_sides_that_ran_are_judged_and_ours_stands_above_theirs() {
+        let plan = Plan { pairs: 1, slice: Duration::from_millis(1), noise_limit: f64::INFINITY };
+        let mut subjects: Vec<Box<dyn Subject>> =
+            vec![Box::new(Fixed("Moim", 30)), Box::new(Fixed("Kafka", 10))];
+        let outcome = alternate(&plan, &mut subjects, &[], &mut |_| ()).unwrap();
+        let wanted = [
+            Wanted("Moim", "Kafka", What::Throughput, Some(Aim::AtLeast(2.0))),
+            Wanted("Moim", "Kafka", What::CpuPerOp, Some(Aim::AtMost(2.0))),
+            Wanted("Moim", "Kafka", What::P99, None),
+            Wanted("Moim", "floor server", What::Throughput, None),
+        ];
+        let found = judge(&outcome, &["Moim".into(), "Kafka".into()], &wanted);
+        let seen: Vec<_> = found.iter().map(|c| (c.what.as_str(), c.ratio, c.reached)).collect();
+        assert_eq!(
+            seen,
+            [
+                ("throughput", Some(3.0), Some(true)),
+                ("server CPU per op", Some(3.0), Some(false)),
+                ("p99", None, None)
+            ]
+        );
+    }
 }

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use moim_wire_kafka::messages::{PartitionProduceResponse, ProduceResponse, TopicProduceResponse};
 use moim_wire_kafka::{KString, encode_response};
 
-use super::{Bench, MIB, folder_for};
+use super::{Bench, MIB};
 use crate::load::admin::{self, NewTopic};
 use crate::load::end_to_end::{EndToEnd, end_to_end};
 use crate::load::fetch::{FetchLoad, fetch};
@@ -311,7 +311,7 @@ impl Subject for FloorSubject<'_> {
     }
 
     fn prepare(&mut self) -> Result<()> {
-        let server = Floor::start(&folder_for(self.bench, "floor"), self.keep, self.answer.clone())?;
+        let server = Floor::start(&self.bench.folder.join("floor"), self.keep, self.answer.clone())?;
         self.load.addr = server.addr;
         self.server = Some(server);
         Ok(())
@@ -339,7 +339,7 @@ pub(super) struct BlastSubject<'a> {
 
 impl<'a> BlastSubject<'a> {
     pub(super) fn start(bench: &'a Bench<'a>, file_bytes: u64) -> Result<Self> {
-        Ok(BlastSubject { bench, server: Blast::start(&folder_for(bench, "blast"), file_bytes, MIB)? })
+        Ok(BlastSubject { bench, server: Blast::start(&bench.folder.join("blast"), file_bytes, MIB)? })
     }
 }
 
