@@ -41,6 +41,7 @@ pub(crate) struct Identity {
 #[derive(Debug)]
 pub(crate) struct DataDir {
     /// The folder.
+    #[allow(dead_code)] // the queue's recovery starts from it
     pub(crate) path: PathBuf,
     /// Whose it is.
     pub(crate) identity: Identity,

@@ -1,15 +1,17 @@
 //! The `moim` binary: reads the command line, runs one command, ends with its status.
 
-#![allow(dead_code)] // until the client commands are wired in
-
 mod admin;
 mod cli;
+mod client;
 mod cmd;
 mod config;
 mod data_dir;
 mod exit;
+mod format;
 mod output;
+mod place;
 mod serve;
+mod signals;
 mod target;
 
 use std::process::ExitCode;

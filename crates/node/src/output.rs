@@ -27,10 +27,9 @@ pub(crate) trait Report: Serialize {
     fn sections(&self) -> Vec<Section>;
 }
 
-/// One table, perhaps under a title.
+/// One table.
 #[derive(Debug, Default)]
 pub(crate) struct Section {
-    title: Option<String>,
     /// Column names; one that starts with `>` is a column of numbers and aligns to the right.
     columns: Vec<&'static str>,
     rows: Vec<Vec<String>>,
@@ -39,19 +38,13 @@ pub(crate) struct Section {
 impl Section {
     /// A table with these columns. A name that starts with `>` aligns to the right.
     pub(crate) fn new(columns: &[&'static str]) -> Self {
-        Self { title: None, columns: columns.to_vec(), rows: Vec::new() }
+        Self { columns: columns.to_vec(), rows: Vec::new() }
     }
 
     /// A table of names and values, without a header.
     pub(crate) fn pairs<const N: usize>(pairs: [(&str, String); N]) -> Self {
         let rows = pairs.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
-        Self { title: None, columns: Vec::new(), rows }
-    }
-
-    /// Puts a line above the table.
-    pub(crate) fn title(mut self, title: impl Into<String>) -> Self {
-        self.title = Some(title.into());
-        self
+        Self { columns: Vec::new(), rows }
     }
 
     /// Adds a line.
@@ -83,12 +76,7 @@ impl Section {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
-        let body = table.trim_fmt();
-        match &self.title {
-            Some(title) if bold => format!("\u{1b}[1m{title}\u{1b}[0m\n{body}"),
-            Some(title) => format!("{title}\n{body}"),
-            None => body,
-        }
+        table.trim_fmt()
     }
 }
 
@@ -132,13 +120,18 @@ pub(crate) fn note(text: impl std::fmt::Display) {
     eprintln!("{text}");
 }
 
+/// `1 message`, `2 messages`.
+pub(crate) fn counted(count: u64, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Asks before something is destroyed. Off a terminal nobody can answer, so `--yes` is needed there.
 pub(crate) fn confirm(what: &str, yes: bool) -> Outcome {
     if yes {
         return Ok(());
     }
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-        return Err(Failure::usage(format!("not asked on a terminal: {what}")).hint("add --yes to do it"));
+        return Err(Failure::usage(format!("will not {what} unasked")).hint("add --yes to do it"));
     }
     eprint!("{what}? [y/N] ");
     io::stderr().flush()?;
@@ -156,10 +149,10 @@ mod tests {
 
     #[test]
     fn a_table_lines_up_and_has_no_trailing_blanks() {
-        let mut section = Section::new(&["NAME", ">SIZE", "NOTE"]).title("things");
+        let mut section = Section::new(&["NAME", ">SIZE", "NOTE"]);
         section.row(vec!["a".into(), "5".into(), String::new()]);
         section.row(vec!["longer".into(), "1000".into(), "x".into()]);
-        let wanted = "things\nNAME    SIZE  NOTE\na          5\nlonger  1000  x";
+        let wanted = "NAME    SIZE  NOTE\na          5\nlonger  1000  x";
         assert_eq!(section.render(false), wanted);
     }
 

@@ -14,13 +14,13 @@ use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{Clock, SystemClock};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{self, Admin, Listeners, NodeFacts, Readiness};
 use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::styled;
+use crate::signals::Signals;
 
 /// Runs a node until it is told to stop.
 pub(crate) fn run(config: &Config) -> Outcome {
@@ -221,25 +221,6 @@ fn raise_file_limit(connections: u64) {
     }
     if let Some(files) = getrlimit(Resource::Nofile).current.filter(|files| *files < connections) {
         tracing::warn!(files, connections, "the limit of open files is below kafka.max_connections");
-    }
-}
-
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn listen() -> Outcome<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// The name of the next signal to stop. Cancel-safe.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
-        }
     }
 }
 

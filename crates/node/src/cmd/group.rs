@@ -1,8 +1,14 @@
 //! `moim group …`: the flags of every verb; what they do is in the file of the verb.
 
+mod delete;
+mod describe;
+mod list;
+mod seek;
+
 use clap::{Args, Subcommand};
 
-use crate::exit::{Failure, Outcome};
+use crate::client::block_on;
+use crate::exit::Outcome;
 use crate::output::Output;
 use crate::target::ClientArgs;
 
@@ -73,6 +79,14 @@ pub(crate) struct DeleteArgs {
     yes: bool,
 }
 
-pub(crate) fn run(args: GroupArgs, _output: Output) -> Outcome {
-    Err(Failure::error(format!("not wired yet: {:?}", args.verb)))
+pub(crate) fn run(args: GroupArgs, output: Output) -> Outcome {
+    let GroupArgs { client, verb } = args;
+    block_on(async move {
+        match verb {
+            GroupVerb::List(args) => list::run(&client, &args, output).await,
+            GroupVerb::Describe(args) => describe::run(&client, &args, output).await,
+            GroupVerb::Seek(args) => seek::run(&client, &args, output).await,
+            GroupVerb::Delete(args) => delete::run(&client, &args, output).await,
+        }
+    })
 }

@@ -1,8 +1,19 @@
 //! `moim topic …`: the flags of every verb; what they do is in the file of the verb.
 
+mod add_partitions;
+mod alter;
+mod consume;
+mod create;
+mod delete;
+mod describe;
+mod list;
+mod produce;
+mod reassign;
+
 use clap::{Args, Subcommand};
 
-use crate::exit::{Failure, Outcome};
+use crate::client::block_on;
+use crate::exit::Outcome;
 use crate::output::Output;
 use crate::target::ClientArgs;
 
@@ -157,7 +168,7 @@ pub(crate) struct ConsumeArgs {
     #[arg(required = true, value_name = "TOPIC")]
     topics: Vec<String>,
     /// Where to begin: start, end, N, +N after the start, -N before the end, @TIME (RFC 3339,
-    /// ms since 1970, or ago such as @-1h) [default: start; in a group, where it stopped]
+    /// ms since 1970, or ago such as @-1h); in a group, only where it has not committed [default: start]
     #[arg(long, value_name = "WHERE", allow_hyphen_values = true)]
     offset: Option<String>,
     /// Only this partition; may be repeated
@@ -216,8 +227,21 @@ pub(crate) struct ProduceArgs {
     no_idempotence: bool,
 }
 
-pub(crate) fn run(args: TopicArgs, _output: Output) -> Outcome {
-    Err(Failure::error(format!("not wired yet: {:?}", args.verb)))
+pub(crate) fn run(args: TopicArgs, output: Output) -> Outcome {
+    let TopicArgs { client, verb } = args;
+    block_on(async move {
+        match verb {
+            TopicVerb::Create(args) => create::run(&client, &args, output).await,
+            TopicVerb::List(args) => list::run(&client, &args, output).await,
+            TopicVerb::Describe(args) => describe::run(&client, &args, output).await,
+            TopicVerb::Alter(args) => alter::run(&client, &args, output).await,
+            TopicVerb::Delete(args) => delete::run(&client, &args, output).await,
+            TopicVerb::AddPartitions(args) => add_partitions::run(&client, &args, output).await,
+            TopicVerb::Reassign(args) => reassign::run(&client, &args, output).await,
+            TopicVerb::Consume(args) => consume::run(&client, &args, output).await,
+            TopicVerb::Produce(args) => produce::run(&client, &args, output).await,
+        }
+    })
 }
 
 /// `K=V`, where only the value may be empty or hold another `=`.

@@ -1,0 +1,265 @@
+//! Offsets: where partitions begin and end, what a moment in time means, what a group has committed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use moim_wire_kafka::messages::offset_commit::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+use moim_wire_kafka::messages::offset_fetch::OffsetFetchRequestTopic;
+use moim_wire_kafka::messages::{
+    ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic, OffsetCommitRequest, OffsetFetchRequest,
+};
+use moim_wire_kafka::{ErrorCode, KString};
+use tokio::time::Instant;
+
+use super::{BACKOFF, Client, TopicPartition, errors};
+use crate::exit::Outcome;
+use crate::place::Place;
+
+/// Asks for the end of a partition.
+pub(crate) const LATEST: i64 = -1;
+/// Asks for its first offset.
+pub(crate) const EARLIEST: i64 = -2;
+
+/// An offset per partition.
+pub(crate) type Offsets = BTreeMap<TopicPartition, i64>;
+
+/// Whose messages count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Isolation {
+    /// Everything, whatever becomes of its transaction.
+    ReadUncommitted = 0,
+    /// What is decided and not aborted.
+    ReadCommitted = 1,
+}
+
+impl Client {
+    /// The leader of each partition of these topics.
+    pub(crate) async fn leaders(&mut self, topics: &[KString]) -> Outcome<BTreeMap<TopicPartition, i32>> {
+        let mut leaders = BTreeMap::new();
+        for topic in self.topics(topics, false).await? {
+            let name = topic.name.unwrap_or_default();
+            for partition in &topic.partitions {
+                let key = TopicPartition { topic: name.clone(), partition: partition.partition_index };
+                leaders.insert(key, partition.leader_id);
+            }
+        }
+        Ok(leaders)
+    }
+
+    /// Looks up a timestamp (or [`LATEST`], [`EARLIEST`]) in each partition. A partition without a message
+    /// that late is missing from the answer.
+    pub(crate) async fn list_offsets(
+        &mut self,
+        partitions: &[TopicPartition],
+        timestamp: i64,
+        isolation: Isolation,
+    ) -> Outcome<Offsets> {
+        let deadline = self.deadline();
+        let mut waiting: Vec<TopicPartition> = partitions.to_vec();
+        let mut found = Offsets::new();
+        loop {
+            let leaders = self.leaders(&topics_of(&waiting)).await?;
+            let mut retry = Vec::new();
+            for (leader, asked) in by_leader(&waiting, &leaders)? {
+                let request = list_offsets_request(&asked, timestamp, isolation);
+                for topic in self.on(leader, &request).await?.topics {
+                    for partition in topic.partitions {
+                        let key = TopicPartition {
+                            topic: topic.name.clone(),
+                            partition: partition.partition_index,
+                        };
+                        match ErrorCode::try_from(partition.error_code) {
+                            Ok(ErrorCode::None) if partition.offset >= 0 => {
+                                found.insert(key, partition.offset);
+                            }
+                            Ok(ErrorCode::None) => {}
+                            Ok(error) if error.is_retriable() && Instant::now() < deadline => retry.push(key),
+                            _ => return Err(errors::failure(partition.error_code, None).context(&key)),
+                        }
+                    }
+                }
+            }
+            if retry.is_empty() {
+                return Ok(found);
+            }
+            waiting = retry;
+            tokio::time::sleep(BACKOFF).await;
+        }
+    }
+
+    /// The offset a place means in each partition, between its start and its end.
+    pub(crate) async fn resolve(
+        &mut self,
+        partitions: &[TopicPartition],
+        place: Place,
+        isolation: Isolation,
+    ) -> Outcome<Offsets> {
+        let starts = self.list_offsets(partitions, EARLIEST, isolation).await?;
+        let ends = self.list_offsets(partitions, LATEST, isolation).await?;
+        let times = match place {
+            Place::Time(ms) => self.list_offsets(partitions, ms, isolation).await?,
+            _ => Offsets::new(),
+        };
+        let resolved = partitions.iter().map(|key| {
+            let start = starts.get(key).copied().unwrap_or(0);
+            let end = ends.get(key).copied().unwrap_or(start);
+            let at = match place {
+                Place::Start => start,
+                Place::End => end,
+                Place::At(offset) => offset,
+                Place::AfterStart(count) => start.saturating_add(count),
+                Place::BeforeEnd(count) => end.saturating_sub(count),
+                Place::Time(_) => times.get(key).copied().unwrap_or(end),
+            };
+            (key.clone(), at.clamp(start, end.max(start)))
+        });
+        Ok(resolved.collect())
+    }
+
+    /// What the group has committed; of everything when no partitions are named.
+    pub(crate) async fn committed(&mut self, group: &str, of: Option<&[TopicPartition]>) -> Outcome<Offsets> {
+        let deadline = self.deadline();
+        let topics = of.map(|partitions| {
+            let topics = by_topic(partitions.iter().map(|key| (key, ())));
+            let one = |(name, all): (KString, Vec<(i32, ())>)| OffsetFetchRequestTopic {
+                name,
+                partition_indexes: all.into_iter().map(|(partition, ())| partition).collect(),
+            };
+            topics.into_iter().map(one).collect()
+        });
+        let request = OffsetFetchRequest { group_id: group.into(), topics, ..Default::default() };
+        loop {
+            let coordinator = self.coordinator(group).await?;
+            let answer = self.on(coordinator, &request).await?;
+            let partitions = answer.topics.iter().flat_map(|topic| topic.partitions.iter());
+            let code =
+                partitions.map(|one| one.error_code).chain([answer.error_code]).find(|code| *code != 0);
+            match code {
+                None => {
+                    let mut found = Offsets::new();
+                    for topic in answer.topics {
+                        for one in topic.partitions.iter().filter(|one| one.committed_offset >= 0) {
+                            let key =
+                                TopicPartition { topic: topic.name.clone(), partition: one.partition_index };
+                            found.insert(key, one.committed_offset);
+                        }
+                    }
+                    return Ok(found);
+                }
+                Some(code) if retriable(code) && Instant::now() < deadline => {
+                    tokio::time::sleep(BACKOFF).await
+                }
+                Some(code) => return Err(errors::failure(code, None).context(format!("group {group}"))),
+            }
+        }
+    }
+
+    /// Commits offsets from outside the group.
+    pub(crate) async fn commit(&mut self, group: &str, offsets: &Offsets) -> Outcome {
+        match self.try_commit(group, None, offsets).await? {
+            None => Ok(()),
+            Some(code) => Err(errors::failure(code, None).context(format!("group {group}"))),
+        }
+    }
+
+    /// Commits offsets, as a member when it has a generation, and gives the code of a refusal.
+    pub(crate) async fn try_commit(
+        &mut self,
+        group: &str,
+        member: Option<(i32, KString)>,
+        offsets: &Offsets,
+    ) -> Outcome<Option<i16>> {
+        let deadline = self.deadline();
+        let (generation, member_id) = member.unwrap_or((-1, KString::default()));
+        let topics = by_topic(offsets.iter().map(|(key, offset)| (key, *offset)));
+        let partition = |(partition_index, committed_offset)| OffsetCommitRequestPartition {
+            partition_index,
+            committed_offset,
+            committed_metadata: Some(KString::default()),
+            ..Default::default()
+        };
+        let topic = |(name, all): (KString, Vec<(i32, i64)>)| OffsetCommitRequestTopic {
+            name,
+            partitions: all.into_iter().map(partition).collect(),
+            ..Default::default()
+        };
+        let request = OffsetCommitRequest {
+            group_id: group.into(),
+            generation_id_or_member_epoch: generation,
+            member_id,
+            topics: topics.into_iter().map(topic).collect(),
+            ..Default::default()
+        };
+        loop {
+            let coordinator = self.coordinator(group).await?;
+            let answer = self.on(coordinator, &request).await?;
+            let codes =
+                answer.topics.iter().flat_map(|topic| topic.partitions.iter().map(|one| one.error_code));
+            match codes.into_iter().find(|code| *code != 0) {
+                None => return Ok(None),
+                Some(code) if retriable(code) && Instant::now() < deadline => {
+                    tokio::time::sleep(BACKOFF).await
+                }
+                refused => return Ok(refused),
+            }
+        }
+    }
+}
+
+/// Worth asking again for. A rebalance is not: the member has to join again first.
+fn retriable(code: i16) -> bool {
+    ErrorCode::try_from(code)
+        .is_ok_and(|error| error.is_retriable() && error != ErrorCode::RebalanceInProgress)
+}
+
+/// The topics of these partitions, each once.
+pub(crate) fn topics_of(partitions: &[TopicPartition]) -> Vec<KString> {
+    let mut topics: Vec<KString> = partitions.iter().map(|key| key.topic.clone()).collect();
+    topics.sort();
+    topics.dedup();
+    topics
+}
+
+/// Groups values by topic, as most requests want them.
+pub(crate) fn by_topic<'a, T>(
+    values: impl Iterator<Item = (&'a TopicPartition, T)>,
+) -> BTreeMap<KString, Vec<(i32, T)>> {
+    let mut topics: BTreeMap<KString, Vec<(i32, T)>> = BTreeMap::new();
+    for (key, value) in values {
+        topics.entry(key.topic.clone()).or_default().push((key.partition, value));
+    }
+    topics
+}
+
+fn by_leader(
+    partitions: &[TopicPartition],
+    leaders: &BTreeMap<TopicPartition, i32>,
+) -> Outcome<BTreeMap<i32, Vec<TopicPartition>>> {
+    let mut brokers: BTreeMap<i32, Vec<TopicPartition>> = BTreeMap::new();
+    for key in partitions {
+        let unknown = || errors::failure(ErrorCode::UnknownTopicOrPartition.code(), None).context(key);
+        let leader = leaders.get(key).ok_or_else(unknown)?;
+        brokers.entry(*leader).or_default().push(key.clone());
+    }
+    Ok(brokers)
+}
+
+fn list_offsets_request(
+    partitions: &[TopicPartition],
+    timestamp: i64,
+    isolation: Isolation,
+) -> ListOffsetsRequest {
+    let topics = by_topic(partitions.iter().map(|key| (key, ())));
+    let partition =
+        |(partition_index, ())| ListOffsetsPartition { partition_index, timestamp, ..Default::default() };
+    let topic = |(name, all): (KString, Vec<(i32, ())>)| ListOffsetsTopic {
+        name,
+        partitions: all.into_iter().map(partition).collect(),
+    };
+    ListOffsetsRequest {
+        replica_id: -1,
+        isolation_level: isolation as i8,
+        topics: topics.into_iter().map(topic).collect(),
+        timeout_ms: i32::try_from(Duration::from_secs(30).as_millis()).unwrap_or(i32::MAX),
+    }
+}
