@@ -1,7 +1,5 @@
 //! Every message, every version: round trips, truncation, damage.
 
-mod golden;
-
 use std::collections::HashMap;
 use std::fmt::Debug;
 
@@ -26,6 +24,9 @@ macro_rules! for_every_message {
         $check::<$message>($($arg),*)
     };
 }
+
+// After the macro, which it uses.
+mod golden;
 
 fn encode<M: Message>(message: &M, version: i16) -> Bytes {
     let mut e = Encoder::new();

@@ -1,7 +1,8 @@
 //! Bytes written by Kafka's own Java client, for the messages every client depends on.
 //!
 //! `golden.txt` holds one frame per line; each must decode to the message built here, and encode to the same
-//! bytes again. A round trip alone would not notice a field that both directions get wrong.
+//! bytes again. A round trip alone would not notice a field that both directions get wrong. For all the others
+//! `every_version.txt` holds bytes that Kafka reads and writes alike.
 
 use std::fmt::Debug;
 
@@ -17,8 +18,33 @@ const TOPIC_ID: Uuid = Uuid([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1
 fn golden(message: &str, version: i16) -> Bytes {
     let start = format!("{message} {version} ");
     let mut lines = include_str!("golden.txt").lines();
-    let hex = lines.find_map(|line| line.strip_prefix(&start)).unwrap();
+    bytes_of(lines.find_map(|line| line.strip_prefix(&start)).unwrap())
+}
+
+fn bytes_of(hex: &str) -> Bytes {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn every_message_in_every_version_reads_as_kafka_reads_it() {
+    fn expect<M: Message>(all: &mut Vec<String>) {
+        all.extend(M::KEY.versions().map(|version| format!("{} {version}", name_of::<M>())));
+    }
+    let mut missing = Vec::new();
+    for_every_message!(expect, &mut missing);
+    for line in include_str!("every_version.txt").lines().filter(|line| !line.starts_with('#')) {
+        let [message, version, hex] = *line.split(' ').collect::<Vec<_>>() else { panic!("{line}") };
+        let (request, api) = match message.strip_suffix("Request") {
+            Some(api) => (true, api),
+            None => (false, message.strip_suffix("Response").unwrap()),
+        };
+        let key = *ApiKey::ALL.iter().find(|key| key.name() == api).unwrap();
+        let recode = if request { recode_request } else { recode_response };
+        let body = bytes_of(hex);
+        assert_eq!(recode(key, version.parse().unwrap(), body.clone()), Ok(body), "{message} {version}");
+        missing.retain(|known| *known != format!("{message} {version}"));
+    }
+    assert_eq!(missing, [""; 0], "no bytes to compare with");
 }
 
 fn with_size(frame: &Bytes) -> Vec<u8> {
