@@ -333,9 +333,7 @@ impl Groups {
                     tracing::warn!(group = %name, ?error, "write lost; a restart will show older state");
                 }
             }
-            Then::DeleteGroup { token, index, removed } => {
-                self.on_group_deleted(token, index, removed, result);
-            }
+            Then::DeleteGroup { .. } => self.on_group_deleted(&name, write, then, result),
             Then::StaticJoin { token, response } => {
                 let response = match result {
                     Ok(()) => response,
@@ -349,7 +347,7 @@ impl Groups {
                 }
                 self.reindex(&name);
             }
-            Then::Commit { .. } | Then::TxnCommit { .. } | Then::OffsetDelete { .. } => {
+            Then::Commit { .. } | Then::TxnCommit { .. } | Then::Tombstones { .. } => {
                 self.on_offsets_written(&name, write, then, result);
             }
         }
@@ -367,7 +365,7 @@ impl Groups {
             Ok(()) => response,
             Err(error) => commit::failed(response, codes::of_offset_write(error)),
         };
-        let mut offsets = self.groups.get_mut(name).map(|group| &mut group.offsets);
+        let offsets = self.groups.get_mut(name).map(|group| &mut group.offsets);
         match then {
             Then::Commit { token, response } => {
                 match (offsets, result) {
@@ -388,12 +386,14 @@ impl Groups {
                 }
                 self.out.reply(token, Response::OffsetCommit(answer(response)));
             }
-            Then::OffsetDelete { token, response, removed } => {
-                if let (Some(offsets), Err(_)) = (&mut offsets, result) {
-                    offsets.restore(removed);
+            Then::Tombstones { keys, asked } => {
+                if let (Some(offsets), Ok(())) = (offsets, result) {
+                    offsets.on_tombstones(&keys, write);
                 }
-                let response = OffsetDeleteResponse { error: ErrorCode::None, topics: answer(response) };
-                self.out.reply(token, Response::OffsetDelete(response));
+                if let Some((token, response)) = asked {
+                    let response = OffsetDeleteResponse { error: ErrorCode::None, topics: answer(response) };
+                    self.out.reply(token, Response::OffsetDelete(response));
+                }
             }
             Then::Nothing | Then::Assignment { .. } | Then::StaticJoin { .. } | Then::DeleteGroup { .. } => {}
         }
@@ -451,20 +451,34 @@ impl Groups {
             names.retain(|name| !leaving(name));
             !names.is_empty()
         });
-        // Writes in flight are answered when they end: they may well have reached the log. They bring
-        // nothing back.
-        for write in self.out.writes.values_mut().filter(|write| leaving(&write.group)) {
-            match &mut write.then {
-                Then::DeleteGroup { removed, .. } => *removed = None,
-                Then::OffsetDelete { removed, .. } => removed.clear(),
-                Then::Nothing
-                | Then::Assignment { .. }
-                | Then::StaticJoin { .. }
-                | Then::Commit { .. }
-                | Then::TxnCommit { .. } => {}
+        self.abandon_writes(leaving);
+        self.finish()
+    }
+
+    /// Answers those that wait for a write of a group that left: they have to ask the next coordinator, which
+    /// finds in its log whether the write got there.
+    fn abandon_writes(&mut self, leaving: impl Fn(&str) -> bool) {
+        let error = ErrorCode::NotCoordinator;
+        let mut tokens: Vec<_> = self.out.writes.iter().filter(|(_, w)| leaving(&w.group)).map(|(t, _)| *t).collect();
+        tokens.sort_unstable();
+        for write in tokens {
+            let Some(Write { group, then }) = self.out.writes.remove(&write) else { continue };
+            match then {
+                Then::Nothing | Then::Assignment { .. } | Then::Tombstones { asked: None, .. } => {}
+                Then::StaticJoin { token, .. } => {
+                    self.out.reply(token, Response::Join(refused(&Arc::default(), error)));
+                }
+                Then::Commit { token, response } | Then::TxnCommit { token, response, .. } => {
+                    self.out.reply(token, Response::OffsetCommit(commit::failed(response, error)));
+                }
+                Then::Tombstones { asked: Some((token, response)), .. } => {
+                    let topics = commit::failed(response, error);
+                    let response = OffsetDeleteResponse { error: ErrorCode::None, topics };
+                    self.out.reply(token, Response::OffsetDelete(response));
+                }
+                Then::DeleteGroup { .. } => self.on_group_deleted(&group, write, then, Err(error)),
             }
         }
-        self.finish()
     }
 
     /// How many groups there are.

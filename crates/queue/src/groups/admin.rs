@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::api::{
     DescribedGroup, Effect, FetchedGroup, ListFilter, ListedGroup, OffsetDelete, OffsetDeleteResponse,
-    OffsetFetch, Response, State, Token, TopicErrors,
+    OffsetFetch, PersistToken, Response, State, Token, TopicErrors,
 };
-use super::codes::ErrorCode;
+use super::codes::{self, ErrorCode};
 use super::group::{CONSUMER, Group, Phase};
 use super::offsets::{Committed, Offsets};
-use super::outbox::{DeleteBatch, Then};
-use super::{CLASSIC, Groups, records};
+use super::outbox::{DeleteBatch, Outbox, Then};
+use super::{CLASSIC, Groups};
 
 impl Groups {
     /// OffsetFetch for one group. An unknown group has no offsets, which is no error.
@@ -73,57 +73,57 @@ impl Groups {
         self.finish()
     }
 
-    /// Returns whether there was something in the log to delete.
+    /// Returns whether there is something in the log to delete.
     fn delete_group(&mut self, token: Token, index: usize, name: &Arc<str>) -> bool {
-        let Some(mut group) = self.take(name) else { return false };
-        if group.offsets.has_open_txns() {
-            // Their records cannot be taken back: if they commit, a group with just them is there again,
-            // now as after a restart.
-            let mut heir = Group::new(name.clone(), self.out.wall_ms());
-            heir.offsets = group.offsets.take_open_txns();
-            self.groups.insert(name.clone(), heir);
-        }
-        let keep = group.offsets.copy_committed();
-        let (_, mut tombstones) = group.offsets.remove(name, |_, _, _| true);
-        if group.generation > 0 {
-            tombstones.push((records::group_key(name), None));
-        }
+        let Some(group) = self.groups.get(name) else { return false };
+        let (keys, generation) = (group.offsets.keys(|_, _, _| true), group.generation);
+        let tombstones = Outbox::tombstones(name, &keys, generation > 0);
         if tombstones.is_empty() {
+            self.forget(name);
             return false;
         }
-        group.offsets = keep;
-        let then = Then::DeleteGroup { token, index, removed: Some(Box::new(group)) };
+        let then = Then::DeleteGroup { token, index, keys, generation };
         self.out.persist(name, tombstones, None, then);
         true
     }
 
-    /// The tombstones of a deleted group are in the log, or not.
+    /// The tombstones of a group are in the log, or not. Whatever came after them in the log stays.
     pub(super) fn on_group_deleted(
         &mut self,
-        token: Token,
-        index: usize,
-        removed: Option<Box<Group>>,
+        name: &Arc<str>,
+        write: PersistToken,
+        then: Then,
         result: Result<(), ErrorCode>,
     ) {
-        if let (Some(removed), Err(_)) = (removed, result) {
-            let name = removed.name.clone();
-            match self.groups.get_mut(&name) {
-                Some(successor) => successor.offsets.restore(removed.offsets.into_committed()),
-                None => {
-                    self.groups.insert(name.clone(), *removed);
-                    self.reindex(&name);
-                }
+        let Then::DeleteGroup { token, index, keys, generation } = then else { return };
+        if let (Some(group), Ok(())) = (self.groups.get_mut(name), result) {
+            group.offsets.on_tombstones(&keys, write);
+            if group.phase == Phase::Empty && group.generation == generation {
+                self.forget(name);
             }
         }
         let Some(batch) = self.out.deletes.get_mut(&token) else { return };
         batch.in_flight -= 1;
         if let Err(error) = result {
-            batch.results[index].1 = super::codes::of_group_write(error);
+            batch.results[index].1 = codes::of_group_write(error);
         }
         if batch.in_flight == 0
             && let Some(batch) = self.out.deletes.remove(&token)
         {
             self.out.reply(token, Response::DeleteGroups(batch.results));
+        }
+    }
+
+    /// Forgets an empty group, but not what the log still has of it: offsets that came after its tombstones
+    /// or that wait for the end of a transaction, and ids given out to members to be.
+    fn forget(&mut self, name: &Arc<str>) {
+        let Some(old) = self.take(name) else { return };
+        if !old.offsets.is_empty() || !old.pending.is_empty() {
+            let mut heir = Group::new(name.clone(), self.out.wall_ms());
+            heir.offsets = old.offsets;
+            heir.pending = old.pending;
+            self.groups.insert(name.clone(), heir);
+            self.reindex(name);
         }
     }
 
@@ -148,14 +148,13 @@ impl Groups {
             let partitions = partitions.into_iter().map(|partition| (partition, error)).collect();
             response.push(TopicErrors { topic, partitions });
         }
-        let named =
-            |topic: &str, partition, _: Option<&Committed>| wanted.contains(&(Arc::from(topic), partition));
-        let (removed, tombstones) = group.offsets.remove(&request.group, named);
-        if tombstones.is_empty() {
+        let keys = group.offsets.keys(|topic, partition, _| wanted.contains(&(Arc::from(topic), partition)));
+        if keys.is_empty() {
             let response = OffsetDeleteResponse { error: ErrorCode::None, topics: response };
             self.out.reply(token, Response::OffsetDelete(response));
         } else {
-            let then = Then::OffsetDelete { token, response, removed };
+            let tombstones = Outbox::tombstones(&request.group, &keys, false);
+            let then = Then::Tombstones { keys, asked: Some((token, response)) };
             self.out.persist(&request.group, tombstones, None, then);
         }
         self.finish()
@@ -194,16 +193,22 @@ impl Groups {
                 && let Some(group) = self.take(&name)
             {
                 tracing::info!(group = %name, "group expired");
-                self.out.bury(&name, Vec::new(), group.generation > 0);
+                if group.generation > 0 {
+                    let tombstones = Outbox::tombstones(&name, &[], true);
+                    self.out.persist(&name, tombstones, None, Then::Nothing);
+                }
             }
         }
     }
 
-    /// Nobody waits for these: a tombstone that is lost leaves an offset that the next sweep finds again.
+    /// Nobody waits for these. Offsets whose tombstones are lost stay, and a later sweep finds them again.
     fn bury_offsets(&mut self, name: &Arc<str>, gone: impl FnMut(&str, i32, Option<&Committed>) -> bool) {
-        let Some(group) = self.groups.get_mut(name) else { return };
-        let (_, tombstones) = group.offsets.remove(name, gone);
-        self.out.bury(name, tombstones, false);
+        let Some(group) = self.groups.get(name) else { return };
+        let keys = group.offsets.keys(gone);
+        if !keys.is_empty() {
+            let tombstones = Outbox::tombstones(name, &keys, false);
+            self.out.persist(name, tombstones, None, Then::Tombstones { keys, asked: None });
+        }
     }
 
     /// In the order of the names, so that the same input always gives the same effects.

@@ -35,7 +35,8 @@ pub enum Effect {
     /// Answer the request.
     Reply(Token, Response),
     /// Append the records as one batch to the partition of `group`, then call `on_persisted(then, …)`.
-    /// Writes of one group enter the log in the order of their effects.
+    /// Writes of one group enter the log in the order of their effects, and those that succeed are
+    /// reported in that order.
     Persist {
         /// Whose partition of `__consumer_offsets` the records go to.
         group: Arc<str>,

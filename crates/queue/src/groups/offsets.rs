@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::api::{
-    FetchedGroup, FetchedOffset, FetchedTopic, GroupRecord, OffsetFetch, PersistToken, TxnProducer,
+    FetchedGroup, FetchedOffset, FetchedTopic, OffsetFetch, PersistToken, TxnProducer,
 };
 use super::codes::ErrorCode;
-use super::records::{self, OffsetValue};
+use super::records::OffsetValue;
 
 /// A partition of a topic.
 pub(super) type TopicPartition = (Arc<str>, i32);
@@ -46,10 +46,6 @@ impl Offsets {
     /// No offset is committed, being written or waiting for a transaction.
     pub(super) fn is_empty(&self) -> bool {
         self.committed.is_empty() && self.writing.is_empty() && self.txns.is_empty()
-    }
-
-    pub(super) fn has_open_txns(&self) -> bool {
-        !self.txns.is_empty()
     }
 
     #[cfg(test)]
@@ -183,41 +179,31 @@ impl Offsets {
         }
     }
 
-    /// Removes the offsets that `gone` picks, those on their way to the log included, since the tombstone
-    /// follows them there. Open transactions are left: the log cannot take them back. Returns what was
-    /// visible, and the tombstones to write.
-    pub(super) fn remove(
-        &mut self,
-        group: &str,
-        mut gone: impl FnMut(&str, i32, Option<&Committed>) -> bool,
-    ) -> (Vec<(TopicPartition, Committed)>, Vec<GroupRecord>) {
-        let mut removed = Vec::new();
+    /// The partitions that `gone` picks among those visible and those on their way to the log, which a
+    /// tombstone written now would follow there.
+    pub(super) fn keys(&self, mut gone: impl FnMut(&str, i32, Option<&Committed>) -> bool) -> Vec<TopicPartition> {
         let mut keys = Vec::new();
-        self.committed.retain(|topic, partitions| {
-            partitions.retain(|partition, committed| {
-                let gone = gone(topic, *partition, Some(committed));
-                if gone {
-                    keys.push((topic.clone(), *partition));
-                    removed.push(((topic.clone(), *partition), committed.clone()));
-                }
-                !gone
-            });
-            !partitions.is_empty()
-        });
-        for offsets in self.writing.values_mut() {
-            offsets.retain(|((topic, partition), _)| {
-                let gone = gone(topic, *partition, None);
-                if gone {
-                    keys.push((topic.clone(), *partition));
-                }
-                !gone
-            });
+        for (topic, partitions) in &self.committed {
+            let picked = partitions.iter().filter(|(partition, old)| gone(topic, **partition, Some(old)));
+            keys.extend(picked.map(|(partition, _)| (topic.clone(), *partition)));
         }
+        let writing = self.writing.values().flatten().map(|(key, _)| key);
+        let picked: Vec<_> = writing.filter(|(topic, partition)| gone(topic, *partition, None)).cloned().collect();
+        keys.extend(picked);
         keys.sort_unstable();
         keys.dedup();
-        let tombstone =
-            |(topic, partition): (Arc<str>, i32)| (records::offset_key(group, &topic, partition), None);
-        (removed, keys.into_iter().map(tombstone).collect())
+        keys
+    }
+
+    /// Tombstones are durable: what was in the log before them is gone. Open transactions are left: the log
+    /// cannot take them back.
+    pub(super) fn on_tombstones(&mut self, keys: &[TopicPartition], write: PersistToken) {
+        for (topic, partition) in keys {
+            let old = self.committed.get(topic).and_then(|partitions| partitions.get(partition));
+            if old.is_some_and(|old| old.seq < write.0) {
+                self.on_tombstone(topic, *partition);
+            }
+        }
     }
 
     /// Forgets an offset that the log has forgotten.
@@ -228,27 +214,6 @@ impl Offsets {
                 self.committed.remove(topic);
             }
         }
-    }
-
-    /// Takes out what must outlive the deletion of the group: transactions whose end is not known.
-    pub(super) fn take_open_txns(&mut self) -> Self {
-        Self { txns: std::mem::take(&mut self.txns), ..Self::default() }
-    }
-
-    /// Puts back what a failed deletion had removed, unless there is something newer.
-    pub(super) fn restore(&mut self, removed: impl IntoIterator<Item = (TopicPartition, Committed)>) {
-        removed.into_iter().for_each(|(key, committed)| self.put(key, committed));
-    }
-
-    /// What is visible, alone.
-    pub(super) fn copy_committed(&self) -> Self {
-        Self { committed: self.committed.clone(), ..Self::default() }
-    }
-
-    pub(super) fn into_committed(self) -> impl Iterator<Item = (TopicPartition, Committed)> {
-        self.committed.into_iter().flat_map(|(topic, partitions)| {
-            partitions.into_iter().map(move |(partition, committed)| ((topic.clone(), partition), committed))
-        })
     }
 
     /// The producers with an open transaction here.

@@ -12,8 +12,7 @@ use super::api::{
     Effect, GroupRecord, JoinResponse, PersistToken, Response, Token, TopicErrors, TxnProducer,
 };
 use super::codes::ErrorCode;
-use super::group::Group;
-use super::offsets::{Committed, TopicPartition};
+use super::offsets::TopicPartition;
 use super::{Config, records};
 
 /// See the module.
@@ -47,10 +46,10 @@ pub(super) enum Then {
     Commit { token: Token, response: Vec<TopicErrors> },
     /// Offsets of a transaction; the group keeps them under the write's token.
     TxnCommit { token: Token, response: Vec<TopicErrors>, producer_id: i64 },
-    /// Tombstones of offsets; the offsets come back if the write fails.
-    OffsetDelete { token: Token, response: Vec<TopicErrors>, removed: Vec<(TopicPartition, Committed)> },
-    /// Tombstones of a whole group; the group comes back if the write fails and we still coordinate it.
-    DeleteGroup { token: Token, index: usize, removed: Option<Box<Group>> },
+    /// Tombstones of offsets, and the answer if somebody asked for them.
+    Tombstones { keys: Vec<TopicPartition>, asked: Option<(Token, Vec<TopicErrors>)> },
+    /// Tombstones of a whole group that was empty in this generation.
+    DeleteGroup { token: Token, index: usize, keys: Vec<TopicPartition>, generation: i32 },
 }
 
 /// A DeleteGroups request whose tombstones are being written.
@@ -87,14 +86,11 @@ impl Outbox {
         token
     }
 
-    /// Forgets a group in the log. Nobody waits for it.
-    pub(super) fn bury(&mut self, group: &Arc<str>, mut tombstones: Vec<GroupRecord>, had_generation: bool) {
-        if had_generation {
-            tombstones.push((records::group_key(group), None));
-        }
-        if !tombstones.is_empty() {
-            self.persist(group, tombstones, None, Then::Nothing);
-        }
+    /// Tombstones for these offsets and, where it has a record, for the group itself.
+    pub(super) fn tombstones(group: &str, keys: &[TopicPartition], with_group: bool) -> Vec<GroupRecord> {
+        let offset = |(topic, partition): &TopicPartition| (records::offset_key(group, topic, *partition), None);
+        let of_group = with_group.then(|| (records::group_key(group), None));
+        keys.iter().map(offset).chain(of_group).collect()
     }
 }
 

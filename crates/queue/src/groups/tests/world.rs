@@ -115,6 +115,16 @@ impl World {
         }
     }
 
+    pub(super) fn topic_deleted(&mut self, topic: &str) {
+        let effects = self.groups.step(self.now, Input::TopicDeleted(topic.into()));
+        self.apply(effects);
+    }
+
+    pub(super) fn unload(&mut self) {
+        let effects = self.groups.unload(self.now, |_| true);
+        self.apply(effects);
+    }
+
     pub(super) fn marker(&mut self, producer: TxnProducer, commit: bool) {
         self.queue.push_back(Queued::Marker(producer, commit));
     }
@@ -180,6 +190,12 @@ impl World {
         self.queue.clear();
         self.open.clear();
         self.joining.clear();
+        self.generations.clear();
+        for (name, group) in &self.groups.groups {
+            for id in group.members.keys() {
+                self.told.insert((name.clone(), id.clone()), group.generation);
+            }
+        }
         self.check();
     }
 
@@ -207,7 +223,6 @@ impl World {
 
     fn check_group(&self, name: &Arc<str>, group: &Group) {
         let members = &group.members;
-        assert_eq!(members.is_empty(), group.phase == Phase::Empty || members.is_empty(), "{name}");
         let leads = group.leader.as_ref().map(|leader| members.contains_key(leader));
         assert_eq!(leads.unwrap_or(false), !members.is_empty(), "{name} has no leader or a ghost");
         let instances: BTreeMap<_, _> =
