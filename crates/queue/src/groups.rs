@@ -293,6 +293,10 @@ impl Groups {
     }
 
     /// A transaction ended in every partition of this coordinator.
+    ///
+    /// The marker decides over all offsets of the producer whose write was asked for before this call, so it
+    /// has to be called before the producer's next transaction can commit offsets here. It may be called
+    /// before the end of those writes is known.
     pub fn on_txn_marker(&mut self, producer_id: i64, epoch: i16, commit: bool) {
         self.on_txn_marker_in(producer_id, epoch, commit, |_| true);
     }
@@ -459,7 +463,8 @@ impl Groups {
     /// finds in its log whether the write got there.
     fn abandon_writes(&mut self, leaving: impl Fn(&str) -> bool) {
         let error = ErrorCode::NotCoordinator;
-        let mut tokens: Vec<_> = self.out.writes.iter().filter(|(_, w)| leaving(&w.group)).map(|(t, _)| *t).collect();
+        let mut tokens: Vec<_> =
+            self.out.writes.iter().filter(|(_, w)| leaving(&w.group)).map(|(t, _)| *t).collect();
         tokens.sort_unstable();
         for write in tokens {
             let Some(Write { group, then }) = self.out.writes.remove(&write) else { continue };

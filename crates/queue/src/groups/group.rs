@@ -98,8 +98,10 @@ pub(super) struct Member {
 }
 
 impl Member {
+    /// The member has shown that it lives. The long patience with a new member is not cut short by it.
     pub(super) fn touch(&mut self, now: u64) {
-        self.deadline = now + u64::from(self.session_timeout_ms);
+        let session = now + u64::from(self.session_timeout_ms);
+        self.deadline = if self.is_new { self.deadline.max(session) } else { session };
     }
 
     /// When the member is given up. A member whose request we hold is alive; a new one only for so long,

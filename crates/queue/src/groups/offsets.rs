@@ -8,9 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::api::{
-    FetchedGroup, FetchedOffset, FetchedTopic, OffsetFetch, PersistToken, TxnProducer,
-};
+use super::api::{FetchedGroup, FetchedOffset, FetchedTopic, OffsetFetch, PersistToken, TxnProducer};
 use super::codes::ErrorCode;
 use super::records::OffsetValue;
 
@@ -181,14 +179,18 @@ impl Offsets {
 
     /// The partitions that `gone` picks among those visible and those on their way to the log, which a
     /// tombstone written now would follow there.
-    pub(super) fn keys(&self, mut gone: impl FnMut(&str, i32, Option<&Committed>) -> bool) -> Vec<TopicPartition> {
+    pub(super) fn keys(
+        &self,
+        mut gone: impl FnMut(&str, i32, Option<&Committed>) -> bool,
+    ) -> Vec<TopicPartition> {
         let mut keys = Vec::new();
         for (topic, partitions) in &self.committed {
             let picked = partitions.iter().filter(|(partition, old)| gone(topic, **partition, Some(old)));
             keys.extend(picked.map(|(partition, _)| (topic.clone(), *partition)));
         }
         let writing = self.writing.values().flatten().map(|(key, _)| key);
-        let picked: Vec<_> = writing.filter(|(topic, partition)| gone(topic, *partition, None)).cloned().collect();
+        let picked: Vec<_> =
+            writing.filter(|(topic, partition)| gone(topic, *partition, None)).cloned().collect();
         keys.extend(picked);
         keys.sort_unstable();
         keys.dedup();

@@ -88,7 +88,8 @@ impl Outbox {
 
     /// Tombstones for these offsets and, where it has a record, for the group itself.
     pub(super) fn tombstones(group: &str, keys: &[TopicPartition], with_group: bool) -> Vec<GroupRecord> {
-        let offset = |(topic, partition): &TopicPartition| (records::offset_key(group, topic, *partition), None);
+        let offset =
+            |(topic, partition): &TopicPartition| (records::offset_key(group, topic, *partition), None);
         let of_group = with_group.then(|| (records::group_key(group), None));
         keys.iter().map(offset).chain(of_group).collect()
     }

@@ -293,7 +293,11 @@ fn offsets_without_members_expire_by_their_own_age() {
 fn offsets_of_an_empty_group_expire_from_the_day_it_became_empty() {
     let mut world = World::new(config());
     let member = stable(&mut world, "consumer");
-    let request = OffsetCommit { generation: 1, member_id: member.clone(), ..simple_commit("g", &[("t", 0, 5), ("u", 0, 6)]) };
+    let request = OffsetCommit {
+        generation: 1,
+        member_id: member.clone(),
+        ..simple_commit("g", &[("t", 0, 5), ("u", 0, 6)])
+    };
     world.ask_now(|token| Input::OffsetCommit(token, request));
     for _ in 0..8 * 24 * 3600 / 9 {
         world.groups.heartbeat(world.now, "g", 1, &member, None);

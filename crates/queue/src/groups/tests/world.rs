@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::groups::group::{Group, Phase};
+use crate::groups::outbox::Then;
 use crate::groups::*;
 
 /// What the log holds, in order.
@@ -129,6 +130,11 @@ impl World {
         self.queue.push_back(Queued::Marker(producer, commit));
     }
 
+    /// Whether the end of the producer's transaction is on its way; until then it cannot begin another.
+    pub(super) fn is_ending(&self, producer: TxnProducer) -> bool {
+        self.queue.iter().any(|queued| matches!(queued, Queued::Marker(of, _) if *of == producer))
+    }
+
     /// Lets the oldest write end. Returns false if there is none.
     pub(super) fn write_one(&mut self, result: Result<(), ErrorCode>) -> bool {
         match self.queue.pop_front() {
@@ -157,6 +163,18 @@ impl World {
         true
     }
 
+    /// Lets the oldest write fail, unless nobody would notice: the log then lacks what memory has, by design.
+    pub(super) fn refuse_one(&mut self) {
+        let noticed = match self.queue.front() {
+            Some(Queued::Write { then, .. }) => {
+                let write = self.groups.out.writes.get(then);
+                write.is_some_and(|write| !matches!(write.then, Then::Nothing | Then::StaticJoin { .. }))
+            }
+            Some(Queued::Marker(..)) | None => false,
+        };
+        self.write_one(if noticed { Err(ErrorCode::NotEnoughReplicas) } else { Ok(()) });
+    }
+
     pub(super) fn write_all(&mut self) {
         while self.write_one(Ok(())) {}
     }
@@ -181,7 +199,8 @@ impl World {
                 Entry::Marker(id, epoch, commit) => loader.marker(id, epoch, commit),
             }
         }
-        loader.finish(self.now, WALL + self.now as i64, config(), 8)
+        // A real process takes a random seed; here it must only be one that was not used before.
+        loader.finish(self.now, WALL + self.now as i64, config(), u128::from(self.asked) << 64 | 8)
     }
 
     /// Restarts from the log; whoever waited is forgotten.
