@@ -1,0 +1,234 @@
+//! The durable image of one transactional id, and the transitions between such images.
+//!
+//! Pure values: a transition makes the next image and changes nothing; the coordinator adopts it when it is
+//! durable. Invariant: `partitions` is empty unless the state is Ongoing or Prepare*, and never holds more
+//! after Ongoing than Ongoing held.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use moim_wire_kafka::ErrorCode;
+
+use super::api::TopicPartition;
+
+/// No producer id, no epoch.
+pub(super) const NONE: i16 = -1;
+/// The last epoch a client is ever given; the one above it is kept for fencing.
+const LAST_EPOCH: i16 = i16::MAX - 1;
+
+/// Where a transaction is in its life, with Kafka's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(i8)]
+pub enum State {
+    /// No transaction since the producer was initialised.
+    Empty = 0,
+    /// Partitions were added.
+    Ongoing = 1,
+    /// Commit is decided; markers are being written.
+    PrepareCommit = 2,
+    /// Abort is decided; markers are being written.
+    PrepareAbort = 3,
+    /// The last transaction was committed.
+    CompleteCommit = 4,
+    /// The last transaction was aborted.
+    CompleteAbort = 5,
+    /// The id has expired and its tombstone is being written.
+    Dead = 6,
+    /// The producer is being fenced. Never written: the fence and the abort are one record.
+    PrepareEpochFence = 7,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 8] = [
+        Self::Empty,
+        Self::Ongoing,
+        Self::PrepareCommit,
+        Self::PrepareAbort,
+        Self::CompleteCommit,
+        Self::CompleteAbort,
+        Self::Dead,
+        Self::PrepareEpochFence,
+    ];
+
+    /// Kafka's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "Empty",
+            Self::Ongoing => "Ongoing",
+            Self::PrepareCommit => "PrepareCommit",
+            Self::PrepareAbort => "PrepareAbort",
+            Self::CompleteCommit => "CompleteCommit",
+            Self::CompleteAbort => "CompleteAbort",
+            Self::Dead => "Dead",
+            Self::PrepareEpochFence => "PrepareEpochFence",
+        }
+    }
+
+    /// Whether a transaction has begun and not ended.
+    pub fn is_running(self) -> bool {
+        matches!(self, Self::Ongoing | Self::PrepareCommit | Self::PrepareAbort | Self::PrepareEpochFence)
+    }
+
+    /// Whether the decision is made and markers are being written.
+    pub(super) fn is_preparing(self) -> bool {
+        matches!(self, Self::PrepareCommit | Self::PrepareAbort)
+    }
+}
+
+/// What `__transaction_state` keeps of one transactional id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// The producer.
+    pub producer_id: i64,
+    /// The producer id before the epochs of that one ran out, or -1.
+    pub previous_id: i64,
+    /// The epoch of the only producer that may go on; -1 before the first InitProducerId is durable.
+    pub epoch: i16,
+    /// The epoch before the last bump that the producer itself asked for, or -1. Lets it repeat the request
+    /// when the answer was lost; any other bump forgets it.
+    pub last_epoch: i16,
+    /// After how long an open transaction is aborted.
+    pub timeout_ms: i32,
+    /// See [`State`].
+    pub state: State,
+    /// What the transaction writes to.
+    pub partitions: BTreeSet<TopicPartition>,
+    /// Wall time of the first partition, or -1.
+    pub start_ms: i64,
+    /// Wall time of the last change.
+    pub updated_ms: i64,
+}
+
+/// A transaction as a client names it: producer id and epoch.
+pub(super) type Claim = (i64, i16);
+
+impl Transaction {
+    /// A transactional id that nobody has used.
+    pub(super) fn new(producer_id: i64, timeout_ms: i32, wall_ms: i64) -> Self {
+        Self {
+            producer_id,
+            previous_id: -1,
+            epoch: NONE,
+            last_epoch: NONE,
+            timeout_ms,
+            state: State::Empty,
+            partitions: BTreeSet::new(),
+            start_ms: -1,
+            updated_ms: wall_ms,
+        }
+    }
+
+    /// Checks a client that says which producer it is.
+    pub(super) fn check_claim(&self, (producer_id, epoch): Claim) -> Result<(), ErrorCode> {
+        if self.producer_id != producer_id {
+            Err(ErrorCode::InvalidProducerIdMapping)
+        } else if self.epoch != epoch {
+            Err(ErrorCode::ProducerFenced)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether a client that asks for a new epoch and says what it has may get one.
+    fn check_current(&self, current: Option<Claim>) -> Result<(), ErrorCode> {
+        let Some((producer_id, epoch)) = current else { return Ok(()) };
+        let fits = self.epoch == NONE
+            || (producer_id == self.producer_id && epoch == self.epoch)
+            // The answer to its last bump was lost, perhaps one that exhausted the epochs of the old id.
+            || (self.last_epoch != NONE
+                && epoch == self.last_epoch
+                && (producer_id == self.producer_id || producer_id == self.previous_id));
+        if fits { Ok(()) } else { Err(ErrorCode::ProducerFenced) }
+    }
+
+    /// A new epoch for a producer that starts, or that starts again after an error.
+    pub(super) fn init(
+        &self,
+        timeout_ms: i32,
+        current: Option<Claim>,
+        fresh_id: i64,
+        wall_ms: i64,
+    ) -> Result<Self, ErrorCode> {
+        self.check_current(current)?;
+        let mut next = Self {
+            timeout_ms,
+            state: State::Empty,
+            partitions: BTreeSet::new(),
+            start_ms: -1,
+            updated_ms: wall_ms,
+            ..self.clone()
+        };
+        let repeated = self.epoch != NONE && current.is_some_and(|c| c != (self.producer_id, self.epoch));
+        if repeated && self.epoch <= LAST_EPOCH {
+            return Ok(next); // It was bumped already.
+        }
+        next.last_epoch = current.map_or(NONE, |(_, epoch)| epoch);
+        if self.epoch == NONE {
+            next.last_epoch = NONE;
+        }
+        if self.epoch >= LAST_EPOCH {
+            next.previous_id = self.producer_id;
+            next.producer_id = fresh_id;
+            next.epoch = 0;
+        } else {
+            next.epoch = self.epoch + 1;
+        }
+        Ok(next)
+    }
+
+    /// Whether a client that asks for a new epoch may end the transaction that is open.
+    pub(super) fn check_fence(&self, current: Option<Claim>) -> Result<(), ErrorCode> {
+        // A zombie must not abort the transaction of the producer that replaced it.
+        let zombie = current.is_some_and(|c| c != (self.producer_id, self.epoch));
+        if zombie { Err(ErrorCode::ProducerFenced) } else { Ok(()) }
+    }
+
+    /// Fences the producer and aborts its transaction, in one step. With `by_itself` it is the producer that
+    /// asks, so it may come back with the epoch it has.
+    pub(super) fn fence(&self, by_itself: bool, wall_ms: i64) -> Self {
+        let mut next = self.end(false, wall_ms);
+        next.epoch = self.epoch.saturating_add(1);
+        next.last_epoch = if by_itself { self.epoch } else { NONE };
+        next
+    }
+
+    /// Begins or continues a transaction.
+    pub(super) fn add(&self, partitions: Vec<TopicPartition>, wall_ms: i64) -> Self {
+        let mut next = self.clone();
+        next.partitions.extend(partitions);
+        if self.state != State::Ongoing {
+            next.start_ms = wall_ms;
+        }
+        next.state = State::Ongoing;
+        next.updated_ms = wall_ms;
+        next
+    }
+
+    /// Decides.
+    pub(super) fn end(&self, commit: bool, wall_ms: i64) -> Self {
+        let state = if commit { State::PrepareCommit } else { State::PrepareAbort };
+        Self { state, updated_ms: wall_ms, ..self.clone() }
+    }
+
+    /// The decision is on every partition.
+    pub(super) fn complete(&self, wall_ms: i64) -> Self {
+        let commit = self.state == State::PrepareCommit;
+        let state = if commit { State::CompleteCommit } else { State::CompleteAbort };
+        Self { state, partitions: BTreeSet::new(), updated_ms: wall_ms, ..self.clone() }
+    }
+}
+
+/// Partitions by topic, as requests and records carry them.
+pub(super) fn by_topic<'a>(
+    partitions: impl IntoIterator<Item = &'a TopicPartition>,
+) -> Vec<(Arc<str>, Vec<i32>)> {
+    let mut topics: Vec<(Arc<str>, Vec<i32>)> = Vec::new();
+    for p in partitions {
+        match topics.last_mut() {
+            Some((topic, list)) if *topic == p.topic => list.push(p.partition),
+            _ => topics.push((p.topic.clone(), vec![p.partition])),
+        }
+    }
+    topics
+}
