@@ -1,0 +1,215 @@
+//! The commit log: record format, and what waits to be written.
+//!
+//! A record is a 96-byte header and a payload; the CRC covers both. The header carries the generation of the file
+//! it was written into, so that bytes left in a recycled file never count, and its LSN, so that a gap ends the log.
+//! Everything about one journal enters the log in the order of that journal's appends.
+
+pub(crate) mod log;
+pub(crate) mod stage;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use bytes::Bytes;
+
+use crate::codec::{Input, Output};
+use crate::journal::Journal;
+use crate::types::JournalId;
+
+/// Bytes of a record header.
+pub(crate) const RECORD_HEADER: usize = 96;
+/// Groups start at multiples of this, so that a sync never touches a page that holds an older group.
+pub(crate) const BLOCK: u64 = 4096;
+
+const RECORD_MAGIC: u32 = 0x5243_4d4d; // "MMCR"
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// Payload is a frame.
+    Frame = 1,
+    /// The frame is in its segment, synced before this record was written.
+    Pointer = 2,
+    /// Payload names the folder; the first record of a journal.
+    Create = 3,
+    /// Epoch `epoch` starts at `base`.
+    Epoch = 4,
+    /// The log starts at `base`.
+    Start = 5,
+    /// Everything at or past `base` is void; the cut is at `segment`, `position`.
+    Truncate = 6,
+    /// The cut of the last Truncate is done and durable.
+    TruncateDone = 7,
+    /// The journal is gone.
+    Delete = 8,
+    /// Payload tells which segments a compacted file replaces.
+    Swap = 9,
+}
+
+impl Kind {
+    fn from_u8(value: u8) -> Option<Self> {
+        use Kind::{Create, Delete, Epoch, Frame, Pointer, Start, Swap, Truncate, TruncateDone};
+        [Frame, Pointer, Create, Epoch, Start, Truncate, TruncateDone, Delete, Swap]
+            .into_iter()
+            .find(|kind| *kind as u8 == value)
+    }
+}
+
+/// The logical part of a record: what does not depend on where it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) kind: Kind,
+    pub(crate) id: JournalId,
+    pub(crate) base: i64,
+    pub(crate) last: i64,
+    pub(crate) epoch: i32,
+    pub(crate) max_timestamp_ms: i64,
+    /// Base offset of the segment the frame belongs to.
+    pub(crate) segment: i64,
+    /// Position of the frame in that segment.
+    pub(crate) position: u64,
+    /// Length of the frame: of the payload, or of what a pointer points at.
+    pub(crate) len: u32,
+}
+
+impl Record {
+    /// A record about a journal that carries no frame.
+    pub(crate) fn control(kind: Kind, id: JournalId, base: i64) -> Self {
+        Self { kind, id, base, last: base, epoch: 0, max_timestamp_ms: 0, segment: 0, position: 0, len: 0 }
+    }
+}
+
+/// A record on its way into the log.
+pub(crate) struct Staged {
+    pub(crate) record: Record,
+    pub(crate) payload: Bytes,
+    /// CRC of the payload, computed by the appender so that the disk thread need not touch the bytes.
+    pub(crate) payload_crc: u32,
+    /// Whose durable end this advances.
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// Set once the record is durable.
+    pub(crate) done: Option<Arc<AtomicBool>>,
+}
+
+impl Staged {
+    /// Bytes it takes in the log.
+    pub(crate) fn bytes(&self) -> usize {
+        RECORD_HEADER + self.payload.len()
+    }
+}
+
+/// Appends the header of a record; the checksum runs over the payload first, then over the rest of the header.
+pub(crate) fn encode_record(
+    out: &mut Vec<u8>,
+    record: &Record,
+    generation: u64,
+    lsn: u64,
+    payload_len: usize,
+    payload_crc: u32,
+) {
+    let start = out.len();
+    out.put_u32(RECORD_MAGIC);
+    out.put_u32(0);
+    out.put_u8(record.kind as u8);
+    out.put(&[0; 3]);
+    out.put_count(payload_len);
+    out.put_u64(generation);
+    out.put_u64(lsn);
+    out.put_id(record.id);
+    out.put_i32(record.epoch);
+    out.put_i64(record.base);
+    out.put_i64(record.last);
+    out.put_i64(record.max_timestamp_ms);
+    out.put_i64(record.segment);
+    out.put_u32(u32::try_from(record.position).expect("a segment is under 4 GiB"));
+    out.put_u32(record.len);
+    debug_assert_eq!(out.len() - start, RECORD_HEADER);
+    let crc = crc32c::crc32c_append(payload_crc, &out[start + 8..]);
+    out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// A record header as read back, not yet checked against its payload.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RawRecord {
+    pub(crate) record: Record,
+    pub(crate) generation: u64,
+    pub(crate) lsn: u64,
+    pub(crate) payload_len: usize,
+    crc: u32,
+}
+
+impl RawRecord {
+    /// Reads a header; `None` when these bytes are none.
+    pub(crate) fn decode(header: &[u8]) -> Option<Self> {
+        let mut input = Input::new(header.get(..RECORD_HEADER)?);
+        if input.u32()? != RECORD_MAGIC {
+            return None;
+        }
+        let crc = input.u32()?;
+        let kind = Kind::from_u8(input.u8()?)?;
+        input.bytes(3)?;
+        let payload_len = usize::try_from(input.u32()?).ok()?;
+        let (generation, lsn) = (input.u64()?, input.u64()?);
+        let (id, epoch) = (input.id()?, input.i32()?);
+        let (base, last, max_timestamp_ms) = (input.i64()?, input.i64()?, input.i64()?);
+        let (segment, position, len) = (input.i64()?, u64::from(input.u32()?), input.u32()?);
+        let record = Record { kind, id, base, last, epoch, max_timestamp_ms, segment, position, len };
+        Some(Self { record, generation, lsn, payload_len, crc })
+    }
+
+    /// Whether header and payload are what was written.
+    pub(crate) fn matches(&self, header: &[u8], payload: &[u8]) -> bool {
+        self.crc == crc32c::crc32c_append(crc32c::crc32c(payload), &header[8..RECORD_HEADER])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> (Vec<u8>, Record) {
+        let record = Record {
+            kind: Kind::Frame,
+            id: JournalId { incarnation: 1, part: 2 },
+            base: 3,
+            last: 4,
+            epoch: 5,
+            max_timestamp_ms: 6,
+            segment: 7,
+            position: 8,
+            len: 4,
+        };
+        let mut out = Vec::new();
+        encode_record(&mut out, &record, 9, 10, 4, crc32c::crc32c(b"moim"));
+        (out, record)
+    }
+
+    #[test]
+    fn a_record_reads_back_and_any_flipped_bit_is_seen() {
+        let (bytes, record) = sample();
+        let raw = RawRecord::decode(&bytes).unwrap();
+        assert_eq!((raw.record, raw.generation, raw.lsn, raw.payload_len), (record, 9, 10, 4));
+        assert!(raw.matches(&bytes, b"moim"));
+        assert!(!raw.matches(&bytes, b"moin"));
+        for bit in 0..bytes.len() * 8 {
+            let mut broken = bytes.clone();
+            broken[bit / 8] ^= 1 << (bit % 8);
+            let seen = RawRecord::decode(&broken).is_some_and(|raw| raw.matches(&broken, b"moim"));
+            assert!(!seen, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_record_header_has_not_changed_on_disk() {
+        let hex: String = sample().0.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            concat!(
+                "4d4d4352f178ab12010000000400000009000000000000000a000000000000000100000000000000",
+                "00000000000000000200000005000000030000000000000004000000000000000600000000000000",
+                "07000000000000000800000004000000",
+            )
+        );
+    }
+}

@@ -1,0 +1,456 @@
+//! The commit log's files: writing groups, changing files, recycling, reading back.
+//!
+//! A file is prewritten with zeros once and used again and again: each use has a new generation, written into the
+//! file's first block and synced before any record of that generation. Invariants:
+//! - generations grow in the order files are used; a file's records carry its generation;
+//! - LSNs are contiguous across files; a group starts at a block boundary;
+//! - a file is recycled only below the floor of a checkpoint that is durable.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::{BLOCK, RECORD_HEADER, RawRecord, Record, Staged, encode_record};
+use crate::checkpoint::LogPoint;
+use crate::codec::{Input, Locked, Output};
+use crate::disk::{Disk, DiskFile, write_at};
+use crate::types::OpenError;
+
+const MAGIC: &[u8; 8] = b"MOIMLOG\n";
+/// Format version of a commit-log file.
+pub(crate) const VERSION: u32 = 1;
+/// Zeros are written in steps of this size, each synced, so that a running commit never waits for all of it.
+const PREWRITE_STEP: usize = 1 << 20;
+static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
+
+/// One commit-log file in some use.
+#[derive(Clone)]
+pub(crate) struct LogFile {
+    pub(crate) number: u64,
+    pub(crate) generation: u64,
+    pub(crate) size: u64,
+    pub(crate) file: Arc<dyn DiskFile>,
+}
+
+struct Files {
+    /// In order of generation; the last one is being written.
+    live: VecDeque<LogFile>,
+    spare: Option<LogFile>,
+    free: Vec<LogFile>,
+    next_number: u64,
+    next_generation: u64,
+}
+
+struct Writer {
+    file: LogFile,
+    position: u64,
+    next_lsn: u64,
+    headers: Vec<u8>,
+}
+
+/// The commit log, open for writing.
+pub(crate) struct CommitLog {
+    folder: PathBuf,
+    disk: Arc<dyn Disk>,
+    file_bytes: u64,
+    writer: Mutex<Writer>,
+    files: Mutex<Files>,
+    /// Where the next group goes; everything before is durable.
+    durable: Mutex<LogPoint>,
+    /// How many files are live, readable without waiting for one that is being prewritten.
+    live: AtomicUsize,
+}
+
+/// What was found in the log's folder.
+pub(crate) struct Found {
+    /// Files with a valid header, in order of generation.
+    pub(crate) files: Vec<LogFile>,
+    /// Our own files that never got a header.
+    pub(crate) unused: Vec<LogFile>,
+    /// Files of that name pattern that are not ours.
+    pub(crate) foreign: Vec<PathBuf>,
+    pub(crate) next_number: u64,
+}
+
+fn path_of(folder: &Path, number: u64) -> PathBuf {
+    folder.join(format!("{number:06}.log"))
+}
+
+fn encode_header(generation: u64, size: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(BLOCK as usize);
+    out.put(MAGIC);
+    out.put_u32(VERSION);
+    out.put_u32(0);
+    out.put_u64(generation);
+    out.put_u64(size);
+    let crc = crc32c::crc32c(&out);
+    out.put_u32(crc);
+    out.resize(BLOCK as usize, 0);
+    out
+}
+
+enum Header {
+    Generation(u64),
+    Blank,
+    Foreign,
+}
+
+fn decode_header(bytes: &[u8], path: &Path) -> Result<Header, OpenError> {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(Header::Blank);
+    }
+    let mut input = Input::new(bytes);
+    let (Some(magic), Some(version)) = (input.bytes(8), input.u32()) else { return Ok(Header::Foreign) };
+    if magic != MAGIC {
+        return Ok(Header::Foreign);
+    }
+    if version > VERSION {
+        let path = path.display().to_string();
+        return Err(OpenError::TooNew { path, found: version, known: VERSION });
+    }
+    let read = || {
+        input.bytes(4)?;
+        let generation = input.u64()?;
+        input.u64()?;
+        (input.u32()? == crc32c::crc32c(bytes.get(..32)?)).then_some(generation)
+    };
+    // The header lies within one sector: a bad checksum is a torn first use, with no record behind it.
+    Ok({ read }().map_or(Header::Blank, Header::Generation))
+}
+
+/// Looks at the log's folder.
+pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
+    let io = |path: &Path| {
+        let path = path.display().to_string();
+        move |source| OpenError::Io { path, source }
+    };
+    let mut found = Found { files: Vec::new(), unused: Vec::new(), foreign: Vec::new(), next_number: 0 };
+    for entry in disk.list(folder).map_err(io(folder))? {
+        let number = entry.name.strip_suffix(".log").and_then(|digits| digits.parse::<u64>().ok());
+        let Some(number) = number.filter(|_| !entry.is_dir) else { continue };
+        let path = folder.join(&entry.name);
+        found.next_number = found.next_number.max(number + 1);
+        let file = disk.open(&path).map_err(io(&path))?;
+        let size = file.len().map_err(io(&path))?;
+        let mut header = vec![0; 64];
+        let got = file.pread(0, &mut header).map_err(io(&path))?;
+        header.truncate(got);
+        let log_file = |generation| LogFile { number, generation, size, file };
+        match decode_header(&header, &path)? {
+            Header::Generation(generation) => found.files.push(log_file(generation)),
+            Header::Blank => found.unused.push(log_file(0)),
+            Header::Foreign => found.foreign.push(path),
+        }
+    }
+    found.files.sort_by_key(|file| file.generation);
+    Ok(found)
+}
+
+/// A record found in the log.
+pub(crate) struct LogEntry {
+    pub(crate) lsn: u64,
+    pub(crate) record: Record,
+}
+
+/// What reading the log back told.
+pub(crate) struct Scan {
+    pub(crate) next_lsn: u64,
+    pub(crate) bytes: u64,
+    pub(crate) files: u64,
+    /// Where the last record ends, if there was any.
+    end: Option<(LogFile, u64)>,
+}
+
+impl Scan {
+    /// Writes the last records once more and syncs them. After a failed sync the kernel may show bytes as clean
+    /// that never reached the disk; at most one group can be in that state, and no group is larger than this.
+    pub(crate) fn rewrite_tail(&self, max_group: u64) -> io::Result<()> {
+        let Some((file, end)) = &self.end else { return Ok(()) };
+        let from = end.saturating_sub(max_group).max(BLOCK) / BLOCK * BLOCK;
+        let mut bytes = vec![0; usize::try_from(end - from).expect("at most one group")];
+        let got = file.file.pread(from, &mut bytes)?;
+        write_at(&*file.file, from, &bytes[..got])?;
+        file.file.sync_data()
+    }
+}
+
+/// Calls `each` for every record past `floor`, in order, with its payload; stops at the end of the log.
+pub(crate) fn scan(
+    files: &[LogFile],
+    floor: LogPoint,
+    each: &mut dyn FnMut(LogEntry, &[u8]) -> io::Result<()>,
+) -> io::Result<Scan> {
+    let mut scan = Scan { next_lsn: floor.next_lsn, bytes: 0, files: 0, end: None };
+    for file in files.iter().filter(|file| file.generation >= floor.generation) {
+        let from = if file.generation == floor.generation { floor.position.max(BLOCK) } else { BLOCK };
+        scan.files += 1;
+        let mut reader = LogReader { file, buffer: Vec::new(), at: 0, filled: 0 };
+        let mut position = from;
+        while let Some((raw, next)) = reader.record(position, scan.next_lsn)? {
+            let start = usize::try_from(raw.1 - reader.at).expect("inside the buffer") + RECORD_HEADER;
+            let payload = &reader.buffer[start..start + raw.0.payload_len];
+            let entry = LogEntry { lsn: raw.0.lsn, record: raw.0.record };
+            each(entry, payload)?;
+            scan.next_lsn += 1;
+            scan.bytes += next - position;
+            position = next;
+        }
+        if position > from {
+            scan.end = Some((file.clone(), position));
+        }
+    }
+    Ok(scan)
+}
+
+struct LogReader<'a> {
+    file: &'a LogFile,
+    buffer: Vec<u8>,
+    at: u64,
+    filled: usize,
+}
+
+impl LogReader<'_> {
+    fn fill(&mut self, position: u64, need: usize) -> io::Result<bool> {
+        let inside = position >= self.at && position + need as u64 <= self.at + self.filled as u64;
+        if inside {
+            return Ok(true);
+        }
+        self.buffer.resize(need.max(1 << 20), 0);
+        self.filled = self.file.file.pread(position, &mut self.buffer)?;
+        self.at = position;
+        Ok(self.filled >= need)
+    }
+
+    /// The record with this LSN, at `position` or at the next block boundary; with its own start and its end.
+    fn record(&mut self, position: u64, lsn: u64) -> io::Result<Option<((RawRecord, u64), u64)>> {
+        for start in [position, position.next_multiple_of(BLOCK)] {
+            if !self.fill(start, RECORD_HEADER)? {
+                continue;
+            }
+            let from = usize::try_from(start - self.at).expect("inside the buffer");
+            let Some(raw) = RawRecord::decode(&self.buffer[from..]) else { continue };
+            if raw.generation != self.file.generation || raw.lsn != lsn {
+                continue;
+            }
+            let whole = RECORD_HEADER + raw.payload_len;
+            if whole as u64 > self.file.size.saturating_sub(start) || !self.fill(start, whole)? {
+                continue;
+            }
+            let from = usize::try_from(start - self.at).expect("inside the buffer");
+            let (header, payload) = self.buffer[from..from + whole].split_at(RECORD_HEADER);
+            if raw.matches(header, payload) {
+                return Ok(Some(((raw, start), start + whole as u64)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// What to open the log with.
+pub(crate) struct OpenLog {
+    pub(crate) folder: PathBuf,
+    pub(crate) file_bytes: u64,
+    pub(crate) first_file_bytes: u64,
+    pub(crate) found: Found,
+    pub(crate) floor: LogPoint,
+    pub(crate) next_lsn: u64,
+}
+
+impl CommitLog {
+    /// Opens the log for writing in a fresh file use; files at or past the floor stay live.
+    pub(crate) fn open(disk: Arc<dyn Disk>, open: OpenLog) -> io::Result<Self> {
+        let OpenLog { folder, file_bytes, first_file_bytes, found, floor, next_lsn } = open;
+        let newest = found.files.last().map_or(0, |file| file.generation).max(floor.generation);
+        let (live, free): (Vec<_>, Vec<_>) =
+            found.files.into_iter().partition(|file| file.generation >= floor.generation);
+        let mut files = Files {
+            live: live.into(),
+            spare: None,
+            free: free.into_iter().chain(found.unused).collect(),
+            next_number: found.next_number,
+            next_generation: newest + 1,
+        };
+        // Any file that is already on disk is quicker than a new one.
+        files.free.sort_by_key(|file| file.size);
+        let reuse = files.free.pop().filter(|file| file.size >= first_file_bytes.min(file_bytes));
+        let first = match reuse {
+            Some(file) => file,
+            None => create_file(&*disk, &folder, &mut files, first_file_bytes.min(file_bytes))?,
+        };
+        let first = begin_use(first, &mut files)?;
+        files.live.push_back(first.clone());
+        let live_count = files.live.len();
+        let point = LogPoint { generation: first.generation, position: BLOCK, next_lsn };
+        let writer = Writer { file: first, position: BLOCK, next_lsn, headers: Vec::new() };
+        Ok(Self {
+            folder,
+            disk,
+            file_bytes,
+            writer: Mutex::new(writer),
+            files: Mutex::new(files),
+            durable: Mutex::new(point),
+            live: AtomicUsize::new(live_count),
+        })
+    }
+
+    /// Makes sure that the next group fits, changing to another file if it must. The one step of a commit that may
+    /// fail for lack of space; nothing is lost then, the group waits.
+    pub(crate) fn make_room(&self, group: &[Staged]) -> io::Result<()> {
+        let mut writer = self.writer.locked();
+        let bytes: u64 = group.iter().map(|staged| staged.bytes() as u64).sum();
+        if writer.position + bytes > writer.file.size {
+            self.change_file(&mut writer, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Writes one group and syncs it; it has room. Answers the bytes written.
+    pub(crate) fn commit(&self, group: &[Staged]) -> io::Result<u64> {
+        let mut writer = self.writer.locked();
+        let bytes: u64 = group.iter().map(|staged| staged.bytes() as u64).sum();
+        assert!(writer.position + bytes <= writer.file.size, "room was made for this group");
+        let Writer { file, position, next_lsn, headers } = &mut *writer;
+        headers.clear();
+        for (lsn, staged) in (*next_lsn..).zip(group) {
+            let payload = &staged.payload;
+            encode_record(headers, &staged.record, file.generation, lsn, payload.len(), staged.payload_crc);
+        }
+        let mut bufs = Vec::with_capacity(group.len() * 2 + 1);
+        for (header, staged) in headers.chunks(RECORD_HEADER).zip(group) {
+            bufs.push(IoSlice::new(header));
+            if !staged.payload.is_empty() {
+                bufs.push(IoSlice::new(&staged.payload));
+            }
+        }
+        // Whole blocks only: a partial page of an uncached file would have to be read first.
+        let end = (*position + bytes).next_multiple_of(BLOCK).min(file.size);
+        let padding = usize::try_from(end - *position - bytes).expect("under one block");
+        if padding > 0 {
+            bufs.push(IoSlice::new(&ZEROS[..padding]));
+        }
+        file.file.pwritev(*position, &bufs)?;
+        file.file.sync_data()?;
+        *next_lsn += group.len() as u64;
+        *position = end;
+        *self.durable.locked() = LogPoint { generation: file.generation, position: end, next_lsn: *next_lsn };
+        Ok(bytes)
+    }
+
+    fn change_file(&self, writer: &mut Writer, bytes: u64) -> io::Result<()> {
+        let mut files = self.files.locked();
+        let spare = match files.spare.take() {
+            Some(spare) if spare.size >= BLOCK + bytes => spare,
+            _ => self.make_spare(&mut files, self.file_bytes.max((BLOCK + bytes).next_multiple_of(BLOCK)))?,
+        };
+        files.live.push_back(spare.clone());
+        self.live.store(files.live.len(), Ordering::Relaxed);
+        writer.file = spare;
+        writer.position = BLOCK;
+        Ok(())
+    }
+
+    fn make_spare(&self, files: &mut Files, size: u64) -> io::Result<LogFile> {
+        let at = files.free.iter().position(|file| file.size >= size);
+        let file = match at {
+            Some(at) => files.free.swap_remove(at),
+            None => create_file(&*self.disk, &self.folder, files, size)?,
+        };
+        begin_use(file, files)
+    }
+
+    /// Prepares the next file off the commit path, once the current one is half full.
+    pub(crate) fn maybe_make_spare(&self) -> io::Result<bool> {
+        let point = *self.durable.locked();
+        let mut files = self.files.locked();
+        let Some(current) = files.live.back() else { return Ok(false) };
+        if files.spare.is_some()
+            || (current.generation == point.generation && point.position < current.size / 2)
+        {
+            return Ok(false);
+        }
+        files.spare = Some(self.make_spare(&mut files, self.file_bytes)?);
+        Ok(true)
+    }
+
+    /// Everything before this is durable.
+    pub(crate) fn durable_point(&self) -> LogPoint {
+        *self.durable.locked()
+    }
+
+    /// Files in use.
+    pub(crate) fn live_count(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of records past a floor, roughly.
+    pub(crate) fn bytes_since(&self, floor: LogPoint) -> u64 {
+        let point = *self.durable.locked();
+        let files = self.files.locked();
+        let whole: u64 = files
+            .live
+            .iter()
+            .filter(|file| file.generation >= floor.generation && file.generation < point.generation)
+            .map(|file| file.size)
+            .sum();
+        let skipped = if files.live.iter().any(|file| file.generation == floor.generation) {
+            floor.position
+        } else {
+            0
+        };
+        (whole + point.position).saturating_sub(skipped.max(BLOCK))
+    }
+
+    /// Gives back every file below the floor of a durable checkpoint.
+    pub(crate) fn recycle(&self, floor: LogPoint) -> io::Result<()> {
+        let mut files = self.files.locked();
+        while files.live.front().is_some_and(|file| file.generation < floor.generation) {
+            let Some(file) = files.live.pop_front() else { break };
+            if file.size == self.file_bytes && files.free.len() < 4 {
+                files.free.push(file);
+            } else {
+                self.disk.remove(&path_of(&self.folder, file.number))?;
+            }
+        }
+        self.live.store(files.live.len(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn create_file(disk: &dyn Disk, folder: &Path, files: &mut Files, size: u64) -> io::Result<LogFile> {
+    let number = files.next_number;
+    let path = path_of(folder, number);
+    let file = disk.create(&path)?;
+    files.next_number += 1;
+    let prewritten = prewrite(&*file, size).and_then(|()| disk.sync_dir(folder));
+    if let Err(error) = prewritten {
+        // Most likely no space: leave nothing behind, the caller may try again later.
+        disk.remove(&path)?;
+        return Err(error);
+    }
+    Ok(LogFile { number, generation: 0, size, file })
+}
+
+fn prewrite(file: &dyn DiskFile, size: u64) -> io::Result<()> {
+    let zeros = vec![0; PREWRITE_STEP.min(usize::try_from(size).unwrap_or(PREWRITE_STEP))];
+    let mut position = 0;
+    while position < size {
+        let step = usize::try_from(size - position).map_or(zeros.len(), |rest| rest.min(zeros.len()));
+        write_at(file, position, &zeros[..step])?;
+        position += step as u64;
+        if position % (16 << 20) == 0 {
+            file.sync_data()?;
+        }
+    }
+    file.sync_data()
+}
+
+/// Gives a file its next generation; durable before the first record of that generation can be written.
+fn begin_use(mut file: LogFile, files: &mut Files) -> io::Result<LogFile> {
+    file.generation = files.next_generation;
+    files.next_generation += 1;
+    write_at(&*file.file, 0, &encode_header(file.generation, file.size))?;
+    file.file.sync_data()?;
+    Ok(file)
+}

@@ -1,0 +1,187 @@
+//! What waits for the next group commit.
+//!
+//! Appenders copy their small frames once into a shared chunk of memory and queue the record; the disk thread
+//! takes everything that queued up while the previous sync ran. There is no timer. The copies double as the
+//! recent ring: a ring entry is a slice of the chunk. A chunk is used again once no slice of it is left, because
+//! fresh memory is slow to touch.
+//!
+//! Two lanes: records of priority journals go first. One journal is always in one lane, so its order is kept.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex};
+
+use bytes::{Bytes, BytesMut};
+
+use super::Staged;
+use crate::codec::{Locked, wait_on};
+
+/// Size of a chunk.
+pub(crate) const CHUNK: usize = 1 << 20;
+
+/// Which queue a record waits in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Priority = 0,
+    Normal = 1,
+}
+
+#[derive(Default)]
+struct Queue {
+    lanes: [VecDeque<Staged>; 2],
+    bytes: usize,
+    chunk: BytesMut,
+    /// Used-up chunks, oldest first, kept until no slice of them is left.
+    retired: VecDeque<BytesMut>,
+    sleeping: bool,
+    stopped: bool,
+}
+
+/// The queue between appenders and the disk thread.
+pub(crate) struct Stage {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    /// Chunks worth keeping for reuse.
+    keep: usize,
+}
+
+impl Stage {
+    pub(crate) fn new(recent_bytes: usize) -> Self {
+        Self { queue: Mutex::default(), wake: Condvar::new(), keep: recent_bytes / CHUNK + 8 }
+    }
+
+    /// Copies a frame into the shared chunk and queues its record under one lock.
+    pub(crate) fn push_frame(
+        &self,
+        lane: Lane,
+        parts: [&[u8]; 2],
+        make: impl FnOnce(Bytes) -> [Option<Staged>; 2],
+    ) {
+        let mut queue = self.queue.locked();
+        let copied = queue.copy(parts, self.keep);
+        for staged in make(copied).into_iter().flatten() {
+            queue.push(lane, staged);
+        }
+        self.wake_if_sleeping(&mut queue);
+    }
+
+    /// Copies a frame into the shared chunk without queueing anything.
+    pub(crate) fn copy(&self, parts: [&[u8]; 2]) -> Bytes {
+        self.queue.locked().copy(parts, self.keep)
+    }
+
+    /// Queues records in order.
+    pub(crate) fn push(&self, lane: Lane, records: impl IntoIterator<Item = Staged>) {
+        let mut queue = self.queue.locked();
+        for staged in records {
+            queue.push(lane, staged);
+        }
+        self.wake_if_sleeping(&mut queue);
+    }
+
+    fn wake_if_sleeping(&self, queue: &mut Queue) {
+        if std::mem::take(&mut queue.sleeping) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Moves the next group into `group`: everything queued, up to `max_bytes` (at least one record).
+    pub(crate) fn take(&self, group: &mut Vec<Staged>, max_bytes: usize) {
+        self.queue.locked().take(group, max_bytes);
+    }
+
+    /// Like [`Stage::take`], but sleeps until there is something; false when stopped and empty.
+    pub(crate) fn wait_and_take(&self, group: &mut Vec<Staged>, max_bytes: usize) -> bool {
+        let mut queue = self.queue.locked();
+        while queue.bytes == 0 {
+            if queue.stopped {
+                return false;
+            }
+            queue.sleeping = true;
+            queue = wait_on(&self.wake, queue, None);
+        }
+        queue.take(group, max_bytes);
+        true
+    }
+
+    /// Lets the disk thread end once the queue is empty.
+    pub(crate) fn stop(&self) {
+        self.queue.locked().stopped = true;
+        self.wake.notify_all();
+    }
+
+    /// Lets a new disk thread run after a stop.
+    pub(crate) fn restart(&self) {
+        self.queue.locked().stopped = false;
+    }
+}
+
+impl Queue {
+    fn push(&mut self, lane: Lane, staged: Staged) {
+        self.bytes += staged.bytes();
+        self.lanes[lane as usize].push_back(staged);
+    }
+
+    fn take(&mut self, group: &mut Vec<Staged>, max_bytes: usize) {
+        let mut taken = 0;
+        for lane in &mut self.lanes {
+            while let Some(next) = lane.front() {
+                if taken > 0 && taken + next.bytes() > max_bytes {
+                    break;
+                }
+                taken += next.bytes();
+                group.extend(lane.pop_front());
+            }
+        }
+        self.bytes -= taken;
+    }
+
+    fn copy(&mut self, parts: [&[u8]; 2], keep: usize) -> Bytes {
+        let len = parts[0].len() + parts[1].len();
+        if self.chunk.capacity() - self.chunk.len() < len {
+            self.next_chunk(len, keep);
+        }
+        self.chunk.extend_from_slice(parts[0]);
+        self.chunk.extend_from_slice(parts[1]);
+        self.chunk.split().freeze()
+    }
+
+    fn next_chunk(&mut self, len: usize, keep: usize) {
+        let want = len.max(CHUNK);
+        let used = std::mem::take(&mut self.chunk);
+        if used.capacity() > 0 || !used.is_empty() {
+            self.retired.push_back(used);
+        }
+        // The oldest chunk is the first to lose its readers; look no further than a few.
+        for at in 0..self.retired.len().min(4) {
+            if self.retired[at].try_reclaim(want)
+                && let Some(chunk) = self.retired.remove(at)
+            {
+                self.chunk = chunk;
+                return;
+            }
+        }
+        while self.retired.len() > keep {
+            self.retired.pop_front();
+        }
+        self.chunk = BytesMut::with_capacity(want);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_used_again_when_its_slices_are_gone() {
+        let stage = Stage::new(4 * CHUNK);
+        let frame = vec![7; CHUNK / 4];
+        let first = stage.copy([&frame, b"x"]);
+        let address = first.as_ptr();
+        drop(first);
+        let mut addresses = Vec::new();
+        for _ in 0..8 {
+            addresses.push(stage.copy([&frame, b"x"]).as_ptr());
+        }
+        assert!(addresses.contains(&address), "the first chunk never came back");
+    }
+}

@@ -1,0 +1,110 @@
+//! The leader-epoch table: which epoch began at which offset.
+//!
+//! Invariant: epochs and start offsets both ascend. Entries come from frames and from elections alike.
+
+/// The table of one journal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Epochs {
+    entries: Vec<(i32, i64)>,
+}
+
+impl Epochs {
+    pub(crate) fn from_vec(entries: Vec<(i32, i64)>) -> Self {
+        Self { entries }
+    }
+
+    pub(crate) fn to_vec(&self) -> Vec<(i32, i64)> {
+        self.entries.clone()
+    }
+
+    /// Takes note that `epoch` was seen at `start`. Answers whether the table changed.
+    ///
+    /// An epoch below the newest goes in its place only if that keeps offsets ascending (recovery meets frames
+    /// after elections that came later); entries that a newer epoch overtakes at a smaller offset are dropped.
+    pub(crate) fn note(&mut self, epoch: i32, start: i64) -> bool {
+        if epoch < 0 {
+            return false;
+        }
+        let at = self.entries.partition_point(|entry| entry.0 < epoch);
+        match self.entries.get(at) {
+            Some(entry) if entry.0 == epoch && entry.1 <= start => return false,
+            Some(entry) if entry.0 > epoch && entry.1 <= start => return false,
+            Some(entry) if entry.0 == epoch => {
+                self.entries.remove(at);
+            }
+            _ => {}
+        }
+        let keep = self.entries[..at].partition_point(|entry| entry.1 < start);
+        self.entries.drain(keep..at);
+        self.entries.insert(keep, (epoch, start));
+        true
+    }
+
+    /// Forgets what began at or past `end`.
+    pub(crate) fn truncate(&mut self, end: i64) {
+        self.entries.retain(|entry| entry.1 < end);
+    }
+
+    /// Forgets what lies wholly before `start`; the epoch in force there begins there.
+    pub(crate) fn set_start(&mut self, start: i64) {
+        let after = self.entries.partition_point(|entry| entry.1 <= start);
+        if after > 0 {
+            self.entries.drain(..after - 1);
+            self.entries[0].1 = self.entries[0].1.max(start);
+        }
+    }
+
+    /// The greatest epoch at or below `epoch`, and where it ends.
+    pub(crate) fn end_offset(&self, epoch: i32, end: i64) -> (i32, i64) {
+        let after = self.entries.partition_point(|entry| entry.0 <= epoch);
+        match after.checked_sub(1) {
+            None => (-1, -1),
+            Some(at) => (self.entries[at].0, self.entries.get(after).map_or(end, |next| next.1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(notes: &[(i32, i64)]) -> Epochs {
+        let mut epochs = Epochs::default();
+        for (epoch, start) in notes {
+            epochs.note(*epoch, *start);
+        }
+        epochs
+    }
+
+    #[test]
+    fn notes_keep_both_columns_ascending() {
+        let check =
+            |notes: &[(i32, i64)], want: &[(i32, i64)]| assert_eq!(table(notes).to_vec(), want, "{notes:?}");
+        check(&[(0, 0), (0, 5), (2, 9)], &[(0, 0), (2, 9)]);
+        check(&[(0, 0), (1, 5), (2, 5)], &[(0, 0), (2, 5)]);
+        check(&[(5, 100), (3, 90)], &[(3, 90), (5, 100)]);
+        check(&[(5, 100), (3, 100)], &[(5, 100)]);
+        check(&[(5, 100), (5, 90)], &[(5, 90)]);
+        check(&[(-1, 0)], &[]);
+    }
+
+    #[test]
+    fn the_end_of_an_epoch_is_the_start_of_the_next() {
+        let epochs = table(&[(1, 0), (3, 10), (4, 20)]);
+        assert_eq!(epochs.end_offset(0, 30), (-1, -1));
+        assert_eq!(epochs.end_offset(1, 30), (1, 10));
+        assert_eq!(epochs.end_offset(2, 30), (1, 10));
+        assert_eq!(epochs.end_offset(9, 30), (4, 30));
+    }
+
+    #[test]
+    fn truncation_and_log_start_trim_from_both_sides() {
+        let mut epochs = table(&[(1, 0), (3, 10), (4, 20)]);
+        epochs.truncate(20);
+        assert_eq!(epochs.to_vec(), [(1, 0), (3, 10)]);
+        epochs.set_start(5);
+        assert_eq!(epochs.to_vec(), [(1, 5), (3, 10)]);
+        epochs.set_start(15);
+        assert_eq!(epochs.to_vec(), [(3, 15)]);
+    }
+}

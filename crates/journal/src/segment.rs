@@ -1,0 +1,329 @@
+//! One segment: its file header, its place in memory, and walking its frames.
+//!
+//! A segment file is a 64-byte header, then frames exactly as they arrived. Its name is its base offset in twenty
+//! digits. Invariant: positions handed out are those of whole frames; frames of the active segment follow one
+//! another without gaps in offsets, those of a compacted one may leave offsets out.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::codec::{Input, Output};
+use crate::disk::DiskFile;
+use crate::framing::{Frame, Framing};
+use crate::index::Index;
+use crate::types::{JournalId, SegmentInfo};
+
+/// Bytes before the first frame.
+pub(crate) const HEADER: u64 = 64;
+/// Positions are 32 bits in the index.
+pub(crate) const MAX_BYTES: u64 = 4 << 30;
+/// Format version of a segment file.
+pub(crate) const VERSION: u32 = 1;
+
+const MAGIC: &[u8; 8] = b"MOIMSEG\n";
+
+/// What the checkpoint keeps of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentImage {
+    pub(crate) base: i64,
+    pub(crate) end: i64,
+    pub(crate) len: u64,
+    pub(crate) max_timestamp_ms: i64,
+    /// Base offset of the frame with the greatest timestamp.
+    pub(crate) max_timestamp_base: i64,
+}
+
+/// A segment in memory.
+pub(crate) struct Segment {
+    pub(crate) image: SegmentImage,
+    pub(crate) index: Index,
+    /// Whether `index` covers the segment from its first frame.
+    pub(crate) index_complete: bool,
+    /// Segment length that the index files on disk cover.
+    pub(crate) index_saved: u64,
+    pub(crate) file: Option<Arc<dyn DiskFile>>,
+    /// Whether the file exists.
+    pub(crate) exists: bool,
+    /// Bytes written since the last sync.
+    pub(crate) dirty: bool,
+    /// A checkpoint has taken `dirty` and not synced yet.
+    pub(crate) syncing: bool,
+    /// Reserved up to here.
+    pub(crate) allocated: u64,
+    /// Wall time of its first append here, for rolling by age.
+    pub(crate) created_ms: i64,
+    /// Used since the last look of the descriptor sweep.
+    pub(crate) used: bool,
+    /// Where the last reads ended: sequential readers start there.
+    pub(crate) hints: [(i64, u64); 2],
+}
+
+impl Segment {
+    pub(crate) fn new(base: i64, created_ms: i64) -> Self {
+        let image =
+            SegmentImage { base, end: base, len: HEADER, max_timestamp_ms: -1, max_timestamp_base: base };
+        let mut segment = Self::from_image(image, created_ms);
+        segment.exists = false;
+        segment.index_complete = true;
+        segment
+    }
+
+    pub(crate) fn from_image(image: SegmentImage, created_ms: i64) -> Self {
+        Self {
+            image,
+            index: Index::default(),
+            index_complete: false,
+            index_saved: 0,
+            file: None,
+            exists: true,
+            dirty: false,
+            syncing: false,
+            allocated: 0,
+            created_ms,
+            used: false,
+            hints: [(-1, 0); 2],
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.image.len <= HEADER
+    }
+
+    /// Takes note of a frame at the end of the segment.
+    pub(crate) fn push(&mut self, frame: &Frame) {
+        let relative =
+            u32::try_from(frame.base - self.image.base).expect("a roll keeps offsets within 32 bits");
+        let pos = u32::try_from(self.image.len).expect("a roll keeps positions within 32 bits");
+        self.index.note(relative, pos, self.image.max_timestamp_ms);
+        self.image.push(frame);
+    }
+
+    /// Whether a frame of this size and last offset still fits.
+    pub(crate) fn fits(&self, last: i64, bytes: u64, segment_bytes: u64) -> bool {
+        let len = self.image.len + bytes;
+        let near = last - self.image.base < i64::from(u32::MAX);
+        (len <= segment_bytes || self.is_empty()) && len < MAX_BYTES && near
+    }
+
+    /// Reserves space for what comes, in steps that grow with the segment: a small partition costs little.
+    pub(crate) fn reserve(&mut self, file: &dyn DiskFile, bytes: u64, segment_bytes: u64) -> io::Result<()> {
+        let need = self.image.len + bytes;
+        if need > self.allocated {
+            let step = self.image.len.next_power_of_two().clamp(64 << 10, 16 << 20);
+            let until = need.max((need + step).min(segment_bytes));
+            file.allocate(self.allocated, until - self.allocated)?;
+            self.allocated = until;
+        }
+        Ok(())
+    }
+
+    /// The point at the very end of this segment, as `behind_point` would say it.
+    pub(crate) fn at_end(&self) -> Option<(i64, u64, i64)> {
+        Some((self.image.base, self.image.len, self.image.end))
+    }
+
+    pub(crate) fn info(&self, sealed: bool) -> SegmentInfo {
+        let image = &self.image;
+        SegmentInfo {
+            base: image.base,
+            end: image.end,
+            bytes: image.len,
+            max_timestamp_ms: image.max_timestamp_ms,
+            sealed,
+        }
+    }
+}
+
+impl SegmentImage {
+    /// Takes note of a frame at the end of the segment.
+    pub(crate) fn push(&mut self, frame: &Frame) {
+        if frame.max_timestamp_ms > self.max_timestamp_ms {
+            self.max_timestamp_ms = frame.max_timestamp_ms;
+            self.max_timestamp_base = frame.base;
+        }
+        self.len += frame.len as u64;
+        self.end = frame.last + 1;
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.put_i64(self.base);
+        out.put_i64(self.end);
+        out.put_u64(self.len);
+        out.put_i64(self.max_timestamp_ms);
+        out.put_i64(self.max_timestamp_base);
+    }
+
+    pub(crate) fn decode(input: &mut Input<'_>) -> Option<Self> {
+        Some(Self {
+            base: input.i64()?,
+            end: input.i64()?,
+            len: input.u64()?,
+            max_timestamp_ms: input.i64()?,
+            max_timestamp_base: input.i64()?,
+        })
+    }
+}
+
+/// `<folder>/<base>.<extension>`.
+pub(crate) fn path_of(folder: &Path, base: i64, extension: &str) -> PathBuf {
+    folder.join(format!("{base:020}.{extension}"))
+}
+
+/// The base offset in a segment's file name.
+pub(crate) fn base_of(name: &str) -> Option<i64> {
+    let digits = name.strip_suffix(".log")?;
+    (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+/// The header of a segment file.
+pub(crate) fn encode_header(id: JournalId, base: i64) -> [u8; HEADER as usize] {
+    let mut out = Vec::with_capacity(HEADER as usize);
+    out.put(MAGIC);
+    out.put_u32(VERSION);
+    out.put_u32(0);
+    out.put_id(id);
+    out.put_i64(base);
+    out.resize(HEADER as usize - 4, 0);
+    let crc = crc32c::crc32c(&out);
+    out.put_u32(crc);
+    out.try_into().expect("the header was padded to its size")
+}
+
+/// What a segment file's header turned out to be.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum HeaderState {
+    Ours,
+    TooNew(u32),
+    Foreign,
+}
+
+/// Checks the header of a segment file.
+pub(crate) fn check_header(bytes: &[u8], id: JournalId, base: i64) -> HeaderState {
+    if bytes == encode_header(id, base) {
+        return HeaderState::Ours;
+    }
+    let mut input = Input::new(bytes);
+    match (input.bytes(8), input.u32()) {
+        (Some(magic), Some(version)) if magic == MAGIC && version > VERSION => HeaderState::TooNew(version),
+        _ => HeaderState::Foreign,
+    }
+}
+
+/// Why a walk over frames stopped early.
+pub(crate) enum Walk {
+    /// The bytes at this position are no frame.
+    Bad(u64),
+    Io(io::Error),
+}
+
+impl From<io::Error> for Walk {
+    fn from(error: io::Error) -> Self {
+        Walk::Io(error)
+    }
+}
+
+/// Reads frames of one file through one reused buffer.
+pub(crate) struct FrameReader<'a> {
+    file: &'a dyn DiskFile,
+    framing: &'a dyn Framing,
+    /// Nothing at or past this position is looked at.
+    limit: u64,
+    block: usize,
+    buffer: Vec<u8>,
+    /// Position of the buffer's first byte.
+    at: u64,
+    filled: usize,
+    /// Bytes read from the file so far.
+    pub(crate) bytes_read: u64,
+}
+
+impl<'a> FrameReader<'a> {
+    /// `block` is how much to read ahead: small to look at headers, large to read everything.
+    pub(crate) fn new(file: &'a dyn DiskFile, framing: &'a dyn Framing, limit: u64, block: usize) -> Self {
+        Self { file, framing, limit, block, buffer: Vec::new(), at: 0, filled: 0, bytes_read: 0 }
+    }
+
+    fn window(&mut self, pos: u64, need: usize) -> io::Result<Option<&[u8]>> {
+        if pos + need as u64 > self.limit {
+            return Ok(None);
+        }
+        let inside = pos >= self.at && pos + need as u64 <= self.at + self.filled as u64;
+        if !inside {
+            let want = usize::try_from(self.limit - pos).unwrap_or(usize::MAX).min(self.block.max(need));
+            if self.buffer.len() < want {
+                self.buffer.resize(want, 0);
+            }
+            self.filled = self.file.pread(pos, &mut self.buffer[..want])?;
+            self.bytes_read += self.filled as u64;
+            self.at = pos;
+            if self.filled < need {
+                return Ok(None);
+            }
+        }
+        let from = usize::try_from(pos - self.at).expect("inside the buffer");
+        Ok(Some(&self.buffer[from..from + need]))
+    }
+
+    /// The header of the frame at `pos`; `None` at the limit.
+    pub(crate) fn header(&mut self, pos: u64) -> Result<Option<Frame>, Walk> {
+        if pos >= self.limit {
+            return Ok(None);
+        }
+        let (framing, limit) = (self.framing, self.limit);
+        let Some(header) = self.window(pos, framing.header_len())? else { return Err(Walk::Bad(pos)) };
+        match framing.peek(header) {
+            Some(frame) if frame.len > 0 && frame.last >= frame.base && frame.len as u64 <= limit - pos => {
+                Ok(Some(frame))
+            }
+            _ => Err(Walk::Bad(pos)),
+        }
+    }
+
+    /// The whole frame at `pos`, verified; `None` at the limit.
+    pub(crate) fn frame(&mut self, pos: u64) -> Result<Option<(Frame, &[u8])>, Walk> {
+        let Some(frame) = self.header(pos)? else { return Ok(None) };
+        let framing = self.framing;
+        match self.window(pos, frame.len)? {
+            Some(bytes) if framing.verify(bytes) => Ok(Some((frame, bytes))),
+            _ => Err(Walk::Bad(pos)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_segment_header_has_not_changed_on_disk() {
+        let id = JournalId { incarnation: 0x0102_0304, part: 5 };
+        let hex: String = encode_header(id, 42).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            concat!(
+                "4d4f494d5345470a010000000000000004030201000000000000000000000000050000002a000000",
+                "00000000000000000000000000000000000000008f9e424e",
+            )
+        );
+    }
+
+    #[test]
+    fn a_newer_version_is_told_from_a_foreign_file() {
+        let id = JournalId { incarnation: 1, part: 2 };
+        let mut header = encode_header(id, 42);
+        assert_eq!(check_header(&header, id, 42), HeaderState::Ours);
+        assert_eq!(check_header(&header, id, 43), HeaderState::Foreign);
+        header[8] = 9;
+        assert_eq!(check_header(&header, id, 42), HeaderState::TooNew(9));
+        assert_eq!(check_header(&[0; 64], id, 42), HeaderState::Foreign);
+    }
+
+    #[test]
+    fn segment_names_read_back() {
+        assert_eq!(base_of("00000000000000000042.log"), Some(42));
+        assert_eq!(base_of("42.log"), None);
+        assert_eq!(base_of("00000000000000000042.index"), None);
+        assert_eq!(base_of("+0000000000000000042.log"), None);
+    }
+}

@@ -1,0 +1,345 @@
+//! The write-behind thread's work: segments, the ring, checkpoints, free space, unlinking, scrubbing.
+//!
+//! Nothing here is on the path of an append or a sync. Order of a checkpoint: note where the commit log is durable,
+//! write behind and capture every journal, sync what was captured and its folders, replace the checkpoint file,
+//! recycle the commit log below the noted point. Lack of space stops a round, never the process: what could not be
+//! written stays in the ring and in the commit log.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Inner;
+use crate::checkpoint::CheckpointWriter;
+use crate::codec::{Locked, wait_on};
+use crate::disk::{DiskFile, replace_file};
+use crate::journal::{Capture, Journal};
+use crate::types::{JournalError, ScrubReport};
+
+/// How often the free space is looked at.
+const SPACE_POLL_MS: u64 = 500;
+/// From this many dirty files on, one `syncfs` is cheaper than syncing each.
+const SYNCFS_FROM: usize = 64;
+
+/// What the write-behind thread keeps between rounds.
+#[derive(Default)]
+pub(super) struct Behind {
+    /// Journals with newly durable frames, in the order they became so.
+    queue: VecDeque<(Arc<Journal>, i64)>,
+    queued_bytes: usize,
+    /// Frames below these ends are written and may leave the ring, oldest first.
+    evictable: VecDeque<(Arc<Journal>, i64)>,
+    /// Folders to unlink.
+    pub(super) trash: Vec<PathBuf>,
+    next_space_poll_ms: u64,
+    next_checkpoint_ms: u64,
+    pub(super) stopped: bool,
+}
+
+impl Behind {
+    /// Starts with deleted journals that an earlier run has not unlinked.
+    pub(super) fn with_trash(trash: Vec<PathBuf>) -> Self {
+        Self { trash, ..Self::default() }
+    }
+
+    pub(super) fn push(&mut self, journal: Arc<Journal>, end: i64) {
+        self.queue.push_back((journal, end));
+    }
+
+    /// Counts newly durable bytes; true when this crosses the limit.
+    pub(super) fn add_bytes(&mut self, bytes: usize, limit: usize) -> bool {
+        let before = self.queued_bytes;
+        self.queued_bytes += bytes;
+        before < limit && self.queued_bytes >= limit
+    }
+}
+
+impl Inner {
+    pub(super) fn behind_loop(&self) {
+        loop {
+            let did = self.behind_round();
+            let behind = self.behind.locked();
+            if behind.stopped || self.dead.load(Ordering::Acquire) {
+                return;
+            }
+            if !did {
+                let pause = if self.dirty.load(Ordering::Relaxed) { 100 } else { SPACE_POLL_MS };
+                drop(wait_on(&self.behind_wake, behind, Some(Duration::from_millis(pause))));
+            }
+        }
+    }
+
+    /// One round; true if it did something.
+    pub(super) fn behind_round(&self) -> bool {
+        if self.dead.load(Ordering::Acquire) {
+            return false;
+        }
+        match self.try_behind_round() {
+            Ok(did) => did,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                self.on_no_space();
+                false
+            }
+            Err(error) => {
+                self.fatal("writing segments behind", &error);
+                false
+            }
+        }
+    }
+
+    fn try_behind_round(&self) -> io::Result<bool> {
+        let now_ms = self.clock.monotonic_ms();
+        self.poll_space(now_ms)?;
+        let mut did = self.log.maybe_make_spare()?;
+        let pressed = self.is_full() || self.log_full.load(Ordering::Relaxed);
+        let due = {
+            let behind = self.behind.locked();
+            behind.queued_bytes >= self.options.recent_bytes / 4 || (pressed && !behind.queue.is_empty())
+        };
+        if due {
+            did |= self.write_queue()?;
+        }
+        self.shrink_ring();
+        if self.checkpoint_due(now_ms) {
+            self.try_checkpoint()?;
+            did = true;
+        }
+        did |= self.empty_trash()?;
+        Ok(did)
+    }
+
+    fn poll_space(&self, now_ms: u64) -> io::Result<()> {
+        {
+            let mut behind = self.behind.locked();
+            if now_ms < behind.next_space_poll_ms {
+                return Ok(());
+            }
+            behind.next_space_poll_ms = now_ms + SPACE_POLL_MS;
+        }
+        let free = self.disk.free_bytes(&self.dir)?;
+        self.counters.free_bytes.store(free, Ordering::Relaxed);
+        let low = free < self.options.min_free_bytes;
+        if low != self.low_space.swap(low, Ordering::Relaxed) {
+            let dir = self.dir.display();
+            if low {
+                tracing::warn!(%dir, free, "too little free space, refusing appends");
+            } else {
+                tracing::info!(%dir, free, "space is back, taking appends");
+            }
+        }
+        if !low {
+            // Whether a failed write would work now is found out by the next one.
+            self.no_space.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Writes behind every journal that has newly durable frames.
+    fn write_queue(&self) -> io::Result<bool> {
+        let queue = {
+            let mut behind = self.behind.locked();
+            behind.queued_bytes = 0;
+            std::mem::take(&mut behind.queue)
+        };
+        let mut wrote = 0;
+        let mut failed = None;
+        for (journal, _) in &queue {
+            match journal.write_behind() {
+                Ok(bytes) => wrote += bytes,
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        self.counters.behind_bytes.fetch_add(wrote, Ordering::Relaxed);
+        // What could not be written stays in its ring: eviction passes it by and the next checkpoint retries it.
+        self.behind.locked().evictable.extend(queue);
+        failed.map_or(Ok(wrote > 0), Err)
+    }
+
+    /// Drops the oldest written frames while the rings hold too much.
+    fn shrink_ring(&self) {
+        while self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes {
+            let Some((journal, end)) = self.behind.locked().evictable.pop_front() else { return };
+            journal.evict(end);
+        }
+        // An idle ring must not make this list grow: forget entries that evict nothing.
+        let mut behind = self.behind.locked();
+        if behind.evictable.len() > 100_000 {
+            let half = behind.evictable.len() / 2;
+            let old: Vec<_> = behind.evictable.drain(..half).collect();
+            drop(behind);
+            old.iter().for_each(|(journal, end)| journal.evict(*end));
+        }
+    }
+
+    fn checkpoint_due(&self, now_ms: u64) -> bool {
+        if !self.dirty.load(Ordering::Relaxed) {
+            return false;
+        }
+        let floor = *self.floor.locked();
+        let log_limit = self.options.commit_file_bytes.saturating_mul(self.options.commit_files as u64) / 2;
+        self.log.bytes_since(floor) >= log_limit
+            || self.log_full.load(Ordering::Relaxed)
+            || self.dirty_bytes.load(Ordering::Relaxed) >= self.options.checkpoint_bytes
+            || now_ms >= self.behind.locked().next_checkpoint_ms
+    }
+
+    pub(crate) fn checkpoint(&self) -> Result<(), JournalError> {
+        if self.dead.load(Ordering::Acquire) {
+            return Err(JournalError::Closed);
+        }
+        match self.try_checkpoint() {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                self.on_no_space();
+                Err(error.into())
+            }
+            Err(error) => {
+                self.fatal("writing a checkpoint", &error);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn try_checkpoint(&self) -> io::Result<()> {
+        let _one = self.checkpointing.locked();
+        let began_ms = self.clock.monotonic_ms();
+        self.dirty.store(false, Ordering::Relaxed);
+        let unsynced = self.dirty_bytes.swap(0, Ordering::Relaxed);
+        let mut captures = Vec::new();
+        let result = self.checkpoint_with(&mut captures);
+        match &result {
+            Ok(()) => captures.iter().for_each(|(journal, capture)| journal.captured_is_synced(capture)),
+            Err(_) => {
+                captures.iter().for_each(|(journal, capture)| journal.capture_failed(capture));
+                self.dirty_bytes.fetch_add(unsynced, Ordering::Relaxed);
+                self.dirty.store(true, Ordering::Relaxed);
+            }
+        }
+        let now_ms = self.clock.monotonic_ms();
+        // A checkpoint that takes long must not run all the time.
+        let pause = self.options.checkpoint_ms.max((now_ms - began_ms) * 10);
+        self.behind.locked().next_checkpoint_ms = now_ms + pause;
+        result
+    }
+
+    fn checkpoint_with(&self, captures: &mut Vec<(Arc<Journal>, Capture)>) -> io::Result<()> {
+        // First the point, then the journals: every record before the point is in what is captured after it.
+        let floor = self.log.durable_point();
+        let (journals, unopened) = {
+            let images = self.images.locked();
+            let open = self.journals.read().expect("nobody panics holding the map");
+            let unopened: Vec<_> = images.values().map(|found| found.image.clone()).collect();
+            (open.values().cloned().collect::<Vec<_>>(), unopened)
+        };
+        let mut writer = CheckpointWriter::new(floor);
+        unopened.iter().for_each(|image| writer.push(image));
+        let mut files = Vec::new();
+        for journal in journals {
+            if let Some(capture) = journal.capture()? {
+                writer.push(&capture.image);
+                files.extend(capture.dirty.iter().map(|base| (captures.len(), *base)));
+                captures.push((journal, capture));
+            }
+        }
+        let queue: Vec<_> = self.behind.locked().drain_queue();
+        self.behind.locked().evictable.extend(queue);
+        self.sync_captured(captures, &files)?;
+        replace_file(&*self.disk, &self.dir.join("checkpoint"), &writer.finish())?;
+        self.redone.locked().clear();
+        *self.floor.locked() = floor;
+        self.log.recycle(floor)?;
+        self.log_full.store(self.log.live_count() > self.options.commit_files, Ordering::Relaxed);
+        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn sync_captured(&self, captures: &[(Arc<Journal>, Capture)], files: &[(usize, i64)]) -> io::Result<()> {
+        let redone = self.redone.locked().clone();
+        if files.len() + redone.len() > SYNCFS_FROM {
+            self.disk.syncfs(&self.dir)?;
+            return self.sync_dirs();
+        }
+        for path in &redone {
+            match self.disk.open(path) {
+                Ok(file) => file.sync_data()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // dropped since
+                Err(error) => return Err(error),
+            }
+        }
+        for (at, base) in files {
+            let file: Arc<dyn DiskFile> = match captures[*at].0.segment_file(*base, false) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue, // dropped since
+                Err(error) => return Err(error),
+            };
+            file.sync_data()?;
+        }
+        self.sync_dirs()
+    }
+
+    pub(super) fn write_clean_marker(&self) -> Result<(), JournalError> {
+        let floor = *self.floor.locked();
+        replace_file(&*self.disk, &self.dir.join("clean"), &super::recover::clean_marker(floor))?;
+        Ok(())
+    }
+
+    pub(super) fn scrub_step(&self, max_bytes: u64) -> ScrubReport {
+        let mut at = self.scrub.locked();
+        let mut report = ScrubReport::default();
+        let mut open: Vec<_> =
+            self.journals.read().expect("nobody panics holding the map").values().cloned().collect();
+        open.sort_by_key(|journal| journal.id);
+        let (mut id, mut offset) = match *at {
+            Some((id, offset)) => (id, offset),
+            None => match open.first() {
+                Some(first) => (first.id, i64::MIN),
+                None => return ScrubReport { round_done: true, ..report },
+            },
+        };
+        loop {
+            let Some(journal) = open.iter().find(|journal| journal.id >= id) else {
+                *at = None;
+                report.round_done = true;
+                return report;
+            };
+            if journal.id != id {
+                (id, offset) = (journal.id, i64::MIN);
+            }
+            match journal.scrub(offset, max_bytes, &mut report) {
+                Some(next) if report.bytes >= max_bytes => {
+                    *at = Some((id, next));
+                    return report;
+                }
+                Some(next) => offset = next,
+                None => {
+                    let next = open.iter().find(|other| other.id > id).map(|other| other.id);
+                    let Some(next) = next else {
+                        *at = None;
+                        report.round_done = true;
+                        return report;
+                    };
+                    (id, offset) = (next, i64::MIN);
+                }
+            }
+        }
+    }
+}
+
+impl Behind {
+    /// Lets go of all journals.
+    pub(super) fn forget(&mut self) {
+        self.queue.clear();
+        self.evictable.clear();
+    }
+
+    fn drain_queue(&mut self) -> Vec<(Arc<Journal>, i64)> {
+        self.queued_bytes = 0;
+        self.queue.drain(..).collect()
+    }
+}
