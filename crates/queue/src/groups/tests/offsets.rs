@@ -357,3 +357,36 @@ fn listing_filters_by_state_and_type_without_case() {
     let unknown = world.groups.describe(&"nobody".into());
     assert_eq!((unknown.error, unknown.state), (ErrorCode::GroupIdNotFound, State::Dead));
 }
+
+#[test]
+fn group_that_lived_on_while_it_was_being_deleted_stays() {
+    let mut world = World::new(config());
+    let member = stable(&mut world, "consumer");
+    leave(&mut world, &member);
+    let delete = world.ask(|token| Input::DeleteGroups(token, vec!["g".into()]));
+    let joining = world.ask(|token| Input::Join(token, join("g", "b", &Arc::default(), &["t"])));
+    let Some(Response::Join(joined)) = world.take(joining) else { panic!("still waiting") };
+    assert_eq!(joined.generation, 3);
+    leave(&mut world, &joined.member_id);
+    assert!(world.take(delete).is_some());
+    assert_eq!(world.groups.describe(&"g".into()).state, State::Empty);
+    assert!(!world.groups.image().is_empty());
+    assert_reloads(&world);
+}
+
+#[test]
+fn commit_after_a_deletion_survives_it_in_whatever_order_their_ends_are_told() {
+    let mut groups = Groups::new(config(), 1);
+    let write = |effects: Vec<Effect>| match effects[..] {
+        [Effect::Persist { then, .. }] => then,
+        _ => panic!("{effects:?}"),
+    };
+    let first = write(groups.offset_commit(0, Token(1), simple_commit("g", &[("t", 0, 5)])));
+    groups.on_persisted(0, first, Ok(()));
+    let delete = write(groups.delete_groups(0, Token(2), vec!["g".into()]));
+    let second = write(groups.offset_commit(0, Token(3), simple_commit("g", &[("t", 0, 6)])));
+    groups.on_persisted(0, second, Ok(()));
+    groups.on_persisted(0, delete, Ok(()));
+    let all = OffsetFetch { group: "g".into(), topics: None, require_stable: true };
+    assert_eq!(groups.offset_fetch(&all).topics[0].partitions[0].offset, 6);
+}

@@ -10,7 +10,7 @@ use crate::groups::outbox::Then;
 use crate::groups::*;
 
 /// What the log holds, in order.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Debug)]
 pub(super) enum Entry {
     Record(Bytes, Option<Bytes>, Option<(i64, i16)>),
     Marker(i64, i16, bool),
