@@ -265,13 +265,14 @@ impl Client {
 
     async fn bootstrap(&mut self) -> Outcome<&mut Connection> {
         if self.bootstrap.is_none() {
-            let deadline = self.deadline();
             // Brokers learned later are as good, and still there when the first address is gone.
             let learned = self.brokers.values().map(|broker| (broker.host.clone(), broker.port));
             let addresses: Vec<_> = self.target.addresses.iter().cloned().chain(learned).collect();
+            // An address that swallows packets must leave time for the next one.
+            let share = self.timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
             let mut last = None;
             for (host, port) in &addresses {
-                match Connection::open(host, *port, deadline).await {
+                match Connection::open(host, *port, Instant::now() + share).await {
                     Ok(connection) => {
                         self.bootstrap = Some(connection);
                         break;
@@ -290,6 +291,9 @@ impl Client {
     }
 
     fn advise(&self, failure: Failure) -> Failure {
+        if failure.hint.is_some() {
+            return failure;
+        }
         match self.target.named_by.as_str() {
             "default" => failure.hint("is `moim serve` running? pass --kafka HOST:PORT or set MOIM_KAFKA"),
             named_by => failure.hint(format!("is `moim serve` running? the address comes from {named_by}")),
