@@ -12,12 +12,15 @@ use prometheus_client::registry::{Metric, Registry};
 /// All metrics of a process.
 pub struct Metrics {
     registry: Mutex<Registry>,
+    before: Mutex<Vec<Refresh>>,
 }
+
+type Refresh = Box<dyn Fn() + Send + Sync>;
 
 impl Metrics {
     /// A registry with nothing in it.
     pub fn new() -> Self {
-        Self { registry: Mutex::new(Registry::with_prefix("moim")) }
+        Self { registry: Mutex::new(Registry::with_prefix("moim")), before: Mutex::default() }
     }
 
     /// Adds a metric under `moim_<name>`. Counters get `_total` by themselves.
@@ -25,8 +28,16 @@ impl Metrics {
         self.lock().register(name, help, metric);
     }
 
+    /// Has `refresh` called before each rendering, for gauges that are cheaper to read than to keep.
+    pub fn before_render(&self, refresh: impl Fn() + Send + Sync + 'static) {
+        self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(Box::new(refresh));
+    }
+
     /// The text that Prometheus reads.
     pub fn render(&self) -> String {
+        for refresh in self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
+            refresh();
+        }
         let mut text = String::new();
         if prometheus_client::encoding::text::encode(&mut text, &self.lock()).is_err() {
             let _ = writeln!(text, "# a metric could not be encoded");
@@ -56,5 +67,17 @@ mod tests {
         metrics.register("things", "Things that happened", counter.clone());
         counter.inc();
         assert!(metrics.render().contains("moim_things_total 1"));
+    }
+
+    #[test]
+    fn gauges_are_refreshed_when_somebody_looks() {
+        let metrics = Metrics::new();
+        let gauge: Gauge = Gauge::default();
+        metrics.register("level_bytes", "A level", gauge.clone());
+        metrics.before_render(move || {
+            gauge.inc();
+        });
+        metrics.render();
+        assert!(metrics.render().contains("moim_level_bytes 2"));
     }
 }

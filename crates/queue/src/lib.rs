@@ -1,1 +1,38 @@
-//! Placeholder.
+//! The queue: a broker that Kafka clients use unmodified.
+//!
+//! [`Broker::open`] recovers topics, groups and transactions from the journals; [`Server::start`] serves them
+//! on event loops. A request goes `connection` → `dispatch` → `handlers/<api>` → `partition` (or a
+//! coordinator) → journal. The coordinators' cores ([`groups`], `transactions`, `producers`) are pure state
+//! machines; the services beside them do their I/O.
+
+mod broker;
+mod broker_config;
+mod compaction;
+mod completions;
+mod config;
+mod connection;
+mod dispatch;
+mod fetch_sessions;
+mod framing;
+mod group_service;
+pub mod groups;
+mod handlers;
+mod housekeeping;
+mod later;
+mod loops;
+mod metrics;
+mod partition;
+mod producer_ids;
+mod producers;
+mod reply;
+mod server;
+mod topics;
+mod transaction_service;
+pub mod transactions;
+
+pub use broker::{Broker, BrokerOptions, BrokerParts, Summary};
+pub use config::Defaults;
+pub use framing::BatchFraming;
+pub use partition::Refused;
+pub use server::Server;
+pub use topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};

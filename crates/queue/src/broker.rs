@@ -1,0 +1,288 @@
+//! The broker: everything the handlers share, and how it starts and stops.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+
+use moim_base::metrics::Metrics;
+use moim_base::task::{Scope, Shutdown};
+use moim_base::{BrokerId, Clock};
+use moim_cluster::StateRepository;
+use moim_journal::Store;
+
+use crate::config::Defaults;
+use crate::fetch_sessions::FetchSessions;
+use crate::group_service::GroupService;
+use crate::loops::Loops;
+use crate::metrics::QueueMetrics;
+use crate::partition::Refused;
+use crate::producer_ids::ProducerIds;
+use crate::topics::Topics;
+use crate::transaction_service::TransactionService;
+
+/// How a broker is to run. Every field has a default that suits one machine.
+#[derive(Clone, Debug)]
+pub struct BrokerOptions {
+    /// The number clients know this broker by.
+    pub node_id: BrokerId,
+    /// The id of the cluster.
+    pub cluster_id: String,
+    /// The data folder, as clients are told it.
+    pub data_dir: String,
+    /// Where to listen; port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// What clients are told to connect to; by default the address listened on.
+    pub advertise: Option<(String, u16)>,
+    /// The zone of this node, which clients know as its rack.
+    pub rack: Option<String>,
+    /// How many event loops serve connections.
+    pub event_loops: usize,
+    /// At most this many connections at a time.
+    pub max_connections: usize,
+    /// The largest request.
+    pub max_request_bytes: usize,
+    /// At most this much memory for requests that are being received.
+    pub request_memory_bytes: usize,
+    /// The largest answer to a fetch.
+    pub max_fetch_bytes: usize,
+    /// No request waits longer than this, whatever it asks for.
+    pub max_wait_ms: u64,
+    /// A connection without traffic is closed after this.
+    pub idle_connection_ms: u64,
+    /// Whether asking for a topic makes it.
+    pub auto_create_topics: bool,
+    /// How many partitions a topic gets when nobody says.
+    pub num_partitions: i32,
+    /// Settings topics fall back to.
+    pub topic_defaults: Defaults,
+    /// Partitions of the topic that keeps group offsets; fixed once it exists.
+    pub offsets_partitions: i32,
+    /// Partitions of the topic that keeps transactions; fixed once it exists.
+    pub transaction_partitions: i32,
+    /// How long a new group waits for more members before its first generation.
+    pub group_initial_rebalance_delay_ms: u64,
+    /// The shortest session a member may ask for.
+    pub group_min_session_timeout_ms: u64,
+    /// The longest session a member may ask for.
+    pub group_max_session_timeout_ms: u64,
+    /// At most this many members in a group.
+    pub group_max_size: usize,
+    /// Offsets of a group without members are forgotten after this.
+    pub offsets_retention_ms: i64,
+    /// The longest metadata a commit may carry.
+    pub offset_metadata_max_bytes: usize,
+    /// The longest transaction a producer may ask for.
+    pub transaction_max_timeout_ms: i32,
+    /// An unused transactional id is forgotten after this.
+    pub transactional_id_expiration_ms: u64,
+    /// An idle idempotent producer is forgotten after this.
+    pub producer_id_expiration_ms: i64,
+    /// At most this many partitions on the node, internal ones included.
+    pub max_partitions: usize,
+    /// At most this many partitions in a topic.
+    pub max_partitions_per_topic: i32,
+    /// At most this many fetch sessions are remembered.
+    pub max_fetch_sessions: usize,
+    /// How often old segments are looked for.
+    pub retention_check_ms: u64,
+    /// How often compaction looks for work.
+    pub compaction_check_ms: u64,
+    /// How many bytes per second the background scrub reads.
+    pub scrub_bytes_per_second: u64,
+}
+
+impl Default for BrokerOptions {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            node_id: BrokerId(1),
+            cluster_id: "moim".into(),
+            data_dir: "moim-data".into(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 9092)),
+            advertise: None,
+            rack: None,
+            event_loops: cores.saturating_sub(1).max(1),
+            max_connections: 10_000,
+            max_request_bytes: 100 << 20,
+            request_memory_bytes: 512 << 20,
+            max_fetch_bytes: 55 << 20,
+            max_wait_ms: 300_000,
+            idle_connection_ms: 600_000,
+            auto_create_topics: true,
+            num_partitions: 1,
+            topic_defaults: Defaults::new(),
+            offsets_partitions: 50,
+            transaction_partitions: 50,
+            group_initial_rebalance_delay_ms: 500,
+            group_min_session_timeout_ms: 6_000,
+            group_max_session_timeout_ms: 1_800_000,
+            group_max_size: 10_000,
+            offsets_retention_ms: 7 * 24 * 3_600_000,
+            offset_metadata_max_bytes: 4096,
+            transaction_max_timeout_ms: 900_000,
+            transactional_id_expiration_ms: 7 * 24 * 3_600_000,
+            producer_id_expiration_ms: 24 * 3_600_000,
+            max_partitions: 200_000,
+            max_partitions_per_topic: 100_000,
+            max_fetch_sessions: 10_000,
+            retention_check_ms: 30_000,
+            compaction_check_ms: 15_000,
+            scrub_bytes_per_second: 4 << 20,
+        }
+    }
+}
+
+/// What the broker stands on.
+pub struct BrokerParts {
+    /// All journals of the node.
+    pub store: Arc<Store>,
+    /// Where topics and ids are kept.
+    pub repository: Arc<dyn StateRepository>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Where to count.
+    pub metrics: Arc<Metrics>,
+    /// Stops the broker.
+    pub shutdown: Shutdown,
+}
+
+/// The shared state of all connections.
+pub struct Broker {
+    pub(crate) options: BrokerOptions,
+    pub(crate) store: Arc<Store>,
+    pub(crate) repository: Arc<dyn StateRepository>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) shutdown: Shutdown,
+    pub(crate) scope: Scope,
+    pub(crate) loops: Arc<Loops>,
+    pub(crate) topics: Arc<Topics>,
+    pub(crate) fetch_sessions: FetchSessions,
+    pub(crate) groups: GroupService,
+    pub(crate) transactions: TransactionService,
+    pub(crate) producer_ids: ProducerIds,
+    pub(crate) memory: Memory,
+    pub(crate) metrics: QueueMetrics,
+    pub(crate) connections: AtomicUsize,
+    pub(crate) next_connection: AtomicU64,
+    /// Broker settings changed at run time.
+    pub(crate) dynamic: ArcSwap<Defaults>,
+    /// The topic of the repository's own journal is not ours: the node hands its progress on.
+    pub(crate) address: std::sync::OnceLock<SocketAddr>,
+}
+
+impl Broker {
+    /// Recovers topics, groups and transactions. The broker serves once its loops run (see `server`).
+    pub async fn open(options: BrokerOptions, parts: BrokerParts) -> Result<Arc<Self>, Refused> {
+        let loops = Arc::new(Loops::new(options.event_loops));
+        let metrics = QueueMetrics::register(&parts.metrics);
+        let topics = Arc::new(Topics::new(
+            Arc::clone(&parts.repository),
+            Arc::clone(&parts.store),
+            Arc::clone(&parts.clock),
+            Arc::clone(&loops),
+            &options,
+        ));
+        topics.load().await?;
+        let broker = Arc::new(Self {
+            groups: GroupService::new(&options),
+            transactions: TransactionService::new(&options),
+            producer_ids: ProducerIds::new(Arc::clone(&parts.repository)),
+            memory: Memory::new(options.request_memory_bytes),
+            scope: Scope::new(parts.shutdown.clone()),
+            fetch_sessions: FetchSessions::new(options.max_fetch_sessions),
+            connections: AtomicUsize::new(0),
+            next_connection: AtomicU64::new(1),
+            dynamic: ArcSwap::default(),
+            address: std::sync::OnceLock::new(),
+            store: parts.store,
+            repository: parts.repository,
+            clock: parts.clock,
+            shutdown: parts.shutdown,
+            options,
+            loops,
+            topics,
+            metrics,
+        });
+        broker.load_dynamic().await?;
+        broker.groups.load(&broker)?;
+        broker.transactions.load(&broker)?;
+        Ok(broker)
+    }
+
+    /// What receives the journal's progress: give it to [`Store::set_sink`].
+    pub fn sink(&self) -> Arc<dyn moim_journal::DurableSink> {
+        Arc::clone(&self.loops) as Arc<dyn moim_journal::DurableSink>
+    }
+
+    /// The address clients are told.
+    pub(crate) fn advertised(&self) -> (String, u16) {
+        match (&self.options.advertise, self.address.get()) {
+            (Some((host, 0)), Some(address)) => (host.clone(), address.port()),
+            (Some(advertise), _) => advertise.clone(),
+            (None, Some(address)) => (address.ip().to_string(), address.port()),
+            (None, None) => (self.options.listen.ip().to_string(), self.options.listen.port()),
+        }
+    }
+
+    /// Numbers for the admin page.
+    pub fn summary(&self) -> Summary {
+        let (topics, partitions) = self.topics.counts();
+        Summary {
+            topics,
+            partitions,
+            connections: self.connections.load(Ordering::Relaxed),
+            groups: self.groups.count(),
+        }
+    }
+
+    /// Leaves things so that the next start is quick. Called after the loops have ended.
+    pub fn close(&self) {
+        for topic in self.topics.all() {
+            for partition in topic.partitions.load().iter() {
+                partition.snapshot_producers();
+            }
+        }
+    }
+}
+
+/// Numbers for the admin page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Summary {
+    /// Topics, internal ones included.
+    pub topics: usize,
+    /// Partitions, internal ones included.
+    pub partitions: usize,
+    /// Open connections.
+    pub connections: usize,
+    /// Consumer groups.
+    pub groups: usize,
+}
+
+/// Counts memory of requests that are being received. It is a limit on reading, not an allocator: a
+/// connection that finds it spent goes on when others are done.
+pub(crate) struct Memory {
+    left: AtomicI64,
+}
+
+impl Memory {
+    fn new(limit: usize) -> Self {
+        Self { left: AtomicI64::new(i64::try_from(limit).unwrap_or(i64::MAX)) }
+    }
+
+    pub(crate) fn take(&self, bytes: usize) {
+        self.left.fetch_sub(bytes as i64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn release(&self, bytes: usize) {
+        if bytes > 0 {
+            self.left.fetch_add(bytes as i64, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nothing is left. Somebody who holds some may still finish.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.left.load(Ordering::Relaxed) <= 0
+    }
+}

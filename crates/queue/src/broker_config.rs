@@ -1,0 +1,169 @@
+//! Settings of the broker itself: shown read-only where they come from the start, changeable where a topic
+//! setting falls back to them. Changes are kept in the state repository and act at once.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use moim_cluster::{Expect, Swap};
+use moim_wire_kafka::ErrorCode;
+
+use crate::broker::Broker;
+use crate::config::{Defaults, Kind, Setting, TOPIC_SETTINGS};
+use crate::partition::Refused;
+use crate::topics::refuse_repository;
+
+const KEY: &str = "/moim/configs/brokers";
+
+/// A broker setting as DescribeConfigs shows it.
+pub(crate) struct Shown {
+    pub(crate) name: String,
+    pub(crate) value: String,
+    pub(crate) kind: Kind,
+    pub(crate) read_only: bool,
+    /// Set at run time, cluster-wide.
+    pub(crate) dynamic: bool,
+    /// Set by configuration rather than by the table of defaults.
+    pub(crate) from_start: bool,
+    pub(crate) doc: &'static str,
+}
+
+/// The topic setting that falls back to this broker setting.
+pub(crate) fn changeable(name: &str) -> Option<&'static Setting> {
+    TOPIC_SETTINGS.iter().find(|s| s.broker_name == Some(name))
+}
+
+impl Broker {
+    /// Reads the settings changed at run time and lets them act.
+    pub(crate) async fn load_dynamic(&self) -> Result<(), Refused> {
+        let entry = self.repository.get(KEY).await.map_err(refuse_repository)?;
+        if let Some(entry) = entry {
+            let settings: Defaults = serde_json::from_slice(&entry.value).map_err(|e| {
+                Refused::new(
+                    ErrorCode::UnknownServerError,
+                    format!("the broker settings cannot be read: {e}"),
+                )
+            })?;
+            self.apply_dynamic(settings);
+        }
+        Ok(())
+    }
+
+    /// Changes settings at run time: `None` takes a change back.
+    pub(crate) async fn change_settings(
+        &self,
+        changes: &BTreeMap<String, Option<String>>,
+        validate_only: bool,
+    ) -> Result<(), Refused> {
+        for (name, value) in changes {
+            let setting = changeable(name).ok_or_else(|| {
+                Refused::new(
+                    ErrorCode::InvalidRequest,
+                    format!("Cannot update these configs dynamically: {name}"),
+                )
+            })?;
+            if let Some(why) = value.as_deref().and_then(|v| setting.refuse(v)) {
+                return Err(Refused::new(ErrorCode::InvalidConfig, why));
+            }
+        }
+        if validate_only {
+            return Ok(());
+        }
+        loop {
+            let entry = self.repository.get(KEY).await.map_err(refuse_repository)?;
+            let mut settings: Defaults =
+                entry.as_ref().and_then(|e| serde_json::from_slice(&e.value).ok()).unwrap_or_default();
+            for (name, value) in changes {
+                match value {
+                    Some(value) => settings.insert(name.clone(), value.clone()),
+                    None => settings.remove(name),
+                };
+            }
+            let expected = entry.map_or(Expect::Absent, |e| Expect::Revision(e.mod_revision));
+            let text = Bytes::from(serde_json::to_vec(&settings).unwrap_or_default());
+            let swap = self.repository.compare_and_swap(KEY, expected, Some(text), None);
+            if let Swap::Done { .. } = swap.await.map_err(refuse_repository)? {
+                self.apply_dynamic(settings);
+                return Ok(());
+            }
+        }
+    }
+
+    fn apply_dynamic(&self, settings: Defaults) {
+        let mut defaults = self.options.topic_defaults.clone();
+        for (name, value) in &settings {
+            if let Some(setting) = changeable(name) {
+                defaults.insert(setting.name.to_owned(), value.clone());
+            }
+        }
+        self.dynamic.store(std::sync::Arc::new(settings));
+        self.topics.set_defaults(defaults);
+    }
+
+    /// Every broker setting.
+    pub(crate) fn settings(&self) -> Vec<Shown> {
+        let dynamic = self.dynamic.load();
+        let o = &self.options;
+        let mut shown: Vec<Shown> = TOPIC_SETTINGS
+            .iter()
+            .filter_map(|setting| {
+                let name = setting.broker_name?;
+                let start = o.topic_defaults.get(setting.name);
+                let value = dynamic.get(name).or(start).map_or(setting.default, String::as_str);
+                Some(Shown {
+                    name: name.to_owned(),
+                    value: value.to_owned(),
+                    kind: setting.kind,
+                    read_only: false,
+                    dynamic: dynamic.contains_key(name),
+                    from_start: start.is_some(),
+                    doc: setting.doc,
+                })
+            })
+            .collect();
+        let (host, port) = self.advertised();
+        let fixed: [(&str, String, Kind); 24] = [
+            ("advertised.listeners", format!("PLAINTEXT://{host}:{port}"), Kind::String),
+            ("auto.create.topics.enable", o.auto_create_topics.to_string(), Kind::Boolean),
+            ("broker.id", o.node_id.to_string(), Kind::Int),
+            ("broker.rack", o.rack.clone().unwrap_or_default(), Kind::String),
+            ("connections.max.idle.ms", o.idle_connection_ms.to_string(), Kind::Long),
+            ("default.replication.factor", "1".into(), Kind::Int),
+            ("delete.topic.enable", "true".into(), Kind::Boolean),
+            ("fetch.max.bytes", o.max_fetch_bytes.to_string(), Kind::Int),
+            ("group.initial.rebalance.delay.ms", o.group_initial_rebalance_delay_ms.to_string(), Kind::Int),
+            ("group.max.session.timeout.ms", o.group_max_session_timeout_ms.to_string(), Kind::Int),
+            ("group.max.size", o.group_max_size.to_string(), Kind::Int),
+            ("group.min.session.timeout.ms", o.group_min_session_timeout_ms.to_string(), Kind::Int),
+            ("log.retention.check.interval.ms", o.retention_check_ms.to_string(), Kind::Long),
+            ("max.connections", o.max_connections.to_string(), Kind::Int),
+            ("node.id", o.node_id.to_string(), Kind::Int),
+            ("num.network.threads", o.event_loops.to_string(), Kind::Int),
+            ("num.partitions", o.num_partitions.to_string(), Kind::Int),
+            ("offset.metadata.max.bytes", o.offset_metadata_max_bytes.to_string(), Kind::Int),
+            ("offsets.retention.minutes", (o.offsets_retention_ms / 60_000).to_string(), Kind::Int),
+            ("offsets.topic.num.partitions", o.offsets_partitions.to_string(), Kind::Int),
+            ("offsets.topic.replication.factor", "1".into(), Kind::Int),
+            ("socket.request.max.bytes", o.max_request_bytes.to_string(), Kind::Int),
+            ("transaction.max.timeout.ms", o.transaction_max_timeout_ms.to_string(), Kind::Int),
+            ("transaction.state.log.num.partitions", o.transaction_partitions.to_string(), Kind::Int),
+        ];
+        shown.extend(fixed.into_iter().map(|(name, value, kind)| Shown {
+            name: name.to_owned(),
+            value,
+            kind,
+            read_only: true,
+            dynamic: false,
+            from_start: true,
+            doc: "Set when the node starts.",
+        }));
+        shown.sort_by(|a, b| a.name.cmp(&b.name));
+        shown.dedup_by(|a, b| a.name == b.name);
+        shown
+    }
+
+    /// Whether a broker resource of this name is this broker, or the default for all.
+    pub(crate) fn is_me(&self, resource_name: &str) -> bool {
+        resource_name.is_empty() || resource_name == self.options.node_id.to_string()
+    }
+}

@@ -1,0 +1,209 @@
+//! Key compaction: of every key only the newest record stays.
+//!
+//! Two passes. The first reads the part that was never compacted and remembers, for each key, the offset of
+//! its newest record; the second has the journal rewrite its sealed segments, keeping a record when no newer
+//! one of its key is known. Tombstones stay for `delete.retention.ms` after their time, so that a consumer
+//! that reads along sees them; the records and markers of aborted transactions go.
+//!
+//! Limits: the map holds hashes of keys (128 bits each), so memory is bounded by [`MAX_KEYS`] and a larger
+//! dirty part is compacted in several rounds.
+
+use std::hash::{BuildHasher, RandomState};
+
+use bytes::Bytes;
+use hashbrown::{HashMap, HashSet};
+
+use moim_journal::{Frame, JournalError, ReadError, Rewrite};
+use moim_wire_kafka::records::{self, BatchHeader};
+
+use crate::config::TopicConfig;
+use crate::partition::{MAX_DECOMPRESSED_BYTES, Partition};
+
+/// How many keys one round remembers: about 40 bytes each.
+const MAX_KEYS: usize = 4_000_000;
+
+/// Why a round failed; the partition is as it was.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CompactionError {
+    #[error("cannot read: {0}")]
+    Read(#[from] ReadError),
+    #[error("cannot rewrite: {0}")]
+    Rewrite(#[from] JournalError),
+}
+
+/// What a round did.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Compacted {
+    pub(crate) keys: usize,
+    /// Compacted up to here; the next round begins there.
+    pub(crate) clean_until: i64,
+}
+
+struct Newest {
+    hashers: (RandomState, RandomState),
+    by_key: HashMap<u128, i64>,
+}
+
+impl Newest {
+    fn new() -> Self {
+        Self { hashers: (RandomState::new(), RandomState::new()), by_key: HashMap::new() }
+    }
+
+    /// Two independent hashes: with 64 bits alone, millions of keys would not be safe from a collision.
+    fn hash(&self, key: &[u8]) -> u128 {
+        u128::from(self.hashers.0.hash_one(key)) << 64 | u128::from(self.hashers.1.hash_one(key))
+    }
+}
+
+/// Compacts one partition. `clean_until` is where the last round ended.
+pub(crate) fn compact(
+    partition: &Partition,
+    config: &TopicConfig,
+    clean_until: i64,
+    now_ms: i64,
+) -> Result<Option<Compacted>, CompactionError> {
+    let Some(dirty) = dirty_range(partition, config, clean_until, now_ms) else { return Ok(None) };
+    let mut newest = Newest::new();
+    let mut until = dirty.start;
+    let aborted = aborted_producers(partition, dirty.end);
+    let mut first_pass = |frame: &Frame, batch: &[u8]| {
+        if newest.by_key.len() >= MAX_KEYS {
+            return false;
+        }
+        remember(batch, &mut newest, &aborted);
+        until = frame.last + 1;
+        true
+    };
+    partition.journal.for_each_frame(dirty.start, dirty.end, &mut first_pass)?;
+    if until == dirty.start {
+        return Ok(None);
+    }
+    let mut second_pass = |frame: &[u8]| rewrite(frame, &newest, &aborted, config, partition, now_ms);
+    partition.journal.compact(until, &mut second_pass)?;
+    Ok(Some(Compacted { keys: newest.by_key.len(), clean_until: until }))
+}
+
+/// The part of the log to be compacted now, if it is worth it.
+fn dirty_range(
+    partition: &Partition,
+    config: &TopicConfig,
+    clean_until: i64,
+    now_ms: i64,
+) -> Option<std::ops::Range<i64>> {
+    let stable = partition.last_stable();
+    let (mut dirty_bytes, mut clean_bytes, mut end, mut oldest) = (0u64, 0u64, clean_until, i64::MAX);
+    for segment in partition.journal.segments() {
+        let young = segment.max_timestamp_ms > now_ms.saturating_sub(config.min_compaction_lag_ms)
+            && config.min_compaction_lag_ms > 0;
+        if !segment.sealed || segment.end > stable || young {
+            break;
+        }
+        if segment.end <= clean_until {
+            clean_bytes += segment.bytes;
+        } else {
+            dirty_bytes += segment.bytes;
+            end = segment.end;
+            oldest = oldest.min(segment.max_timestamp_ms);
+        }
+    }
+    let overdue = now_ms.saturating_sub(oldest) > config.max_compaction_lag_ms;
+    let ratio = dirty_bytes as f64 / (dirty_bytes + clean_bytes).max(1) as f64;
+    let worth_it = dirty_bytes > 0 && (overdue || ratio >= config.min_cleanable_ratio);
+    worth_it.then(|| clean_until.max(partition.journal.start())..end)
+}
+
+/// The aborted transactions below `end`: producer and the range of offsets.
+struct Aborted {
+    ranges: Vec<(i64, i64, i64)>,
+}
+
+impl Aborted {
+    fn covers(&self, header: &BatchHeader) -> bool {
+        header.is_transactional()
+            && self.ranges.iter().any(|(producer, first, last)| {
+                *producer == header.producer_id && (*first..=*last).contains(&header.base_offset)
+            })
+    }
+}
+
+fn aborted_producers(partition: &Partition, end: i64) -> Aborted {
+    let start = partition.journal.start();
+    let ranges = partition.with_producers(|p| p.aborted(start, end));
+    Aborted { ranges: ranges.iter().map(|a| (a.producer_id, a.first_offset, a.last_offset)).collect() }
+}
+
+fn remember(batch: &[u8], newest: &mut Newest, aborted: &Aborted) {
+    let Some(header) = BatchHeader::parse(batch) else { return };
+    if header.is_control() || aborted.covers(&header) {
+        return;
+    }
+    let _ = records::for_each_record(batch, MAX_DECOMPRESSED_BYTES, &mut |record| {
+        if let Some(key) = record.key {
+            let hash = newest.hash(key);
+            newest.by_key.insert(hash, header.base_offset + i64::from(record.offset_delta));
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+}
+
+fn rewrite(
+    frame: &[u8],
+    newest: &Newest,
+    aborted: &Aborted,
+    config: &TopicConfig,
+    partition: &Partition,
+    now_ms: i64,
+) -> Rewrite {
+    let Some(header) = BatchHeader::parse(frame) else { return Rewrite::Keep };
+    if header.is_control() {
+        // A marker is needed as long as records of its transaction may be there: it goes with its time.
+        let old = now_ms.saturating_sub(header.max_timestamp) > config.delete_retention_ms;
+        let last_of_producer =
+            partition.with_producers(|p| p.last_offset(header.producer_id)) == Some(header.last_offset());
+        return if old && !last_of_producer { Rewrite::Drop } else { Rewrite::Keep };
+    }
+    let aborted = aborted.covers(&header);
+    let horizon = now_ms.saturating_sub(config.delete_retention_ms);
+    let keep_tombstones = header.max_timestamp > horizon;
+    let mut keep = |offset: i64, key: Option<&[u8]>, tombstone: bool| {
+        let Some(key) = key else { return false };
+        let newer = newest.by_key.get(&newest.hash(key)).is_some_and(|at| *at > offset);
+        !aborted && !newer && (!tombstone || keep_tombstones)
+    };
+    let batch = Bytes::copy_from_slice(frame);
+    match records::retain_records(&batch, MAX_DECOMPRESSED_BYTES, &mut keep) {
+        Ok(Some(same)) if same.len() == frame.len() => Rewrite::Keep,
+        Ok(Some(smaller)) => Rewrite::Replace(smaller),
+        Ok(None) => {
+            // The last batch of a producer stays as an empty one: its sequence number must outlive its records.
+            let last =
+                partition.with_producers(|p| p.last_offset(header.producer_id)) == Some(header.last_offset());
+            match last.then(|| records::empty_batch(frame)) {
+                Some(Ok(empty)) => Rewrite::Replace(empty),
+                _ => Rewrite::Drop,
+            }
+        }
+        Err(_) => Rewrite::Keep,
+    }
+}
+
+/// Where each partition's last round ended. Lost at a restart, which costs one round over all of it.
+#[derive(Default)]
+pub(crate) struct Progress {
+    clean_until: HashMap<(u128, i32), i64>,
+}
+
+impl Progress {
+    pub(crate) fn of(&self, partition: &Partition) -> i64 {
+        let known = self.clean_until.get(&(partition.topic_id.0, partition.index)).copied().unwrap_or(0);
+        known.max(partition.journal.start())
+    }
+
+    pub(crate) fn note(&mut self, partition: &Partition, clean_until: i64) {
+        self.clean_until.insert((partition.topic_id.0, partition.index), clean_until);
+    }
+
+    pub(crate) fn keep_only(&mut self, topics: &HashSet<u128>) {
+        self.clean_until.retain(|(topic, _), _| topics.contains(topic));
+    }
+}

@@ -1,0 +1,50 @@
+//! News that must be dealt with later, on a task of its own.
+//!
+//! A write of a coordinator ends on whatever thread moves the high watermark, possibly under locks that the
+//! coordinator needs. So the end of a write is only noted here; the coordinator's task takes it from here.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Notify;
+
+use crate::loops::lock;
+
+/// A list of things that have happened.
+pub(crate) struct Completions<T> {
+    inner: Arc<Inner<T>>,
+}
+
+struct Inner<T> {
+    list: Mutex<Vec<T>>,
+    notify: Notify,
+}
+
+impl<T> Clone for Completions<T> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<T> Default for Completions<T> {
+    fn default() -> Self {
+        Self { inner: Arc::new(Inner { list: Mutex::new(Vec::new()), notify: Notify::new() }) }
+    }
+}
+
+impl<T> Completions<T> {
+    pub(crate) fn push(&self, item: T) {
+        lock(&self.inner.list).push(item);
+        self.inner.notify.notify_one();
+    }
+
+    /// Everything noted so far; waits until there is something. Cancel-safe.
+    pub(crate) async fn take(&self) -> Vec<T> {
+        loop {
+            let list = std::mem::take(&mut *lock(&self.inner.list));
+            if !list.is_empty() {
+                return list;
+            }
+            self.inner.notify.notified().await;
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! One client connection: reads frames, has them handled in order, answers in order.
+//!
+//! A connection is one task on one event loop. Requests are handled as they arrive, also while earlier
+//! ones wait (for the disk, for data, for a group); answers leave in the order of the requests, as the
+//! protocol demands.
+//!
+//! Bounds: a frame is at most `max_request_bytes`, and memory for it is taken as its bytes arrive; at most
+//! [`MAX_IN_FLIGHT`] requests are open; a client that does not read its answers is not read from either.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep};
+
+use moim_wire_kafka::messages::ProduceResponse;
+use moim_wire_kafka::{Decoder, Message, RequestHeader};
+
+use crate::broker::Broker;
+use crate::dispatch;
+use crate::handlers::fetch::PendingFetch;
+use crate::later::{Answer, Later};
+use crate::loops::Wake;
+use crate::partition::PendingAcks;
+use crate::reply::{Call, Writer};
+
+/// How many requests of one connection may be open at a time.
+const MAX_IN_FLIGHT: usize = 256;
+/// How many bytes of answers may wait for the client before its requests do.
+const MAX_UNSENT: usize = 4 << 20;
+/// What a read asks for when nothing is known of the next frame.
+const READ_BYTES: usize = 16 << 10;
+/// At most this much memory is reserved ahead of the bytes that have arrived.
+const RESERVE_BYTES: usize = 2 << 20;
+/// A buffer larger than this is given back when the connection falls idle.
+const KEEP_BYTES: usize = 64 << 10;
+
+/// How long a connection waits when there is no memory for requests.
+const STARVED: Duration = Duration::from_millis(20);
+
+/// A request whose answer is not written yet.
+pub(crate) enum Slot {
+    /// Encoded, waits for its turn.
+    Ready(Bytes),
+    /// Waits for the journal.
+    Produce(Box<PendingProduce>),
+    /// Waits for data.
+    Fetch(Box<PendingFetch>),
+    /// Another task makes the answer.
+    Later(Arc<Later>),
+}
+
+/// A produce that was appended and is not committed yet.
+pub(crate) struct PendingProduce {
+    pub(crate) call: Call,
+    pub(crate) response: ProduceResponse,
+    pub(crate) acks: Arc<PendingAcks>,
+    pub(crate) deadline: Instant,
+}
+
+enum Event {
+    Read(usize),
+    Writable,
+    Woken,
+    Timer,
+}
+
+/// The state of a connection.
+pub(crate) struct Connection {
+    pub(crate) broker: Arc<Broker>,
+    pub(crate) wake: Arc<Wake>,
+    pub(crate) peer: std::net::SocketAddr,
+    /// What SASL and ApiVersions have said so far.
+    pub(crate) software: Option<(String, String)>,
+    stream: TcpStream,
+    input: BytesMut,
+    /// Bytes of the frame being read that are counted against the broker's memory.
+    charged: usize,
+    slots: VecDeque<Slot>,
+    out: Writer,
+    sleep: Pin<Box<Sleep>>,
+    last_active: Instant,
+    closing: bool,
+}
+
+/// Serves one client until it goes, misbehaves, or the broker stops.
+pub(crate) async fn serve(
+    broker: Arc<Broker>,
+    stream: TcpStream,
+    wake: Arc<Wake>,
+    peer: std::net::SocketAddr,
+) {
+    let now = Instant::now();
+    let idle = Duration::from_millis(broker.options.idle_connection_ms);
+    let mut connection = Connection {
+        broker: Arc::clone(&broker),
+        wake,
+        peer,
+        software: None,
+        stream,
+        input: BytesMut::new(),
+        charged: 0,
+        slots: VecDeque::new(),
+        out: Writer::default(),
+        sleep: Box::pin(tokio::time::sleep_until(now + idle)),
+        last_active: now,
+        closing: false,
+    };
+    if let Err(error) = connection.run().await
+        && !is_ordinary(&error)
+    {
+        broker.metrics.bad_connections.inc();
+        tracing::warn!(%peer, %error, "closing a connection");
+    }
+    broker.memory.release(connection.charged);
+    for slot in &mut connection.slots {
+        if let Slot::Fetch(fetch) = slot {
+            fetch.forget(&connection.wake);
+        }
+    }
+}
+
+fn is_ordinary(error: &io::Error) -> bool {
+    use io::ErrorKind as K;
+    matches!(error.kind(), K::ConnectionReset | K::BrokenPipe | K::ConnectionAborted | K::UnexpectedEof)
+}
+
+impl Connection {
+    async fn run(&mut self) -> io::Result<()> {
+        let shutdown = self.broker.shutdown.clone();
+        let mut stopped = pin!(shutdown.stopped());
+        loop {
+            self.turn()?;
+            if self.closing && self.slots.is_empty() && self.out.is_empty() {
+                return Ok(());
+            }
+            let event = tokio::select! {
+                biased;
+                event = std::future::poll_fn(|cx| self.poll_event(cx)) => event?,
+                () = &mut stopped, if !self.closing => {
+                    self.closing = true;
+                    continue;
+                }
+            };
+            match event {
+                Event::Read(0) => {
+                    if self.input.is_empty() || self.closing {
+                        return Ok(());
+                    }
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        "the client left in the middle of a frame",
+                    ));
+                }
+                Event::Read(_) => self.last_active = Instant::now(),
+                Event::Timer if self.is_idle() => return Ok(()),
+                Event::Timer | Event::Writable | Event::Woken => {}
+            }
+        }
+    }
+
+    /// Does all that can be done without waiting.
+    fn turn(&mut self) -> io::Result<()> {
+        self.settle()?;
+        while self.can_take()
+            && let Some(frame) = self.next_frame()?
+        {
+            self.handle(frame)?;
+        }
+        self.settle()?;
+        self.out.flush(&self.stream)
+    }
+
+    fn can_take(&self) -> bool {
+        !self.closing && self.slots.len() < MAX_IN_FLIGHT && self.out.len() < MAX_UNSENT
+    }
+
+    fn is_idle(&self) -> bool {
+        let idle = Duration::from_millis(self.broker.options.idle_connection_ms);
+        self.slots.is_empty() && self.out.is_empty() && self.last_active.elapsed() >= idle
+    }
+
+    /// Takes a whole frame off the input, if there is one.
+    fn next_frame(&mut self) -> io::Result<Option<Bytes>> {
+        if self.input.len() < 4 {
+            return Ok(None);
+        }
+        let size = i32::from_be_bytes([self.input[0], self.input[1], self.input[2], self.input[3]]);
+        let max = self.broker.options.max_request_bytes;
+        let size = usize::try_from(size).ok().filter(|s| (8..=max).contains(s)).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("a frame of {size} bytes (8 to {max} are allowed)"),
+            )
+        })?;
+        if self.input.len() < 4 + size {
+            self.make_room(4 + size);
+            return Ok(None);
+        }
+        self.broker.memory.release(std::mem::take(&mut self.charged));
+        self.input.advance(4);
+        Ok(Some(self.input.split_to(size).freeze()))
+    }
+
+    /// Reserves for a frame of `total` bytes, but never far ahead of what has arrived.
+    fn make_room(&mut self, total: usize) {
+        let missing = (total - self.input.len()).min(RESERVE_BYTES);
+        if self.input.capacity() - self.input.len() < missing {
+            self.input.reserve(missing);
+        }
+        let wanted = self.input.capacity();
+        if wanted > KEEP_BYTES && wanted > self.charged {
+            self.broker.memory.take(wanted - self.charged);
+            self.charged = wanted;
+        }
+    }
+
+    fn handle(&mut self, frame: Bytes) -> io::Result<()> {
+        let mut decoder = Decoder::new(frame);
+        let header = RequestHeader::decode(&mut decoder).map_err(bad_frame)?;
+        dispatch::dispatch(self, header, decoder)
+    }
+
+    /// Answers a request; behind those that came before it.
+    pub(crate) fn answer(&mut self, call: Call, response: &impl Message) -> io::Result<()> {
+        if self.slots.is_empty() {
+            self.out.push(call, response)
+        } else {
+            let bytes = encode_alone(call, response)?;
+            self.slots.push_back(Slot::Ready(bytes));
+            Ok(())
+        }
+    }
+
+    /// Keeps the place of a request that is answered later.
+    pub(crate) fn wait(&mut self, slot: Slot) {
+        self.slots.push_back(slot);
+    }
+
+    /// Stops reading; the connection ends when what is open is answered.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Writes the answers at the head of the line that are ready.
+    fn settle(&mut self) -> io::Result<()> {
+        while let Some(front) = self.slots.front_mut() {
+            match front {
+                Slot::Ready(bytes) => {
+                    let bytes = std::mem::take(bytes);
+                    self.out.push_encoded(&bytes);
+                }
+                Slot::Later(later) => match later.take() {
+                    Some(Answer::Bytes(bytes)) => self.out.push_encoded(&bytes),
+                    Some(Answer::Failed) => return Err(io::Error::other("a request has no answer")),
+                    None => return Ok(()),
+                },
+                Slot::Produce(produce) => {
+                    if !produce.acks.is_done() {
+                        if Instant::now() < produce.deadline {
+                            return Ok(());
+                        }
+                        crate::handlers::produce::time_out(&mut produce.response);
+                    } else if let Some(code) = produce.acks.error() {
+                        crate::handlers::produce::fail(&mut produce.response, code);
+                    }
+                    self.out.push(produce.call, &produce.response)?;
+                }
+                Slot::Fetch(fetch) => {
+                    if !fetch.poll(&self.broker, &self.wake) {
+                        return Ok(());
+                    }
+                    fetch.write(&self.broker, &mut self.out)?;
+                }
+            }
+            self.slots.pop_front();
+        }
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match self.slots.front()? {
+            Slot::Fetch(fetch) => Some(fetch.deadline),
+            Slot::Produce(produce) => Some(produce.deadline),
+            Slot::Ready(_) | Slot::Later(_) => None,
+        }
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        if !self.slots.is_empty() && self.wake.poll_woken(cx).is_ready() {
+            return Poll::Ready(Ok(Event::Woken));
+        }
+        if !self.out.is_empty() && self.stream.poll_write_ready(cx)?.is_ready() {
+            return Poll::Ready(Ok(Event::Writable));
+        }
+        let starved = self.charged == 0 && self.broker.memory.is_spent();
+        if self.can_take() && !starved {
+            if self.input.is_empty() && self.input.capacity() > KEEP_BYTES && self.slots.is_empty() {
+                self.input = BytesMut::new();
+            }
+            if self.input.capacity() == self.input.len() {
+                self.input.reserve(READ_BYTES);
+            }
+            let read = pin!(self.stream.read_buf(&mut self.input));
+            if let Poll::Ready(result) = read.poll(cx) {
+                return Poll::Ready(result.map(Event::Read));
+            }
+        }
+        let idle = Duration::from_millis(self.broker.options.idle_connection_ms);
+        let mut wanted = self.deadline().unwrap_or(self.last_active + idle);
+        if starved {
+            // Others hold all the memory for requests: look again soon.
+            wanted = wanted.min(Instant::now() + STARVED);
+        }
+        // The timer is moved only when it must fire earlier; firing too early costs one empty turn.
+        if wanted < self.sleep.deadline() || self.sleep.is_elapsed() {
+            self.sleep.as_mut().reset(wanted);
+        }
+        if self.sleep.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(Event::Timer));
+        }
+        Poll::Pending
+    }
+}
+
+pub(crate) fn bad_frame(error: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("a malformed request: {error}"))
+}
+
+/// Encodes into a buffer of its own; used by tasks that answer later.
+pub(crate) fn encode_alone(call: Call, response: &impl Message) -> io::Result<Bytes> {
+    let mut own = Writer::default();
+    own.push(call, response)?;
+    Ok(own.into_bytes())
+}

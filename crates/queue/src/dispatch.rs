@@ -1,0 +1,224 @@
+//! From a request's header to the handler that serves it. The table of what this broker speaks is
+//! [`SPOKEN`]: what is not in it is not advertised, and a client that sends it anyway is cut off, as the
+//! protocol has no answer for it.
+
+use std::future::Future;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use moim_wire_kafka::{ApiKey, Decoder, Message, RequestHeader, frame};
+
+use crate::broker::Broker;
+use crate::connection::{Connection, Slot, bad_frame, encode_alone};
+use crate::handlers;
+use crate::later::Later;
+use crate::reply::Call;
+
+/// The APIs of this broker and the versions it advertises.
+///
+/// Produce shows 0 because older librdkafka switches features off otherwise; versions below 3 carry message
+/// formats this broker does not store and are refused record by record.
+pub(crate) static SPOKEN: &[(ApiKey, RangeInclusive<i16>)] = &[
+    (ApiKey::Produce, 0..=12),
+    (ApiKey::Fetch, 4..=16),
+    (ApiKey::ListOffsets, 1..=9),
+    (ApiKey::Metadata, 0..=13),
+    (ApiKey::OffsetCommit, 2..=9),
+    (ApiKey::OffsetFetch, 1..=9),
+    (ApiKey::FindCoordinator, 0..=6),
+    (ApiKey::JoinGroup, 0..=9),
+    (ApiKey::Heartbeat, 0..=4),
+    (ApiKey::LeaveGroup, 0..=5),
+    (ApiKey::SyncGroup, 0..=5),
+    (ApiKey::DescribeGroups, 0..=6),
+    (ApiKey::ListGroups, 0..=5),
+    (ApiKey::ApiVersions, 0..=4),
+    (ApiKey::CreateTopics, 2..=7),
+    (ApiKey::DeleteTopics, 1..=6),
+    (ApiKey::DeleteRecords, 0..=2),
+    (ApiKey::InitProducerId, 0..=5),
+    (ApiKey::OffsetForLeaderEpoch, 2..=4),
+    (ApiKey::AddPartitionsToTxn, 0..=5),
+    (ApiKey::AddOffsetsToTxn, 0..=4),
+    (ApiKey::EndTxn, 0..=4),
+    (ApiKey::TxnOffsetCommit, 0..=4),
+    (ApiKey::DescribeConfigs, 1..=4),
+    (ApiKey::AlterConfigs, 0..=2),
+    (ApiKey::DescribeLogDirs, 1..=4),
+    (ApiKey::CreatePartitions, 0..=3),
+    (ApiKey::DeleteGroups, 0..=2),
+    (ApiKey::ElectLeaders, 0..=2),
+    (ApiKey::IncrementalAlterConfigs, 0..=1),
+    (ApiKey::AlterPartitionReassignments, 0..=0),
+    (ApiKey::ListPartitionReassignments, 0..=0),
+    (ApiKey::OffsetDelete, 0..=0),
+    (ApiKey::DescribeCluster, 0..=2),
+    (ApiKey::DescribeProducers, 0..=0),
+    (ApiKey::DescribeTransactions, 0..=0),
+    (ApiKey::ListTransactions, 0..=1),
+    (ApiKey::DescribeTopicPartitions, 0..=0),
+];
+
+fn spoken(key: i16, version: i16) -> Option<ApiKey> {
+    let key = ApiKey::try_from(key).ok()?;
+    SPOKEN.iter().any(|(k, versions)| *k == key && versions.contains(&version)).then_some(key)
+}
+
+/// Hands a request to its handler.
+pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body: Decoder) -> io::Result<()> {
+    let version = header.api_version;
+    let call = Call { correlation_id: header.correlation_id, version };
+    if header.api_key == ApiKey::ApiVersions as i16 {
+        return handlers::api_versions::handle(connection, call, body);
+    }
+    let Some(key) = spoken(header.api_key, version) else {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("version {version} of API {} is not spoken here", header.api_key),
+        ));
+    };
+    connection.broker.metrics.request(key);
+    match key {
+        ApiKey::Produce => handlers::produce::handle(connection, call, decode(body, version)?),
+        ApiKey::Fetch => handlers::fetch::handle(connection, call, &header, decode(body, version)?),
+        ApiKey::ListOffsets => now(connection, call, body, handlers::list_offsets::handle),
+        ApiKey::Heartbeat => now(connection, call, body, handlers::heartbeat::handle),
+        ApiKey::FindCoordinator => later(connection, call, header, body, handlers::find_coordinator::handle),
+        ApiKey::Metadata => handlers::metadata::dispatch(connection, call, header, decode(body, version)?),
+        ApiKey::OffsetCommit => later(connection, call, header, body, handlers::offset_commit::handle),
+        ApiKey::OffsetFetch => later(connection, call, header, body, handlers::offset_fetch::handle),
+        ApiKey::JoinGroup => later(connection, call, header, body, handlers::join_group::handle),
+        ApiKey::LeaveGroup => later(connection, call, header, body, handlers::leave_group::handle),
+        ApiKey::SyncGroup => later(connection, call, header, body, handlers::sync_group::handle),
+        ApiKey::DescribeGroups => later(connection, call, header, body, handlers::describe_groups::handle),
+        ApiKey::ListGroups => later(connection, call, header, body, handlers::list_groups::handle),
+        ApiKey::CreateTopics => later(connection, call, header, body, handlers::create_topics::handle),
+        ApiKey::DeleteTopics => later(connection, call, header, body, handlers::delete_topics::handle),
+        ApiKey::DeleteRecords => later(connection, call, header, body, handlers::delete_records::handle),
+        ApiKey::InitProducerId => later(connection, call, header, body, handlers::init_producer_id::handle),
+        ApiKey::OffsetForLeaderEpoch => {
+            now(connection, call, body, handlers::offset_for_leader_epoch::handle)
+        }
+        ApiKey::AddPartitionsToTxn => {
+            later(connection, call, header, body, handlers::add_partitions_to_txn::handle)
+        }
+        ApiKey::AddOffsetsToTxn => {
+            later(connection, call, header, body, handlers::add_offsets_to_txn::handle)
+        }
+        ApiKey::EndTxn => later(connection, call, header, body, handlers::end_txn::handle),
+        ApiKey::TxnOffsetCommit => later(connection, call, header, body, handlers::txn_offset_commit::handle),
+        ApiKey::DescribeConfigs => now(connection, call, body, handlers::describe_configs::handle),
+        ApiKey::AlterConfigs => later(connection, call, header, body, handlers::alter_configs::handle),
+        ApiKey::IncrementalAlterConfigs => {
+            later(connection, call, header, body, handlers::incremental_alter_configs::handle)
+        }
+        ApiKey::DescribeLogDirs => now(connection, call, body, handlers::describe_log_dirs::handle),
+        ApiKey::CreatePartitions => {
+            later(connection, call, header, body, handlers::create_partitions::handle)
+        }
+        ApiKey::DeleteGroups => later(connection, call, header, body, handlers::delete_groups::handle),
+        ApiKey::ElectLeaders => now(connection, call, body, handlers::elect_leaders::handle),
+        ApiKey::AlterPartitionReassignments => {
+            now(connection, call, body, handlers::alter_partition_reassignments::handle)
+        }
+        ApiKey::ListPartitionReassignments => {
+            now(connection, call, body, handlers::list_partition_reassignments::handle)
+        }
+        ApiKey::OffsetDelete => later(connection, call, header, body, handlers::offset_delete::handle),
+        ApiKey::DescribeCluster => now(connection, call, body, handlers::describe_cluster::handle),
+        ApiKey::DescribeProducers => now(connection, call, body, handlers::describe_producers::handle),
+        ApiKey::DescribeTransactions => now(connection, call, body, handlers::describe_transactions::handle),
+        ApiKey::ListTransactions => now(connection, call, body, handlers::list_transactions::handle),
+        ApiKey::DescribeTopicPartitions => {
+            now(connection, call, body, handlers::describe_topic_partitions::handle)
+        }
+        // `spoken` lets nothing else through.
+        other => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("API {} has no handler", other.name())))
+        }
+    }
+}
+
+/// What a handler may know of a request besides its body.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) version: i16,
+    pub(crate) client_id: Arc<str>,
+    pub(crate) client_host: Arc<str>,
+}
+
+impl Request {
+    pub(crate) fn new(connection: &Connection, header: &RequestHeader) -> Self {
+        Self {
+            version: header.api_version,
+            client_id: header.client_id.as_deref().unwrap_or("").into(),
+            client_host: format!("/{}", connection.peer.ip()).into(),
+        }
+    }
+}
+
+pub(crate) fn decode<M: Message>(mut body: Decoder, version: i16) -> io::Result<M> {
+    frame::decode_body(&mut body, version).map_err(bad_frame)
+}
+
+/// Serves a request that never waits.
+fn now<Q: Message, S: Message>(
+    connection: &mut Connection,
+    call: Call,
+    body: Decoder,
+    handler: fn(&Broker, Q, i16) -> S,
+) -> io::Result<()> {
+    let request = decode(body, call.version)?;
+    let response = handler(&connection.broker, request, call.version);
+    connection.answer(call, &response)
+}
+
+/// Serves a request that may wait, in a task of its own.
+pub(crate) fn later<Q, S, F, Fut>(
+    connection: &mut Connection,
+    call: Call,
+    header: RequestHeader,
+    body: Decoder,
+    handler: F,
+) -> io::Result<()>
+where
+    Q: Message,
+    S: Message,
+    F: FnOnce(Arc<Broker>, Q, Request) -> Fut,
+    Fut: Future<Output = S> + Send + 'static,
+{
+    let request = decode(body, call.version)?;
+    spawn_later(connection, call, header, request, handler);
+    Ok(())
+}
+
+/// The same for a request that is decoded already.
+pub(crate) fn spawn_later<Q, S, F, Fut>(
+    connection: &mut Connection,
+    call: Call,
+    header: RequestHeader,
+    request: Q,
+    handler: F,
+) where
+    S: Message,
+    F: FnOnce(Arc<Broker>, Q, Request) -> Fut,
+    Fut: Future<Output = S> + Send + 'static,
+{
+    let broker = Arc::clone(&connection.broker);
+    let later = Later::new(Arc::clone(&connection.wake));
+    let here = connection.wake.on_loop;
+    let answer = handler(Arc::clone(&broker), request, Request::new(connection, &header));
+    connection.wait(Slot::Later(Arc::clone(&later)));
+    let loops = Arc::clone(&broker.loops);
+    broker.scope.spawn("request", async move {
+        let response = answer.await;
+        match encode_alone(call, &response) {
+            Ok(bytes) => later.set(bytes, &loops, Some(here)),
+            Err(error) => {
+                tracing::error!(%error, "an answer could not be encoded");
+                later.fail(&loops, Some(here));
+            }
+        }
+    });
+}

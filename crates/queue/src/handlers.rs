@@ -1,0 +1,54 @@
+//! One file per API. A handler turns a decoded request into a decoded response; it owns no state.
+
+pub(crate) mod add_offsets_to_txn;
+pub(crate) mod add_partitions_to_txn;
+pub(crate) mod alter_configs;
+pub(crate) mod alter_partition_reassignments;
+pub(crate) mod api_versions;
+pub(crate) mod create_partitions;
+pub(crate) mod create_topics;
+pub(crate) mod delete_groups;
+pub(crate) mod delete_records;
+pub(crate) mod delete_topics;
+pub(crate) mod describe_cluster;
+pub(crate) mod describe_configs;
+pub(crate) mod describe_groups;
+pub(crate) mod describe_log_dirs;
+pub(crate) mod describe_producers;
+pub(crate) mod describe_topic_partitions;
+pub(crate) mod describe_transactions;
+pub(crate) mod elect_leaders;
+pub(crate) mod end_txn;
+pub(crate) mod fetch;
+pub(crate) mod find_coordinator;
+pub(crate) mod heartbeat;
+pub(crate) mod incremental_alter_configs;
+pub(crate) mod init_producer_id;
+pub(crate) mod join_group;
+pub(crate) mod leave_group;
+pub(crate) mod list_groups;
+pub(crate) mod list_offsets;
+pub(crate) mod list_partition_reassignments;
+pub(crate) mod list_transactions;
+pub(crate) mod metadata;
+pub(crate) mod offset_commit;
+pub(crate) mod offset_delete;
+pub(crate) mod offset_fetch;
+pub(crate) mod offset_for_leader_epoch;
+pub(crate) mod produce;
+pub(crate) mod sync_group;
+pub(crate) mod txn_offset_commit;
+
+use std::sync::Arc;
+
+use moim_wire_kafka::KString;
+
+/// Text that outlives the request it came in.
+pub(crate) fn shared(text: &KString) -> Arc<str> {
+    text.as_str().into()
+}
+
+/// The same for text that may be missing.
+pub(crate) fn optional(text: Option<&KString>) -> Option<Arc<str>> {
+    text.map(shared)
+}

@@ -1,0 +1,117 @@
+//! AddPartitionsToTxn: for one transaction (versions 0-3) or several, which brokers may only verify (4+).
+//! A transaction is added to whole or not at all.
+
+use std::sync::Arc;
+
+use moim_wire_kafka::ErrorCode;
+use moim_wire_kafka::messages::add_partitions_to_txn::{
+    AddPartitionsToTxnPartitionResult, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult, AddPartitionsToTxnTopic, AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+};
+
+use crate::broker::Broker;
+use crate::dispatch::Request;
+use crate::handlers::shared;
+use crate::topics::TRANSACTIONS_TOPIC;
+use crate::transactions::{Input, TopicPartition};
+
+pub(crate) async fn handle(
+    broker: Arc<Broker>,
+    request: AddPartitionsToTxnRequest,
+    context: Request,
+) -> AddPartitionsToTxnResponse {
+    if context.version < 4 {
+        let transaction = AddPartitionsToTxnTransaction {
+            transactional_id: request.v3_and_below_transactional_id,
+            producer_id: request.v3_and_below_producer_id,
+            producer_epoch: request.v3_and_below_producer_epoch,
+            verify_only: false,
+            topics: request.v3_and_below_topics,
+        };
+        let results = add(&broker, &transaction, context.version).await;
+        return AddPartitionsToTxnResponse { results_by_topic_v3_and_below: results, ..Default::default() };
+    }
+    let mut results = Vec::with_capacity(request.transactions.len());
+    for transaction in request.transactions {
+        let topic_results = if transaction.verify_only {
+            verify(&broker, &transaction)
+        } else {
+            add(&broker, &transaction, context.version).await
+        };
+        results
+            .push(AddPartitionsToTxnResult { transactional_id: transaction.transactional_id, topic_results });
+    }
+    AddPartitionsToTxnResponse { results_by_transaction: results, ..Default::default() }
+}
+
+async fn add(
+    broker: &Broker,
+    transaction: &AddPartitionsToTxnTransaction,
+    version: i16,
+) -> Vec<AddPartitionsToTxnTopicResult> {
+    let exists = |topic: &str, index: i32| {
+        topic != TRANSACTIONS_TOPIC && broker.topics.partition(topic, index).is_some()
+    };
+    let mut partitions = Vec::new();
+    for topic in &transaction.topics {
+        let name = shared(&topic.name);
+        partitions
+            .extend(topic.partitions.iter().map(|&index| TopicPartition::new(Arc::clone(&name), index)));
+    }
+    if partitions.iter().any(|p| !exists(&p.topic, p.partition)) {
+        return results(&transaction.topics, |topic, index| {
+            if exists(topic, index) {
+                ErrorCode::OperationNotAttempted
+            } else {
+                ErrorCode::UnknownTopicOrPartition
+            }
+        });
+    }
+    let id = shared(&transaction.transactional_id);
+    let input = |token| Input::AddPartitions {
+        token,
+        version,
+        transactional_id: Arc::clone(&id),
+        producer_id: transaction.producer_id,
+        producer_epoch: transaction.producer_epoch,
+        partitions,
+    };
+    let code = match broker.transactions.call(broker, &id, input).await {
+        Ok(reply) => reply.error,
+        Err(code) => code,
+    };
+    results(&transaction.topics, |_, _| code)
+}
+
+fn verify(
+    broker: &Broker,
+    transaction: &AddPartitionsToTxnTransaction,
+) -> Vec<AddPartitionsToTxnTopicResult> {
+    let AddPartitionsToTxnTransaction { transactional_id, producer_id, producer_epoch, .. } = transaction;
+    results(&transaction.topics, |topic, index| {
+        let verified =
+            broker.transactions.verify(transactional_id, *producer_id, *producer_epoch, topic, index);
+        verified.err().unwrap_or(ErrorCode::None)
+    })
+}
+
+fn results(
+    topics: &[AddPartitionsToTxnTopic],
+    mut code: impl FnMut(&str, i32) -> ErrorCode,
+) -> Vec<AddPartitionsToTxnTopicResult> {
+    topics
+        .iter()
+        .map(|topic| AddPartitionsToTxnTopicResult {
+            name: topic.name.clone(),
+            results_by_partition: topic
+                .partitions
+                .iter()
+                .map(|&partition_index| AddPartitionsToTxnPartitionResult {
+                    partition_index,
+                    partition_error_code: code(&topic.name, partition_index) as i16,
+                })
+                .collect(),
+        })
+        .collect()
+}

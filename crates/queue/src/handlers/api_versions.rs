@@ -1,0 +1,78 @@
+//! ApiVersions: what this broker speaks. A version it does not know is answered in version 0 with the error
+//! and the ranges, so that every client can start a conversation.
+
+use std::io;
+
+use moim_wire_kafka::messages::{ApiVersion, ApiVersionsRequest, ApiVersionsResponse};
+use moim_wire_kafka::{ApiKey, Decoder, ErrorCode};
+
+use crate::connection::Connection;
+use crate::dispatch::{SPOKEN, decode};
+use crate::reply::Call;
+
+pub(crate) fn handle(connection: &mut Connection, call: Call, body: Decoder) -> io::Result<()> {
+    connection.broker.metrics.request(ApiKey::ApiVersions);
+    let known =
+        SPOKEN.iter().any(|(k, versions)| *k == ApiKey::ApiVersions && versions.contains(&call.version));
+    if !known {
+        let response = response(ErrorCode::UnsupportedVersion);
+        return connection.answer(Call { version: 0, ..call }, &response);
+    }
+    let request: ApiVersionsRequest = decode(body, call.version)?;
+    let mut error = ErrorCode::None;
+    if call.version >= 3 {
+        let (name, version) = (&request.client_software_name, &request.client_software_version);
+        if is_software_text(name) && is_software_text(version) {
+            connection.software = Some((name.to_string(), version.to_string()));
+        } else {
+            error = ErrorCode::InvalidRequest;
+        }
+    }
+    connection.answer(call, &response(error))
+}
+
+/// KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit.
+fn is_software_text(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    edge(bytes.first())
+        && edge(bytes.last())
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-'))
+}
+
+fn response(error: ErrorCode) -> ApiVersionsResponse {
+    let api_keys = SPOKEN
+        .iter()
+        .map(|(key, versions)| ApiVersion {
+            api_key: *key as i16,
+            min_version: *versions.start(),
+            max_version: *versions.end(),
+        })
+        .collect();
+    ApiVersionsResponse { error_code: error as i16, api_keys, ..Default::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn software_names_are_checked() {
+        for (text, legal) in [
+            ("librdkafka", true),
+            ("apache-kafka-java", true),
+            ("1.2.3-rc1", true),
+            ("", false),
+            ("-x", false),
+            ("a b", false),
+        ] {
+            assert_eq!(is_software_text(text), legal, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_api_is_listed_once_in_order() {
+        let response = response(ErrorCode::None);
+        assert!(response.api_keys.windows(2).all(|w| w[0].api_key < w[1].api_key));
+    }
+}

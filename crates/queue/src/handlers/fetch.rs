@@ -1,0 +1,343 @@
+//! Fetch: hands out committed batches as they are stored, waiting for data when there is too little.
+//!
+//! A fetch that must wait leaves its wish with every partition and sleeps; a partition whose watermark passes
+//! the wish wakes it, and it looks again. Nothing is polled.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use moim_journal::Chunk;
+use moim_wire_kafka::messages::fetch::{
+    AbortedTransaction, EpochEndOffset, FetchRequest, FetchResponse, FetchableTopicResponse, PartitionData,
+};
+use moim_wire_kafka::messages::produce::{LeaderIdAndEpoch, NodeEndpoint};
+use moim_wire_kafka::{ErrorCode, Records, RequestHeader, Uuid};
+
+use crate::broker::Broker;
+use crate::connection::{Connection, Slot};
+use crate::fetch_sessions::{Plan, Session, Wanted};
+use crate::loops::{Wake, lock};
+use crate::partition::{Fetched, Partition};
+use crate::reply::{Call, Writer};
+
+/// A fetch that has not been answered yet.
+pub(crate) struct PendingFetch {
+    call: Call,
+    plan: Target,
+    pub(crate) deadline: Instant,
+    min_bytes: usize,
+    max_bytes: usize,
+    stable_only: bool,
+    /// Filled when the fetch is ready.
+    answer: Option<Found>,
+    /// Partitions that hold a wish of this fetch.
+    waiting: Vec<Arc<Partition>>,
+}
+
+enum Target {
+    Once(Vec<Wanted>),
+    Session { id: i32, session: Arc<Mutex<Session>>, full: bool },
+}
+
+/// What one look at the partitions found.
+struct Found {
+    response: FetchResponse,
+    chunks: Vec<Vec<Chunk>>,
+    bytes: usize,
+    failed: bool,
+}
+
+pub(crate) fn handle(
+    connection: &mut Connection,
+    call: Call,
+    _header: &RequestHeader,
+    request: FetchRequest,
+) -> io::Result<()> {
+    let broker = Arc::clone(&connection.broker);
+    let plan =
+        broker.fetch_sessions.plan(&broker.topics, &request, call.version, broker.clock.monotonic_ms());
+    let plan = match plan {
+        Plan::Once(wanted) => Target::Once(wanted),
+        Plan::Session { id, session, full } => Target::Session { id, session, full },
+        Plan::Refuse(code) => {
+            let response = FetchResponse { error_code: code as i16, session_id: 0, ..Default::default() };
+            return connection.answer(call, &response);
+        }
+    };
+    let wait = u64::try_from(request.max_wait_ms).unwrap_or(0).min(broker.options.max_wait_ms);
+    let limit = broker.options.max_fetch_bytes;
+    let fetch = Box::new(PendingFetch {
+        call,
+        plan,
+        deadline: Instant::now() + Duration::from_millis(wait),
+        min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit),
+        max_bytes: usize::try_from(request.max_bytes).unwrap_or(0).min(limit),
+        stable_only: request.isolation_level == 1,
+        answer: None,
+        waiting: Vec::new(),
+    });
+    // The connection looks at it at once if nothing stands before it.
+    connection.wait(Slot::Fetch(fetch));
+    Ok(())
+}
+
+impl PendingFetch {
+    /// Looks whether the fetch can be answered; if not, leaves its wish where the data will be.
+    pub(crate) fn poll(&mut self, broker: &Broker, wake: &Arc<Wake>) -> bool {
+        loop {
+            let found = match &self.plan {
+                Target::Once(wanted) => self.look(broker, wanted, true, 0),
+                Target::Session { id, session, full } => self.look(broker, &lock(session).wanted, *full, *id),
+            };
+            if found.bytes >= self.min_bytes || found.failed || Instant::now() >= self.deadline {
+                self.forget(wake);
+                self.answer = Some(found);
+                return true;
+            }
+            if self.leave_wishes(wake) {
+                return false;
+            }
+        }
+    }
+
+    /// Leaves a wish with every partition; false when one of them has news already.
+    fn leave_wishes(&mut self, wake: &Arc<Wake>) -> bool {
+        self.forget(wake);
+        let session;
+        let wanted = match &self.plan {
+            Target::Once(wanted) => wanted,
+            Target::Session { session: shared, .. } => {
+                session = lock(shared);
+                &session.wanted
+            }
+        };
+        for want in wanted {
+            let Some(partition) = want.topic.topic.as_ref().and_then(|t| t.partition(want.partition)) else {
+                continue;
+            };
+            let visible = if self.stable_only { partition.last_stable() } else { partition.high_watermark() };
+            if !partition.wait_for(visible.max(want.fetch_offset), self.stable_only, wake) {
+                return false;
+            }
+            self.waiting.push(partition);
+        }
+        true
+    }
+
+    /// Takes back every wish.
+    pub(crate) fn forget(&mut self, wake: &Wake) {
+        for partition in self.waiting.drain(..) {
+            partition.stop_waiting(wake.connection);
+        }
+    }
+
+    fn look(&self, broker: &Broker, wanted: &[Wanted], full: bool, session_id: i32) -> Found {
+        let mut found = Found {
+            response: FetchResponse { session_id, ..Default::default() },
+            chunks: Vec::new(),
+            bytes: 0,
+            failed: false,
+        };
+        let mut room = self.max_bytes;
+        for want in wanted {
+            let result = self.look_at(want, room, found.bytes == 0);
+            let news = match &result {
+                Ok((_, fetched)) => {
+                    fetched.read.is_some()
+                        || want.told != Some((fetched.high_watermark, fetched.last_stable, fetched.log_start))
+                }
+                Err(_) => true,
+            };
+            if full || news {
+                let (data, chunks) = self.partition_data(broker, want, result, &mut found);
+                if let Some(chunks) = chunks {
+                    room = room.saturating_sub(data.records.as_ref().map_or(0, Records::len));
+                    found.chunks.push(chunks);
+                }
+                push(&mut found.response, want, data);
+            }
+        }
+        found
+    }
+
+    fn look_at(&self, want: &Wanted, room: usize, first: bool) -> Result<(Arc<Partition>, Fetched), Refusal> {
+        let topic = want.topic.topic.as_ref().ok_or(want.topic.missing)?;
+        let partition = topic.partition(want.partition).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+        let epoch = partition.leader_epoch();
+        if want.current_leader_epoch >= 0 && want.current_leader_epoch != epoch {
+            let code = if want.current_leader_epoch < epoch {
+                ErrorCode::FencedLeaderEpoch
+            } else {
+                ErrorCode::UnknownLeaderEpoch
+            };
+            return Err(Refusal { code, leader_epoch: epoch, diverging: None });
+        }
+        if want.last_fetched_epoch >= 0 {
+            let (found, end) = partition.journal.end_offset_for_epoch(want.last_fetched_epoch);
+            if found != want.last_fetched_epoch || end < want.fetch_offset {
+                let diverging = Some(EpochEndOffset { epoch: found, end_offset: end });
+                return Err(Refusal { code: ErrorCode::None, leader_epoch: epoch, diverging });
+            }
+        }
+        let limit = usize::try_from(want.max_bytes).unwrap_or(0).min(room);
+        let mut fetched = partition.fetch(want.fetch_offset, limit, self.stable_only)?;
+        // Only the first records of an answer may be larger than the client allows, so that it gets anywhere.
+        if !first && fetched.read.as_ref().is_some_and(|r| r.bytes > limit) {
+            fetched.read = None;
+            fetched.aborted.clear();
+        }
+        Ok((partition, fetched))
+    }
+
+    fn partition_data(
+        &self,
+        broker: &Broker,
+        want: &Wanted,
+        result: Result<(Arc<Partition>, Fetched), Refusal>,
+        found: &mut Found,
+    ) -> (PartitionData, Option<Vec<Chunk>>) {
+        let (_, fetched) = match result {
+            Ok(ok) => ok,
+            Err(refusal) => {
+                found.failed = true;
+                return (refused(broker, want, refusal, self.call.version, &mut found.response), None);
+            }
+        };
+        let mut data = PartitionData {
+            partition_index: want.partition,
+            high_watermark: fetched.high_watermark,
+            last_stable_offset: fetched.last_stable,
+            log_start_offset: fetched.log_start,
+            records: Some(Records::Bytes(Bytes::new())),
+            ..Default::default()
+        };
+        if self.stable_only {
+            let aborted = fetched
+                .aborted
+                .iter()
+                .map(|a| AbortedTransaction { producer_id: a.producer_id, first_offset: a.first_offset });
+            data.aborted_transactions = Some(aborted.collect());
+        }
+        let Some(read) = fetched.read else { return (data, None) };
+        found.bytes += read.bytes;
+        data.records = Some(Records::Gap(read.bytes));
+        (data, Some(read.chunks))
+    }
+
+    /// Writes the answer and, for a session, notes what the client knows now.
+    pub(crate) fn write(&mut self, broker: &Broker, out: &mut Writer) -> io::Result<()> {
+        let Some(found) = self.answer.take() else {
+            return Err(io::Error::other("a fetch without an answer"));
+        };
+        broker.metrics.fetched_bytes.inc_by(found.bytes as u64);
+        if let Target::Session { session, .. } = &self.plan {
+            note(&mut lock(session), &found.response);
+        }
+        out.push_with_chunks(self.call, &found.response, found.chunks)
+    }
+}
+
+/// Remembers what was told; partitions that got records go to the end of the line, so that all get their turn.
+fn note(session: &mut Session, response: &FetchResponse) {
+    let mut served = hashbrown::HashSet::new();
+    let mut told = hashbrown::HashMap::new();
+    for topic in &response.responses {
+        for data in &topic.partitions {
+            let key = (topic.topic_id.0, topic.topic.clone(), data.partition_index);
+            if data.records.as_ref().is_some_and(|r| !r.is_empty()) {
+                served.insert(key.clone());
+            }
+            let known = (data.error_code == 0).then_some((
+                data.high_watermark,
+                data.last_stable_offset,
+                data.log_start_offset,
+            ));
+            told.insert(key, known);
+        }
+    }
+    let key_of = |w: &Wanted| {
+        let name = if w.topic.id == [0; 16] {
+            moim_wire_kafka::KString::from(&*w.topic.name)
+        } else {
+            Default::default()
+        };
+        (w.topic.id, name, w.partition)
+    };
+    for want in &mut session.wanted {
+        if let Some(known) = told.get(&key_of(want)) {
+            want.told = *known;
+        }
+    }
+    if !served.is_empty() && served.len() < session.wanted.len() {
+        let (last, first): (Vec<_>, Vec<_>) =
+            session.wanted.drain(..).partition(|w| served.contains(&key_of(w)));
+        session.wanted.extend(first);
+        session.wanted.extend(last);
+    }
+}
+
+struct Refusal {
+    code: ErrorCode,
+    leader_epoch: i32,
+    diverging: Option<EpochEndOffset>,
+}
+
+impl From<ErrorCode> for Refusal {
+    fn from(code: ErrorCode) -> Self {
+        Self { code, leader_epoch: -1, diverging: None }
+    }
+}
+
+fn refused(
+    broker: &Broker,
+    want: &Wanted,
+    refusal: Refusal,
+    version: i16,
+    response: &mut FetchResponse,
+) -> PartitionData {
+    let mut data = PartitionData {
+        partition_index: want.partition,
+        error_code: refusal.code as i16,
+        high_watermark: -1,
+        records: Some(Records::Bytes(Bytes::new())),
+        ..Default::default()
+    };
+    if let Some(diverging) = refusal.diverging {
+        data.diverging_epoch = diverging;
+    }
+    if version >= 12 && refusal.leader_epoch >= 0 && refusal.code != ErrorCode::None {
+        data.current_leader =
+            LeaderIdAndEpoch { leader_id: broker.options.node_id.0, leader_epoch: refusal.leader_epoch };
+        if version >= 16 && response.node_endpoints.is_empty() {
+            let (host, port) = broker.advertised();
+            response.node_endpoints.push(NodeEndpoint {
+                node_id: broker.options.node_id.0,
+                host: host.into(),
+                port: i32::from(port),
+                rack: None,
+            });
+        }
+    }
+    data
+}
+
+fn push(response: &mut FetchResponse, want: &Wanted, data: PartitionData) {
+    let same = response.responses.last().is_some_and(|t| {
+        if want.topic.id == [0; 16] { *t.topic == *want.topic.name } else { t.topic_id.0 == want.topic.id }
+    });
+    if !same {
+        let topic = if want.topic.id == [0; 16] { (&*want.topic.name).into() } else { Default::default() };
+        response.responses.push(FetchableTopicResponse {
+            topic,
+            topic_id: Uuid(want.topic.id),
+            partitions: Vec::new(),
+        });
+    }
+    if let Some(topic) = response.responses.last_mut() {
+        topic.partitions.push(data);
+    }
+}

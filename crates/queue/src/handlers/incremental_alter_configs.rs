@@ -1,0 +1,169 @@
+//! IncrementalAlterConfigs: changes single settings of a resource.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use moim_wire_kafka::ErrorCode;
+use moim_wire_kafka::messages::incremental_alter_configs::{
+    AlterConfigsResource, AlterableConfig, IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse,
+};
+
+use crate::broker::Broker;
+use crate::broker_config;
+use crate::config::{self, Kind, Setting};
+use crate::dispatch::Request;
+use crate::handlers::alter_configs::response;
+use crate::handlers::describe_configs::{BROKER, TOPIC};
+use crate::partition::Refused;
+
+const SET: i8 = 0;
+const DELETE: i8 = 1;
+const APPEND: i8 = 2;
+const SUBTRACT: i8 = 3;
+
+pub(crate) async fn handle(
+    broker: Arc<Broker>,
+    request: IncrementalAlterConfigsRequest,
+    _: Request,
+) -> IncrementalAlterConfigsResponse {
+    let mut responses = Vec::with_capacity(request.resources.len());
+    for resource in &request.resources {
+        let result = alter(&broker, resource, request.validate_only).await;
+        responses.push(response(resource.resource_type, &resource.resource_name, result));
+    }
+    IncrementalAlterConfigsResponse { responses, ..Default::default() }
+}
+
+async fn alter(broker: &Broker, resource: &AlterConfigsResource, validate_only: bool) -> Result<(), Refused> {
+    for (i, change) in resource.configs.iter().enumerate() {
+        if resource.configs[..i].iter().any(|c| c.name == change.name) {
+            return Err(Refused::new(
+                ErrorCode::InvalidRequest,
+                format!("Error due to duplicate config keys: {}", change.name),
+            ));
+        }
+    }
+    match resource.resource_type {
+        TOPIC => {
+            let topic =
+                broker.topics.get(&resource.resource_name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+            let defaults = broker.topics.defaults();
+            let mut configs: BTreeMap<String, String> = (**topic.configs.load()).clone();
+            for change in &resource.configs {
+                let setting = config::topic_setting(&change.name).ok_or_else(|| unknown(&change.name))?;
+                let current = config::effective(setting.name, &configs, &defaults).to_owned();
+                match changed(change, setting, &current)? {
+                    Some(value) => configs.insert(setting.name.to_owned(), value),
+                    None => configs.remove(setting.name),
+                };
+            }
+            if let Some(why) = config::refuse(&configs) {
+                return Err(Refused::new(ErrorCode::InvalidConfig, why));
+            }
+            if validate_only { Ok(()) } else { broker.topics.configure(&topic, configs).await }
+        }
+        BROKER if broker.is_me(&resource.resource_name) => {
+            let dynamic = broker.dynamic.load();
+            let mut changes = BTreeMap::new();
+            for change in &resource.configs {
+                let name = change.name.as_str();
+                let setting = broker_config::changeable(name).ok_or_else(|| {
+                    Refused::new(
+                        ErrorCode::InvalidRequest,
+                        format!("Cannot update these configs dynamically: {name}"),
+                    )
+                })?;
+                let current = dynamic.get(name).map_or(setting.default, String::as_str);
+                changes.insert(name.to_owned(), changed(change, setting, current)?);
+            }
+            broker.change_settings(&changes, validate_only).await
+        }
+        _ => Err(Refused::new(
+            ErrorCode::InvalidRequest,
+            "Only settings of topics and of this broker can be changed.",
+        )),
+    }
+}
+
+fn unknown(name: &str) -> Refused {
+    Refused::new(ErrorCode::InvalidConfig, format!("Unknown topic config name: {name}"))
+}
+
+/// The value after the change; nothing when the setting falls back to its default.
+fn changed(change: &AlterableConfig, setting: &Setting, current: &str) -> Result<Option<String>, Refused> {
+    let given = || {
+        change.value.as_deref().map(str::to_owned).ok_or_else(|| {
+            Refused::new(ErrorCode::InvalidConfig, format!("Null value not supported for: {}", change.name))
+        })
+    };
+    let list = || {
+        if setting.kind == Kind::List {
+            Ok(current
+                .split(',')
+                .map(str::trim)
+                .filter(|v| !v.is_empty())
+                .map(str::to_owned)
+                .collect::<Vec<_>>())
+        } else {
+            Err(Refused::new(
+                ErrorCode::InvalidConfig,
+                format!("Can't append or subtract: {} is not a list", change.name),
+            ))
+        }
+    };
+    match change.config_operation {
+        SET => Ok(Some(given()?)),
+        DELETE => Ok(None),
+        APPEND => {
+            let mut values = list()?;
+            for value in given()?.split(',') {
+                if !values.iter().any(|v| v == value) {
+                    values.push(value.to_owned());
+                }
+            }
+            Ok(Some(values.join(",")))
+        }
+        SUBTRACT => {
+            let gone = given()?;
+            let values: Vec<String> =
+                list()?.into_iter().filter(|v| !gone.split(',').any(|g| g == v)).collect();
+            Ok(Some(values.join(",")))
+        }
+        other => Err(Refused::new(ErrorCode::InvalidRequest, format!("Unknown operation {other}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(operation: i8, value: &str, current: &str, expected: Option<&str>) {
+        let setting = config::topic_setting("cleanup.policy").unwrap();
+        let change = AlterableConfig {
+            name: "cleanup.policy".into(),
+            config_operation: operation,
+            value: Some(value.into()),
+        };
+        assert_eq!(changed(&change, setting, current).unwrap().as_deref(), expected);
+    }
+
+    #[test]
+    fn lists_grow_and_shrink() {
+        check(APPEND, "compact", "delete", Some("delete,compact"));
+        check(APPEND, "delete", "delete", Some("delete"));
+        check(SUBTRACT, "delete", "delete,compact", Some("compact"));
+        check(SET, "compact", "delete", Some("compact"));
+        check(DELETE, "", "delete", None);
+    }
+
+    #[test]
+    fn a_number_is_no_list() {
+        let setting = config::topic_setting("retention.ms").unwrap();
+        let change = AlterableConfig {
+            name: "retention.ms".into(),
+            config_operation: APPEND,
+            value: Some("1".into()),
+        };
+        assert_eq!(changed(&change, setting, "1").unwrap_err().code, ErrorCode::InvalidConfig);
+    }
+}

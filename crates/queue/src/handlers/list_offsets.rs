@@ -1,0 +1,91 @@
+//! ListOffsets: the offset of a moment, or of an end of the log.
+
+use moim_wire_kafka::ErrorCode;
+use moim_wire_kafka::messages::{
+    ListOffsetsPartition, ListOffsetsPartitionResponse, ListOffsetsRequest, ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+};
+
+use crate::broker::Broker;
+use crate::partition::Partition;
+
+const LATEST: i64 = -1;
+const EARLIEST: i64 = -2;
+const MAX_TIMESTAMP: i64 = -3;
+const EARLIEST_LOCAL: i64 = -4;
+const LATEST_TIERED: i64 = -5;
+
+pub(crate) fn handle(broker: &Broker, request: ListOffsetsRequest, version: i16) -> ListOffsetsResponse {
+    let stable_only = request.isolation_level == 1;
+    let topics = request
+        .topics
+        .into_iter()
+        .map(|topic| {
+            let partitions = topic
+                .partitions
+                .iter()
+                .map(|wanted| {
+                    let partition = broker.topics.partition(&topic.name, wanted.partition_index);
+                    let found = partition
+                        .ok_or(ErrorCode::UnknownTopicOrPartition)
+                        .and_then(|p| look(&p, wanted, stable_only, version));
+                    answer(wanted.partition_index, found)
+                })
+                .collect();
+            ListOffsetsTopicResponse { name: topic.name, partitions }
+        })
+        .collect();
+    ListOffsetsResponse { topics, ..Default::default() }
+}
+
+struct Found {
+    timestamp: i64,
+    offset: i64,
+    leader_epoch: i32,
+}
+
+fn answer(partition_index: i32, found: Result<Found, ErrorCode>) -> ListOffsetsPartitionResponse {
+    match found {
+        Ok(found) => ListOffsetsPartitionResponse {
+            partition_index,
+            timestamp: found.timestamp,
+            offset: found.offset,
+            leader_epoch: found.leader_epoch,
+            ..Default::default()
+        },
+        Err(code) => {
+            ListOffsetsPartitionResponse { partition_index, error_code: code as i16, ..Default::default() }
+        }
+    }
+}
+
+fn look(
+    partition: &Partition,
+    wanted: &ListOffsetsPartition,
+    stable_only: bool,
+    version: i16,
+) -> Result<Found, ErrorCode> {
+    let epoch = partition.leader_epoch();
+    if wanted.current_leader_epoch >= 0 && wanted.current_leader_epoch != epoch {
+        let fenced = wanted.current_leader_epoch < epoch;
+        return Err(if fenced { ErrorCode::FencedLeaderEpoch } else { ErrorCode::UnknownLeaderEpoch });
+    }
+    let at = |offset: i64| Found { timestamp: -1, offset, leader_epoch: partition.epoch_at(offset) };
+    let visible = if stable_only { partition.last_stable() } else { partition.high_watermark() };
+    match wanted.timestamp {
+        LATEST => Ok(Found { timestamp: -1, offset: visible, leader_epoch: epoch }),
+        EARLIEST => Ok(at(partition.journal.start())),
+        EARLIEST_LOCAL if version >= 8 => Ok(at(partition.journal.start())),
+        // There is no tier but this disk.
+        LATEST_TIERED if version >= 9 => Ok(Found { timestamp: -1, offset: -1, leader_epoch: -1 }),
+        MAX_TIMESTAMP if version >= 7 => Ok(match partition.newest(visible)? {
+            Some((timestamp, offset)) => Found { timestamp, ..at(offset) },
+            None => Found { timestamp: -1, offset: -1, leader_epoch: -1 },
+        }),
+        moment if moment >= 0 => Ok(match partition.first_since(moment, visible)? {
+            Some((timestamp, offset)) => Found { timestamp, ..at(offset) },
+            None => Found { timestamp: -1, offset: -1, leader_epoch: -1 },
+        }),
+        _ => Err(ErrorCode::UnsupportedVersion),
+    }
+}

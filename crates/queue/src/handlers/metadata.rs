@@ -1,0 +1,175 @@
+//! Metadata: which topics there are and who leads their partitions. Asking for a topic that does not exist
+//! makes it, where both the client and the broker allow that.
+
+use std::io;
+use std::sync::Arc;
+
+use moim_wire_kafka::messages::{
+    MetadataRequest, MetadataResponse, MetadataResponseBroker, MetadataResponsePartition,
+    MetadataResponseTopic,
+};
+use moim_wire_kafka::{ErrorCode, KString, RequestHeader, Uuid};
+
+use crate::broker::Broker;
+use crate::connection::Connection;
+use crate::dispatch::{self, Request};
+use crate::reply::Call;
+use crate::topics::{self, NewTopic, Topic};
+
+/// Answers at once unless a topic must be made first.
+pub(crate) fn dispatch(
+    connection: &mut Connection,
+    call: Call,
+    header: RequestHeader,
+    request: MetadataRequest,
+) -> io::Result<()> {
+    if missing(&connection.broker, &request, call.version).is_empty() {
+        let response = respond(&connection.broker, &request, call.version);
+        return connection.answer(call, &response);
+    }
+    dispatch::spawn_later(connection, call, header, request, handle);
+    Ok(())
+}
+
+async fn handle(broker: Arc<Broker>, request: MetadataRequest, context: Request) -> MetadataResponse {
+    for name in missing(&broker, &request, context.version) {
+        auto_create(&broker, &name).await;
+    }
+    respond(&broker, &request, context.version)
+}
+
+/// Makes a topic because somebody asked for it. The answer that follows shows whether it worked.
+pub(crate) async fn auto_create(broker: &Broker, name: &str) {
+    let new = NewTopic {
+        name: name.to_owned(),
+        partitions: broker.options.num_partitions,
+        replication_factor: 1,
+        configs: Default::default(),
+    };
+    if let Err(refused) = broker.topics.create(new).await
+        && refused.code != ErrorCode::TopicAlreadyExists
+    {
+        tracing::warn!(topic = name, code = refused.code.name(), "could not make a topic on demand");
+    }
+}
+
+/// The topics to be made for this request.
+fn missing(broker: &Broker, request: &MetadataRequest, version: i16) -> Vec<String> {
+    if !broker.options.auto_create_topics || (version >= 4 && !request.allow_auto_topic_creation) {
+        return Vec::new();
+    }
+    let Some(wanted) = &request.topics else { return Vec::new() };
+    wanted
+        .iter()
+        .filter(|t| t.topic_id.is_zero())
+        .filter_map(|t| t.name.as_deref())
+        .filter(|name| {
+            topics::refuse_name(name).is_none()
+                && !topics::is_internal(name)
+                && broker.topics.get(name).is_none()
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+fn respond(broker: &Broker, request: &MetadataRequest, version: i16) -> MetadataResponse {
+    let node = broker.options.node_id.0;
+    let (host, port) = broker.advertised();
+    let all = match &request.topics {
+        None => true,
+        Some(topics) => version == 0 && topics.is_empty(),
+    };
+    let topics = if all {
+        broker.topics.all().iter().map(|t| describe(t, node)).collect()
+    } else {
+        let wanted = request.topics.iter().flatten();
+        wanted.map(|t| find(broker, t.name.as_ref(), t.topic_id, node)).collect()
+    };
+    MetadataResponse {
+        brokers: vec![MetadataResponseBroker {
+            node_id: node,
+            host: host.into(),
+            port: i32::from(port),
+            rack: broker.options.rack.as_deref().map(Into::into),
+        }],
+        cluster_id: Some(broker.options.cluster_id.as_str().into()),
+        controller_id: node,
+        topics,
+        cluster_authorized_operations: if request.include_cluster_authorized_operations {
+            ALL_CLUSTER_OPERATIONS
+        } else {
+            i32::MIN
+        },
+        ..Default::default()
+    }
+    .with_topic_operations(request.include_topic_authorized_operations)
+}
+
+/// Everything is allowed while there is no authentication: a bit per operation (CREATE 5, DESCRIBE 8, …).
+pub(crate) const ALL_CLUSTER_OPERATIONS: i32 =
+    1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12;
+pub(crate) const ALL_TOPIC_OPERATIONS: i32 =
+    1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11;
+
+trait WithTopicOperations {
+    fn with_topic_operations(self, on: bool) -> Self;
+}
+
+impl WithTopicOperations for MetadataResponse {
+    fn with_topic_operations(mut self, on: bool) -> Self {
+        if on {
+            for topic in self.topics.iter_mut().filter(|t| t.error_code == 0) {
+                topic.topic_authorized_operations = ALL_TOPIC_OPERATIONS;
+            }
+        }
+        self
+    }
+}
+
+fn find(broker: &Broker, name: Option<&KString>, id: Uuid, node: i32) -> MetadataResponseTopic {
+    if !id.is_zero() {
+        return match broker.topics.get_by_id(moim_base::TopicId::from_bytes(id.0)) {
+            Some(topic) => describe(&topic, node),
+            None => MetadataResponseTopic {
+                error_code: ErrorCode::UnknownTopicId as i16,
+                name: None,
+                topic_id: id,
+                ..Default::default()
+            },
+        };
+    }
+    let text = name.map_or("", |n| n.as_str());
+    match broker.topics.get(text) {
+        Some(topic) => describe(&topic, node),
+        None => {
+            let error = match topics::refuse_name(text) {
+                Some(_) => ErrorCode::InvalidTopicException,
+                None => ErrorCode::UnknownTopicOrPartition,
+            };
+            MetadataResponseTopic { error_code: error as i16, name: name.cloned(), ..Default::default() }
+        }
+    }
+}
+
+fn describe(topic: &Topic, node: i32) -> MetadataResponseTopic {
+    let partitions = topic
+        .partitions
+        .load()
+        .iter()
+        .map(|p| MetadataResponsePartition {
+            partition_index: p.index,
+            leader_id: node,
+            leader_epoch: p.leader_epoch(),
+            replica_nodes: vec![node],
+            isr_nodes: vec![node],
+            ..Default::default()
+        })
+        .collect();
+    MetadataResponseTopic {
+        name: Some((&*topic.name).into()),
+        topic_id: Uuid(topic.id.to_bytes()),
+        is_internal: topic.is_internal(),
+        partitions,
+        ..Default::default()
+    }
+}

@@ -1,0 +1,39 @@
+//! OffsetForLeaderEpoch: where a leadership ended, so that a client or follower can tell whether its log and
+//! this one are the same up to there.
+
+use moim_wire_kafka::ErrorCode;
+use moim_wire_kafka::messages::offset_for_leader_epoch::{
+    EpochEndOffset, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, OffsetForLeaderTopicResult,
+};
+
+use crate::broker::Broker;
+
+pub(crate) fn handle(
+    broker: &Broker,
+    request: OffsetForLeaderEpochRequest,
+    _version: i16,
+) -> OffsetForLeaderEpochResponse {
+    let topics = request.topics.into_iter().map(|topic| {
+        let partitions = topic.partitions.iter().map(|wanted| {
+            let mut answer = EpochEndOffset { partition: wanted.partition, ..Default::default() };
+            match broker.topics.partition(&topic.topic, wanted.partition) {
+                None => answer.error_code = ErrorCode::UnknownTopicOrPartition as i16,
+                Some(partition) => {
+                    let ours = partition.leader_epoch();
+                    let theirs = wanted.current_leader_epoch;
+                    if theirs >= 0 && theirs < ours {
+                        answer.error_code = ErrorCode::FencedLeaderEpoch as i16;
+                    } else if theirs > ours {
+                        answer.error_code = ErrorCode::UnknownLeaderEpoch as i16;
+                    } else {
+                        (answer.leader_epoch, answer.end_offset) =
+                            partition.end_of_epoch(wanted.leader_epoch);
+                    }
+                }
+            }
+            answer
+        });
+        OffsetForLeaderTopicResult { topic: topic.topic.clone(), partitions: partitions.collect() }
+    });
+    OffsetForLeaderEpochResponse { topics: topics.collect(), ..Default::default() }
+}

@@ -1,0 +1,193 @@
+//! Produce: appends each batch to its partition and answers when all are committed.
+//!
+//! Every partition of the request fails or succeeds on its own. `acks=0` gets no answer; `acks=1` and `all`
+//! are the same on one node: on stable storage (or written, under `durability=replicated`).
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use moim_wire_kafka::messages::{
+    PartitionProduceData, PartitionProduceResponse, ProduceRequest, ProduceResponse, TopicProduceResponse,
+};
+use moim_wire_kafka::records::BatchHeader;
+use moim_wire_kafka::{ErrorCode, Records};
+
+use crate::broker::Broker;
+use crate::connection::{Connection, PendingProduce, Slot};
+use crate::loops::Wake;
+use crate::partition::{Ack, Appended, Partition, PendingAcks, Refused, compression_allowed};
+use crate::reply::Call;
+use crate::topics::Topic;
+use crate::transactions::verification_error;
+
+/// The first version whose clients know the error that says: abort this transaction and go on.
+const KNOWS_ABORTABLE: i16 = 11;
+
+/// Serves one request. What it appends is appended when this returns.
+pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
+    let broker = Arc::clone(&connection.broker);
+    let acks = PendingAcks::new(Arc::clone(&connection.wake));
+    let mut wakes: Vec<Arc<Wake>> = Vec::new();
+    let mut responses = Vec::with_capacity(request.topic_data.len());
+    let mut failed = false;
+    for topic_data in request.topic_data {
+        let topic = if call.version >= 13 {
+            broker.topics.get_by_id(moim_base::TopicId::from_bytes(topic_data.topic_id.0))
+        } else {
+            broker.topics.get(&topic_data.name)
+        };
+        let unknown =
+            if call.version >= 13 { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
+        let mut partition_responses = Vec::with_capacity(topic_data.partition_data.len());
+        for data in topic_data.partition_data {
+            let index = data.index;
+            let appended = match &topic {
+                _ if !matches!(request.acks, -1..=1) => Err(ErrorCode::InvalidRequiredAcks.into()),
+                None => Err(unknown.into()),
+                Some(topic) => {
+                    let transactional_id = request.transactional_id.as_deref();
+                    append(&broker, topic, data, call.version, transactional_id, &mut wakes)
+                }
+            };
+            failed |= appended.is_err();
+            if let (Ok((partition, appended)), true) = (&appended, request.acks != 0) {
+                partition.when_committed(appended.end, Ack::Produce(Arc::clone(&acks)));
+            }
+            partition_responses.push(partition_response(index, appended, call.version));
+        }
+        let (name, topic_id) = (topic_data.name, topic_data.topic_id);
+        responses.push(TopicProduceResponse { name, topic_id, partition_responses });
+    }
+    broker.loops.wake(Some(connection.wake.on_loop), &mut wakes);
+    if request.acks == 0 {
+        if failed {
+            // The client asked for no answer, so a closed connection is the only way to tell it.
+            connection.close();
+        }
+        return Ok(());
+    }
+    let response = ProduceResponse { responses, ..Default::default() };
+    if acks.release() {
+        let mut response = response;
+        if let Some(code) = acks.error() {
+            fail(&mut response, code);
+        }
+        return connection.answer(call, &response);
+    }
+    let timeout =
+        Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0).min(broker.options.max_wait_ms));
+    connection.wait(Slot::Produce(Box::new(PendingProduce {
+        call,
+        response,
+        acks,
+        deadline: Instant::now() + timeout,
+    })));
+    Ok(())
+}
+
+fn append(
+    broker: &Broker,
+    topic: &Topic,
+    data: PartitionProduceData,
+    version: i16,
+    transactional_id: Option<&str>,
+    wakes: &mut Vec<Arc<Wake>>,
+) -> Result<(Arc<Partition>, Appended), Refused> {
+    if topic.is_internal() {
+        return Err(Refused::new(
+            ErrorCode::InvalidTopicException,
+            "Only the broker writes to its internal topics.",
+        ));
+    }
+    let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let batch = the_batch(data.records, version)?;
+    let verify = |header: &BatchHeader| {
+        let id = transactional_id.ok_or(ErrorCode::InvalidRecord)?;
+        let verified = broker.transactions.verify(
+            id,
+            header.producer_id,
+            header.producer_epoch,
+            &topic.name,
+            data.index,
+        );
+        verified.map_err(|code| verification_error(code, version >= KNOWS_ABORTABLE))
+    };
+    let bytes = batch.len();
+    let appended = partition.append_from_client(batch, broker.clock.wall_ms(), &verify, wakes)?;
+    broker.metrics.produced_bytes.inc_by(bytes as u64);
+    Ok((partition, appended))
+}
+
+/// A produce carries exactly one batch of magic 2 per partition.
+fn the_batch(records: Option<Records>, version: i16) -> Result<Bytes, Refused> {
+    let Some(Records::Bytes(bytes)) = records else {
+        return Err(Refused::new(
+            ErrorCode::InvalidRecord,
+            "A produce needs one record batch per partition.",
+        ));
+    };
+    // The length stands in the first twelve bytes, the magic in the seventeenth.
+    if bytes.get(16).is_some_and(|magic| *magic != 2) || version < 3 {
+        return Err(Refused::new(
+            ErrorCode::UnsupportedForMessageFormat,
+            "Only record batches of magic 2 are stored; use a client of Kafka 0.11 or newer.",
+        ));
+    }
+    let header = BatchHeader::parse(&bytes)
+        .ok_or_else(|| Refused::new(ErrorCode::CorruptMessage, "A malformed batch header."))?;
+    if header.total_len() > bytes.len() {
+        return Err(Refused::new(ErrorCode::CorruptMessage, "The record batch is cut short."));
+    }
+    if header.total_len() < bytes.len() {
+        return Err(Refused::new(ErrorCode::InvalidRecord, "A produce carries one batch per partition."));
+    }
+    match header.compression() {
+        Ok(kind) if compression_allowed(kind, version) => Ok(bytes),
+        Ok(_) => Err(Refused::new(ErrorCode::UnsupportedCompressionType, "zstd needs Produce version 7.")),
+        Err(e) => Err(Refused::new(ErrorCode::UnsupportedCompressionType, e.to_string())),
+    }
+}
+
+fn partition_response(
+    index: i32,
+    appended: Result<(Arc<Partition>, Appended), Refused>,
+    version: i16,
+) -> PartitionProduceResponse {
+    match appended {
+        Ok((partition, appended)) => PartitionProduceResponse {
+            index,
+            base_offset: appended.base_offset,
+            log_append_time_ms: appended.log_append_time_ms,
+            log_start_offset: partition.journal.start(),
+            ..Default::default()
+        },
+        Err(refused) => PartitionProduceResponse {
+            index,
+            error_code: refused.code as i16,
+            base_offset: -1,
+            log_append_time_ms: -1,
+            log_start_offset: -1,
+            error_message: refused.message.filter(|_| version >= 8).map(Into::into),
+            ..Default::default()
+        },
+    }
+}
+
+/// The journal did not answer in time: nobody knows yet whether the records will be there.
+pub(crate) fn time_out(response: &mut ProduceResponse) {
+    fail(response, ErrorCode::RequestTimedOut);
+}
+
+/// Gives `code` to every partition that had none.
+pub(crate) fn fail(response: &mut ProduceResponse, code: ErrorCode) {
+    for partition in response.responses.iter_mut().flat_map(|t| &mut t.partition_responses) {
+        if partition.error_code == 0 {
+            partition.error_code = code as i16;
+            partition.base_offset = -1;
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What the broker does by itself: retention, compaction, forgetting idle producers, snapshots of producer
+//! state, the scrub.
+//!
+//! All of it touches disks, so it runs on a thread of its own, one job at a time; the event loops never wait
+//! for it. Coordinator timers run on the first loop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashSet;
+
+use moim_journal::Retain;
+
+use crate::broker::Broker;
+use crate::compaction::{self, Progress};
+use crate::partition::Partition;
+
+/// How often the thread looks whether something is due.
+const STEP: Duration = Duration::from_millis(200);
+/// How often producer state is kept with the journals, so that a restart replays little.
+const SNAPSHOT_MS: u64 = 60_000;
+
+/// Starts the coordinators' timers on this loop and the thread for everything slow.
+pub(crate) fn spawn(broker: &Arc<Broker>) {
+    let scope = broker.scope.clone();
+    let groups = Arc::clone(broker);
+    scope.spawn("groups", async move { groups.groups.serve(&groups).await });
+    let transactions = Arc::clone(broker);
+    scope.spawn("transactions", async move { transactions.transactions.serve(&transactions).await });
+    let keeper = Arc::clone(broker);
+    let started = std::thread::Builder::new().name("housekeeping".into()).spawn(move || run(&keeper));
+    if let Err(error) = started {
+        tracing::error!(%error, "cannot start housekeeping");
+        broker.shutdown.stop();
+    }
+}
+
+fn run(broker: &Broker) {
+    let mut due = Due::default();
+    let mut progress = Progress::default();
+    while !broker.shutdown.is_stopped() {
+        let now = broker.clock.monotonic_ms();
+        if due.retention.is_due(now, broker.options.retention_check_ms) {
+            retention(broker);
+        }
+        if due.compaction.is_due(now, broker.options.compaction_check_ms) {
+            compact(broker, &mut progress);
+        }
+        if due.snapshots.is_due(now, SNAPSHOT_MS) {
+            producers(broker);
+        }
+        let slice = broker.options.scrub_bytes_per_second / (1000 / STEP.as_millis() as u64);
+        if slice > 0 {
+            let report = broker.store.scrub_step(slice);
+            for damage in &report.damage {
+                tracing::error!(damage, "the scrub found damage");
+                broker.metrics.damage.inc();
+            }
+        }
+        std::thread::sleep(STEP);
+    }
+}
+
+#[derive(Default)]
+struct Due {
+    retention: Timer,
+    compaction: Timer,
+    snapshots: Timer,
+}
+
+#[derive(Default)]
+struct Timer {
+    last_ms: u64,
+}
+
+impl Timer {
+    fn is_due(&mut self, now_ms: u64, every_ms: u64) -> bool {
+        let due = now_ms.saturating_sub(self.last_ms) >= every_ms;
+        if due {
+            self.last_ms = now_ms;
+        }
+        due
+    }
+}
+
+fn for_each_partition(broker: &Broker, mut f: impl FnMut(&Arc<Partition>)) {
+    for topic in broker.topics.all() {
+        for partition in topic.partitions.load().iter() {
+            if broker.shutdown.is_stopped() {
+                return;
+            }
+            f(partition);
+        }
+    }
+}
+
+fn retention(broker: &Broker) {
+    let now_ms = broker.clock.wall_ms();
+    for_each_partition(broker, |partition| {
+        let config = partition.config.load();
+        if partition.journal.end() == partition.journal.start() {
+            return;
+        }
+        partition.journal.roll_if_older(now_ms.saturating_sub(config.segment_ms));
+        if !config.delete {
+            return;
+        }
+        let older_than_ms = config.retention_ms.map(|ms| now_ms.saturating_sub(ms));
+        if let Some(cutoff) = older_than_ms {
+            // What is all too old must not wait for its segment to fill up.
+            partition.journal.roll_if_older(cutoff);
+        }
+        let retain =
+            Retain { older_than_ms, max_bytes: config.retention_bytes, below: partition.high_watermark() };
+        let before = partition.journal.start();
+        match partition.journal.retain(retain) {
+            Ok(start) if start > before => {
+                tracing::debug!(topic = %partition.topic, partition = partition.index, start, "retention moved the log start");
+                partition.on_log_start();
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(topic = %partition.topic, partition = partition.index, %error, "retention failed; it tries again");
+            }
+        }
+    });
+}
+
+fn compact(broker: &Broker, progress: &mut Progress) {
+    let now_ms = broker.clock.wall_ms();
+    let topics: HashSet<u128> = broker.topics.all().iter().map(|t| t.id.0).collect();
+    progress.keep_only(&topics);
+    for_each_partition(broker, |partition| {
+        let config = partition.config.load();
+        if !config.compact || partition.journal.end() == partition.journal.start() {
+            return;
+        }
+        partition
+            .journal
+            .roll_if_older(now_ms.saturating_sub(config.segment_ms.min(config.max_compaction_lag_ms)));
+        match compaction::compact(partition, &config, progress.of(partition), now_ms) {
+            Ok(Some(done)) => {
+                tracing::debug!(topic = %partition.topic, partition = partition.index, keys = done.keys, "compacted");
+                progress.note(partition, done.clean_until);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(topic = %partition.topic, partition = partition.index, %error, "compaction failed; it tries again");
+            }
+        }
+    });
+}
+
+fn producers(broker: &Broker) {
+    let now_ms = broker.clock.wall_ms();
+    for_each_partition(broker, |partition| {
+        partition.with_producers(|p| p.expire(now_ms, broker.options.producer_id_expiration_ms));
+        partition.snapshot_producers();
+    });
+}

@@ -1,0 +1,200 @@
+//! Answers on their way to the socket.
+//!
+//! Small answers are encoded one behind the other into one buffer and leave in one write. The records of a
+//! fetch are never copied into it: they stay shared memory or ranges of segment files, which go from the
+//! page cache to the socket by `sendfile`.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use moim_journal::{Chunk, FileRange};
+use moim_wire_kafka::{Message, encode_response};
+
+/// What an answer must know of its request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) correlation_id: i32,
+    pub(crate) version: i16,
+}
+
+enum Piece {
+    Mem(Bytes),
+    File(FileRange),
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Self::Mem(bytes) => bytes.len(),
+            Self::File(range) => range.len,
+        }
+    }
+}
+
+/// How many pieces one write gathers.
+const GATHER: usize = 64;
+
+/// The unsent answers of a connection.
+#[derive(Default)]
+pub(crate) struct Writer {
+    /// Invariant: everything in here comes before `tail`.
+    pieces: VecDeque<Piece>,
+    tail: BytesMut,
+    queued: usize,
+}
+
+impl Writer {
+    pub(crate) fn len(&self) -> usize {
+        self.queued + self.tail.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Encodes an answer that has no holes.
+    pub(crate) fn push(&mut self, call: Call, response: &impl Message) -> io::Result<()> {
+        self.push_with_chunks(call, response, Vec::new())
+    }
+
+    /// Encodes an answer and fills its holes, one after the other, with `chunks`.
+    pub(crate) fn push_with_chunks(
+        &mut self,
+        call: Call,
+        response: &impl Message,
+        chunks: Vec<Vec<Chunk>>,
+    ) -> io::Result<()> {
+        let tail = std::mem::take(&mut self.tail);
+        // A failure is a bug of a handler; it ends this connection, not the broker.
+        let (mut buf, gaps) = encode_response(tail, call.correlation_id, call.version, response)
+            .map_err(|e| io::Error::other(format!("an answer could not be encoded: {e}")))?;
+        assert_eq!(gaps.len(), chunks.len(), "every hole of an answer has its records");
+        let mut done = 0;
+        for (gap, chunks) in gaps.iter().zip(chunks) {
+            self.piece(Piece::Mem(buf.split_to(gap.at - done).freeze()));
+            done = gap.at;
+            for chunk in chunks {
+                self.piece(match chunk {
+                    Chunk::Mem(bytes) => Piece::Mem(bytes),
+                    Chunk::File(range) => Piece::File(range),
+                });
+            }
+        }
+        self.tail = buf;
+        Ok(())
+    }
+
+    fn piece(&mut self, piece: Piece) {
+        self.queued += piece.len();
+        self.pieces.push_back(piece);
+    }
+
+    /// Adds an answer that is encoded already.
+    pub(crate) fn push_encoded(&mut self, answer: &[u8]) {
+        self.tail.extend_from_slice(answer);
+    }
+
+    /// The whole content, for an answer without files.
+    pub(crate) fn into_bytes(mut self) -> Bytes {
+        if self.pieces.is_empty() {
+            return self.tail.freeze();
+        }
+        let mut all = BytesMut::with_capacity(self.len());
+        for piece in self.pieces.drain(..) {
+            if let Piece::Mem(bytes) = piece {
+                all.extend_from_slice(&bytes);
+            }
+        }
+        all.extend_from_slice(&self.tail);
+        all.freeze()
+    }
+
+    /// Writes until all is gone or the socket takes no more.
+    pub(crate) fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
+        loop {
+            let result = match self.pieces.front() {
+                None if self.tail.is_empty() => return Ok(()),
+                Some(Piece::File(_)) => self.send_file(stream),
+                _ => self.send_memory(stream),
+            };
+            match result {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn send_memory(&mut self, stream: &TcpStream) -> io::Result<()> {
+        if self.pieces.is_empty() {
+            let n = stream.try_write(&self.tail)?;
+            self.tail.advance(n);
+            return Ok(());
+        }
+        let mut slices = [IoSlice::new(&[]); GATHER];
+        let mut count = 0;
+        let mut only_memory = true;
+        for piece in self.pieces.iter().take(GATHER - 1) {
+            let Piece::Mem(bytes) = piece else {
+                only_memory = false;
+                break;
+            };
+            slices[count] = IoSlice::new(bytes);
+            count += 1;
+        }
+        if only_memory && count == self.pieces.len() && !self.tail.is_empty() {
+            slices[count] = IoSlice::new(&self.tail);
+            count += 1;
+        }
+        let mut sent = stream.try_write_vectored(&slices[..count])?;
+        while sent > 0 {
+            let Some(Piece::Mem(bytes)) = self.pieces.front_mut() else {
+                self.tail.advance(sent);
+                return Ok(());
+            };
+            let n = sent.min(bytes.len());
+            bytes.advance(n);
+            self.queued -= n;
+            sent -= n;
+            if bytes.is_empty() {
+                self.pieces.pop_front();
+            }
+        }
+        while matches!(self.pieces.front(), Some(Piece::Mem(bytes)) if bytes.is_empty()) {
+            self.pieces.pop_front();
+        }
+        Ok(())
+    }
+
+    fn send_file(&mut self, stream: &TcpStream) -> io::Result<()> {
+        let Some(Piece::File(range)) = self.pieces.front_mut() else { return Ok(()) };
+        let Some(file) = range.file.raw() else {
+            // A simulated disk has no descriptor.
+            let bytes = range.read()?;
+            self.pieces[0] = Piece::Mem(bytes);
+            return Ok(());
+        };
+        let mut at = range.pos;
+        let n = stream.try_io(Interest::WRITABLE, || {
+            rustix::fs::sendfile(stream, file, Some(&mut at), range.len).map_err(io::Error::from)
+        })?;
+        if n == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "a segment file is shorter than its index says",
+            ));
+        }
+        range.pos += n as u64;
+        range.len -= n;
+        self.queued -= n;
+        if range.len == 0 {
+            self.pieces.pop_front();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! The event loops: threads that accept connections and serve them.
+//!
+//! The first loop accepts and deals connections out in turn, because a listener shared by several threads
+//! wakes them all for one connection.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream as StdStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use crate::broker::Broker;
+use crate::connection;
+use crate::loops::Wake;
+
+/// How many accepted connections may wait for their loop.
+const BACKLOG: usize = 1024;
+
+/// The running loops of a broker.
+pub struct Server {
+    address: SocketAddr,
+    threads: Vec<JoinHandle<()>>,
+    broker: Arc<Broker>,
+}
+
+impl Server {
+    /// Binds the address and starts the loops.
+    pub fn start(broker: Arc<Broker>) -> io::Result<Self> {
+        let listener = listen(broker.options.listen)?;
+        let address = listener.local_addr()?;
+        let _ = broker.address.set(address);
+        let mut senders = Vec::new();
+        let mut receivers = Vec::new();
+        for _ in 0..broker.loops.count() {
+            let (sender, receiver) = mpsc::channel(BACKLOG);
+            senders.push(sender);
+            receivers.push(receiver);
+        }
+        let mut listener = Some((listener, senders));
+        let mut threads = Vec::new();
+        for (index, receiver) in receivers.into_iter().enumerate() {
+            let broker = Arc::clone(&broker);
+            let listener = listener.take();
+            let thread = std::thread::Builder::new()
+                .name(format!("loop-{index}"))
+                .spawn(move || run_loop(&broker, index, receiver, listener))?;
+            threads.push(thread);
+        }
+        Ok(Self { address, threads, broker })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until every loop has ended; give the shutdown signal first.
+    pub fn join(self) {
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("an event loop panicked");
+            }
+        }
+        self.broker.close();
+    }
+}
+
+fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(4096)?;
+    Ok(socket.into())
+}
+
+type Dealer = (std::net::TcpListener, Vec<mpsc::Sender<(StdStream, SocketAddr)>>);
+
+fn run_loop(
+    broker: &Arc<Broker>,
+    index: usize,
+    mut incoming: mpsc::Receiver<(StdStream, SocketAddr)>,
+    listener: Option<Dealer>,
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().event_interval(31).build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "cannot start an event loop");
+            broker.shutdown.stop();
+            return;
+        }
+    };
+    runtime.block_on(async {
+        let scope = broker.scope.clone();
+        scope.spawn("drain", drain(Arc::clone(broker), index));
+        if let Some((listener, senders)) = listener {
+            scope.spawn("accept", accept(Arc::clone(broker), listener, senders));
+        }
+        if index == 0 {
+            crate::housekeeping::spawn(broker);
+        }
+        loop {
+            tokio::select! {
+                () = broker.shutdown.stopped() => break,
+                next = incoming.recv() => {
+                    let Some((stream, peer)) = next else { break };
+                    adopt(broker, index, stream, peer);
+                }
+            }
+        }
+        // Let connections answer what is committed; what is not gets no answer, which is a time-out to clients.
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(5);
+        while broker.connections.load(Ordering::Acquire) > 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_millis(100));
+}
+
+fn adopt(broker: &Arc<Broker>, index: usize, stream: StdStream, peer: SocketAddr) {
+    let stream = match TcpStream::from_std(stream) {
+        Ok(stream) => stream,
+        Err(error) => {
+            tracing::warn!(%peer, %error, "cannot serve a connection");
+            broker.connections.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+    };
+    let _ = stream.set_nodelay(true);
+    let wake = Wake::new(index, broker.next_connection.fetch_add(1, Ordering::Relaxed));
+    let broker = Arc::clone(broker);
+    let scope = broker.scope.clone();
+    scope.spawn("connection", async move {
+        connection::serve(Arc::clone(&broker), stream, wake, peer).await;
+        broker.connections.fetch_sub(1, Ordering::AcqRel);
+    });
+}
+
+/// Takes what the disk thread and other loops have for this one.
+async fn drain(broker: Arc<Broker>, index: usize) {
+    let mut durable = Vec::new();
+    let mut wakes = Vec::new();
+    loop {
+        broker.loops.mail(index, &mut durable).await;
+        broker.topics.for_tags(&durable, |partition, end| partition.on_durable(end, &mut wakes));
+        durable.clear();
+        broker.loops.wake(Some(index), &mut wakes);
+    }
+}
+
+async fn accept(
+    broker: Arc<Broker>,
+    listener: std::net::TcpListener,
+    senders: Vec<mpsc::Sender<(StdStream, SocketAddr)>>,
+) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(%error, "cannot accept connections");
+            broker.shutdown.stop();
+            return;
+        }
+    };
+    let mut turn = 0;
+    loop {
+        let accepted = tokio::select! {
+            () = broker.shutdown.stopped() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, most likely: waiting gives others the time to close some.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if broker.connections.load(Ordering::Acquire) >= broker.options.max_connections {
+            broker.metrics.refused_connections.inc();
+            tracing::warn!(%peer, limit = broker.options.max_connections, "too many connections; refusing one");
+            continue;
+        }
+        broker.connections.fetch_add(1, Ordering::AcqRel);
+        turn = (turn + 1) % senders.len();
+        let dealt = match stream.into_std() {
+            Ok(stream) => senders[turn].send((stream, peer)).await.is_ok(),
+            Err(_) => false,
+        };
+        if !dealt {
+            broker.connections.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
