@@ -1,0 +1,313 @@
+//! One `moim serve` process: started on free ports with its data on a real disk, killed in every way, restarted on
+//! the same ports, and never left behind.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::binary::moim_binary;
+
+/// How long a start may take. Recovery is measured elsewhere; this only has to end.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a server is started.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Configuration by environment, as `("MOIM__KAFKA__PORT", "0")`.
+    pub env: Vec<(String, String)>,
+    /// Further arguments of `moim serve`.
+    pub args: Vec<String>,
+}
+
+impl Options {
+    /// The defaults of a server.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets one key of the configuration, named as in `moim.toml`: `("kafka.port", "0")`.
+    #[must_use]
+    pub fn set(mut self, key: &str, value: impl ToString) -> Self {
+        let name = format!("MOIM__{}", key.to_uppercase().replace('.', "__"));
+        self.env.push((name, value.to_string()));
+        self
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+}
+
+/// A running `moim serve`, or a broker somebody else runs.
+pub struct Server {
+    options: Options,
+    kafka: String,
+    admin: String,
+    ready_after: Duration,
+    process: Option<Process>,
+    dir: Option<TempDir>,
+    log: PathBuf,
+}
+
+struct Process {
+    child: Child,
+    guard: Guard,
+}
+
+impl Server {
+    /// A fresh server with an empty data folder.
+    pub fn start(options: Options) -> Result<Self> {
+        let dir = scratch()?;
+        let log = dir.path().join("stderr.log");
+        let mut server = Self {
+            options,
+            kafka: "127.0.0.1:0".to_owned(),
+            admin: "127.0.0.1:0".to_owned(),
+            ready_after: Duration::ZERO,
+            process: None,
+            dir: Some(dir),
+            log,
+        };
+        server.launch()?;
+        Ok(server)
+    }
+
+    /// The broker named by `INTEROP_KAFKA`, if there is one.
+    pub fn external() -> Option<Self> {
+        let kafka = std::env::var("INTEROP_KAFKA").ok()?;
+        Some(Self {
+            options: Options::new(),
+            kafka,
+            admin: String::new(),
+            ready_after: Duration::ZERO,
+            process: None,
+            dir: None,
+            log: PathBuf::new(),
+        })
+    }
+
+    /// `HOST:PORT` of the Kafka listener.
+    pub fn kafka(&self) -> &str {
+        &self.kafka
+    }
+
+    /// `HOST:PORT` of the admin listener.
+    pub fn admin(&self) -> &str {
+        &self.admin
+    }
+
+    /// The data folder.
+    pub fn data(&self) -> PathBuf {
+        self.dir.as_ref().map(|dir| dir.path().join("data")).unwrap_or_default()
+    }
+
+    /// How long the last start took until the ready line.
+    pub fn ready_after(&self) -> Duration {
+        self.ready_after
+    }
+
+    /// The process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.child.id())
+    }
+
+    /// Whether the process is still there.
+    pub fn is_running(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| matches!(process.child.try_wait(), Ok(None)))
+    }
+
+    /// Ends the process at once, as a power cut ends it (the machine's caches survive).
+    pub fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.wait(Duration::from_secs(10)).map(drop)
+    }
+
+    /// Asks the process to stop and waits until it has.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.wait(Duration::from_secs(40))
+    }
+
+    /// Starts it again after a stop: same data, same ports.
+    pub fn restart(&mut self) -> Result<()> {
+        if self.process.is_some() {
+            bail!("the server still runs");
+        }
+        self.launch()
+    }
+
+    /// The end of what the server logged, for the message of a failed test.
+    pub fn log_tail(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        let start = Instant::now();
+        let log = File::options().create(true).append(true).open(&self.log).context("the log file")?;
+        let mut command = Command::new(moim_binary()?);
+        command
+            .arg("serve")
+            .arg("--data")
+            .arg(self.data())
+            .args(["--kafka-port", port(&self.kafka), "--admin-port", port(&self.admin)])
+            .args(&self.options.args)
+            .envs(self.options.env.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log);
+        let mut child = command.spawn().context("moim did not start")?;
+        let guard = Guard::over(child.id())?;
+        let stdout = child.stdout.take().context("its output")?;
+        self.process = Some(Process { child, guard });
+        let ready = self.ready_line(stdout)?;
+        for word in ready.split_whitespace() {
+            match word.split_once('=') {
+                Some(("kafka", address)) => self.kafka = address.to_owned(),
+                Some(("admin", address)) => self.admin = address.to_owned(),
+                _ => {}
+            }
+        }
+        if port(&self.kafka) == "0" {
+            bail!("the ready line names no kafka listener: {ready}");
+        }
+        self.ready_after = start.elapsed();
+        Ok(())
+    }
+
+    /// The ready line, read on a thread of its own so that a silent process cannot hold us.
+    fn ready_line(&mut self, stdout: impl Read + Send + 'static) -> Result<String> {
+        let (sender, line) = mpsc::sync_channel(1);
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(stdout);
+            let mut line = String::new();
+            let _ = reader.read_line(&mut line);
+            let _ = sender.send(line);
+            let _ = std::io::copy(&mut reader, &mut std::io::sink()); // keep the pipe open and empty
+        });
+        match line.recv_timeout(START_PATIENCE) {
+            Ok(line) if line.starts_with("ready ") => Ok(line.trim().to_owned()),
+            Ok(line) => bail!("moim ended or said something else first: {line:?}\n{}", self.log_tail()),
+            Err(_) => bail!("moim was not ready within {START_PATIENCE:?}\n{}", self.log_tail()),
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let process = self.process.as_ref().context("the server does not run")?;
+        let pid = i32::try_from(process.child.id()).ok().and_then(Pid::from_raw).context("a process id")?;
+        kill_process(pid, signal).context("the signal was not delivered")
+    }
+
+    fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        let process = self.process.as_mut().context("the server does not run")?;
+        let status = loop {
+            if let Some(status) = process.child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > deadline {
+                bail!("moim did not end within {patience:?}\n{}", self.log_tail());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        self.process = None;
+        Ok(status)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.guard.dismiss(); // first: its process id must not be used again meanwhile
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+        if std::thread::panicking() && self.dir.is_some() {
+            eprintln!("--- the server's log ends with:\n{}", self.log_tail());
+        }
+    }
+}
+
+fn port(address: &str) -> &str {
+    address.rsplit(':').next().unwrap_or("0")
+}
+
+/// A folder below the build folder: on a real disk, where /tmp may be memory, and gone with it.
+fn scratch() -> Result<TempDir> {
+    let exe = std::env::current_exe().context("the path of this program")?;
+    let target = exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).unwrap_or(Path::new("."));
+    let parent = target.join("interop-data");
+    std::fs::create_dir_all(&parent).context("the folder for data")?;
+    tempfile::Builder::new().prefix("server-").tempdir_in(parent).context("a folder for data")
+}
+
+/// Kills the server when this process ends without having done so, even by SIGKILL: a shell that waits for the end of
+/// its input, which we hold.
+struct Guard {
+    shell: Child,
+    _input: ChildStdin,
+}
+
+impl Guard {
+    fn over(pid: u32) -> Result<Self> {
+        let mut shell = Command::new("sh")
+            .args(["-c", "read _; kill -9 \"$0\"", &pid.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("sh did not start")?;
+        let input = shell.stdin.take().context("its input")?;
+        Ok(Self { shell, _input: input })
+    }
+
+    fn dismiss(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.dismiss();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_the_file_becomes_its_environment_variable() {
+        let options = Options::new().set("kafka.group_min_session_timeout_ms", 1000);
+        assert_eq!(
+            options.env,
+            [("MOIM__KAFKA__GROUP_MIN_SESSION_TIMEOUT_MS".to_owned(), "1000".to_owned())]
+        );
+    }
+
+    #[test]
+    fn the_guard_kills_what_it_guards_when_its_input_ends() {
+        let mut sleeper = Command::new("sleep").arg("60").spawn().unwrap();
+        let mut guard = Guard::over(sleeper.id()).unwrap();
+        let Guard { shell, _input } = &mut guard;
+        drop(std::mem::replace(
+            _input,
+            Command::new("true").stdin(Stdio::piped()).spawn().unwrap().stdin.take().unwrap(),
+        ));
+        shell.wait().unwrap();
+        let status = sleeper.wait().unwrap();
+        assert!(!status.success());
+    }
+}

@@ -1,0 +1,102 @@
+//! Compacted topics: the newest record of each key stays, the rest goes, and offsets do not move.
+
+use std::collections::BTreeMap;
+
+use moim_interop::until;
+use rdkafka::error::RDKafkaErrorCode;
+
+use super::support::*;
+
+/// Segments and waits as short as they may be, so that compaction has work at once.
+const EAGER: [(&str, &str); 6] = [
+    ("cleanup.policy", "compact"),
+    ("segment.bytes", "1048576"),
+    ("segment.ms", "100"),
+    ("min.cleanable.dirty.ratio", "0.01"),
+    ("delete.retention.ms", "100"),
+    ("min.compaction.lag.ms", "0"),
+];
+
+/// Writes values for ten keys, over and over, large enough to fill several segments.
+fn fill(address: &str, topic: &str, rounds: usize) {
+    let mut sender = Sender::new(address, &[("linger.ms", "1"), ("batch.num.messages", "20")]);
+    for round in 0..rounds {
+        for key in 0..10 {
+            let value = format!("{round:04} {}", "x".repeat(5_000));
+            sender.send(topic, Some(0), &Sample::keyed(format!("key {key}"), value));
+        }
+    }
+    assert!(sender.reports().iter().all(Result::is_ok));
+}
+
+/// One record more, so that the last full segment is not the active one.
+fn nudge(address: &str, topic: &str) {
+    Sender::new(address, &[]).deliver(topic, 0, &[Sample::keyed("nudge", "x")]);
+}
+
+#[test]
+fn only_the_newest_record_of_a_key_stays() {
+    let server = server();
+    let topic = topic(server.kafka(), "compact", 1, &EAGER);
+    fill(server.kafka(), &topic, 100);
+    let end = watermarks(server.kafka(), &topic, 0).1;
+    let seen = until(2 * PATIENCE, "compaction", || {
+        nudge(server.kafka(), &topic);
+        let seen = read_all(server.kafka(), &topic, 1, &[("check.crcs", "true")]);
+        let old = seen.iter().filter(|seen| seen.offset < end).count();
+        (old <= 20).then_some(seen)
+    });
+    let mut newest: BTreeMap<String, (i64, String)> = BTreeMap::new();
+    for seen in &seen {
+        let key = String::from_utf8(seen.sample.key.clone().unwrap()).unwrap();
+        newest.insert(key, (seen.offset, seen.text()[..4.min(seen.text().len())].to_owned()));
+    }
+    for key in 0..10 {
+        let (offset, text) = &newest[&format!("key {key}")];
+        assert_eq!(
+            (*offset, text.as_str()),
+            (end - 10 + key, "0099"),
+            "key {key} keeps its newest, at its offset"
+        );
+    }
+    assert!(seen.windows(2).all(|pair| pair[0].offset < pair[1].offset));
+    assert_eq!(watermarks(server.kafka(), &topic, 0).0, 0, "compaction does not move the start");
+}
+
+#[test]
+fn a_tombstone_takes_its_key_away() {
+    let server = server();
+    let topic = topic(server.kafka(), "tombstone", 1, &EAGER);
+    fill(server.kafka(), &topic, 30);
+    let gone = Sample { key: Some(b"key 3".to_vec()), value: None, ..Sample::default() };
+    Sender::new(server.kafka(), &[]).deliver(&topic, 0, &[gone]);
+    fill_other(server.kafka(), &topic);
+    until(2 * PATIENCE, "the key and its tombstone to go", || {
+        nudge(server.kafka(), &topic);
+        let seen = read_all(server.kafka(), &topic, 1, &[]);
+        let left = seen.iter().filter(|seen| seen.sample.key.as_deref() == Some(b"key 3")).count();
+        (left == 0 && seen.len() < 60).then_some(())
+    });
+    let seen = read_all(server.kafka(), &topic, 1, &[]);
+    assert!(seen.iter().any(|seen| seen.sample.key.as_deref() == Some(b"key 4")), "the others stay");
+}
+
+/// More segments after the tombstone, with keys of their own.
+fn fill_other(address: &str, topic: &str) {
+    let mut sender = Sender::new(address, &[]);
+    for i in 0..300 {
+        sender.send(topic, Some(0), &Sample::keyed(format!("other {}", i % 3), "y".repeat(5_000)));
+    }
+    assert!(sender.reports().iter().all(Result::is_ok));
+}
+
+#[test]
+fn a_record_without_a_key_has_no_place() {
+    let server = server();
+    let topic = topic(server.kafka(), "keyless", 1, &[("cleanup.policy", "compact")]);
+    let mut sender = Sender::new(server.kafka(), &[]);
+    sender.send(&topic, Some(0), &Sample::value("no key"));
+    assert_eq!(sender.reports(), [Err(RDKafkaErrorCode::InvalidRecord)]);
+    sender.send(&topic, Some(0), &Sample::keyed("k", "v"));
+    assert_eq!(sender.reports()[1], Ok((0, 0)));
+}

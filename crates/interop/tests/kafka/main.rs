@@ -1,0 +1,20 @@
+//! librdkafka, as it comes, against a real `moim serve`: one module per area.
+//!
+//! Tests share one server where they can; those that kill it have their own. Topics and groups have names of
+//! their own, so the tests run side by side. With `INTEROP_KAFKA=HOST:PORT` the shared server is that broker,
+//! and the tests that need a process of their own do nothing.
+
+#![allow(clippy::disallowed_methods)] // real processes, real time
+#![allow(clippy::unwrap_used)] // all of it is test
+
+mod admin;
+mod bad_input;
+mod compaction;
+mod crash;
+mod groups;
+mod idempotence;
+mod offsets;
+mod produce_consume;
+mod retention;
+mod support;
+mod transactions;

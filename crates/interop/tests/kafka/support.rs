@@ -1,0 +1,395 @@
+//! What the areas share: the server, names, and small wrappers that wait with a deadline.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use moim_interop::proxy::Proxy;
+use moim_interop::{Deadline, Options, Server};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Headers, Message, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::{ClientContext, Timestamp};
+
+/// Long enough for a busy machine, short enough to notice.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The configuration of every server here: short timers, so that tests about time take little of it.
+pub(crate) fn options() -> Options {
+    Options::new()
+        .set("kafka.group_initial_rebalance_delay_ms", 100)
+        .set("kafka.group_min_session_timeout_ms", 1000)
+        .set("log.retention_check_interval_ms", 200)
+        .set("journal.min_free_bytes", 1 << 20)
+        .set("node.log_level", "info")
+}
+
+/// The server that tests share. It ends with the last test that holds it.
+pub(crate) fn server() -> Arc<Server> {
+    static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(server) = shared.upgrade() {
+        return server;
+    }
+    let server = Server::external().unwrap_or_else(|| Server::start(options()).unwrap());
+    let server = Arc::new(server);
+    *shared = Arc::downgrade(&server);
+    server
+}
+
+/// A server of the test's own; none when the suite runs against a broker somebody else started.
+pub(crate) fn own_server() -> Option<Server> {
+    match std::env::var_os("INTEROP_KAFKA") {
+        Some(_) => None,
+        None => Some(Server::start(options()).unwrap()),
+    }
+}
+
+/// A server of the test's own that clients reach only through a proxy.
+pub(crate) fn proxied() -> Option<(Server, Proxy)> {
+    if std::env::var_os("INTEROP_KAFKA").is_some() {
+        return None;
+    }
+    let proxy = Proxy::listen().unwrap();
+    let options = options().set("kafka.advertise", proxy.address());
+    let server = Server::start(options).unwrap();
+    proxy.forward_to(server.kafka());
+    Some((server, proxy))
+}
+
+/// A name nobody else has.
+pub(crate) fn unique(what: &str) -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{what}-{}-{next}-{:04x}", std::process::id(), fastrand::u16(..))
+}
+
+/// The configuration of any client.
+pub(crate) fn client(address: &str, settings: &[(&str, &str)]) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", address);
+    config.set("broker.address.family", "v4");
+    config.set("reconnect.backoff.ms", "20");
+    config.set("reconnect.backoff.max.ms", "200");
+    for (key, value) in settings {
+        config.set(*key, *value);
+    }
+    config
+}
+
+/// An admin client.
+pub(crate) fn admin(address: &str) -> AdminClient<DefaultClientContext> {
+    client(address, &[]).create().unwrap()
+}
+
+/// The options of an admin request.
+pub(crate) fn admin_options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE))
+}
+
+/// Runs an admin request to its end.
+pub(crate) fn wait<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, future).await.expect("an answer in time") })
+}
+
+/// Creates a topic under a new name that starts with `what`.
+pub(crate) fn topic(address: &str, what: &str, partitions: i32, config: &[(&str, &str)]) -> String {
+    let name = unique(what);
+    create(address, &name, partitions, config);
+    name
+}
+
+/// Creates a topic. Unless it says otherwise it keeps everything: tests write timestamps of the past.
+pub(crate) fn create(address: &str, name: &str, partitions: i32, config: &[(&str, &str)]) {
+    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    topic.config = config.to_vec();
+    if !config.iter().any(|(key, _)| key.starts_with("retention.")) {
+        topic.config.push(("retention.ms", "-1"));
+    }
+    let results = wait(admin(address).create_topics([&topic], &admin_options())).unwrap();
+    assert_eq!(results, [Ok(name.to_owned())]);
+}
+
+/// One record, as it is sent and as it should come back.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Sample {
+    pub(crate) key: Option<Vec<u8>>,
+    pub(crate) value: Option<Vec<u8>>,
+    pub(crate) headers: Vec<(String, Option<Vec<u8>>)>,
+    pub(crate) timestamp: Option<i64>,
+}
+
+impl Sample {
+    pub(crate) fn value(value: impl Into<Vec<u8>>) -> Self {
+        Self { value: Some(value.into()), ..Self::default() }
+    }
+
+    pub(crate) fn keyed(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Self {
+        Self { key: Some(key.into()), value: Some(value.into()), ..Self::default() }
+    }
+
+    fn of(message: &BorrowedMessage<'_>) -> Self {
+        let headers = message.headers().map(|headers| {
+            headers.iter().map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec))).collect()
+        });
+        Self {
+            key: message.key().map(<[u8]>::to_vec),
+            value: message.payload().map(<[u8]>::to_vec),
+            headers: headers.unwrap_or_default(),
+            timestamp: message.timestamp().to_millis(),
+        }
+    }
+
+    /// The value as text.
+    pub(crate) fn text(&self) -> String {
+        self.value.as_deref().map(String::from_utf8_lossy).unwrap_or_default().into_owned()
+    }
+}
+
+/// A record that was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Seen {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    pub(crate) timestamp: Timestamp,
+    pub(crate) sample: Sample,
+}
+
+impl Seen {
+    pub(crate) fn of(message: &BorrowedMessage<'_>) -> Self {
+        Self {
+            partition: message.partition(),
+            offset: message.offset(),
+            timestamp: message.timestamp(),
+            sample: Sample::of(message),
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        self.sample.text()
+    }
+}
+
+/// Where a record went, or why it did not.
+pub(crate) type Report = Result<(i32, i64), RDKafkaErrorCode>;
+
+/// Collects delivery reports by the number of the record.
+#[derive(Default)]
+pub(crate) struct Reports(Mutex<Vec<(usize, Report)>>);
+
+impl ClientContext for Reports {}
+
+impl ProducerContext for Reports {
+    type DeliveryOpaque = Box<usize>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, number: Box<usize>) {
+        let report = match result {
+            Ok(message) => Ok((message.partition(), message.offset())),
+            Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown)),
+        };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((*number, report));
+    }
+}
+
+/// A producer that remembers every report.
+pub(crate) struct Sender {
+    pub(crate) inner: BaseProducer<Reports>,
+    sent: usize,
+}
+
+impl Sender {
+    pub(crate) fn new(address: &str, settings: &[(&str, &str)]) -> Self {
+        let inner = client(address, settings).create_with_context(Reports::default()).unwrap();
+        Self { inner, sent: 0 }
+    }
+
+    /// Queues a record; the number it gets is the one its report will have.
+    pub(crate) fn send(&mut self, topic: &str, partition: Option<i32>, sample: &Sample) -> usize {
+        let number = self.sent;
+        self.sent += 1;
+        let deadline = Deadline::after(PATIENCE);
+        let mut record = record(topic, partition, sample, number);
+        while let Err((error, refused)) = self.inner.send(record) {
+            assert_eq!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::QueueFull), "{error}");
+            assert!(!deadline.is_over(), "the producer's queue does not empty");
+            self.inner.poll(Duration::from_millis(20));
+            record = refused;
+        }
+        self.inner.poll(Duration::ZERO);
+        number
+    }
+
+    /// Waits until every record has its report, and gives them in the order of sending.
+    pub(crate) fn reports(&mut self) -> Vec<Report> {
+        self.inner.flush(PATIENCE).unwrap();
+        let mut reports = self.reports_so_far();
+        assert_eq!(reports.len(), self.sent, "reports");
+        reports.sort_by_key(|(number, _)| *number);
+        reports.into_iter().map(|(_, report)| report).collect()
+    }
+
+    /// The reports that have come, in the order of their coming.
+    pub(crate) fn reports_so_far(&self) -> Vec<(usize, Report)> {
+        self.inner.context().0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sends all to one partition and expects all to arrive; gives their offsets.
+    pub(crate) fn deliver(&mut self, topic: &str, partition: i32, samples: &[Sample]) -> Vec<i64> {
+        let before = self.sent;
+        for sample in samples {
+            self.send(topic, Some(partition), sample);
+        }
+        let reports = self.reports().split_off(before);
+        reports.into_iter().map(|report| report.expect("delivered").1).collect()
+    }
+}
+
+fn record<'a>(
+    topic: &'a str,
+    partition: Option<i32>,
+    sample: &'a Sample,
+    number: usize,
+) -> BaseRecord<'a, [u8], [u8], Box<usize>> {
+    let mut record = BaseRecord::with_opaque_to(topic, Box::new(number));
+    record.partition = partition;
+    record.key = sample.key.as_deref();
+    record.payload = sample.value.as_deref();
+    record.timestamp = sample.timestamp;
+    if !sample.headers.is_empty() {
+        let mut headers = OwnedHeaders::new();
+        for (key, value) in &sample.headers {
+            headers = headers.insert(rdkafka::message::Header { key, value: value.as_ref() });
+        }
+        record.headers = Some(headers);
+    }
+    record
+}
+
+/// Sends values to partition 0 with a producer of its own; gives their offsets.
+pub(crate) fn deliver(address: &str, topic: &str, values: &[&str]) -> Vec<i64> {
+    let samples: Vec<Sample> = values.iter().map(|value| Sample::value(*value)).collect();
+    Sender::new(address, &[("linger.ms", "5")]).deliver(topic, 0, &samples)
+}
+
+/// A consumer without a group that reads these partitions from these offsets.
+pub(crate) fn reader(
+    address: &str,
+    topic: &str,
+    from: &[(i32, Offset)],
+    settings: &[(&str, &str)],
+) -> BaseConsumer {
+    let defaults = [("group.id", "unused"), ("enable.auto.commit", "false"), ("auto.offset.reset", "error")];
+    let mut config = client(address, &defaults);
+    for (key, value) in settings {
+        config.set(*key, *value);
+    }
+    let consumer: BaseConsumer = config.create().unwrap();
+    let mut list = TopicPartitionList::new();
+    for (partition, offset) in from {
+        list.add_partition_offset(topic, *partition, *offset).unwrap();
+    }
+    consumer.assign(&list).unwrap();
+    consumer
+}
+
+/// The next record of a consumer. Errors that pass by themselves (a server that restarts) are passed over.
+pub(crate) fn next(consumer: &BaseConsumer, patience: Duration) -> Option<Seen> {
+    let deadline = Deadline::after(patience);
+    while !deadline.is_over() {
+        match consumer.poll(deadline.left().min(Duration::from_millis(200))) {
+            Some(Ok(message)) => return Some(Seen::of(&message)),
+            Some(Err(error)) => assert!(passes(&error), "consumer: {error}"),
+            None => {}
+        }
+    }
+    None
+}
+
+/// Whether the client itself goes on after such an error.
+pub(crate) fn passes(error: &KafkaError) -> bool {
+    matches!(error, KafkaError::PartitionEOF(_))
+        || matches!(
+            error.rdkafka_error_code(),
+            Some(
+                RDKafkaErrorCode::AllBrokersDown
+                    | RDKafkaErrorCode::BrokerTransportFailure
+                    | RDKafkaErrorCode::Resolve
+                    | RDKafkaErrorCode::OperationTimedOut
+                    | RDKafkaErrorCode::NotCoordinator
+                    | RDKafkaErrorCode::CoordinatorLoadInProgress
+                    | RDKafkaErrorCode::CoordinatorNotAvailable
+            )
+        )
+}
+
+/// The next `count` records.
+pub(crate) fn take(consumer: &BaseConsumer, count: usize) -> Vec<Seen> {
+    let mut seen = Vec::with_capacity(count);
+    while seen.len() < count {
+        let Some(next) = next(consumer, PATIENCE) else {
+            panic!("only {} of {count} records came", seen.len())
+        };
+        seen.push(next);
+    }
+    seen
+}
+
+/// Everything in partitions 0.. of a topic, each read to its end.
+pub(crate) fn read_all(address: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) -> Vec<Seen> {
+    let mut all = vec![("enable.partition.eof", "true")];
+    all.extend(settings);
+    let from: Vec<(i32, Offset)> = (0..partitions).map(|partition| (partition, Offset::Beginning)).collect();
+    let consumer = reader(address, topic, &from, &all);
+    let (mut seen, mut ended) = (Vec::new(), std::collections::BTreeSet::new());
+    let deadline = Deadline::after(2 * PATIENCE);
+    while ended.len() < from.len() {
+        assert!(!deadline.is_over(), "only {} of {partitions} partitions ended", ended.len());
+        match consumer.poll(Duration::from_millis(200)) {
+            Some(Ok(message)) => {
+                ended.remove(&message.partition());
+                seen.push(Seen::of(&message));
+            }
+            Some(Err(KafkaError::PartitionEOF(partition))) => {
+                ended.insert(partition);
+            }
+            Some(Err(error)) => assert!(passes(&error), "consumer: {error}"),
+            None => {}
+        }
+    }
+    seen
+}
+
+/// The values of everything in one partition.
+pub(crate) fn values(address: &str, topic: &str, settings: &[(&str, &str)]) -> Vec<String> {
+    read_all(address, topic, 1, settings).iter().map(Seen::text).collect()
+}
+
+/// Log start and high watermark of a partition.
+pub(crate) fn watermarks(address: &str, topic: &str, partition: i32) -> (i64, i64) {
+    let consumer: BaseConsumer = client(address, &[("group.id", "unused")]).create().unwrap();
+    consumer.fetch_watermarks(topic, partition, PATIENCE).unwrap()
+}
+
+/// A list of one partition.
+pub(crate) fn partition(topic: &str, partition: i32, offset: Offset) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    list.add_partition_offset(topic, partition, offset).unwrap();
+    list
+}
+
+/// The offset a group has committed for a partition, if any.
+pub(crate) fn committed(address: &str, group: &str, topic: &str, number: i32) -> Option<i64> {
+    let consumer: BaseConsumer = client(address, &[("group.id", group)]).create().unwrap();
+    let list = consumer.committed_offsets(partition(topic, number, Offset::Invalid), PATIENCE).unwrap();
+    match list.elements()[0].offset() {
+        Offset::Offset(offset) => Some(offset),
+        Offset::Invalid => None,
+        other => panic!("committed: {other:?}"),
+    }
+}
