@@ -197,6 +197,9 @@ impl Groups {
             ErrorCode::InvalidSessionTimeout
         } else if !names || !fits(instance) || !fits(&join.protocol_type) || !fits(&join.client_id) {
             ErrorCode::InvalidRequest
+        } else if join.protocol_type.is_empty() || join.protocols.is_empty() {
+            // No group can be made of that, so none is made.
+            ErrorCode::InconsistentGroupProtocol
         } else {
             ErrorCode::None
         }
@@ -256,18 +259,10 @@ impl Groups {
     pub fn offset_commit(&mut self, now_ms: u64, token: Token, commit: OffsetCommit) -> Vec<Effect> {
         self.begin(now_ms);
         let name = commit.group.clone();
-        if commit.generation < 0 && name.len() <= records::MAX_STR {
-            // A client that does not use membership needs no group before its first commit.
-            self.ensure(&name);
-        }
+        self.maybe_ensure(&name, commit.generation);
         match self.groups.get_mut(&name) {
             Some(group) => group.commit(&mut self.out, token, commit),
-            None => {
-                let too_long = name.len() > records::MAX_STR;
-                // Otherwise it is a generation of a group that is gone.
-                let error = if too_long { ErrorCode::InvalidGroupId } else { ErrorCode::IllegalGeneration };
-                self.out.reply(token, Response::OffsetCommit(commit::all(&commit.topics, error)));
-            }
+            None => self.refuse_commit(token, &name, &commit.topics),
         }
         self.finish()
     }
@@ -278,18 +273,30 @@ impl Groups {
         self.begin(now_ms);
         let name = commit.group.clone();
         let producer = commit.producer.id;
-        if name.len() > records::MAX_STR {
-            let refusal = commit::all(&commit.topics, ErrorCode::InvalidGroupId);
-            self.out.reply(token, Response::OffsetCommit(refusal));
-            return self.finish();
-        }
-        self.ensure(&name);
-        if let Some(group) = self.groups.get_mut(&name)
-            && group.txn_commit(&mut self.out, token, commit)
-        {
-            self.txns.entry(producer).or_default().insert(name);
+        self.maybe_ensure(&name, commit.generation);
+        match self.groups.get_mut(&name) {
+            Some(group) => {
+                if group.txn_commit(&mut self.out, token, commit) {
+                    self.txns.entry(producer).or_default().insert(name);
+                }
+            }
+            None => self.refuse_commit(token, &name, &commit.topics),
         }
         self.finish()
+    }
+
+    /// A client that does not use membership needs no group before its first commit.
+    fn maybe_ensure(&mut self, name: &Arc<str>, generation: i32) {
+        if generation < 0 && name.len() <= records::MAX_STR {
+            self.ensure(name);
+        }
+    }
+
+    /// There is no such group: its name is impossible, or the generation is of a group that is gone.
+    fn refuse_commit(&mut self, token: Token, name: &str, topics: &[CommitTopic]) {
+        let too_long = name.len() > records::MAX_STR;
+        let error = if too_long { ErrorCode::InvalidGroupId } else { ErrorCode::IllegalGeneration };
+        self.out.reply(token, Response::OffsetCommit(commit::all(topics, error)));
     }
 
     /// A transaction ended in every partition of this coordinator.

@@ -390,3 +390,30 @@ fn commit_after_a_deletion_survives_it_in_whatever_order_their_ends_are_told() {
     let all = OffsetFetch { group: "g".into(), topics: None, require_stable: true };
     assert_eq!(groups.offset_fetch(&all).topics[0].partitions[0].offset, 6);
 }
+
+#[test]
+fn refused_requests_leave_no_group_behind() {
+    let mut world = World::new(config());
+    let late = OffsetCommit { generation: 1, member_id: "m".into(), ..simple_commit("g", &[("t", 0, 5)]) };
+    let response = world.ask_now(|token| Input::OffsetCommit(token, late));
+    assert_eq!(first_error(&response), ErrorCode::IllegalGeneration);
+    let late = TxnOffsetCommit { generation: 1, member_id: "m".into(), ..txn_commit(&[("t", 0, 5)]) };
+    let response = world.ask_now(|token| Input::TxnOffsetCommit(token, late));
+    assert_eq!(first_error(&response), ErrorCode::IllegalGeneration);
+    let long = simple_commit(&"g".repeat(40_000), &[("t", 0, 5)]);
+    let response = world.ask_now(|token| Input::OffsetCommit(token, long));
+    assert_eq!(first_error(&response), ErrorCode::InvalidGroupId);
+    for (group, client, expected) in [
+        ("", "c", ErrorCode::InvalidGroupId),
+        (&*"g".repeat(40_000), "c", ErrorCode::InvalidGroupId),
+        ("g", &*"c".repeat(40_000), ErrorCode::InvalidRequest),
+    ] {
+        let request = join(group, client, &Arc::default(), &["t"]);
+        let Response::Join(refused) = world.ask_now(|token| Input::Join(token, request)) else { panic!() };
+        assert_eq!((refused.error, refused.generation), (expected, -1));
+    }
+    let request = Join { protocols: Vec::new(), ..join("g", "c", &Arc::default(), &["t"]) };
+    let Response::Join(refused) = world.ask_now(|token| Input::Join(token, request)) else { panic!() };
+    assert_eq!(refused.error, ErrorCode::InconsistentGroupProtocol);
+    assert!(world.groups.is_empty());
+}

@@ -58,7 +58,7 @@ fn run(text: &str) -> String {
             }
         }
     }
-    out
+    format!("{}\n", out.trim_end())
 }
 
 #[derive(Default, Clone)]
@@ -328,6 +328,7 @@ impl Stage {
             }
             Response::OffsetDelete(_) => unreachable!("no scenario asks for it"),
         };
+        let line = if line.is_empty() { "nothing" } else { &line };
         writeln!(self.out, "{name}: {line}").unwrap();
     }
 
