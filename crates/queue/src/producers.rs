@@ -97,6 +97,11 @@ struct Producer {
     last_ms: i64,
     last_offset: i64,
     txn_start: Option<i64>,
+    /// How many sequences up to the last one are known to be in the log, without a hole. Only these may be
+    /// called duplicates: a client takes that word for success.
+    proven: i32,
+    /// Whether the epoch began under our eyes, so that its first sequence can only be 0.
+    from_zero: bool,
     /// Invariant: at most [`REMEMBERED`], oldest first, all of `epoch`.
     batches: VecDeque<Remembered>,
 }
@@ -118,6 +123,11 @@ fn next(sequence: i32) -> i32 {
 /// How far `later` is ahead of `earlier`, modulo 2^31; more than half the circle means that it is behind.
 fn ahead(earlier: i32, later: i32) -> i32 {
     later.wrapping_sub(earlier) & i32::MAX
+}
+
+/// How many sequences a batch has.
+fn count(batch: &BatchInfo) -> i32 {
+    ahead(batch.base_sequence, batch.last_sequence).saturating_add(1)
 }
 
 impl Producers {
@@ -147,14 +157,10 @@ impl Producers {
             let Remembered { base_offset, last_offset, timestamp, .. } = *known;
             return Check::Duplicate { base_offset, last_offset, timestamp };
         }
-        let Some(last) = producer.batches.back() else { return Check::Append };
-        if batch.base_sequence == next(last.last_sequence) {
-            Check::Append
-        } else if ahead(batch.last_sequence, last.last_sequence) < i32::MAX / 2 {
-            Check::Reject(ErrorCode::DuplicateSequenceNumber)
-        } else {
-            Check::Reject(ErrorCode::OutOfOrderSequenceNumber)
+        if producer.txn_start.is_some() && !batch.transactional {
+            return Check::Reject(ErrorCode::InvalidTxnState);
         }
+        check_sequence(producer, batch)
     }
 
     /// Takes in a batch that was appended.
@@ -166,11 +172,15 @@ impl Producers {
             last_ms: now_ms,
             last_offset,
             txn_start: None,
+            proven: 0,
+            from_zero: false,
             batches: VecDeque::new(),
         });
         if batch.producer_epoch > producer.epoch {
             producer.epoch = batch.producer_epoch;
             producer.batches.clear();
+            producer.proven = 0;
+            producer.from_zero = true;
         }
         producer.last_ms = producer.last_ms.max(now_ms);
         producer.last_offset = last_offset;
@@ -187,6 +197,11 @@ impl Producers {
             return;
         }
         if batch.base_sequence != NO_SEQUENCE {
+            // Replaying a compacted log meets holes; what lies before one is not proven.
+            let follows =
+                producer.batches.back().is_some_and(|b| next(b.last_sequence) == batch.base_sequence);
+            let before = if follows { producer.proven } else { 0 };
+            producer.proven = before.saturating_add(count(batch));
             if producer.batches.len() == REMEMBERED {
                 producer.batches.pop_front();
             }
@@ -289,6 +304,22 @@ impl Producers {
             .collect();
         all.sort_by_key(|d| d.producer_id);
         all
+    }
+}
+
+fn check_sequence(producer: &Producer, batch: &BatchInfo) -> Check {
+    let Some(last) = producer.batches.back() else {
+        let gap = producer.from_zero && batch.base_sequence != 0;
+        return if gap { Check::Reject(ErrorCode::OutOfOrderSequenceNumber) } else { Check::Append };
+    };
+    let behind = ahead(batch.base_sequence, next(last.last_sequence));
+    if behind == 0 {
+        Check::Append
+    } else if behind <= producer.proven.min(i32::MAX / 2) && count(batch) <= behind {
+        Check::Reject(ErrorCode::DuplicateSequenceNumber)
+    } else {
+        // Ahead of what is expected, across it, or so far behind that it may never have been appended.
+        Check::Reject(ErrorCode::OutOfOrderSequenceNumber)
     }
 }
 

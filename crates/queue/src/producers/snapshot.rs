@@ -43,6 +43,8 @@ impl Producers {
             out.put_i64(p.last_ms);
             out.put_i64(p.last_offset);
             out.put_i64(p.txn_start.unwrap_or(-1));
+            out.put_i32(p.proven);
+            out.put_u8(u8::from(p.from_zero));
             out.put_u8(p.batches.len() as u8);
             for b in &p.batches {
                 out.put_i32(b.base_sequence);
@@ -104,6 +106,8 @@ fn read(input: &mut &[u8], inner: &mut Inner) -> Result<(), bytes::TryGetError> 
             last_ms: input.try_get_i64()?,
             last_offset: input.try_get_i64()?,
             txn_start: Some(input.try_get_i64()?).filter(|at| *at >= 0),
+            proven: input.try_get_i32()?,
+            from_zero: input.try_get_u8()? != 0,
             batches: VecDeque::with_capacity(REMEMBERED),
         };
         for _ in 0..input.try_get_u8()? {

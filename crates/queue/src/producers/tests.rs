@@ -87,6 +87,48 @@ fn an_unknown_producer_may_begin_anywhere() {
 }
 
 #[test]
+fn what_may_never_have_been_appended_is_not_called_a_duplicate() {
+    let mut log = Log::default();
+    log.offer(batch(0, 50, 10));
+    log.offer(batch(0, 60, 1));
+    for (base, count) in [(40, 10), (45, 10), (49, 1), (59, 3)] {
+        let expected = Check::Reject(ErrorCode::OutOfOrderSequenceNumber);
+        assert_eq!(log.offer(batch(0, base, count)), expected, "{base}+{count}");
+    }
+    assert_eq!(log.offer(batch(0, 51, 5)), Check::Reject(ErrorCode::DuplicateSequenceNumber));
+    // A compacted log is replayed with a hole: nothing before the hole is proven.
+    let mut producers = Producers::default();
+    producers.on_append(0, &batch(0, 0, 5), 0, 4);
+    producers.on_append(0, &batch(0, 90, 5), 90, 94);
+    let reject = |base| producers.check(0, &batch(0, base, 2));
+    assert_eq!(reject(50), Check::Reject(ErrorCode::OutOfOrderSequenceNumber));
+    assert_eq!(reject(91), Check::Reject(ErrorCode::DuplicateSequenceNumber));
+}
+
+#[test]
+fn an_epoch_that_a_marker_brought_begins_at_zero() {
+    let mut log = Log::default();
+    log.offer(txn(7, 0));
+    log.offer(BatchInfo { producer_epoch: 1, ..marker(7, ControlKind::Abort) });
+    let first = |base| BatchInfo { producer_epoch: 1, ..txn(7, base) };
+    assert_eq!(log.offer(first(1)), Check::Reject(ErrorCode::OutOfOrderSequenceNumber));
+    assert_eq!(log.offer(first(0)), Check::Append);
+    // A marker of a producer that was forgotten tells nothing about its sequences.
+    let mut log = Log::default();
+    log.offer(marker(7, ControlKind::Commit));
+    assert_eq!(log.offer(txn(7, 500)), Check::Append);
+}
+
+#[test]
+fn a_plain_batch_inside_a_transaction_is_refused() {
+    let mut log = Log::default();
+    log.offer(txn(7, 0));
+    assert_eq!(log.offer(batch(0, 1, 1)), Check::Reject(ErrorCode::InvalidTxnState));
+    log.offer(marker(7, ControlKind::Commit));
+    assert_eq!(log.offer(batch(0, 1, 1)), Check::Append);
+}
+
+#[test]
 fn sequences_begin_again_at_zero() {
     let mut log = Log::default();
     log.offer(batch(0, i32::MAX - 1, 2));
