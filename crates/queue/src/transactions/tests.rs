@@ -147,25 +147,19 @@ fn who_is_refused_and_how_by_version() {
     let stale = Some((id, epoch + 5));
     assert_eq!(w.ask(init_at(4, "x", stale)).error, ProducerFenced);
     assert_eq!(w.ask(init_at(3, "x", stale)).error, InvalidProducerEpoch);
-    assert_eq!(w.ask(init("", None_claim())).error, InvalidRequest);
+    assert_eq!(w.ask(init("", Option::None)).error, InvalidRequest);
     for timeout_ms in [0, -1, 900_001] {
         let input = |token, fresh_id| Input::InitProducerId {
             token,
             version: 4,
             transactional_id: Some("z".into()),
             timeout_ms,
-            current: None_claim(),
+            current: Option::None,
             fresh_id,
         };
         assert_eq!(w.ask(input).error, InvalidTransactionTimeout);
     }
     assert_eq!(w.c.len(), 1, "refused ids leave nothing behind");
-}
-
-/// `None` of a claim, where the error codes shadow the name.
-#[allow(non_snake_case)]
-fn None_claim() -> Option<(i64, i16)> {
-    Option::None
 }
 
 #[test]
