@@ -76,7 +76,8 @@ impl<L: Log> Engine<L> {
         Self { core: Mutex::new(Core { state, deadlines }), feed, log, clock, durable: Notify::new() }
     }
 
-    /// Ends the leases whose time is over. Call it a few times a second: nothing else watches the clock.
+    /// Ends the leases whose time is over and shows watchers what has become durable. Call it a few times a second:
+    /// nothing else watches the clock.
     pub fn tick(&self) -> Result<(), RepositoryError> {
         let now_ms = self.clock.monotonic_ms();
         let due = self.lock().deadlines.due(now_ms);
@@ -101,6 +102,12 @@ impl<L: Log> Engine<L> {
     pub fn on_durable(&self, durable_end: i64) {
         self.feed.publish(durable_end);
         self.durable.notify_waiters();
+    }
+
+    /// Where the records are kept.
+    #[cfg(test)]
+    pub(crate) fn log(&self) -> &L {
+        &self.log
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {

@@ -8,18 +8,20 @@
 //! | backend | keeps | for |
 //! |---|---|---|
 //! | [`MemoryRepository`] | nothing | tests, the simulator, throw-away nodes |
+//! | [`LocalRepository`] | a journal | one node |
 //!
 //! Every backend passes the same suite (module `testing`).
 
 #![warn(missing_docs)]
 
 pub mod engine;
-
+pub mod local;
 pub mod memory;
 pub mod repository;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use local::LocalRepository;
 pub use memory::MemoryRepository;
 pub use repository::{
     BoxFuture, Compare, Entry, Event, Expect, Lease, LeaseId, Op, RepositoryError, StateRepository, Swap,

@@ -1,0 +1,142 @@
+//! The suite on a journal on a real disk, and what only a log can get wrong.
+
+use std::path::Path;
+use std::time::Duration;
+
+use moim_base::ManualClock;
+use moim_journal::{DurableSink, RealDisk, StoreOptions};
+
+use super::*;
+use crate::repository::{StateRepository, Txn, TxnOutcome};
+use crate::testing::Fixture;
+
+const TAG: u64 = 7;
+/// Small enough that the suite crosses many snapshots.
+const SNAPSHOT_BYTES: usize = 512;
+
+struct Running {
+    store: Store,
+    repository: Arc<LocalRepository>,
+}
+
+/// The disk thread stops before anybody takes the folder away.
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.store.close().unwrap();
+    }
+}
+
+/// A node and its disk, dropped in this order.
+struct Node {
+    running: Option<Running>,
+    dir: tempfile::TempDir,
+}
+
+struct Sink(Arc<LocalRepository>);
+
+impl DurableSink for Sink {
+    fn on_durable(&self, advanced: &[(u64, i64)]) {
+        for (tag, end) in advanced {
+            assert_eq!(*tag, TAG);
+            self.0.on_durable(*end);
+        }
+    }
+}
+
+fn open_store(dir: &Path, clock: &Arc<ManualClock>) -> Store {
+    let clock: Arc<dyn Clock> = clock.clone();
+    let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
+    Store::open(dir, Arc::new(RealDisk), clock, options).unwrap()
+}
+
+fn start(dir: &Path, clock: &Arc<ManualClock>, with_sink: bool) -> Running {
+    let store = open_store(dir, clock);
+    let repository =
+        Arc::new(LocalRepository::open_with(&store, clock.clone(), TAG, SNAPSHOT_BYTES).unwrap());
+    if with_sink {
+        store.set_sink(Arc::new(Sink(repository.clone())));
+    }
+    store.start();
+    Running { store, repository }
+}
+
+fn fixture_with(with_sink: bool) -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::at(1_000));
+    let running = start(dir.path(), &clock, with_sink);
+    let repository = running.repository.clone();
+    let node = Arc::new(Mutex::new(Node { running: Some(running), dir }));
+    let (ticked, ticking) = (node.clone(), clock.clone());
+    Fixture {
+        repository,
+        advance_ms: Box::new(move |ms| {
+            ticking.advance_ms(ms);
+            ticked.lock().unwrap().running.as_ref().unwrap().repository.tick().unwrap();
+        }),
+        restart: Some(Box::new(move || {
+            let mut node = node.lock().unwrap();
+            node.running = None;
+            let running = start(node.dir.path(), &clock, with_sink);
+            let repository = running.repository.clone();
+            node.running = Some(running);
+            repository
+        })),
+    }
+}
+
+fn fixture() -> Fixture {
+    fixture_with(true)
+}
+
+crate::conformance_tests!(fixture);
+
+#[test]
+fn without_a_sink_answers_come_all_the_same() {
+    crate::testing::a_listing_and_a_watch_leave_no_gap(fixture_with(false));
+    crate::testing::a_watch_sees_every_change_in_order(fixture_with(false));
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
+}
+
+/// A store whose disk thread never runs until it is pumped: nothing is durable by accident.
+#[test]
+fn nothing_is_revealed_before_it_is_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::at(1_000));
+    let store = open_store(dir.path(), &clock);
+    let repository = Arc::new(LocalRepository::open(&store, clock, TAG).unwrap());
+    store.set_sink(Arc::new(Sink(repository.clone())));
+    runtime().block_on(async {
+        let mut watch = repository.watch("", 0).await.unwrap();
+        let mut change = repository.txn(Txn::new().put("k", "1"));
+        let mut read = repository.get("k");
+        let mut seen = Box::pin(watch.next());
+        let soon = Duration::from_millis(30);
+        assert!(tokio::time::timeout(soon, &mut change).await.is_err(), "acknowledged before it was durable");
+        assert!(tokio::time::timeout(soon, &mut read).await.is_err(), "read before it was durable");
+        assert!(tokio::time::timeout(soon, &mut seen).await.is_err(), "watched before it was durable");
+        while store.pump() {}
+        assert_eq!(change.await.unwrap(), TxnOutcome::Done { revision: 2 });
+        assert_eq!(read.await.unwrap().unwrap().mod_revision, 2);
+        assert_eq!(seen.await.unwrap().unwrap().revision(), 2);
+    });
+}
+
+#[test]
+fn the_log_does_not_grow_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::at(1_000));
+    let running = start(dir.path(), &clock, true);
+    runtime().block_on(async {
+        for i in 0..200 {
+            running.repository.txn(Txn::new().put("k", format!("{i}"))).await.unwrap();
+        }
+    });
+    let journal = running.store.journals();
+    assert_eq!(journal, [(JOURNAL, FOLDER.to_owned())]);
+    let log = &running.repository.log().journal;
+    assert!(log.start() > 0, "starts at {} of {}", log.start(), log.end());
+    assert!(log.end() - log.start() < 100, "keeps {} frames", log.end() - log.start());
+}
