@@ -185,10 +185,10 @@ impl Default for KafkaConfig {
             group_min_session_timeout_ms: 6_000,
             group_max_session_timeout_ms: 30 * MINUTE_MS,
             offsets_retention_ms: 7 * DAY_MS,
-            offsets_topic_partitions: 1,
+            offsets_topic_partitions: 50,
             transaction_max_timeout_ms: 15 * MINUTE_MS,
             transactional_id_expiration_ms: 7 * DAY_MS,
-            transaction_topic_partitions: 1,
+            transaction_topic_partitions: 50,
             producer_id_expiration_ms: DAY_MS,
         }
     }

@@ -20,7 +20,7 @@ use crate::exit::{Failure, Outcome, Status};
 pub(crate) const FORMAT: u32 = 1;
 const IDENTITY: &str = "node.json";
 const IDENTITY_NEW: &str = "node.json.new";
-const LOCK: &str = "lock";
+const LOCK: &str = "node.lock";
 
 /// `node.json`: who the folder belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

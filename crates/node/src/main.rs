@@ -10,6 +10,7 @@ mod exit;
 mod format;
 mod output;
 mod place;
+mod queue;
 mod serve;
 mod signals;
 mod target;

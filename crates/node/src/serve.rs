@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::styled;
+use crate::queue::{self, QueueParts};
 use crate::signals::Signals;
 
 /// Runs a node until it is told to stop.
@@ -62,7 +63,7 @@ async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Cloc
     };
     let identity = parts.data.identity.clone();
     // Recovery reads the disk; the control thread goes on answering meanwhile.
-    let starting = tokio::task::spawn_blocking(move || start_queue(parts));
+    let starting = tokio::task::spawn_blocking(move || queue::start(parts));
     let queue = tokio::select! {
         started = starting => started.map_err(|error| Failure::error(format!("the queue failed to start: {error}")))??,
         name = signals.next() => {
@@ -84,7 +85,7 @@ async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Cloc
     admin.readiness.not_ready("stopping");
     let patience = Duration::from_millis(config.node.shutdown_timeout_ms);
     tokio::select! {
-        stopped = tokio::time::timeout(patience, queue.shutdown()) => {
+        stopped = tokio::time::timeout(patience, tokio::task::spawn_blocking(move || queue.stop())) => {
             if stopped.is_err() {
                 tracing::warn!(timeout_ms = config.node.shutdown_timeout_ms, "the graceful stop took too long");
             }
@@ -100,37 +101,6 @@ async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Cloc
     }
     tracing::info!("stopped");
     Ok(())
-}
-
-/// What the queue is made of.
-#[allow(dead_code)] // read by the broker when it is wired in
-struct QueueParts {
-    config: Config,
-    host: IpAddr,
-    data: Arc<DataDir>,
-    clock: Arc<dyn Clock>,
-    metrics: Arc<Metrics>,
-    shutdown: Shutdown,
-}
-
-/// The running queue.
-struct Queue {
-    kafka_addr: Option<SocketAddr>,
-    _parts: QueueParts,
-}
-
-/// Recovers the data and opens the Kafka listener. Blocks; runs off the control thread.
-fn start_queue(parts: QueueParts) -> Outcome<Queue> {
-    Ok(Queue { kafka_addr: None, _parts: parts })
-}
-
-impl Queue {
-    fn kafka_addr(&self) -> Option<SocketAddr> {
-        self.kafka_addr
-    }
-
-    /// Stops taking requests, finishes those in flight and makes everything durable.
-    async fn shutdown(self) {}
 }
 
 fn facts(config: &Config, data: &DataDir, clock: &dyn Clock) -> NodeFacts {

@@ -22,7 +22,7 @@ use crate::groups::{
     self, Config, Effect, GroupRecord, Groups, Loader, PersistToken, Response, Token, TxnProducer,
 };
 use crate::loops::lock;
-use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused};
+use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused, Verified};
 use crate::topics::{NewTopic, OFFSETS_TOPIC};
 
 /// How often deadlines of groups are looked at.
@@ -35,6 +35,8 @@ pub(crate) struct GroupService {
     shards: OnceLock<Vec<Shard>>,
     next_token: AtomicU64,
     written: Completions<(usize, PersistToken, Result<(), ErrorCode>)>,
+    /// By producer: what was known of it before its coordinator was asked about the offsets it sends.
+    verified: Mutex<HashMap<i64, Verified>>,
 }
 
 struct Shard {
@@ -59,6 +61,7 @@ impl GroupService {
             shards: OnceLock::new(),
             next_token: AtomicU64::new(1),
             written: Completions::default(),
+            verified: Mutex::default(),
         }
     }
 
@@ -132,6 +135,18 @@ impl GroupService {
         lock(&self.shards()[index].waiting).insert(token, sender);
         self.run(broker, index, |groups, now_ms| request(groups, now_ms, token));
         receiver.await.map_err(|_| ErrorCode::CoordinatorNotAvailable)
+    }
+
+    /// Notes what is known of a producer, before the transaction that its offsets belong to is checked.
+    pub(crate) fn before_verifying(&self, broker: &Broker, group: &str, producer_id: i64) {
+        if let Some(partition) = broker.topics.partition(OFFSETS_TOPIC, self.partition_of(group)) {
+            lock(&self.verified).insert(producer_id, partition.before_verifying(producer_id));
+        }
+    }
+
+    /// Takes [`Self::before_verifying`] back when nothing was written.
+    pub(crate) fn after_verifying(&self, producer_id: i64) {
+        lock(&self.verified).remove(&producer_id);
     }
 
     /// Looks at the machine of a group without changing it.
@@ -235,18 +250,15 @@ impl GroupService {
             return;
         };
         let mut wakes = Vec::new();
-        match partition.append_own(encode(records, txn, wall_ms), wall_ms, &mut wakes) {
+        let verified = txn.and_then(|producer| lock(&self.verified).remove(&producer.id));
+        match partition.append_own(encode(records, txn, wall_ms), wall_ms, verified, &mut wakes) {
             Ok(appended) => {
                 let done = move |result| written.push((index, then, result));
                 partition.when_committed(appended.end, Ack::Call(Box::new(done)));
             }
             Err(refused) => {
                 tracing::warn!(index, reason = ?refused.message, "cannot keep group state");
-                let code = match refused.code {
-                    ErrorCode::MessageTooLarge => ErrorCode::InvalidCommitOffsetSize,
-                    _ => ErrorCode::CoordinatorNotAvailable,
-                };
-                written.push((index, then, Err(code)));
+                written.push((index, then, Err(refused.code)));
             }
         }
         broker.loops.wake(None, &mut wakes);

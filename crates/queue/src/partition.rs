@@ -106,7 +106,8 @@ impl PendingAcks {
 }
 
 /// What was known of a producer when its transaction was checked: the offset of its last record.
-struct Verified {
+#[derive(Clone, Copy)]
+pub(crate) struct Verified {
     last_offset: Option<i64>,
 }
 
@@ -166,7 +167,7 @@ impl Partition {
         let leader_epoch = if unclean && journal.end() > 0 { last_epoch + 1 } else { last_epoch };
         let producers = rebuild_producers(&journal, now_ms)?;
         let high_watermark = journal.durable_end();
-        let last_stable = producers.lso(high_watermark);
+        let last_stable = producers.lso(high_watermark).max(journal.start());
         Ok(Self {
             topic,
             topic_id,
@@ -267,15 +268,22 @@ impl Partition {
         Ok(Some(Verified { last_offset }))
     }
 
-    /// Appends a batch this broker made itself (markers, coordinator records).
+    /// Appends a batch this broker made itself (markers, coordinator records). `verified` is for one that is
+    /// part of a transaction.
     pub(crate) fn append_own(
         &self,
         batch: Bytes,
         now_ms: i64,
+        verified: Option<Verified>,
         wakes: &mut Vec<Arc<Wake>>,
     ) -> Result<Appended, Refused> {
         let header = BatchHeader::parse(&batch).ok_or(ErrorCode::CorruptMessage)?;
-        self.append(batch, header, now_ms, -1, None, wakes)
+        self.append(batch, header, now_ms, -1, verified, wakes)
+    }
+
+    /// What is known of a producer now: taken before its coordinator is asked, see [`Verified`].
+    pub(crate) fn before_verifying(&self, producer_id: i64) -> Verified {
+        Verified { last_offset: lock(&self.state).producers.last_offset(producer_id) }
     }
 
     fn append(
@@ -383,7 +391,7 @@ impl Partition {
             self.high_watermark.store(end, Ordering::Release);
             state.producers.on_watermark(end);
         }
-        let stable = state.producers.lso(self.high_watermark());
+        let stable = state.producers.lso(self.high_watermark()).max(self.journal.start());
         self.last_stable.store(stable, Ordering::Release);
         while state.acks.front().is_some_and(|w| w.end <= end) {
             let Some(waiter) = state.acks.pop_front() else { break };

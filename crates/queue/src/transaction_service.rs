@@ -309,7 +309,7 @@ fn append(
         return;
     };
     let mut wakes = Vec::new();
-    match partition.append_own(batch, broker.clock.wall_ms(), &mut wakes) {
+    match partition.append_own(batch, broker.clock.wall_ms(), None, &mut wakes) {
         Ok(appended) => partition.when_committed(appended.end, Ack::Call(Box::new(done))),
         Err(refused) => {
             tracing::warn!(topic = %at.topic, partition = at.partition, reason = ?refused, "cannot keep transaction state");

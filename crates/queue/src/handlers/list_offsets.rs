@@ -29,7 +29,7 @@ pub(crate) fn handle(broker: &Broker, request: ListOffsetsRequest, version: i16)
                     let found = partition
                         .ok_or(ErrorCode::UnknownTopicOrPartition)
                         .and_then(|p| look(&p, wanted, stable_only, version));
-                    answer(wanted.partition_index, found)
+                    answer(wanted.partition_index, found, version)
                 })
                 .collect();
             ListOffsetsTopicResponse { name: topic.name, partitions }
@@ -44,13 +44,17 @@ struct Found {
     leader_epoch: i32,
 }
 
-fn answer(partition_index: i32, found: Result<Found, ErrorCode>) -> ListOffsetsPartitionResponse {
+fn answer(
+    partition_index: i32,
+    found: Result<Found, ErrorCode>,
+    version: i16,
+) -> ListOffsetsPartitionResponse {
     match found {
         Ok(found) => ListOffsetsPartitionResponse {
             partition_index,
             timestamp: found.timestamp,
             offset: found.offset,
-            leader_epoch: found.leader_epoch,
+            leader_epoch: if version >= 4 { found.leader_epoch } else { -1 },
             ..Default::default()
         },
         Err(code) => {

@@ -28,6 +28,7 @@ pub(crate) async fn handle(
     };
     // The group's partition must belong to the transaction, or its marker would never come here.
     let index = broker.groups.partition_of(&request.group_id);
+    broker.groups.before_verifying(&broker, &request.group_id, request.producer_id);
     let verified = broker.transactions.verify(
         &request.transactional_id,
         request.producer_id,
@@ -36,7 +37,14 @@ pub(crate) async fn handle(
         index,
     );
     if let Err(code) = verified {
-        return failed(code);
+        broker.groups.after_verifying(request.producer_id);
+        return failed(match code {
+            ErrorCode::TransactionAbortable => ErrorCode::InvalidTxnState,
+            ErrorCode::ConcurrentTransactions | ErrorCode::CoordinatorLoadInProgress => {
+                ErrorCode::CoordinatorNotAvailable
+            }
+            other => other,
+        });
     }
     let topics = request.topics.iter().map(|t| CommitTopic {
         topic: shared(&t.name),
@@ -60,11 +68,12 @@ pub(crate) async fn handle(
         topics: topics.collect(),
     };
     let group = Arc::clone(&commit.group);
-    match broker
+    let answer = broker
         .groups
         .call(&broker, &group, |groups, now_ms, token| groups.txn_offset_commit(now_ms, token, commit))
-        .await
-    {
+        .await;
+    broker.groups.after_verifying(request.producer_id);
+    match answer {
         Ok(Response::OffsetCommit(topics)) => respond(topics),
         Ok(_) => failed(ErrorCode::UnknownServerError),
         Err(code) => failed(code),

@@ -1,0 +1,7 @@
+//! A whole broker in this process, spoken to over a socket by the codec alone: what third-party clients never
+//! send (every version of every API) and what must hold whoever asks.
+
+#![allow(clippy::unwrap_used)] // tests
+
+mod support;
+mod versions;

@@ -1,0 +1,128 @@
+//! Starts a broker on a free port and talks to it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use moim_base::SystemClock;
+use moim_base::metrics::Metrics;
+use moim_base::task::Shutdown;
+use moim_cluster::MemoryRepository;
+use moim_journal::{RealDisk, Store, StoreOptions};
+use moim_queue::{Broker, BrokerOptions, BrokerParts, Server};
+use moim_wire_kafka::messages::{
+    PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData, create_topics,
+};
+use moim_wire_kafka::records::BatchBuilder;
+use moim_wire_kafka::{
+    Message, Records, RequestHeader, compression::Compression, decode_response, encode_request,
+};
+
+/// A running broker; stops when dropped.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    shutdown: Shutdown,
+    server: Option<Server>,
+    store: Arc<Store>,
+    _folder: tempfile::TempDir,
+}
+
+pub(crate) fn start() -> Running {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let clock: Arc<SystemClock> = Arc::new(SystemClock::new());
+    let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
+    let store = Arc::new(Store::open(folder.path(), Arc::new(RealDisk), clock.clone(), options).unwrap());
+    let shutdown = Shutdown::new();
+    let parts = BrokerParts {
+        store: Arc::clone(&store),
+        repository: Arc::new(MemoryRepository::new(clock.clone())),
+        clock,
+        metrics: Arc::new(Metrics::new()),
+        shutdown: shutdown.clone(),
+    };
+    let options = BrokerOptions {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        offsets_partitions: 4,
+        transaction_partitions: 4,
+        group_initial_rebalance_delay_ms: 0,
+        ..BrokerOptions::default()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let broker = runtime.block_on(Broker::open(options, parts)).unwrap();
+    store.set_sink(broker.sink());
+    store.start();
+    let server = Server::start(broker).unwrap();
+    Running { address: server.address(), shutdown, server: Some(server), store, _folder: folder }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shutdown.stop();
+        if let Some(server) = self.server.take() {
+            server.join();
+        }
+        self.store.close().unwrap();
+    }
+}
+
+/// One connection.
+pub(crate) struct Client {
+    stream: TcpStream,
+    next: i32,
+}
+
+impl Client {
+    pub(crate) fn connect(running: &Running) -> Self {
+        let stream = TcpStream::connect(running.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Self { stream, next: 1 }
+    }
+
+    /// Sends a request and reads its answer; an error when the broker closes the connection instead.
+    pub(crate) fn call<Q: Message, S: Message>(&mut self, request: &Q, version: i16) -> std::io::Result<S> {
+        self.next += 1;
+        let header = RequestHeader {
+            api_key: Q::KEY as i16,
+            api_version: version,
+            correlation_id: self.next,
+            client_id: Some("test".into()),
+        };
+        self.stream.write_all(&encode_request(&header, request).unwrap())?;
+        let mut size = [0; 4];
+        self.stream.read_exact(&mut size)?;
+        let mut frame = vec![0; u32::from_be_bytes(size) as usize];
+        self.stream.read_exact(&mut frame)?;
+        let (answered, response) = decode_response::<S>(Bytes::from(frame), version).unwrap();
+        assert_eq!(answered.correlation_id, self.next);
+        Ok(response)
+    }
+
+    pub(crate) fn create_topic(&mut self, name: &str, partitions: i32) {
+        let topic = create_topics::CreatableTopic {
+            name: name.into(),
+            num_partitions: partitions,
+            replication_factor: 1,
+            ..Default::default()
+        };
+        let request = create_topics::CreateTopicsRequest { topics: vec![topic], ..Default::default() };
+        let response: create_topics::CreateTopicsResponse = self.call(&request, 5).unwrap();
+        assert_eq!(response.topics[0].error_code, 0, "{response:?}");
+    }
+
+    /// Produces one record and returns its offset.
+    pub(crate) fn produce(&mut self, topic: &str, value: &[u8]) -> i64 {
+        let mut batch = BatchBuilder::new(Compression::None);
+        batch.push(1_700_000_000_000, Some(b"k"), Some(value), &[]);
+        let data = PartitionProduceData { index: 0, records: Some(Records::Bytes(batch.build())) };
+        let topic_data =
+            vec![TopicProduceData { name: topic.into(), partition_data: vec![data], ..Default::default() }];
+        let request = ProduceRequest { acks: -1, timeout_ms: 10_000, topic_data, ..Default::default() };
+        let response: ProduceResponse = self.call(&request, 9).unwrap();
+        let partition = &response.responses[0].partition_responses[0];
+        assert_eq!(partition.error_code, 0, "{response:?}");
+        partition.base_offset
+    }
+}
