@@ -35,7 +35,6 @@ fn every_advertised_version_answers_an_empty_request() {
     let name = |v: i16| ApiVersionsRequest {
         client_software_name: if v >= 3 { "test".into() } else { Default::default() },
         client_software_version: if v >= 3 { "1".into() } else { Default::default() },
-        ..Default::default()
     };
     check::<ApiVersionsRequest, ApiVersionsResponse>(&running, name, &mut checked);
     let produce = |_| ProduceRequest { acks: 1, ..Default::default() };
