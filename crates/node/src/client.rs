@@ -29,7 +29,7 @@ use connection::Connection;
 use exchange::Exchange;
 
 /// Between two tries of the same question.
-const BACKOFF: Duration = Duration::from_millis(100);
+pub(crate) const BACKOFF: Duration = Duration::from_millis(100);
 /// How long a topic may be unknown before we believe it: a new one needs a moment to be known everywhere.
 const UNKNOWN_TOPIC_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -297,6 +297,29 @@ impl Client {
         match self.target.named_by.as_str() {
             "default" => failure.hint("is `moim serve` running? pass --kafka HOST:PORT or set MOIM_KAFKA"),
             named_by => failure.hint(format!("is `moim serve` running? the address comes from {named_by}")),
+        }
+    }
+}
+
+/// Forgives servers for being away: a restart or a new leader is no reason to give up at once.
+#[derive(Default)]
+pub(crate) struct Patience {
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// Nothing when the servers were away, as long as that has not lasted for `limit`.
+    pub(crate) fn forgive<T>(&mut self, outcome: Outcome<T>, limit: Duration) -> Outcome<Option<T>> {
+        match outcome {
+            Ok(value) => {
+                self.since = None;
+                Ok(Some(value))
+            }
+            Err(failure) if matches!(failure.status, Status::Unreachable | Status::Timeout) => {
+                let since = *self.since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= limit { Err(failure) } else { Ok(None) }
+            }
+            Err(failure) => Err(failure),
         }
     }
 }

@@ -1,8 +1,14 @@
 //! The binary as its users run it: real processes, real sockets, a folder of their own each.
 
+#[path = "it/cluster.rs"]
+mod cluster;
+#[path = "it/groups.rs"]
+mod groups;
 #[path = "it/serving.rs"]
 mod serving;
 #[path = "it/strangers.rs"]
 mod strangers;
 #[path = "it/support.rs"]
 mod support;
+#[path = "it/topics.rs"]
+mod topics;

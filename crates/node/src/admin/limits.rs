@@ -130,7 +130,8 @@ mod tests {
         let (stream, _) = listener.accept().await.unwrap();
         let short = Duration::from_millis(20);
         let mut stream = LimitedStream::new(stream, permit, short, short);
-        let error = stream.read_u8().await.unwrap_err();
+        let patience = Duration::from_secs(30);
+        let error = tokio::time::timeout(patience, stream.read_u8()).await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(slots.available_permits(), 0);
         drop(stream);

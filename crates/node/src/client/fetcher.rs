@@ -16,11 +16,10 @@ use moim_wire_kafka::records::{
     BatchHeader, ControlKind, Record, check_crc, control_kind, decode_batch, split_batches,
 };
 use moim_wire_kafka::{ErrorCode, KString};
-use tokio::time::Instant;
 
 use super::offsets::{EARLIEST, Isolation, Offsets, by_topic, topics_of};
-use super::{BACKOFF, Client, TopicPartition, errors};
-use crate::exit::{Failure, Outcome, Status};
+use super::{BACKOFF, Client, Patience, TopicPartition, errors};
+use crate::exit::{Failure, Outcome};
 use crate::output::note;
 
 const MAX_BYTES: i32 = 32 << 20;
@@ -35,7 +34,7 @@ pub(crate) type Sink<'a> = dyn FnMut(&KString, i32, &Record) -> Outcome<ControlF
 pub(crate) struct Fetcher {
     lanes: BTreeMap<TopicPartition, Lane>,
     isolation: Isolation,
-    failing_since: Option<Instant>,
+    patience: Patience,
 }
 
 struct Lane {
@@ -58,7 +57,7 @@ impl Fetcher {
             let end = ends.map(|ends| ends.get(key).copied().unwrap_or(*next));
             (key.clone(), Lane { next: *next, end, leader: None })
         };
-        Self { lanes: positions.iter().map(lane).collect(), isolation, failing_since: None }
+        Self { lanes: positions.iter().map(lane).collect(), isolation, patience: Patience::default() }
     }
 
     /// Whether every partition has reached its end.
@@ -78,24 +77,16 @@ impl Fetcher {
         max_wait: Duration,
         sink: &mut Sink<'_>,
     ) -> Outcome<ControlFlow<()>> {
-        match self.try_poll(client, max_wait, sink).await {
-            Ok(flow) => {
-                self.failing_since = None;
-                Ok(flow)
-            }
-            // A broker that restarts or a leader that moves: look again, for as long as the command may wait.
-            Err(failure) if matches!(failure.status, Status::Unreachable | Status::Timeout) => {
-                let since = *self.failing_since.get_or_insert_with(Instant::now);
+        let polled = self.try_poll(client, max_wait, sink).await;
+        match self.patience.forgive(polled, client.timeout())? {
+            Some(flow) => Ok(flow),
+            None => {
                 self.lanes.values_mut().for_each(|lane| lane.leader = None);
                 // Others may still have an answer on its way that nobody waits for now.
                 client.disconnect_all();
-                if since.elapsed() >= client.timeout() {
-                    return Err(failure);
-                }
                 tokio::time::sleep(BACKOFF).await;
                 Ok(ControlFlow::Continue(()))
             }
-            Err(failure) => Err(failure),
         }
     }
 

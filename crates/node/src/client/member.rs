@@ -144,11 +144,13 @@ impl Member {
             .map_err(|error| Failure::error(format!("the group's leader sent an unreadable share: {error}")))
     }
 
-    /// Says that we are here, when it is time to.
-    pub(crate) async fn maybe_heartbeat(&mut self, client: &mut Client) -> Outcome<Standing> {
-        if self.last_heartbeat.elapsed() < HEARTBEAT {
-            return Ok(Standing::Fine);
-        }
+    /// Whether it is time to say that we are here.
+    pub(crate) fn heartbeat_is_due(&self) -> bool {
+        self.last_heartbeat.elapsed() >= HEARTBEAT
+    }
+
+    /// Says that we are here.
+    pub(crate) async fn heartbeat(&mut self, client: &mut Client) -> Outcome<Standing> {
         let request = HeartbeatRequest {
             group_id: self.group.clone(),
             generation_id: self.generation,

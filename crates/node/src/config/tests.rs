@@ -102,6 +102,40 @@ fn mistakes_name_the_place_and_the_nearest_key() {
 }
 
 #[test]
+fn every_rule_can_refuse() {
+    for (key, value) in [
+        ("node.id", "-1"),
+        ("node.data", ""),
+        ("node.host", ""),
+        ("node.log_level", "[["),
+        ("node.shutdown_timeout_ms", "0"),
+        ("kafka.advertise", "nowhere"),
+        ("kafka.max_connections", "0"),
+        ("kafka.max_request_bytes", "1023"),
+        ("kafka.max_request_bytes", "2g"),
+        ("kafka.request_memory_bytes", "1m"),
+        ("kafka.num_partitions", "0"),
+        ("kafka.num_partitions", "10001"),
+        ("kafka.offsets_topic_partitions", "0"),
+        ("kafka.transaction_topic_partitions", "-1"),
+        ("kafka.group_min_session_timeout_ms", "1h"),
+        ("kafka.transaction_max_timeout_ms", "0"),
+        ("log.retention_ms", "-2"),
+        ("log.retention_bytes", "-2"),
+        ("log.segment_bytes", "4095"),
+        ("log.max_message_bytes", "101m"),
+        ("log.retention_check_interval_ms", "0"),
+        ("admin.max_connections", "0"),
+        ("journal.commit_file_bytes", "1k"),
+        ("journal.recent_bytes", "1k"),
+        ("journal.bypass_bytes", "32m"),
+    ] {
+        let error = try_load("", &[], &[("--flag", key, value)]).unwrap_err();
+        assert!(error.starts_with(&format!("`{key}` (--flag): must ")), "{key} = {value}: {error}");
+    }
+}
+
+#[test]
 fn a_named_file_must_be_there() {
     let failure = load(Some("/nonexistent/moim.toml".as_ref()), std::iter::empty(), &[]).unwrap_err();
     assert_eq!(failure.status, Status::Usage);

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use crate::support::{Node, moim};
+use crate::support::{Node, command, moim};
 
 #[test]
 fn a_node_says_when_it_is_ready_and_stops_when_told() {
@@ -110,6 +110,14 @@ fn the_configuration_shows_where_each_value_comes_from() {
     let wrong = moim(&["config", "check", "--config", file]);
     assert_eq!(wrong.status, 2);
     assert!(wrong.stderr.contains("did you mean `log.retention_ms`?"), "{wrong:?}");
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command(&["config", "show"]).stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
 }
 
 #[test]

@@ -66,8 +66,14 @@ pub(crate) struct Node {
 impl Node {
     /// Starts a node on free ports and waits until it is ready.
     pub(crate) fn start(data: &Path, args: &[&str]) -> Self {
+        Self::start_on(data, "0", args)
+    }
+
+    /// Starts a node with its Kafka port where it was, and waits until it is ready.
+    pub(crate) fn start_on(data: &Path, kafka_port: &str, args: &[&str]) -> Self {
         let data = data.to_str().expect("text");
-        let mut child = command(&["serve", "--data", data, "--kafka-port", "0", "--admin-port", "0"])
+        let mut child = command(&["serve", "--data", data, "--kafka-port", kafka_port, "--admin-port", "0"])
+            .args(["--log-level", "warn"])
             .args(args)
             .stdout(Stdio::piped())
             .spawn()

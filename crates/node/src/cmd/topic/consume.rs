@@ -17,7 +17,7 @@ use super::ConsumeArgs;
 use crate::client::fetcher::Fetcher;
 use crate::client::member::{Member, Standing};
 use crate::client::offsets::{Isolation, LATEST, Offsets};
-use crate::client::{Client, TopicPartition};
+use crate::client::{BACKOFF, Client, Patience, TopicPartition};
 use crate::exit::{Failure, Outcome, Status};
 use crate::format::{MessageFormat, message_json};
 use crate::output::{Format, Output, note};
@@ -41,7 +41,13 @@ pub(super) async fn run(client: &ClientArgs, args: &ConsumeArgs, output: Output)
     let isolation = if args.read_uncommitted { Isolation::ReadUncommitted } else { Isolation::ReadCommitted };
     match &args.group {
         Some(group) => {
-            let mut reader = GroupReader { args, place, isolation, member: Member::new(group, &topics) };
+            let mut reader = GroupReader {
+                args,
+                place,
+                isolation,
+                member: Member::new(group, &topics),
+                patience: Patience::default(),
+            };
             // Groups subscribe to what exists; a typo should say so instead of waiting for ever.
             client.topics(&topics, false).await?;
             let stop = stop_on_signal()?;
@@ -92,28 +98,79 @@ struct GroupReader<'a> {
     place: Place,
     isolation: Isolation,
     member: Member,
+    patience: Patience,
 }
 
 impl GroupReader<'_> {
     async fn read(&mut self, client: &mut Client, printer: &mut Printer, stop: &Shutdown) -> Outcome {
-        loop {
-            let share = self.member.join(client).await?;
-            if self.read_generation(client, printer, stop, &share).await?.is_break() {
-                return Ok(());
+        let mut patience = Patience::default();
+        while !stop.is_stopped() {
+            let round = self.read_generation(client, printer, stop).await;
+            match patience.forgive(round, client.timeout())? {
+                Some(ControlFlow::Break(())) => return Ok(()),
+                Some(ControlFlow::Continue(())) => {}
+                None => tokio::time::sleep(BACKOFF).await,
             }
         }
+        Ok(())
     }
 
-    /// Reads until this member is done (break) or the group changes (continue).
+    /// Joins, then reads until this member is done (break) or the group changes (continue).
     async fn read_generation(
         &mut self,
         client: &mut Client,
         printer: &mut Printer,
         stop: &Shutdown,
-        share: &[TopicPartition],
     ) -> Outcome<ControlFlow<()>> {
+        let share = self.member.join(client).await?;
+        let (mut committed, mut fetcher) = self.begin(client, &share).await?;
+        let mut last_commit = Instant::now();
+        let mut finished = false;
+        loop {
+            finished |= stop.is_stopped() || (self.args.exit && fetcher.is_done());
+            if finished {
+                // Nothing more to read; only the last commit may still have to be tried again.
+            } else if share.is_empty() {
+                tokio::time::sleep(MAX_WAIT).await;
+            } else {
+                let print = &mut |topic: &KString, partition, record: &Record| {
+                    printer.print(topic, partition, record)
+                };
+                finished = fetcher.poll(client, MAX_WAIT, print).await?.is_break();
+            }
+            printer.flush()?;
+            let standing = self.heartbeat(client).await?;
+            if finished || standing != Standing::Fine || last_commit.elapsed() >= COMMIT_EVERY {
+                let moved = moved(&fetcher.positions(), &committed);
+                let commit = self.member.commit(client, &moved).await;
+                match self.patience.forgive(commit, client.timeout())? {
+                    Some(Standing::Fine) => committed.extend(moved),
+                    Some(Standing::Rebalance | Standing::Lost) => {
+                        note(
+                            "moim: the group changed before the last messages were committed; they will come again",
+                        );
+                        return Ok(if finished { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+                    }
+                    None => {
+                        tokio::time::sleep(BACKOFF).await;
+                        continue;
+                    }
+                }
+                last_commit = Instant::now();
+            }
+            if finished {
+                return Ok(ControlFlow::Break(()));
+            }
+            if standing != Standing::Fine {
+                return Ok(ControlFlow::Continue(()));
+            }
+        }
+    }
+
+    /// Where the group stopped, and a fetcher that goes on from there; where it never was, from `place`.
+    async fn begin(&self, client: &mut Client, share: &[TopicPartition]) -> Outcome<(Offsets, Fetcher)> {
         let group = self.args.group.as_deref().unwrap_or_default();
-        let mut committed = client.committed(group, Some(share)).await?;
+        let committed = client.committed(group, Some(share)).await?;
         let mut positions = committed.clone();
         let fresh: Vec<_> = share.iter().filter(|key| !positions.contains_key(*key)).cloned().collect();
         if !fresh.is_empty() {
@@ -124,41 +181,16 @@ impl GroupReader<'_> {
             true => Some(Offsets::new()),
             false => None,
         };
-        let mut fetcher = Fetcher::new(&positions, ends.as_ref(), self.isolation);
-        let mut last_commit = Instant::now();
-        loop {
-            let done = (self.args.exit && fetcher.is_done()) || stop.is_stopped();
-            let flow = if done {
-                ControlFlow::Break(())
-            } else if share.is_empty() {
-                tokio::time::sleep(MAX_WAIT).await;
-                ControlFlow::Continue(())
-            } else {
-                fetcher
-                    .poll(client, MAX_WAIT, &mut |topic, partition, record| {
-                        printer.print(topic, partition, record)
-                    })
-                    .await?
-            };
-            printer.flush()?;
-            let standing = self.member.maybe_heartbeat(client).await?;
-            if flow.is_break() || standing == Standing::Rebalance || last_commit.elapsed() >= COMMIT_EVERY {
-                let moved = moved(&fetcher.positions(), &committed);
-                match self.member.commit(client, &moved).await? {
-                    Standing::Fine => committed.extend(moved),
-                    Standing::Rebalance | Standing::Lost => {
-                        note(
-                            "moim: the group changed before the last messages were committed; they will come again",
-                        );
-                        return Ok(if flow.is_break() { flow } else { ControlFlow::Continue(()) });
-                    }
-                }
-                last_commit = Instant::now();
-            }
-            if flow.is_break() || standing != Standing::Fine {
-                return Ok(flow);
-            }
+        Ok((committed, Fetcher::new(&positions, ends.as_ref(), self.isolation)))
+    }
+
+    /// Says that we are here when it is time to. A coordinator that is away is asked again soon.
+    async fn heartbeat(&mut self, client: &mut Client) -> Outcome<Standing> {
+        if !self.member.heartbeat_is_due() {
+            return Ok(Standing::Fine);
         }
+        let beat = self.member.heartbeat(client).await;
+        Ok(self.patience.forgive(beat, client.timeout())?.unwrap_or(Standing::Fine))
     }
 }
 
