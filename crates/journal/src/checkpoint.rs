@@ -43,9 +43,10 @@ impl JournalImage {
         Self { id, folder, durability, start: 0, epochs: Vec::new(), segments: Vec::new(), snapshot: None }
     }
 
-    /// Offset up to which everything is synced.
+    /// Offset up to which everything is in synced segments. Not the log start: a frame that the log start points
+    /// into must still be in its place.
     pub(crate) fn synced_end(&self) -> i64 {
-        self.segments.last().map_or(self.start, |segment| segment.end)
+        self.segments.last().map_or(i64::MIN, |segment| segment.end)
     }
 
     fn encode(&self, out: &mut Vec<u8>) {

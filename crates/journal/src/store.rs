@@ -15,7 +15,7 @@ mod commit;
 mod files;
 pub(crate) mod recover;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -88,9 +88,10 @@ pub(crate) struct Inner {
     bypass_wake: Condvar,
     behind: Mutex<Behind>,
     behind_wake: Condvar,
-    journals: RwLock<HashMap<JournalId, Arc<Journal>>>,
+    /// Ordered, so that the same history touches the disk in the same order.
+    journals: RwLock<BTreeMap<JournalId, Arc<Journal>>>,
     /// Journals that recovery found and nobody has opened yet.
-    images: Mutex<HashMap<JournalId, Recovered>>,
+    images: Mutex<BTreeMap<JournalId, Recovered>>,
     /// Only one thread opens or creates a segment file at a time.
     pub(crate) opening: Mutex<()>,
     open_files: Mutex<OpenFiles>,

@@ -81,11 +81,11 @@ impl Journal {
             tail.recover()?;
         }
         let scanned_bytes = tail.report.bytes;
-        let Tail { start, mut segments, mut epochs, damage, report, .. } = tail;
-        for segment in &mut segments {
+        let Tail { start, mut segments, mut epochs, damage, report, folder, .. } = tail;
+        for segment in segments.iter_mut().filter(|segment| segment.is_empty()) {
+            segment.index_complete = true;
             // A roll that was never written to has no file yet.
-            segment.exists &= !segment.is_empty() || segment.file.is_some();
-            segment.index_complete |= segment.is_empty();
+            segment.exists = store.disk.stat(&segment::path_of(&folder, segment.image.base, "log"))?.is_some();
         }
         let end = segments.last().map_or(start, |segment| segment.image.end).max(start);
         if segments.last().is_some_and(|segment| segment.image.end < start) {

@@ -19,6 +19,8 @@ struct Cut {
     segment: i64,
     position: u64,
     end: i64,
+    /// Nothing at or past the log start is left: all segments go and an empty one begins there.
+    fresh: bool,
 }
 
 impl Journal {
@@ -46,8 +48,14 @@ impl Journal {
     fn truncate_quietly(&self, to: i64) -> Result<(), JournalError> {
         self.store.wait_for(|| self.pending.load(Ordering::Acquire) == 0)?;
         let _files = self.files.locked();
-        let cut = self.find_cut(to)?;
+        let mut cut = self.find_cut(to)?;
+        let start = self.start();
+        if cut.end < start {
+            // The frame that holds the log start goes: its earlier offsets are not there to be appended again.
+            cut = Cut { segment: start, position: HEADER, end: start, fresh: true };
+        }
         let mut record = Record::control(Kind::Truncate, self.id, cut.end);
+        record.epoch = i32::from(cut.fresh);
         record.segment = cut.segment;
         record.position = cut.position;
         self.log(record)?;
@@ -72,7 +80,7 @@ impl Journal {
                 let at = state.recent.partition_point(|recent| recent.last < to);
                 if let Some(recent) = state.recent.get(at) {
                     let end = recent.base.min(to).max(front.base);
-                    return Ok(Cut { segment: recent.segment, position: recent.position, end });
+                    return Ok(Cut { segment: recent.segment, position: recent.position, end, fresh: false });
                 }
             }
             let at = state
@@ -88,7 +96,7 @@ impl Journal {
         let file = match self.segment_file(segment, false) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound && limit <= HEADER => {
-                return Ok(Cut { segment, position: HEADER, end: to });
+                return Ok(Cut { segment, position: HEADER, end: to, fresh: false });
             }
             Err(error) => return Err(error.into()),
         };
@@ -106,8 +114,8 @@ impl Journal {
         loop {
             match reader.header(position) {
                 Ok(Some(frame)) if frame.last < to => position += frame.len as u64,
-                Ok(Some(frame)) => return Ok(Cut { segment, position, end: frame.base.min(to) }),
-                Ok(None) => return Ok(Cut { segment, position, end: to }),
+                Ok(Some(frame)) => return Ok(Cut { segment, position, end: frame.base.min(to), fresh: false }),
+                Ok(None) => return Ok(Cut { segment, position, end: to, fresh: false }),
                 Err(Walk::Io(error)) => return Err(error.into()),
                 Err(Walk::Bad(_)) => return Err(JournalError::Damaged),
             }
@@ -119,9 +127,13 @@ impl Journal {
         let (dropped, exists, position) = {
             let mut state = self.state.locked();
             state.truncations += 1;
-            self.cut_ring(&mut state, cut.end);
-            let keep = state.segments.partition_point(|segment| segment.image.base <= cut.segment);
+            self.cut_ring(&mut state, if cut.fresh { i64::MIN } else { cut.end });
+            let kept = |segment: &Segment| !cut.fresh && segment.image.base <= cut.segment;
+            let keep = state.segments.partition_point(kept);
             let dropped: Vec<Segment> = state.segments.drain(keep..).collect();
+            if cut.fresh {
+                state.segments.push(Segment::new(cut.segment, self.store.clock.wall_ms()));
+            }
             let active = state.segments.last_mut().expect("the cut is in a segment");
             active.index.cut(u32::try_from(cut.position).unwrap_or(u32::MAX));
             active.image.len = cut.position;
@@ -145,6 +157,7 @@ impl Journal {
         }
         for segment in &dropped {
             self.remove_segment(segment)?;
+            self.remove_index(segment.image.base)?;
         }
         let folder = self.folder_path();
         if self.store.disk.stat(&folder)?.is_some() {

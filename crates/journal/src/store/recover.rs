@@ -108,16 +108,14 @@ impl Swap {
 impl Fold {
     fn new(image: JournalImage) -> Self {
         let epochs = Epochs::from_vec(image.epochs.clone());
-        let logged_end = image.synced_end();
+        let logged_end = image.synced_end().max(image.start);
         Self { image, epochs, frames: Vec::new(), logged_end, open_cut: None, swaps: Vec::new() }
     }
 
     fn take(&mut self, lsn: u64, record: Record, payload: &[u8]) {
         match record.kind {
             Kind::Frame | Kind::Pointer => {
-                if record.base == self.logged_end || record.base > self.image.synced_end() {
-                    self.logged_end = self.logged_end.max(record.last + 1);
-                }
+                self.logged_end = self.logged_end.max(record.last + 1);
                 self.frames.push(LoggedFrame { lsn, record });
             }
             Kind::Epoch => {
@@ -145,6 +143,10 @@ impl Fold {
         while self.frames.last().is_some_and(|frame| frame.record.base >= end) {
             self.frames.pop();
         }
+        if is_fresh(&record) {
+            self.frames.clear();
+            self.image.segments = vec![segment::Segment::new(end, 0).image];
+        }
         self.logged_end = self.logged_end.min(end);
         self.epochs.truncate(end);
         self.image.snapshot = self.image.snapshot.take().filter(|snapshot| snapshot.0 <= end);
@@ -166,11 +168,16 @@ impl Fold {
     }
 }
 
+/// Whether a truncation left nothing: all segments went and an empty one begins at the log start.
+fn is_fresh(truncate: &Record) -> bool {
+    truncate.epoch == 1
+}
+
 /// Everything known before the store exists.
 struct Opening<'a> {
     dir: &'a Path,
     disk: Arc<dyn Disk>,
-    folds: HashMap<JournalId, Fold>,
+    folds: BTreeMap<JournalId, Fold>,
     deleted: Vec<(JournalId, String)>,
     redone: BTreeSet<PathBuf>,
     trash: Vec<PathBuf>,
@@ -197,7 +204,7 @@ impl Inner {
         let mut opening = Opening {
             dir,
             disk: disk.clone(),
-            folds: HashMap::new(),
+            folds: BTreeMap::new(),
             deleted: Vec::new(),
             redone: BTreeSet::new(),
             trash: Vec::new(),
@@ -246,7 +253,7 @@ impl Inner {
             bypass_wake: Condvar::new(),
             behind: Mutex::new(Behind::with_trash(opening.trash)),
             behind_wake: Condvar::new(),
-            journals: RwLock::new(HashMap::new()),
+            journals: RwLock::new(BTreeMap::new()),
             images: Mutex::new(images),
             opening: Mutex::new(()),
             open_files: Mutex::default(),
@@ -287,6 +294,8 @@ fn prepare_dir(disk: &dyn Disk, dir: &Path) -> Result<Arc<dyn DiskFile>, OpenErr
         .collect();
     for path in missing.into_iter().rev().filter(|path| path.parent().is_some()) {
         at(path, disk.create_dir(path))?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        at(parent, disk.sync_dir(parent))?;
     }
     let path = dir.join("lock");
     let lock = match disk.lock(&path) {
@@ -420,7 +429,7 @@ impl Opening<'_> {
             };
             for base in entries.iter().filter_map(|entry| segment::base_of(&entry.name)) {
                 let path = segment::path_of(&folder, base, "log");
-                if base > cut.segment {
+                if base > cut.segment || (base < cut.segment && is_fresh(&cut)) {
                     at(&path, self.disk.remove(&path))?;
                 } else if base == cut.segment {
                     let file = at(&path, self.disk.open(&path))?;
@@ -428,7 +437,7 @@ impl Opening<'_> {
                         at(&path, file.set_len(cut.position).and_then(|()| file.sync_data()))?;
                     }
                 }
-                if base >= cut.segment {
+                if base >= cut.segment || is_fresh(&cut) {
                     for extension in ["index", "timeindex"] {
                         let path = segment::path_of(&folder, base, extension);
                         match self.disk.remove(&path) {
