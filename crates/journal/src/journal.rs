@@ -71,7 +71,7 @@ struct State {
     durability: Durability,
     segment_bytes: u64,
     snapshot: Option<(i64, Bytes)>,
-    /// Whether the commit log or the checkpoint knows this journal.
+    /// Whether the record that introduces this journal is staged, or older than this run.
     known: bool,
     /// Large frames on their way into their segment; smaller ones queue behind them.
     in_bypass: u32,
@@ -83,6 +83,8 @@ struct State {
     deleted: bool,
     /// Counts truncations: a compaction that overlaps one gives up.
     truncations: u64,
+    /// What the last durable checkpoint holds of this journal: (truncations by then, synced end).
+    checkpointed: Option<(u64, i64)>,
 }
 
 /// One append-only log.
@@ -104,6 +106,8 @@ pub struct Journal {
     /// Number of the last group this journal was part of: finds each journal once per group.
     group: AtomicU64,
     priority: AtomicBool,
+    /// Whether the record that introduces this journal is durable.
+    introduced: Arc<AtomicBool>,
     /// Mirror of `state.durability`, to decide before the lock whether a checksum is worth computing.
     replicated: AtomicBool,
 }
@@ -257,10 +261,6 @@ impl Journal {
         }
         segment.file = None;
         Some(true)
-    }
-
-    fn is_known(&self) -> bool {
-        self.state.locked().known
     }
 }
 

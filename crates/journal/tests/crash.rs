@@ -13,8 +13,8 @@ use bytes::Bytes;
 use moim_base::ManualClock;
 use moim_journal::disk::{Fault, Survival};
 use moim_journal::{
-    Append, AppendError, Durability, Framing, Journal, JournalId, JournalOptions, PlainFraming, Rewrite, SimDisk, Store,
-    StoreOptions,
+    Append, AppendError, Durability, Framing, Journal, JournalId, JournalOptions, PlainFraming, Rewrite,
+    SimDisk, Store, StoreOptions,
 };
 
 const SEGMENT: u64 = 8 << 10;
@@ -33,6 +33,8 @@ struct Model {
     folder: String,
     mode: Durability,
     log: Vec<Entry>,
+    /// Next offset: past the last frame even where compaction dropped that.
+    end: i64,
     epoch: i32,
     /// Durable end as last told.
     acked: i64,
@@ -54,6 +56,7 @@ impl Model {
             folder,
             mode,
             log: Vec::new(),
+            end: 0,
             epoch: 0,
             acked: 0,
             hard: 0,
@@ -102,7 +105,8 @@ fn options() -> StoreOptions {
 }
 
 fn open(disk: &SimDisk, clock: &Arc<ManualClock>) -> Result<Store, String> {
-    Store::open(Path::new("/data"), Arc::new(disk.clone()), clock.clone(), options()).map_err(|e| e.to_string())
+    Store::open(Path::new("/data"), Arc::new(disk.clone()), clock.clone(), options())
+        .map_err(|e| e.to_string())
 }
 
 fn attach(store: &Store, id: JournalId, model: &Model) -> Result<Arc<Journal>, String> {
@@ -173,7 +177,10 @@ impl World {
         let epoch = model.epoch;
         let append = Append { base, last, epoch, max_timestamp_ms: time, prefix: &bytes[..16], body: &body };
         match journal.append(append) {
-            Ok(()) => model.log.push(Entry { base, last, epoch, bytes }),
+            Ok(()) => {
+                model.log.push(Entry { base, last, epoch, bytes });
+                model.end = last + 1;
+            }
             Err(AppendError::Busy) => {
                 self.store.pump();
             }
@@ -198,6 +205,7 @@ impl World {
                 journal.truncate(to).map_err(|error| error.to_string())?;
                 let end = journal.end();
                 model.log.retain(|entry| entry.last < end);
+                model.end = end;
                 model.hard = model.hard.min(end);
                 model.switched_at = model.switched_at.min(end);
                 model.compacted = model.compacted.min(end);
@@ -350,26 +358,34 @@ fn check(journal: &Journal, model: &Model, survival: Survival, what: &str) -> Mo
                 assert!(*bytes == entry.bytes, "{what}: frame {base} is not what was appended");
                 found.next();
             }
-            other => assert!(may_be_gone, "{what}: {} missing, found {:?}", entry.base, other.map(|found| found.0)),
+            other => {
+                assert!(may_be_gone, "{what}: {} missing, found {:?}", entry.base, other.map(|found| found.0))
+            }
         }
     }
     assert!(found.next().is_none(), "{what}: frames that were never appended");
-    let whole = model.log.last().map_or(0, |entry| entry.last + 1);
-    assert!(end <= whole.max(model.start_under_way), "{what}: end {end} past what was appended");
+    assert!(end <= model.end.max(model.start_under_way), "{what}: end {end} past what was appended");
     let epochs = journal.epochs();
     for entry in model.log.iter().filter(|entry| entry.base >= start && entry.last < end) {
         let known = epochs.iter().rfind(|known| known.1 <= entry.base).map(|known| known.0);
         let gone = entry.base % 3 == 0 && entry.last < model.compacted;
-        assert!(gone || known == Some(entry.epoch), "{what}: epochs {epochs:?}, frame {} has {}", entry.base, entry.epoch);
+        assert!(
+            gone || known == Some(entry.epoch),
+            "{what}: epochs {epochs:?}, frame {} has {}",
+            entry.base,
+            entry.epoch
+        );
     }
     if let Some((offset, _)) = journal.snapshot() {
         assert!(offset <= end, "{what}: snapshot at {offset}, end {end}");
     }
     let mut after = model.clone();
     after.log.retain(|entry| entry.last < end);
+    after.end = end;
     after.epoch = model.epoch + 1;
     (after.start, after.start_under_way) = (start, start);
-    (after.acked, after.hard, after.switched_at) = (end, if model.mode == Durability::Fsync { end } else { must }, end);
+    (after.acked, after.hard, after.switched_at) =
+        (end, if model.mode == Durability::Fsync { end } else { must }, end);
     (after.cut_under_way, after.delete_under_way) = (None, false);
     after
 }
@@ -445,8 +461,17 @@ fn debug_one() {
     world.observe();
     let show = |world: &World| {
         for (id, m) in &world.models {
-            println!("{id} {:?} acked {} hard {} start {}-{} cut {:?} compacted {} {:?}", m.mode, m.acked, m.hard, m.start, m.start_under_way, m.cut_under_way, m.compacted,
-                m.log.iter().map(|e| (e.base, e.last, e.bytes.len())).collect::<Vec<_>>());
+            println!(
+                "{id} {:?} acked {} hard {} start {}-{} cut {:?} compacted {} {:?}",
+                m.mode,
+                m.acked,
+                m.hard,
+                m.start,
+                m.start_under_way,
+                m.cut_under_way,
+                m.compacted,
+                m.log.iter().map(|e| (e.base, e.last, e.bytes.len())).collect::<Vec<_>>()
+            );
             println!("   {:?} {:?}", world.journals[id].segments(), world.journals[id].epochs());
         }
     };
@@ -464,5 +489,19 @@ fn debug_one() {
     println!("== went on");
     show(&again);
     println!("{:?}", again.disk.files());
+    let disk = again.disk.crash(Survival::Random, at + 7);
+    println!("{:?}", disk.files());
+    let store = open(&disk, &again.clock).unwrap();
+    for (id, model) in &again.models {
+        let journal = attach(&store, *id, model).unwrap();
+        println!(
+            "{id} {} {} {:?} clean {}",
+            journal.start(),
+            journal.end(),
+            journal.segments(),
+            store.was_clean()
+        );
+    }
+    println!("{:?}", store.recovery());
     again.reboot(Survival::Random, at + 7, None, "debug second");
 }

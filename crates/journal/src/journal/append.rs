@@ -146,7 +146,7 @@ impl Journal {
         record.epoch = i32::from(state.durability == Durability::Replicated);
         let payload = Bytes::copy_from_slice(self.folder.as_bytes());
         let payload_crc = crc32c::crc32c(&payload);
-        Some(Staged { record, payload, payload_crc, journal: None, done: None })
+        Some(Staged { record, payload, payload_crc, journal: None, done: Some(self.introduced.clone()) })
     }
 
     fn finish(&self, state: &mut State, frame: &Frame, record: &Record, head: Bytes, rest: Bytes) {
@@ -172,7 +172,7 @@ impl Journal {
     }
 
     fn append_replicated(&self, append: &Append<'_>, frame: &Frame) -> Result<(), AppendError> {
-        if !self.is_known() {
+        if !self.introduced.load(Ordering::Acquire) {
             self.introduce().map_err(|_| AppendError::Closed)?;
         }
         loop {
@@ -240,11 +240,12 @@ impl Journal {
 
     /// Makes the commit log know this journal, durably.
     pub(super) fn introduce(&self) -> Result<(), JournalError> {
-        let create = self.create_record(&mut self.state.locked());
-        match create {
-            Some(create) => self.store.log_and_wait(self.lane(), create),
-            None => Ok(()),
+        let mut state = self.state.locked();
+        if let Some(create) = self.create_record(&mut state) {
+            self.store.stage.push(self.lane(), [create]);
         }
+        drop(state);
+        self.store.wait_for(|| self.introduced.load(Ordering::Acquire))
     }
 
     fn refused(&self, error: io::Error) -> AppendError {
@@ -306,6 +307,11 @@ impl State {
             }
             recent.written = true;
         }
+        self.advance_written();
+    }
+
+    /// Moves the written prefix over what is written by now.
+    pub(super) fn advance_written(&mut self) {
         while self.recent.get(self.written).is_some_and(|recent| recent.written) {
             self.written += 1;
         }

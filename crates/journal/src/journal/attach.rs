@@ -85,7 +85,8 @@ impl Journal {
         for segment in segments.iter_mut().filter(|segment| segment.is_empty()) {
             segment.index_complete = true;
             // A roll that was never written to has no file yet.
-            segment.exists = store.disk.stat(&segment::path_of(&folder, segment.image.base, "log"))?.is_some();
+            segment.exists =
+                store.disk.stat(&segment::path_of(&folder, segment.image.base, "log"))?.is_some();
         }
         let end = segments.last().map_or(start, |segment| segment.image.end).max(start);
         if segments.last().is_some_and(|segment| segment.image.end < start) {
@@ -113,6 +114,7 @@ impl Journal {
             damaged,
             deleted: false,
             truncations: 0,
+            checkpointed: None,
         };
         if scanned_bytes > 0 {
             store.note_dirty_bytes(scanned_bytes);
@@ -131,6 +133,7 @@ impl Journal {
             pending: AtomicU32::new(0),
             group: AtomicU64::new(u64::MAX),
             priority: AtomicBool::new(false),
+            introduced: Arc::new(AtomicBool::new(known)),
             replicated: AtomicBool::new(options.durability == Durability::Replicated),
         }))
     }
@@ -214,7 +217,10 @@ impl Tail<'_> {
         let file = match self.store.disk.open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if synced {
+                if image.end <= self.start {
+                    // Dropped with the log start; what followed it was never synced and is gone as well.
+                    self.segments.clear();
+                } else if synced {
                     self.damage = Some(format!("{}: missing", path.display()));
                 } else {
                     self.segments[at].exists = false;

@@ -35,6 +35,7 @@ pub(crate) struct Capture {
     /// Segments to sync before the image is true.
     pub(crate) dirty: Vec<i64>,
     replicated_writes: u64,
+    truncations: u64,
 }
 
 impl Journal {
@@ -111,7 +112,8 @@ impl Journal {
                 dirty.push(segment.image.base);
             }
         }
-        Ok(Some(Capture { image, dirty, replicated_writes: state.replicated_writes }))
+        let (replicated_writes, truncations) = (state.replicated_writes, state.truncations);
+        Ok(Some(Capture { image, dirty, replicated_writes, truncations }))
     }
 
     /// Told after the checkpoint's syncs: what was captured is synced. Saves indexes of sealed segments.
@@ -120,6 +122,7 @@ impl Journal {
             let mut state = self.state.locked();
             state.replicated_synced = state.replicated_synced.max(capture.replicated_writes);
             state.segments.iter_mut().for_each(|segment| segment.syncing = false);
+            state.checkpointed = Some((capture.truncations, capture.image.synced_end()));
         }
         // An index is a hint that can be rebuilt: a failure to save it is worth a line, not more.
         if let Err(error) = self.save_indexes(false) {

@@ -42,10 +42,18 @@ impl Journal {
         rewrite: &mut dyn FnMut(&[u8]) -> Rewrite,
     ) -> Result<CompactReport, JournalError> {
         let mut report = CompactReport::default();
-        if self.state.locked().sealed_below(upto, self.durable_end()).is_empty() {
-            return Ok(report);
+        let settled = {
+            let state = self.state.locked();
+            let sealed = state.segments.len().saturating_sub(1);
+            let ends = state.segments[..sealed].iter().map(|segment| segment.image.end);
+            let Some(limit) = ends.filter(|end| *end <= upto).max() else { return Ok(report) };
+            state
+                .checkpointed
+                .is_some_and(|(truncations, end)| truncations == state.truncations && end >= limit)
+        };
+        if !settled {
+            self.store.checkpoint()?;
         }
-        self.store.checkpoint()?;
         self.remove_strays()?;
         let (groups, truncations) = {
             let state = self.state.locked();
@@ -179,8 +187,11 @@ impl Journal {
         let mut segment = output.segment;
         segment.exists = true;
         segment.file = Some(output.file);
+        let end = segment.image.end;
         state.segments.splice(at..at + group.len(), [segment]);
         drop(state);
+        // The ring still has them as they were; the files hold them all.
+        self.evict(end);
         self.store.note_open(self.id, swap.image.base);
         self.store.note_dirty();
         Ok(true)

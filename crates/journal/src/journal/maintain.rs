@@ -114,7 +114,9 @@ impl Journal {
         loop {
             match reader.header(position) {
                 Ok(Some(frame)) if frame.last < to => position += frame.len as u64,
-                Ok(Some(frame)) => return Ok(Cut { segment, position, end: frame.base.min(to), fresh: false }),
+                Ok(Some(frame)) => {
+                    return Ok(Cut { segment, position, end: frame.base.min(to), fresh: false });
+                }
                 Ok(None) => return Ok(Cut { segment, position, end: to, fresh: false }),
                 Err(Walk::Io(error)) => return Err(error.into()),
                 Err(Walk::Bad(_)) => return Err(JournalError::Damaged),
@@ -244,6 +246,8 @@ impl Journal {
                 freed += state.recent.pop_front().map_or(0, |recent| recent.len() + RECENT_COST);
                 state.written = state.written.saturating_sub(1);
             }
+            // A large frame may have been written ahead of the small ones that just went.
+            state.advance_written();
             self.store.ring_bytes.fetch_sub(freed, Ordering::Relaxed);
         }
         dropped

@@ -41,8 +41,8 @@ pub(super) struct Behind {
 
 impl Behind {
     /// Starts with deleted journals that an earlier run has not unlinked.
-    pub(super) fn with_trash(trash: Vec<PathBuf>) -> Self {
-        Self { trash, ..Self::default() }
+    pub(super) fn new(trash: Vec<PathBuf>, next_checkpoint_ms: u64) -> Self {
+        Self { trash, next_checkpoint_ms, ..Self::default() }
     }
 
     pub(super) fn push(&mut self, journal: Arc<Journal>, end: i64) {
@@ -97,7 +97,9 @@ impl Inner {
         let pressed = self.is_full() || self.log_full.load(Ordering::Relaxed);
         let due = {
             let behind = self.behind.locked();
-            behind.queued_bytes >= self.options.recent_bytes / 4 || (pressed && !behind.queue.is_empty())
+            let crowded = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes;
+            let limit = self.options.recent_bytes / 4;
+            behind.queued_bytes >= limit || ((pressed || crowded) && !behind.queue.is_empty())
         };
         if due {
             did |= self.write_queue()?;

@@ -85,6 +85,9 @@ impl Inner {
     /// Bypass and commit until neither has anything left to do; true if something was done.
     pub(super) fn commit_rounds(&self) -> bool {
         let mut did = false;
+        if self.dead.load(Ordering::Acquire) {
+            return false; // a failed sync is never tried again
+        }
         loop {
             let bypassed = self.bypass_round();
             let committed = {
@@ -153,7 +156,7 @@ impl Inner {
         let mut bytes = 0;
         let mut behind = self.behind.locked();
         for staged in group.drain(..) {
-            bytes += staged.payload.len();
+            bytes += staged.record.len as usize;
             if let Some(journal) = staged.journal
                 && journal.first_in_group(*number)
             {

@@ -236,6 +236,7 @@ impl Inner {
         opening.report.duration_ns = clock.monotonic_ns().saturating_sub(began_ns);
         opening.report.damage.iter().for_each(|line| tracing::error!("{line}"));
         let free = at(dir, disk.free_bytes(dir))?;
+        let behind = Behind::new(opening.trash, clock.monotonic_ms() + options.checkpoint_ms);
         let images = opening.folds.into_iter().map(|(id, fold)| (id, fold.into_recovered(!clean))).collect();
         Ok(Self {
             dir: dir.to_path_buf(),
@@ -251,7 +252,7 @@ impl Inner {
             committer: Mutex::new(Committer::default()),
             bypass: Mutex::new(Bypass::default()),
             bypass_wake: Condvar::new(),
-            behind: Mutex::new(Behind::with_trash(opening.trash)),
+            behind: Mutex::new(behind),
             behind_wake: Condvar::new(),
             journals: RwLock::new(BTreeMap::new()),
             images: Mutex::new(images),
