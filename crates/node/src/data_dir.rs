@@ -134,7 +134,7 @@ fn check_identity(path: &Path, mut identity: Identity, node_id: i32) -> Outcome<
     Ok(identity)
 }
 
-/// A folder without `node.json` must be empty: `--data /home/me` is a slip, not a wish.
+/// A folder without `node.json` must be empty: `--data ~` is a slip, not a wish.
 fn refuse_foreign(path: &Path) -> Outcome {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
