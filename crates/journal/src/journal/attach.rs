@@ -79,6 +79,11 @@ impl Journal {
         };
         if recovered.scan {
             tail.recover()?;
+        } else if !known {
+            // Segments of a journal that the log does not know were never acknowledged: they must not become part of
+            // what is appended now.
+            tail.list()?;
+            tail.move_orphans_aside()?;
         }
         let scanned_bytes = tail.report.bytes;
         let Tail { start, mut segments, mut epochs, damage, report, folder, .. } = tail;
