@@ -36,6 +36,9 @@ struct Queue {
     /// Length of a slice
     #[arg(long, default_value = "3s", value_parser = duration)]
     slice: Duration,
+    /// Share of the machine, in percent, that other processes may use before a pair is dropped
+    #[arg(long, default_value_t = 10.0, value_name = "PERCENT")]
+    noise: f64,
     /// The other broker
     #[arg(long, value_enum, default_value_t = Peer::Kafka)]
     peer: Peer,
@@ -77,7 +80,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
     };
     let options = Options {
         metrics: if queue.metrics.is_empty() { METRICS.to_vec() } else { queue.metrics.clone() },
-        plan: Plan { pairs: queue.pairs, slice: queue.slice, ..Plan::default() },
+        plan: Plan { pairs: queue.pairs, slice: queue.slice, noise_limit: queue.noise / 100.0 },
         with_kafka: queue.peer == Peer::Kafka,
         moim,
         scratch: target.join("bench"),

@@ -39,10 +39,11 @@ pub struct EndToEnd {
 /// Sends for `slice` and waits until every record has been seen.
 pub async fn end_to_end(load: &EndToEnd, slice: Duration) -> Result<Work> {
     let wanted = u64::try_from(slice.as_nanos() / load.every.as_nanos().max(1))?;
-    let Connection { sender, receiver } = Connection::open(load.addr).await?;
+    let Connection { mut sender, receiver } = Connection::open(load.addr).await?;
     let consumer = Connection::open(load.addr).await?;
     let epoch = Instant::now();
-    let sending = send(sender, load, epoch, wanted);
+    // The sender outlives the sending: dropping it would end the connection before the last acknowledgements.
+    let sending = send(&mut sender, load, epoch, wanted);
     let acknowledging = acknowledge(receiver, wanted);
     let consuming = async {
         tokio::time::timeout(slice + DRAIN, consume(consumer, load, epoch, wanted))
@@ -54,7 +55,7 @@ pub async fn end_to_end(load: &EndToEnd, slice: Duration) -> Result<Work> {
     Ok(Work { ops: tally.ops, bytes: tally.bytes, elapsed, latency: Some(tally.latency), cpu: None })
 }
 
-async fn send(mut sender: Sender, load: &EndToEnd, epoch: Instant, wanted: u64) -> Result<()> {
+async fn send(sender: &mut Sender, load: &EndToEnd, epoch: Instant, wanted: u64) -> Result<()> {
     let mut pace = interval(load.every);
     pace.set_missed_tick_behavior(MissedTickBehavior::Burst);
     for _ in 0..wanted {
