@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod ci;
+mod interop;
 mod tidy;
 
 #[derive(Parser)]
@@ -24,6 +25,8 @@ enum Command {
     Tidy,
     /// Everything a change must pass: fmt, clippy, tidy, cargo test
     Ci,
+    /// Unmodified third-party clients against a fresh `moim serve`
+    Interop(interop::InteropArgs),
     /// Compare our speed with others and with the limits of this machine
     Bench(bench::Bench),
 }
@@ -44,6 +47,7 @@ fn run(cli: &Cli) -> Result<bool> {
     match &cli.command {
         Command::Tidy => tidy::run(&root),
         Command::Ci => ci::run(&root),
+        Command::Interop(args) => interop::run(&root, args),
         Command::Bench(bench) => bench::run(&root, bench),
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn options() -> Options {
         .set("kafka.group_min_session_timeout_ms", 1000)
         .set("log.retention_check_interval_ms", 200)
         .set("journal.min_free_bytes", 1 << 20)
-        .set("node.log_level", "info")
+        .set("node.log_level", std::env::var("INTEROP_LOG").unwrap_or("info".to_owned()))
 }
 
 /// The server that tests share. It ends with the last test that holds it.

@@ -1,0 +1,369 @@
+//! `cargo xtask interop`: clients nobody changed for us, from their own package managers, against a fresh server.
+//!
+//! Everything is installed below `target/interop`, nothing on the machine. A client whose tools or packages cannot
+//! be had is skipped with the reason; a client that fails is a failure of ours.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use moim_interop::{Options, Server};
+use serde::Serialize;
+
+mod clients;
+mod librdkafka;
+
+/// What to run and how to show it.
+#[derive(Args)]
+pub(crate) struct InteropArgs {
+    /// Run only these suites (by name; see the table)
+    #[arg(long, value_name = "SUITE", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Run against this broker instead of a fresh `moim serve`
+    #[arg(long, value_name = "HOST:PORT")]
+    kafka: Option<String>,
+    /// Run these tests of librdkafka's suite instead of the allow-list (`0011,0103`, or `all`)
+    #[arg(long, value_name = "TESTS", value_delimiter = ',')]
+    rdkafka_tests: Vec<String>,
+    /// How to print the results
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Aligned columns for people
+    Table,
+    /// One JSON object
+    Json,
+}
+
+/// How a suite ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Verdict {
+    /// Everything worked.
+    Pass,
+    /// Something did not.
+    Fail,
+    /// It could not be run here.
+    Skip,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Outcome {
+    suite: String,
+    version: String,
+    verdict: Verdict,
+    /// Steps or tests that passed.
+    passed: usize,
+    seconds: f64,
+    /// Why it failed or was skipped; empty otherwise.
+    reason: String,
+}
+
+/// What a suite gets to work with.
+pub(crate) struct Bench {
+    /// The workspace.
+    pub(crate) root: PathBuf,
+    /// Where everything is installed.
+    pub(crate) home: PathBuf,
+    /// A broker somebody else runs.
+    kafka: Option<String>,
+    /// Tests of librdkafka's suite, when they are not those of the allow-list.
+    pub(crate) rdkafka_tests: Vec<String>,
+}
+
+/// Why a suite did not pass. A suite that cannot be installed is skipped, not failed.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// Not to be had on this machine.
+    Missing(String),
+    /// It ran and was not satisfied.
+    Failed { passed: usize, reason: String },
+}
+
+impl From<anyhow::Error> for Trouble {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed { passed: 0, reason: format!("{error:#}") }
+    }
+}
+
+/// A suite: how to install it (answers its version) and how to run it against an address (answers what passed).
+pub(crate) struct Suite {
+    pub(crate) name: &'static str,
+    pub(crate) install: fn(&Bench) -> Result<String, Trouble>,
+    pub(crate) run: fn(&Bench, &str) -> Result<usize, Trouble>,
+    /// Settings of the server this suite expects, as keys of `moim.toml`.
+    pub(crate) settings: &'static [(&'static str, &'static str)],
+}
+
+/// Runs the suites; true when none failed.
+#[allow(clippy::print_stdout)] // the table is the data
+pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let home = target.join("interop");
+    std::fs::create_dir_all(&home).context("the folder for clients")?;
+    let bench = Bench {
+        root: root.to_path_buf(),
+        home,
+        kafka: args.kafka.clone(),
+        rdkafka_tests: args.rdkafka_tests.clone(),
+    };
+    let suites = suites();
+    if let Some(unknown) =
+        args.only.iter().find(|name| !suites.iter().any(|suite| suite.name == name.as_str()))
+    {
+        let known: Vec<&str> = suites.iter().map(|suite| suite.name).collect();
+        bail!("no suite `{unknown}`; there are: {}", known.join(", "));
+    }
+    let mut outcomes = Vec::new();
+    for suite in
+        suites.iter().filter(|suite| args.only.is_empty() || args.only.iter().any(|name| name == suite.name))
+    {
+        eprintln!("==> {}", suite.name);
+        let outcome = run_one(&bench, suite);
+        eprintln!("    {:?} {}", outcome.verdict, first_line(&outcome.reason));
+        outcomes.push(outcome);
+    }
+    match args.output {
+        Format::Table => print!("{}", table(&outcomes)),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&outcomes)?),
+    }
+    Ok(outcomes.iter().all(|outcome| outcome.verdict != Verdict::Fail))
+}
+
+fn suites() -> Vec<Suite> {
+    let mut suites = clients::suites();
+    suites.push(librdkafka::suite());
+    suites
+}
+
+#[allow(clippy::disallowed_methods)] // a stopwatch for people
+fn run_one(bench: &Bench, suite: &Suite) -> Outcome {
+    let start = Instant::now();
+    let mut version = String::new();
+    let result = (suite.install)(bench).and_then(|installed| {
+        version = installed;
+        on_server(bench, suite)
+    });
+    let (verdict, passed, reason) = match result {
+        Ok(passed) => (Verdict::Pass, passed, String::new()),
+        Err(Trouble::Missing(reason)) => (Verdict::Skip, 0, reason),
+        Err(Trouble::Failed { passed, reason }) => (Verdict::Fail, passed, reason),
+    };
+    let seconds = (start.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+    Outcome { suite: suite.name.to_owned(), version, verdict, passed, seconds, reason }
+}
+
+/// Every suite has a server of its own: what one leaves behind is no other's trouble.
+fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
+    if let Some(address) = &bench.kafka {
+        return (suite.run)(bench, address);
+    }
+    let options = suite.settings.iter().fold(Options::new(), |options, (key, value)| options.set(key, value));
+    let mut server = Server::start(options)?;
+    let mut result = (suite.run)(bench, server.kafka());
+    if !server.is_running() {
+        result = Err(Trouble::Failed { passed: 0, reason: "the server ended".to_owned() });
+    }
+    if let Err(Trouble::Failed { reason, .. }) = &mut result {
+        let log = bench.home.join(format!("{}.server.log", suite.name));
+        let _ = std::fs::write(&log, server.log_tail());
+        reason.push_str(&format!("\n(the server's log: {})", log.display()));
+    }
+    result
+}
+
+impl Bench {
+    /// A folder of a suite's own.
+    pub(crate) fn dir(&self, name: &str) -> Result<PathBuf, Trouble> {
+        let dir = self.home.join(name);
+        std::fs::create_dir_all(&dir).with_context(|| format!("the folder {}", dir.display()))?;
+        Ok(dir)
+    }
+
+    /// The folder of our client programs for a language.
+    pub(crate) fn programs(&self, language: &str) -> PathBuf {
+        self.root.join("crates/interop/clients").join(language)
+    }
+
+    /// Copies our program's files into its folder, so that nothing is written into the sources.
+    pub(crate) fn copy(&self, language: &str, to: &Path) -> Result<(), Trouble> {
+        let from = self.programs(language);
+        for entry in std::fs::read_dir(&from).with_context(|| format!("{} is missing", from.display()))? {
+            let path = entry.context("a file")?.path();
+            if let (true, Some(name)) = (path.is_file(), path.file_name()) {
+                std::fs::copy(&path, to.join(name)).context("a program was not copied")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a tool is on the path.
+pub(crate) fn need(tool: &str) -> Result<(), Trouble> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    match std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()) {
+        true => Ok(()),
+        false => Err(Trouble::Missing(format!("{tool} is not installed"))),
+    }
+}
+
+/// Runs a command that installs something; when it fails the suite is skipped with its last words.
+pub(crate) fn install(command: &mut Command) -> Result<(), Trouble> {
+    let output = capture(command, Duration::from_secs(900))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(Trouble::Missing(format!("{}: {}", name_of(command), last_words(&output)))),
+    }
+}
+
+/// Runs a client program and counts the steps it reports.
+pub(crate) fn check(command: &mut Command) -> Result<usize, Trouble> {
+    let output = capture(command, Duration::from_secs(300))?;
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let passed = stdout.lines().filter(|line| line.starts_with("ok ")).count();
+    match output.status.success() {
+        true if passed > 0 => Ok(passed),
+        true => Err(Trouble::Failed { passed, reason: "it did nothing".to_owned() }),
+        false => Err(Trouble::Failed { passed, reason: last_words(&output) }),
+    }
+}
+
+/// Runs a command to its end or, after its time, kills it.
+#[allow(clippy::disallowed_methods)] // real processes, real time
+pub(crate) fn capture(command: &mut Command, patience: Duration) -> Result<Output, Trouble> {
+    let log = tempfile::tempfile().context("a file for its output")?;
+    let errors = tempfile::tempfile().context("a file for its errors")?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().context("its output")?)
+        .stderr(errors.try_clone().context("its errors")?)
+        .spawn()
+        .map_err(|error| Trouble::Missing(format!("{}: {error}", name_of(command))))?;
+    let deadline = Instant::now() + patience;
+    let status = loop {
+        if let Some(status) = child.try_wait().context("its end")? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            let reason = format!("{} did not end within {} s", name_of(command), patience.as_secs());
+            return Err(Trouble::Failed { passed: 0, reason });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    Ok(Output { status, stdout: contents(log)?, stderr: contents(errors)? })
+}
+
+fn contents(mut file: std::fs::File) -> Result<Vec<u8>, Trouble> {
+    use std::io::{Read, Seek};
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).context("its output")?;
+    Ok(bytes)
+}
+
+fn name_of(command: &Command) -> String {
+    Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The last lines a program left, errors first.
+pub(crate) fn last_words(output: &Output) -> String {
+    let text = [&output.stderr, &output.stdout]
+        .into_iter()
+        .map(|bytes| String::from_utf8_lossy(bytes).trim().to_owned())
+        .find(|text| !text.is_empty())
+        .unwrap_or_else(|| output.status.to_string());
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(6)..].join("\n")
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+fn table(outcomes: &[Outcome]) -> String {
+    let heading = ["suite", "version", "result", "passed", "seconds", "reason"].map(str::to_owned);
+    let mut rows = vec![heading];
+    for outcome in outcomes {
+        rows.push([
+            outcome.suite.clone(),
+            outcome.version.clone(),
+            format!("{:?}", outcome.verdict).to_uppercase(),
+            outcome.passed.to_string(),
+            format!("{:.1}", outcome.seconds),
+            outcome.reason.lines().next_back().filter(|line| !line.starts_with('(')).map_or_else(
+                || outcome.reason.lines().rev().nth(1).unwrap_or_default().to_owned(),
+                str::to_owned,
+            ),
+        ]);
+    }
+    let mut widths = [0; 6];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(verdict: Verdict, reason: &str) -> Outcome {
+        Outcome {
+            suite: "kcat".into(),
+            version: "1.7".into(),
+            verdict,
+            passed: 3,
+            seconds: 1.25,
+            reason: reason.into(),
+        }
+    }
+
+    #[test]
+    fn the_table_lines_up() {
+        let text = table(&[
+            outcome(Verdict::Pass, ""),
+            outcome(Verdict::Fail, "first\nlast\n(the server's log: x)"),
+        ]);
+        assert_eq!(
+            text,
+            "suite  version  result  passed  seconds  reason\n\
+             kcat   1.7      PASS    3       1.2\n\
+             kcat   1.7      FAIL    3       1.2      last\n"
+        );
+    }
+
+    #[test]
+    fn a_program_that_says_nothing_has_not_passed() {
+        let Err(Trouble::Failed { .. }) = check(&mut Command::new("true")) else { panic!("passed") };
+        let Ok(2) = check(Command::new("printf").arg("ok a\nok b\n")) else { panic!("two steps") };
+        let Err(Trouble::Failed { passed: 1, reason }) =
+            check(Command::new("sh").args(["-c", "echo ok a; echo wrong >&2; exit 3"]))
+        else {
+            panic!("passed")
+        };
+        assert_eq!(reason, "wrong");
+    }
+
+    #[test]
+    fn what_is_not_installed_is_missing() {
+        assert!(matches!(need("no-such-tool-at-all"), Err(Trouble::Missing(_))));
+        assert!(matches!(install(&mut Command::new("false")), Err(Trouble::Missing(_))));
+        assert!(need("sh").is_ok());
+    }
+}

@@ -1,0 +1,204 @@
+//! librdkafka's own test suite, out of the sources that the `rdkafka-sys` crate brings along.
+//!
+//! `crates/interop/librdkafka-allow.txt` lists the tests that pass. It only grows: a listed test that fails is our
+//! failure, and `--rdkafka-tests all` shows which others have started to pass.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Bench, Suite, Trouble, capture, install, need};
+
+/// One test may take this long on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// The version of Apache Kafka whose behaviour the suite should expect.
+const AS_KAFKA: &str = "3.9.0";
+
+pub(super) fn suite() -> Suite {
+    Suite {
+        name: "librdkafka",
+        install: build,
+        run,
+        // What the suite's own cluster is configured with.
+        settings: &[("kafka.num_partitions", "4"), ("kafka.group_min_session_timeout_ms", "1000")],
+    }
+}
+
+/// Copies the sources below `target` and builds the test program there, once per version.
+fn build(bench: &Bench) -> Result<String, Trouble> {
+    need("cc")?;
+    need("make")?;
+    let source = sources(&bench.root)?;
+    let version = version(&source)?;
+    let home = bench.dir("librdkafka")?.join(&version);
+    if home.join("tests/test-runner").exists() {
+        return Ok(version);
+    }
+    let _ = std::fs::remove_dir_all(&home);
+    install(Command::new("cp").arg("-R").arg(&source).arg(&home))?;
+    let steps: [&[&str]; 3] = [
+        &["./configure", "--disable-curl", "--disable-sasl", "--disable-ssl"],
+        &["make", "-j2", "libs"],
+        &["make", "-C", "tests", "build"],
+    ];
+    for step in steps {
+        install(Command::new(step[0]).args(&step[1..]).current_dir(&home))?;
+    }
+    Ok(version)
+}
+
+/// Where cargo keeps the sources of `rdkafka-sys`.
+fn sources(root: &Path) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(root)
+        .output()
+        .context("cargo did not start")?;
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let packages = json["packages"].as_array().context("no packages")?;
+    let Some(package) = packages.iter().find(|package| package["name"] == "rdkafka-sys") else {
+        bail!("rdkafka-sys is not a dependency");
+    };
+    let manifest = package["manifest_path"].as_str().context("no path")?;
+    Ok(Path::new(manifest).parent().context("no folder")?.join("librdkafka"))
+}
+
+fn version(source: &Path) -> Result<String> {
+    let header = std::fs::read_to_string(source.join("src/rdkafka.h")).context("rdkafka.h")?;
+    let hex = header
+        .lines()
+        .find_map(|line| line.strip_prefix("#define RD_KAFKA_VERSION ")?.trim().strip_prefix("0x"))
+        .context("no version in rdkafka.h")?;
+    let part = |at: usize| u8::from_str_radix(hex.get(at..at + 2).unwrap_or("0"), 16).unwrap_or(0);
+    Ok(format!("{}.{}.{}", part(0), part(2), part(4)))
+}
+
+fn run(bench: &Bench, address: &str) -> Result<usize, Trouble> {
+    let version = version(&sources(&bench.root)?)?;
+    let tests = bench.home.join("librdkafka").join(version).join("tests");
+    std::fs::write(
+        tests.join("test.conf"),
+        format!("bootstrap.servers={address}\nbroker.address.family=v4\n"),
+    )
+    .context("test.conf")?;
+    let wanted = match bench.rdkafka_tests.as_slice() {
+        [] => allowed(&std::fs::read_to_string(allow_list(&bench.root)).context("the allow-list")?),
+        [all] if all == "all" => numbers(&tests)?,
+        some => some.to_vec(),
+    };
+    let (mut passed, mut failed) = (Vec::new(), Vec::new());
+    for test in &wanted {
+        let ok = run_one(&tests, test)?;
+        eprintln!("    {test} {}", if ok { "ok" } else { "FAILED" });
+        if ok { passed.push(test.as_str()) } else { failed.push(test.as_str()) }
+    }
+    if failed.is_empty() {
+        return Ok(passed.len());
+    }
+    Err(Trouble::Failed { passed: passed.len(), reason: format!("failed: {}", failed.join(" ")) })
+}
+
+fn run_one(tests: &Path, test: &str) -> Result<bool, Trouble> {
+    let mut command = Command::new("./test-runner");
+    command
+        .args(["-p1", "-Q", "-E"])
+        .current_dir(tests)
+        .env("TESTS", test)
+        .env("TEST_KAFKA_VERSION", AS_KAFKA)
+        .env("LD_LIBRARY_PATH", "../src:../src-cpp");
+    let log = tests.join(format!("{test}.log"));
+    match capture(&mut command, PATIENCE) {
+        Ok(output) => {
+            let text = [output.stdout, output.stderr].concat();
+            let ran = has_passed(&String::from_utf8_lossy(&text), test);
+            std::fs::write(log, text).context("its log")?;
+            Ok(output.status.success() && ran)
+        }
+        Err(Trouble::Failed { reason, .. }) => {
+            std::fs::write(log, reason).context("its log")?;
+            Ok(false)
+        }
+        Err(missing) => Err(missing),
+    }
+}
+
+/// The summary names the test and says that it passed: a test that was skipped has proved nothing.
+fn has_passed(output: &str, test: &str) -> bool {
+    output.lines().any(|line| {
+        let plain: String = strip_colours(line);
+        let mut cells = plain.split('|').map(str::trim);
+        cells.any(|cell| cell.starts_with(test)) && plain.contains("PASSED")
+    })
+}
+
+fn strip_colours(line: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('\u{1b}') {
+        plain.push_str(before);
+        rest = after.split_once('m').map_or("", |(_, after)| after);
+    }
+    plain + rest
+}
+
+fn allow_list(root: &Path) -> PathBuf {
+    root.join("crates/interop/librdkafka-allow.txt")
+}
+
+/// The tests an allow-list names: the first word of each line that is no comment.
+fn allowed(text: &str) -> Vec<String> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+/// Every test there is, by the number in its file's name.
+fn numbers(tests: &Path) -> Result<Vec<String>, Trouble> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(tests).context("the tests")? {
+        let name = entry.context("a file")?.file_name().to_string_lossy().into_owned();
+        let is_test = name.ends_with(".c") || name.ends_with(".cpp");
+        if let (true, Some(number)) = (is_test, name.get(..4))
+            && number.chars().all(|c| c.is_ascii_digit())
+        {
+            found.push(number.to_owned());
+        }
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_allow_list_is_read_without_its_comments() {
+        assert_eq!(allowed("# why\n0001  # produces\n\n0011\n"), ["0001", "0011"]);
+    }
+
+    #[test]
+    fn the_list_is_sorted_and_names_each_test_once() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let listed = allowed(&std::fs::read_to_string(allow_list(root)).unwrap());
+        let mut sorted = listed.clone();
+        sorted.sort();
+        sorted.dedup();
+        assert_eq!(listed, sorted);
+        assert!(
+            listed.iter().all(|test| test.len() == 4 && test.chars().all(|c| c.is_ascii_digit())),
+            "{listed:?}"
+        );
+    }
+
+    #[test]
+    fn only_a_test_that_ran_has_passed() {
+        let passed = "| \u{1b}[32m0011_produce_batch                      |   PASSED |   1.234s |\u{1b}[0m\n";
+        assert!(has_passed(passed, "0011"));
+        assert!(!has_passed(passed, "0012"));
+        assert!(!has_passed("| 0011_produce_batch   |  SKIPPED |   0.000s | why |", "0011"));
+    }
+}
