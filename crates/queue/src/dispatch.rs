@@ -7,7 +7,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use moim_wire_kafka::{ApiKey, Decoder, Message, RequestHeader, frame};
+use moim_wire_kafka::{ApiKey, Decoder, Message, RequestHeader};
 
 use crate::broker::Broker;
 use crate::connection::{Connection, Slot, bad_frame, encode_alone};
@@ -158,8 +158,10 @@ impl Request {
     }
 }
 
+/// Reads a request. Bytes after its last field are let pass, as Kafka does: librdkafka 2.12 ends some admin
+/// requests with tagged-field counts that the schema does not have.
 pub(crate) fn decode<M: Message>(mut body: Decoder, version: i16) -> io::Result<M> {
-    frame::decode_body(&mut body, version).map_err(bad_frame)
+    M::decode(&mut body, version).map_err(bad_frame)
 }
 
 /// Serves a request that never waits.
