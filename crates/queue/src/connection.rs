@@ -25,6 +25,7 @@ use moim_wire_kafka::{Decoder, Message, RequestHeader};
 use crate::broker::Broker;
 use crate::dispatch;
 use crate::handlers::fetch::PendingFetch;
+use crate::handlers::produce::{Deferred, Settled};
 use crate::later::{Answer, Later};
 use crate::loops::Wake;
 use crate::partition::PendingAcks;
@@ -48,6 +49,8 @@ const STARVED: Duration = Duration::from_millis(20);
 pub(crate) enum Slot {
     /// Encoded, waits for its turn.
     Ready(Bytes),
+    /// Its batches are being appended off the loop.
+    Appending(Arc<Deferred>),
     /// Waits for the journal.
     Produce(Box<PendingProduce>),
     /// Waits for data.
@@ -83,6 +86,8 @@ pub(crate) struct Connection {
     /// Bytes of the frame being read that are counted against the broker's memory.
     charged: usize,
     slots: VecDeque<Slot>,
+    /// Set while a request is appended off the loop: the next one must not overtake it.
+    appending: Option<Arc<Deferred>>,
     out: Writer,
     sleep: Pin<Box<Sleep>>,
     last_active: Instant,
@@ -107,6 +112,7 @@ pub(crate) async fn serve(
         input: BytesMut::new(),
         charged: 0,
         slots: VecDeque::new(),
+        appending: None,
         out: Writer::default(),
         sleep: Box::pin(tokio::time::sleep_until(now + idle)),
         last_active: now,
@@ -178,7 +184,10 @@ impl Connection {
     }
 
     fn can_take(&self) -> bool {
-        !self.closing && self.slots.len() < MAX_IN_FLIGHT && self.out.len() < MAX_UNSENT
+        !self.closing
+            && self.appending.is_none()
+            && self.slots.len() < MAX_IN_FLIGHT
+            && self.out.len() < MAX_UNSENT
     }
 
     fn is_idle(&self) -> bool {
@@ -243,6 +252,12 @@ impl Connection {
         self.slots.push_back(slot);
     }
 
+    /// Keeps the place of a produce that is appended off the loop, and takes no further request until it is.
+    pub(crate) fn wait_appending(&mut self, deferred: Arc<Deferred>) {
+        self.appending = Some(Arc::clone(&deferred));
+        self.slots.push_back(Slot::Appending(deferred));
+    }
+
     /// Stops reading; the connection ends when what is open is answered.
     pub(crate) fn close(&mut self) {
         self.closing = true;
@@ -250,8 +265,23 @@ impl Connection {
 
     /// Writes the answers at the head of the line that are ready.
     fn settle(&mut self) -> io::Result<()> {
+        if self.appending.as_ref().is_some_and(|deferred| deferred.is_done()) {
+            self.appending = None;
+        }
         while let Some(front) = self.slots.front_mut() {
             match front {
+                Slot::Appending(deferred) => {
+                    let Some(produced) = deferred.take() else { return Ok(()) };
+                    self.appending = None;
+                    match produced.settle() {
+                        Settled::Silent { failed } => self.closing |= failed,
+                        Settled::Answer(call, response) => self.out.push(call, &response)?,
+                        Settled::Wait(pending) => {
+                            *front = Slot::Produce(pending);
+                            continue;
+                        }
+                    }
+                }
                 Slot::Ready(bytes) => {
                     let bytes = std::mem::take(bytes);
                     self.out.push_encoded(&bytes);
@@ -288,7 +318,7 @@ impl Connection {
         match self.slots.front()? {
             Slot::Fetch(fetch) => Some(fetch.deadline),
             Slot::Produce(produce) => Some(produce.deadline),
-            Slot::Ready(_) | Slot::Later(_) => None,
+            Slot::Ready(_) | Slot::Later(_) | Slot::Appending(_) => None,
         }
     }
 

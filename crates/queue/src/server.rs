@@ -20,6 +20,9 @@ use crate::loops::Wake;
 /// How many accepted connections may wait for their loop.
 const BACKLOG: usize = 1024;
 
+/// How many slow things (large compressed batches, DeleteRecords) a loop has done elsewhere at a time.
+const OFF_LOOP: usize = 4;
+
 /// The running loops of a broker.
 pub struct Server {
     address: SocketAddr,
@@ -87,7 +90,11 @@ fn run_loop(
     mut incoming: mpsc::Receiver<(StdStream, SocketAddr)>,
     listener: Option<Dealer>,
 ) {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().event_interval(31).build()
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .event_interval(31)
+        .max_blocking_threads(OFF_LOOP)
+        .build()
     {
         Ok(runtime) => runtime,
         Err(error) => {

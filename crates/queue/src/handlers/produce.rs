@@ -4,7 +4,7 @@
 //! are the same on one node: on stable storage (or written, under `durability=replicated`).
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use moim_wire_kafka::{ErrorCode, Records};
 
 use crate::broker::Broker;
 use crate::connection::{Connection, PendingProduce, Slot};
-use crate::loops::Wake;
+use crate::loops::{Wake, lock};
 use crate::partition::{Ack, Appended, Partition, PendingAcks, Refused, compression_allowed};
 use crate::reply::Call;
 use crate::topics::Topic;
@@ -27,10 +27,117 @@ use crate::transactions::verification_error;
 /// The first version whose clients know the error that says: abort this transaction and go on.
 const KNOWS_ABORTABLE: i16 = 11;
 
-/// Serves one request. What it appends is appended when this returns.
+/// Compressed batches of this size and more are checked off the event loop: decompressing them takes longer
+/// than others should wait.
+const HEAVY_BYTES: usize = 32 << 10;
+
+/// Serves one request. Its batches are appended before the next request of the connection is looked at.
 pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
     let broker = Arc::clone(&connection.broker);
-    let acks = PendingAcks::new(Arc::clone(&connection.wake));
+    let wake = Arc::clone(&connection.wake);
+    if is_heavy(&request) {
+        let deferred = Deferred::new();
+        connection.wait_appending(Arc::clone(&deferred));
+        let wake = Arc::clone(&connection.wake);
+        tokio::task::spawn_blocking(move || {
+            let produced = append_all(&broker, &wake, call, request, None);
+            deferred.set(produced);
+            broker.loops.wake_one(None, &wake);
+        });
+        return Ok(());
+    }
+    let here = Some(wake.on_loop);
+    match append_all(&broker, &wake, call, request, here).settle() {
+        Settled::Silent { failed } => {
+            if failed {
+                connection.close();
+            }
+            Ok(())
+        }
+        Settled::Answer(call, response) => connection.answer(call, &response),
+        Settled::Wait(pending) => {
+            connection.wait(Slot::Produce(pending));
+            Ok(())
+        }
+    }
+}
+
+fn is_heavy(request: &ProduceRequest) -> bool {
+    let batches = request.topic_data.iter().flat_map(|t| &t.partition_data);
+    let compressed = batches.filter_map(|p| p.records.as_ref()?.bytes()).filter(|batch| {
+        // The low three bits of the attributes name the codec.
+        batch.get(22).is_some_and(|attributes| attributes & 7 != 0)
+    });
+    compressed.map(Bytes::len).sum::<usize>() >= HEAVY_BYTES
+}
+
+/// A request whose batches are appended.
+pub(crate) struct Produced {
+    call: Call,
+    response: ProduceResponse,
+    acks: Arc<PendingAcks>,
+    deadline: Instant,
+    wants_answer: bool,
+    failed: bool,
+}
+
+/// What a produced request waits for.
+pub(crate) enum Settled {
+    /// The client asked for no answer; if something failed, a closed connection is the only way to tell it.
+    Silent {
+        failed: bool,
+    },
+    Answer(Call, ProduceResponse),
+    Wait(Box<PendingProduce>),
+}
+
+impl Produced {
+    pub(crate) fn settle(mut self) -> Settled {
+        if !self.wants_answer {
+            return Settled::Silent { failed: self.failed };
+        }
+        if self.acks.release() {
+            if let Some(code) = self.acks.error() {
+                fail(&mut self.response, code);
+            }
+            return Settled::Answer(self.call, self.response);
+        }
+        let Self { call, response, acks, deadline, .. } = self;
+        Settled::Wait(Box::new(PendingProduce { call, response, acks, deadline }))
+    }
+}
+
+/// The place where a request that is appended off the loop comes back.
+pub(crate) struct Deferred {
+    produced: Mutex<Option<Produced>>,
+}
+
+impl Deferred {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { produced: Mutex::new(None) })
+    }
+
+    fn set(&self, produced: Produced) {
+        *lock(&self.produced) = Some(produced);
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        lock(&self.produced).is_some()
+    }
+
+    pub(crate) fn take(&self) -> Option<Produced> {
+        lock(&self.produced).take()
+    }
+}
+
+fn append_all(
+    broker: &Broker,
+    wake: &Arc<Wake>,
+    call: Call,
+    request: ProduceRequest,
+    here: Option<usize>,
+) -> Produced {
+    let acks = PendingAcks::new(Arc::clone(wake));
     let mut wakes: Vec<Arc<Wake>> = Vec::new();
     let mut responses = Vec::with_capacity(request.topic_data.len());
     let mut failed = false;
@@ -50,7 +157,7 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
                 None => Err(unknown.into()),
                 Some(topic) => {
                     let transactional_id = request.transactional_id.as_deref();
-                    append(&broker, topic, data, call.version, transactional_id, &mut wakes)
+                    append(broker, topic, data, call.version, transactional_id, &mut wakes)
                 }
             };
             failed |= appended.is_err();
@@ -59,34 +166,20 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
             }
             partition_responses.push(partition_response(index, appended, call.version));
         }
-        let (name, topic_id) = (topic_data.name, topic_data.topic_id);
+        // Detached: an answer that waits for the disk must not keep the whole request in memory.
+        let (name, topic_id) = (topic_data.name.detach(), topic_data.topic_id);
         responses.push(TopicProduceResponse { name, topic_id, partition_responses });
     }
-    broker.loops.wake(Some(connection.wake.on_loop), &mut wakes);
-    if request.acks == 0 {
-        if failed {
-            // The client asked for no answer, so a closed connection is the only way to tell it.
-            connection.close();
-        }
-        return Ok(());
-    }
-    let response = ProduceResponse { responses, ..Default::default() };
-    if acks.release() {
-        let mut response = response;
-        if let Some(code) = acks.error() {
-            fail(&mut response, code);
-        }
-        return connection.answer(call, &response);
-    }
-    let timeout =
-        Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0).min(broker.options.max_wait_ms));
-    connection.wait(Slot::Produce(Box::new(PendingProduce {
+    broker.loops.wake(here, &mut wakes);
+    let timeout_ms = u64::try_from(request.timeout_ms).unwrap_or(0).min(broker.options.max_wait_ms);
+    Produced {
         call,
-        response,
+        response: ProduceResponse { responses, ..Default::default() },
         acks,
-        deadline: Instant::now() + timeout,
-    })));
-    Ok(())
+        deadline: Instant::now() + Duration::from_millis(timeout_ms),
+        wants_answer: request.acks != 0,
+        failed,
+    }
 }
 
 fn append(
