@@ -454,3 +454,59 @@ fn begin_use(mut file: LogFile, files: &mut Files) -> io::Result<LogFile> {
     file.file.sync_data()?;
     Ok(file)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Kind;
+    use super::*;
+    use crate::disk::SimDisk;
+    use crate::types::JournalId;
+
+    fn record(base: i64) -> Record {
+        Record::control(Kind::Epoch, JournalId { incarnation: 1, part: 1 }, base)
+    }
+
+    /// A file of generation 2 with these (generation, LSN) records, one per block.
+    fn file_with(records: &[(u64, u64)]) -> LogFile {
+        let disk = SimDisk::new();
+        let file = disk.create(Path::new("/log")).unwrap();
+        write_at(&*file, 0, &encode_header(2, 1 << 20)).unwrap();
+        for (at, (generation, lsn)) in records.iter().enumerate() {
+            let mut bytes = Vec::new();
+            encode_record(&mut bytes, &record(7), *generation, *lsn, 0, 0);
+            write_at(&*file, (at as u64 + 1) * BLOCK, &bytes).unwrap();
+        }
+        LogFile { number: 0, generation: 2, size: 1 << 20, file }
+    }
+
+    fn lsns(files: &[LogFile]) -> Vec<u64> {
+        let mut seen = Vec::new();
+        let floor = LogPoint { generation: 0, position: 0, next_lsn: 5 };
+        let scan = scan(files, floor, &mut |entry, _| {
+            seen.push(entry.lsn);
+            Ok(())
+        });
+        assert_eq!(scan.unwrap().next_lsn, 5 + seen.len() as u64);
+        seen
+    }
+
+    #[test]
+    fn bytes_of_another_use_of_the_file_end_the_log() {
+        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 6), (2, 7)])]), [5, 6, 7]);
+        assert_eq!(lsns(&[file_with(&[(2, 5), (1, 6), (2, 7)])]), [5], "an older generation");
+        assert_eq!(lsns(&[file_with(&[(2, 5), (3, 6)])]), [5], "a generation that never was");
+    }
+
+    #[test]
+    fn a_gap_in_the_numbers_ends_the_log() {
+        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 7)])]), [5]);
+        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 5)])]), [5]);
+        assert_eq!(lsns(&[file_with(&[(2, 6)])]), [0_u64; 0]);
+    }
+
+    #[test]
+    fn the_file_header_has_not_changed_on_disk() {
+        let hex: String = encode_header(3, 4096)[..40].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "4d4f494d4c4f470a0100000000000000030000000000000000100000000000003d850bd600000000");
+    }
+}

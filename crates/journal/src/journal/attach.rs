@@ -10,14 +10,15 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use super::{Epochs, Journal, State};
 use crate::checkpoint::JournalImage;
-use crate::disk::{DiskFile, write_at};
-use crate::segment::{self, FrameReader, HEADER, HeaderState, Segment, Walk};
+use crate::disk::{Disk, DiskFile, read_all, write_at};
+use crate::index::Index;
+use crate::segment::{self, FrameReader, HEADER, HeaderState, Segment, SegmentImage, Walk};
 use crate::store::Inner;
 use crate::types::{Durability, JournalError, JournalId, JournalOptions, RecoveryReport};
 
@@ -142,6 +143,12 @@ impl Journal {
             replicated: AtomicBool::new(options.durability == Durability::Replicated),
         }))
     }
+}
+
+/// The index of a segment as saved, and the segment length it covers.
+pub(super) fn saved_index(disk: &dyn Disk, folder: &Path, base: i64) -> Option<(Index, u64)> {
+    let read = |extension| read_all(&*disk.open(&segment::path_of(folder, base, extension)).ok()?).ok();
+    Index::decode(&read("index")?, &read("timeindex")?, base)
 }
 
 impl Tail<'_> {
@@ -270,9 +277,21 @@ impl Tail<'_> {
             self.report.cut_bytes += len - segment.image.len;
             file.set_len(segment.image.len)?;
             file.sync_data()?;
-            self.store.remove_if_there(&segment::path_of(&self.folder, image.base, "index"))?;
         }
+        self.distrust_index(&image)?;
         Ok(true)
+    }
+
+    /// An index saved for bytes that were not synced may speak of frames that are gone.
+    fn distrust_index(&self, synced: &SegmentImage) -> io::Result<()> {
+        let covered =
+            saved_index(&*self.store.disk, &self.folder, synced.base).map_or(0, |(_, covered)| covered);
+        if covered > synced.len {
+            for extension in ["index", "timeindex"] {
+                self.store.remove_if_there(&segment::path_of(&self.folder, synced.base, extension))?;
+            }
+        }
+        Ok(())
     }
 
     fn take_frames(&mut self, at: usize, file: &dyn DiskFile, len: u64) -> Result<(), JournalError> {

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::attach::saved_index;
 use super::{Journal, State};
 use crate::codec::Locked;
-use crate::disk::{self, DiskFile};
+use crate::disk::DiskFile;
 use crate::framing::Frame;
-use crate::index::Index;
 use crate::segment::{self, FrameReader, HEADER, Walk};
 use crate::types::{Chunk, FileRange, Read, ReadError, ScrubReport};
 
@@ -396,7 +396,9 @@ impl Journal {
             let known = segment.index.offsets.first().map_or(segment.image.len, |first| u64::from(first.1));
             (known, segment.image.len)
         };
-        let (mut index, covered) = self.read_index_files(base, len).unwrap_or_default();
+        let (mut index, covered) = saved_index(&*self.store.disk, &self.folder_path(), base)
+            .filter(|(_, covered)| *covered <= len)
+            .unwrap_or_default();
         let saved = covered;
         let file = self.open_for_read(base, base)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, until, READ_BLOCK / 4);
@@ -420,15 +422,6 @@ impl Journal {
             segment.index_saved = saved;
         }
         Ok(())
-    }
-
-    fn read_index_files(&self, base: i64, len: u64) -> Option<(Index, u64)> {
-        let folder = self.folder_path();
-        let read = |extension| {
-            let file = self.store.disk.open(&segment::path_of(&folder, base, extension)).ok()?;
-            disk::read_all(&*file).ok()
-        };
-        Index::decode(&read("index")?, &read("timeindex")?, base).filter(|(_, covered)| *covered <= len)
     }
 }
 
