@@ -1,6 +1,6 @@
 //! What the journal reaches on this disk, each figure beside the raw probe it is bounded by.
 //!
-//! `cargo run --release -p moim-journal --example journal_bench -- DIR [SECONDS]`. Slices of ours and of the probe
+//! `cargo run --release -p moim-journal --example journal_bench -- DIR [SECONDS [open]]`. Slices of ours and of the probe
 //! alternate, because the machine is shared and its speed wanders.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::unwrap_used)] // a measuring tool, not a library
 
@@ -262,7 +262,8 @@ fn main() {
         ("fsync, 4 journals x 1 MB", 4, 1_000_000, Durability::Fsync),
         ("replicated, 4 journals x 64 KiB", 4, 64 << 10, Durability::Replicated),
     ];
-    for (name, count, size, durability) in scenarios {
+    let only_open = arguments.next().is_some_and(|text| text == "open");
+    for (name, count, size, durability) in scenarios.into_iter().filter(|_| !only_open) {
         let home = dir.join("data");
         let bench = Bench::new(&home, "run", count, size, durability);
         let fsync = durability == Durability::Fsync;

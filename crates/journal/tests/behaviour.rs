@@ -494,3 +494,25 @@ fn a_priority_journal_goes_first_and_does_not_wait_for_large_frames() {
     assert_eq!((raft.durable_end(), other.durable_end()), (2, 3));
     assert_eq!(store.stats().bypass_bytes, 0, "its large frames go through the commit log too");
 }
+
+#[test]
+fn stale_frames_behind_a_hole_never_follow_fresh_ones() {
+    let mut bed = Bed::new();
+    let store = bed.open();
+    let journal = journal_of(&store, 0, Durability::Replicated, 1 << 20);
+    append(&journal, 3, 1_000);
+    bed.crash(Survival::Everything);
+    // The second of three frames is torn; the third is whole, and unreachable.
+    bed.disk.flip_bit(Path::new("/data/queue/t/Partition-0/00000000000000000000.log"), 64 + 1_036 + 500);
+    let store = bed.open();
+    let journal = journal_of(&store, 0, Durability::Replicated, 1 << 20);
+    assert_eq!(journal.end(), 1);
+    try_append(&journal, 1_000, 7).unwrap();
+    for seed in 0..40 {
+        let disk = bed.disk.crash(Survival::Random, seed);
+        let after = Bed { disk, ..Bed::new() };
+        let store = after.open();
+        let end = journal_of(&store, 0, Durability::Replicated, 1 << 20).end();
+        assert!(end <= 2, "seed {seed}: a frame from before the hole is back");
+    }
+}

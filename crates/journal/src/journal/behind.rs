@@ -144,6 +144,8 @@ impl Journal {
     /// Saves the indexes of sealed segments, and of the active one where it has grown much or `all` says so.
     pub(crate) fn save_indexes(&self, all: bool) -> io::Result<()> {
         const ACTIVE_STEP: u64 = 32 << 20;
+        // Below this, walking the frames is as quick as opening two more files.
+        const WORTH_SAVING: u64 = 1 << 20;
         let _files = self.files.locked();
         let mut work = Vec::new();
         {
@@ -156,7 +158,7 @@ impl Journal {
             for (at, segment) in state.segments.iter_mut().enumerate() {
                 let len = segment.image.len;
                 let settled = point.is_some_and(|(base, ..)| segment.image.base < base);
-                let grown = len >= segment.index_saved + ACTIVE_STEP || all;
+                let grown = len >= segment.index_saved + ACTIVE_STEP || (all && len >= WORTH_SAVING);
                 let due = segment.index_saved < len
                     && (at < newest || grown)
                     && (settled || point == segment.at_end());

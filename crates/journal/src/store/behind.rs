@@ -264,8 +264,10 @@ impl Inner {
     fn sync_captured(&self, captures: &[(Arc<Journal>, Capture)], files: &[(usize, i64)]) -> io::Result<()> {
         let redone = self.redone.locked().clone();
         if files.len() + redone.len() > SYNCFS_FROM {
+            let mut dirs = self.dirty_dirs.locked();
             self.disk.syncfs(&self.dir)?;
-            return self.sync_dirs();
+            dirs.clear(); // names are synced with everything else
+            return Ok(());
         }
         for path in &redone {
             match self.disk.open(path) {
