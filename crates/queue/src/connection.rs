@@ -92,6 +92,8 @@ pub(crate) struct Connection {
     sleep: Pin<Box<Sleep>>,
     last_active: Instant,
     closing: bool,
+    /// The broker stops: what waits for others is given up, what waits for the disk is not.
+    draining: bool,
 }
 
 /// Serves one client until it goes, misbehaves, or the broker stops.
@@ -117,6 +119,7 @@ pub(crate) async fn serve(
         sleep: Box::pin(tokio::time::sleep_until(now + idle)),
         last_active: now,
         closing: false,
+        draining: false,
     };
     if let Err(error) = connection.run().await
         && !is_ordinary(&error)
@@ -149,8 +152,8 @@ impl Connection {
             let event = tokio::select! {
                 biased;
                 event = std::future::poll_fn(|cx| self.poll_event(cx)) => event?,
-                () = &mut stopped, if !self.closing => {
-                    self.closing = true;
+                () = &mut stopped, if !self.draining => {
+                    self.drain();
                     continue;
                 }
             };
@@ -167,6 +170,18 @@ impl Connection {
                 Event::Read(_) => self.last_active = Instant::now(),
                 Event::Timer if self.is_idle() => return Ok(()),
                 Event::Timer | Event::Writable | Event::Woken => {}
+            }
+        }
+    }
+
+    /// The broker stops: fetches are answered with what there is, produces once they are committed.
+    fn drain(&mut self) {
+        self.closing = true;
+        self.draining = true;
+        let now = Instant::now();
+        for slot in &mut self.slots {
+            if let Slot::Fetch(fetch) = slot {
+                fetch.deadline = now;
             }
         }
     }
@@ -289,6 +304,8 @@ impl Connection {
                 Slot::Later(later) => match later.take() {
                     Some(Answer::Bytes(bytes)) => self.out.push_encoded(&bytes),
                     Some(Answer::Failed) => return Err(io::Error::other("a request has no answer")),
+                    // A group that waits for members is not waited for; the client asks the next broker.
+                    None if self.draining => return Err(io::ErrorKind::ConnectionAborted.into()),
                     None => return Ok(()),
                 },
                 Slot::Produce(produce) => {

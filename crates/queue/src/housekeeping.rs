@@ -108,7 +108,10 @@ fn retention(broker: &Broker) {
         let older_than_ms = config.retention_ms.map(|ms| now_ms.saturating_sub(ms));
         if let Some(cutoff) = older_than_ms {
             // What is all too old must not wait for its segment to fill up.
-            partition.journal.roll_if_older(cutoff);
+            let active = partition.journal.segments().pop();
+            if active.is_some_and(|s| (0..cutoff).contains(&s.max_timestamp_ms)) {
+                partition.journal.roll_if_older(i64::MAX);
+            }
         }
         let retain =
             Retain { older_than_ms, max_bytes: config.retention_bytes, below: partition.high_watermark() };

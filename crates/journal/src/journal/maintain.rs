@@ -275,7 +275,10 @@ impl Journal {
             let mut start = state.start;
             for segment in &state.segments[..sealed] {
                 let image = &segment.image;
-                let old = retain.older_than_ms.is_some_and(|limit| image.max_timestamp_ms < limit);
+                // Frames without a time are as old as their segment.
+                let newest =
+                    if image.max_timestamp_ms < 0 { segment.created_ms } else { image.max_timestamp_ms };
+                let old = retain.older_than_ms.is_some_and(|limit| newest < limit);
                 let large = retain.max_bytes.is_some_and(|limit| bytes - image.len >= limit);
                 if image.end > retain.below || !(old || large) {
                     break;
