@@ -246,7 +246,8 @@ fn port(address: &str) -> &str {
 /// A folder below the build folder: on a real disk, where /tmp may be memory, and gone with it.
 fn scratch() -> Result<TempDir> {
     let exe = std::env::current_exe().context("the path of this program")?;
-    let target = exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).unwrap_or(Path::new("."));
+    let target = exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).map(Path::to_path_buf);
+    let target = target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"));
     let parent = target.join("interop-data");
     std::fs::create_dir_all(&parent).context("the folder for data")?;
     tempfile::Builder::new().prefix("server-").tempdir_in(parent).context("a folder for data")
