@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use moim_base::ManualClock;
+use moim_journal::disk::{Fault, SimDisk, Survival};
 use moim_journal::{DurableSink, RealDisk, StoreOptions};
 
 use super::*;
@@ -139,4 +140,79 @@ fn the_log_does_not_grow_for_ever() {
     let log = &running.repository.log().journal;
     assert!(log.start() > 0, "starts at {} of {}", log.start(), log.end());
     assert!(log.end() - log.start() < 100, "keeps {} frames", log.end() - log.start());
+}
+
+/// Makes changes on a simulated disk until the power goes at its `operation`th operation. Gives the disk, how many
+/// changes were acknowledged, and the listing after each change that was tried.
+fn change_until_power_loss(operation: u64) -> (SimDisk, usize, Vec<(i64, Vec<String>)>) {
+    let disk = SimDisk::new();
+    disk.set_fault(Some((operation, Fault::PowerCut)));
+    let (mut acknowledged, mut history) = (0, vec![(1, Vec::new())]);
+    let Ok((store, repository)) = open_on(&disk) else { return (disk, acknowledged, history) };
+    let mut model = std::collections::BTreeMap::new();
+    for i in 0..20 {
+        let (put, delete) = (format!("k{}", i % 5), format!("k{}", (i + 2) % 5));
+        model.insert(put.clone(), format!("{put}={i}"));
+        model.remove(&delete);
+        history.push((i + 2, model.values().cloned().collect()));
+        let mut change = repository.txn(Txn::new().put(put, i.to_string()).delete(delete));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        if change.as_mut().poll(&mut context).is_ready() {
+            break; // refused: nothing is durable before the disk has worked
+        }
+        while store.pump() {}
+        match change.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(Ok(_)) => acknowledged += 1,
+            _ => break,
+        }
+    }
+    (disk, acknowledged, history)
+}
+
+fn open_on(disk: &SimDisk) -> Result<(Store, Arc<LocalRepository>), String> {
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::at(1_000));
+    let options = StoreOptions {
+        commit_file_bytes: 64 << 10,
+        first_commit_file_bytes: 64 << 10,
+        bypass_bytes: 16 << 10,
+        min_free_bytes: 0,
+        fatal: Arc::new(|_, _| {}),
+        ..StoreOptions::default()
+    };
+    let store = Store::open(Path::new("/data"), Arc::new(disk.clone()), clock.clone(), options);
+    let store = store.map_err(|error| error.to_string())?;
+    let repository =
+        LocalRepository::open_with(&store, clock, TAG, 128).map_err(|error| error.to_string())?;
+    let repository = Arc::new(repository);
+    store.set_sink(Arc::new(Sink(repository.clone())));
+    Ok((store, repository))
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_power_loss_at_any_operation() {
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let whole = change_until_power_loss(u64::MAX);
+    assert_eq!(whole.1, 20);
+    let mut partial = 0;
+    for operation in 0..whole.0.operations() {
+        let (disk, acknowledged, history) = change_until_power_loss(operation);
+        partial += usize::from(acknowledged > 0 && acknowledged < 20);
+        for (seed, survival) in
+            [Survival::Nothing, Survival::Everything, Survival::Random].into_iter().enumerate()
+        {
+            let disk = disk.crash(survival, seed as u64);
+            let (_store, repository) = open_on(&disk).unwrap();
+            let (revision, entries) = runtime.block_on(repository.list("")).unwrap();
+            let texts: Vec<String> = entries
+                .iter()
+                .map(|entry| format!("{}={}", entry.key, String::from_utf8_lossy(&entry.value)))
+                .collect();
+            let found = history.iter().position(|state| *state == (revision, texts.clone()));
+            let at = format!("operation {operation}, seed {seed}, {acknowledged} acknowledged");
+            let found = found.unwrap_or_else(|| panic!("{at}: never was {revision} {texts:?}"));
+            assert!(found >= acknowledged, "{at}: only {found} are there");
+        }
+    }
+    assert!(partial > 10, "the power went {partial} times between two changes");
 }
