@@ -309,3 +309,15 @@ impl State {
         image
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_journal_is_small() {
+        // Besides the structure itself: its folder's name, a map entry, one segment if it was ever written to.
+        let resident = size_of::<Journal>() + size_of::<Segment>() + 256;
+        assert!(resident <= 1_536, "{resident} bytes");
+    }
+}

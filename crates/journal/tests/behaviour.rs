@@ -516,3 +516,26 @@ fn stale_frames_behind_a_hole_never_follow_fresh_ones() {
         assert!(end <= 2, "seed {seed}: a frame from before the hole is back");
     }
 }
+
+#[test]
+fn a_journal_that_becomes_replicated_leaves_the_commit_log_at_once() {
+    let mut bed = Bed::new();
+    let store = bed.open();
+    let journal = fsync(&store);
+    append(&journal, 3, 100);
+    store.pump();
+    journal.set_options(Durability::Replicated, 64 << 10);
+    append(&journal, 1, 100);
+    assert_eq!(journal.durable_end(), 4, "written, without another group commit");
+    journal.set_options(Durability::Fsync, 64 << 10);
+    append(&journal, 1, 100);
+    assert_eq!(journal.durable_end(), 4);
+    store.pump();
+    assert_eq!(journal.durable_end(), 5);
+    bed.crash(Survival::Nothing);
+    assert_eq!(
+        offsets(&fsync(&bed.open())),
+        range(0, 5),
+        "the replicated frame was synced before the next one"
+    );
+}

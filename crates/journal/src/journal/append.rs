@@ -175,9 +175,17 @@ impl Journal {
         if !self.introduced.load(Ordering::Acquire) {
             self.introduce().map_err(|_| AppendError::Closed)?;
         }
+        let mut wrote_behind = false;
         loop {
             let mut state = self.accept(frame)?;
-            let drained = self.pending.load(Ordering::Acquire) == 0 && state.written == state.recent.len();
+            let settled = self.pending.load(Ordering::Acquire) == 0;
+            let drained = settled && state.written == state.recent.len();
+            if settled && !drained && !std::mem::replace(&mut wrote_behind, true) {
+                // The journal was Fsync until now: what its ring still owes the segment is written here, once.
+                drop(state);
+                self.write_behind().map_err(|error| self.refused(error))?;
+                continue;
+            }
             if state.durability != Durability::Replicated || !drained {
                 // Frames of the other mode are still on their way: this one follows them through the commit log.
                 if frame.len < self.bypass_from() {
