@@ -539,3 +539,47 @@ fn a_journal_that_becomes_replicated_leaves_the_commit_log_at_once() {
         "the replicated frame was synced before the next one"
     );
 }
+
+#[test]
+fn a_group_that_fails_leaves_later_ones_unacknowledged() {
+    for fault in 0..30 {
+        let mut bed = Bed::new();
+        let store = bed.open();
+        let journal = fsync(&store);
+        // More than one group: a group is at most half a commit-log file.
+        append(&journal, 12, 30_000);
+        bed.disk.set_fault(Some((bed.disk.operations() + fault, Fault::Io)));
+        store.pump();
+        let durable = journal.durable_end();
+        bed.crash(Survival::Nothing);
+        let end = fsync(&bed.open()).end();
+        assert!(end >= durable, "fault {fault}: {durable} acknowledged, {end} there");
+    }
+}
+
+#[test]
+fn a_deletion_that_was_cut_short_is_finished() {
+    let mut finished = 0;
+    for cut in 0..12 {
+        let mut bed = Bed::new();
+        let store = bed.open();
+        append(&fsync(&store), 3, 100);
+        store.pump();
+        store.checkpoint().unwrap();
+        bed.disk.set_fault(Some((bed.disk.operations() + cut, Fault::PowerCut)));
+        let _ = store.delete(id(0));
+        bed.crash(Survival::Nothing);
+        let store = bed.open();
+        if store.journals().is_empty() {
+            while store.pump() {}
+            let files = bed.disk.files();
+            let left: Vec<_> =
+                files.iter().filter(|path| path.to_string_lossy().contains("0000.log")).collect();
+            assert!(!left.iter().any(|path| path.starts_with("/data/queue")), "cut {cut}: {left:?}");
+            finished += 1;
+        } else {
+            assert_eq!(offsets(&fsync(&store)), range(0, 3));
+        }
+    }
+    assert!(finished > 3, "{finished}");
+}
