@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use crate::handlers::produce::{Deferred, Settled};
 use crate::later::{Answer, Later};
 use crate::loops::Wake;
 use crate::partition::PendingAcks;
-use crate::reply::{Call, Writer};
+use crate::reply::{Call, Flushed, Writer};
 
 /// How many requests of one connection may be open at a time.
 const MAX_IN_FLIGHT: usize = 256;
@@ -89,6 +90,8 @@ pub(crate) struct Connection {
     /// Set while a request is appended off the loop: the next one must not overtake it.
     appending: Option<Arc<Deferred>>,
     out: Writer,
+    /// Set while a range of a file is brought into memory; true when it is there.
+    warming: Option<Arc<AtomicBool>>,
     sleep: Pin<Box<Sleep>>,
     last_active: Instant,
     closing: bool,
@@ -116,6 +119,7 @@ pub(crate) async fn serve(
         slots: VecDeque::new(),
         appending: None,
         out: Writer::default(),
+        warming: None,
         sleep: Box::pin(tokio::time::sleep_until(now + idle)),
         last_active: now,
         closing: false,
@@ -195,7 +199,30 @@ impl Connection {
             self.handle(frame)?;
         }
         self.settle()?;
-        self.out.flush(&self.stream)
+        self.flush()
+    }
+
+    /// Sends what can be sent; a range of a file that is not in memory is read on another thread first.
+    fn flush(&mut self) -> io::Result<()> {
+        if let Some(warming) = &self.warming {
+            if !warming.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            self.warming = None;
+            self.out.on_warm();
+        }
+        if let Flushed::Cold(range) = self.out.flush(&self.stream)? {
+            let done = Arc::new(AtomicBool::new(false));
+            self.warming = Some(Arc::clone(&done));
+            let (broker, wake) = (Arc::clone(&self.broker), Arc::clone(&self.wake));
+            tokio::task::spawn_blocking(move || {
+                // An error shows again when the range is sent.
+                let _ = range.read();
+                done.store(true, Ordering::Release);
+                broker.loops.wake_one(None, &wake);
+            });
+        }
+        Ok(())
     }
 
     fn can_take(&self) -> bool {
@@ -340,10 +367,11 @@ impl Connection {
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
-        if !self.slots.is_empty() && self.wake.poll_woken(cx).is_ready() {
+        let awaits_news = !self.slots.is_empty() || self.warming.is_some();
+        if awaits_news && self.wake.poll_woken(cx).is_ready() {
             return Poll::Ready(Ok(Event::Woken));
         }
-        if !self.out.is_empty() && self.stream.poll_write_ready(cx)?.is_ready() {
+        if !self.out.is_empty() && self.warming.is_none() && self.stream.poll_write_ready(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Writable));
         }
         let starved = self.charged == 0 && self.broker.memory.is_spent();

@@ -2,7 +2,8 @@
 //!
 //! Small answers are encoded one behind the other into one buffer and leave in one write. The records of a
 //! fetch are never copied into it: they stay shared memory or ranges of segment files, which go from the
-//! page cache to the socket by `sendfile`.
+//! page cache to the socket by `sendfile`. A range that is not in the page cache is handed back to be read
+//! elsewhere first, because `sendfile` would make the whole event loop wait for the disk.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -37,6 +38,8 @@ impl Piece {
 
 /// How many pieces one write gathers.
 const GATHER: usize = 64;
+/// How much of a file is sent, or warmed, at a time.
+const FILE_STEP: usize = 1 << 20;
 
 /// The unsent answers of a connection.
 #[derive(Default)]
@@ -45,6 +48,16 @@ pub(crate) struct Writer {
     pieces: VecDeque<Piece>,
     tail: BytesMut,
     queued: usize,
+    /// So many bytes of the file at the front are known to be in memory.
+    warm: usize,
+}
+
+/// Where writing stopped.
+pub(crate) enum Flushed {
+    /// Everything is sent, or the socket takes no more.
+    Done,
+    /// This range must be brought into memory first; then call [`Writer::on_warm`].
+    Cold(FileRange),
 }
 
 impl Writer {
@@ -113,20 +126,40 @@ impl Writer {
         all.freeze()
     }
 
-    /// Writes until all is gone or the socket takes no more.
-    pub(crate) fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
+    /// Writes until all is gone, the socket takes no more, or the disk would have to be waited for.
+    pub(crate) fn flush(&mut self, stream: &TcpStream) -> io::Result<Flushed> {
         loop {
             let result = match self.pieces.front() {
-                None if self.tail.is_empty() => return Ok(()),
-                Some(Piece::File(_)) => self.send_file(stream),
+                None if self.tail.is_empty() => return Ok(Flushed::Done),
+                Some(Piece::File(range)) => {
+                    if self.warm == 0 {
+                        let step = FileRange {
+                            file: range.file.clone(),
+                            pos: range.pos,
+                            len: range.len.min(FILE_STEP),
+                        };
+                        if !is_in_memory(&step) {
+                            return Ok(Flushed::Cold(step));
+                        }
+                        self.warm = step.len;
+                    }
+                    self.send_file(stream)
+                }
                 _ => self.send_memory(stream),
             };
             match result {
                 Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Flushed::Done),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
+        }
+    }
+
+    /// The range that was cold has been read.
+    pub(crate) fn on_warm(&mut self) {
+        if let Some(Piece::File(range)) = self.pieces.front() {
+            self.warm = range.len.min(FILE_STEP);
         }
     }
 
@@ -181,7 +214,8 @@ impl Writer {
         };
         let mut at = range.pos;
         let n = stream.try_io(Interest::WRITABLE, || {
-            rustix::fs::sendfile(stream, file, Some(&mut at), range.len).map_err(io::Error::from)
+            rustix::fs::sendfile(stream, file, Some(&mut at), range.len.min(self.warm))
+                .map_err(io::Error::from)
         })?;
         if n == 0 {
             return Err(io::Error::new(
@@ -192,9 +226,26 @@ impl Writer {
         range.pos += n as u64;
         range.len -= n;
         self.queued -= n;
+        self.warm -= n;
         if range.len == 0 {
+            self.warm = 0;
             self.pieces.pop_front();
         }
         Ok(())
     }
+}
+
+/// Whether the ends of a range are in the page cache. Readahead brings in what lies between them in most
+/// cases; where it does not, the loop waits for the disk as it would have without this look.
+fn is_in_memory(range: &FileRange) -> bool {
+    let Some(file) = range.file.raw() else { return true };
+    let there = |at: u64| {
+        let mut byte = [0];
+        let mut buffers = [io::IoSliceMut::new(&mut byte)];
+        let read = rustix::io::preadv2(file, &mut buffers, at, rustix::io::ReadWriteFlags::NOWAIT);
+        // Only "would block" says that it is not; a file system that cannot tell is not asked again.
+        !matches!(read, Err(rustix::io::Errno::AGAIN))
+    };
+    let last = range.pos + (range.len as u64).saturating_sub(1);
+    there(range.pos) && there(last)
 }
