@@ -1,0 +1,372 @@
+//! One member of one Raft group: what the rest of the program asks of it, and what its peers ask.
+//!
+//! Errors say what is known: [`GroupError::Unknown`] is the answer whenever an entry may still come to be, because a
+//! caller who repeats a proposal must first know that the old one is dead.
+//!
+//! A member without a log gives no vote. Every initial member is initialised with the same list, everybody else
+//! joins as a learner; so a folder that lost its content cannot elect anybody.
+
+mod options;
+mod serve;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use openraft::async_runtime::WatchReceiver;
+use openraft::errors::{
+    ClientWriteError, Fatal, ForwardToLeader, InitializeError, LinearizableReadError, RaftError,
+};
+use openraft::metrics::{RaftMetrics, RaftServerMetrics};
+use openraft::type_config::alias::WatchReceiverOf;
+use openraft::{BasicNode, ChangeMembers, Raft, ReadPolicy, ServerState};
+
+pub use self::options::{GroupOptions, Host, MAX_ENTRY_BYTES, Timers};
+pub(crate) use self::serve::Core;
+use crate::log::LogStore;
+use crate::machine::{Machine, StateMachine};
+use crate::network::Network;
+use crate::rpc::{ReadIndexReply, Reply, Request};
+use crate::snapshot::SnapshotDir;
+use crate::types::{
+    Applied, GroupError, GroupMetrics, Leadership, Member, OpenError, Proposal, Role, Types, VoterId,
+};
+
+/// A learner may lag this many entries when it is given a vote: more, and the group could lose its quorum of
+/// up-to-date members by the promotion.
+const PROMOTE_LAG: u64 = 1_000;
+
+/// A handle to this process's member of a group.
+#[derive(Clone)]
+pub struct Group {
+    core: Arc<Core>,
+}
+
+impl Group {
+    /// Opens the member from what is on disk, or as an empty one, and starts it. Needs a tokio runtime, whose tasks
+    /// carry it from then on.
+    pub async fn open(
+        host: &Host,
+        options: GroupOptions,
+        machine: Box<dyn StateMachine>,
+    ) -> Result<Self, OpenError> {
+        let group = options.group;
+        let config = options.config()?;
+        let log = LogStore::open(&host.store, host.router.logs(), options.place()).await?;
+        let (disk, root) = (Arc::clone(&host.disk), host.root.clone());
+        let folder = format!("{}/snapshots", options.folder);
+        let snapshots = crate::log::offload(move || SnapshotDir::open(disk, &root, &folder))
+            .await
+            .map_err(|source| OpenError::Io { group, source })?;
+        let network = Network {
+            group,
+            transport: Arc::clone(&host.transport),
+            append_timeout: Duration::from_millis(options.timers.election_max_ms * 2),
+        };
+        let machine = Machine::new(machine, Arc::clone(&snapshots));
+        let raft = Raft::new(options.voter.0, Arc::new(config), network, log, machine)
+            .await
+            .map_err(|error| OpenError::Damaged { group, what: error.to_string() })?;
+        let core = Arc::new(Core {
+            raft,
+            options,
+            snapshots,
+            incoming: Default::default(),
+            transport: Arc::clone(&host.transport),
+            router: host.router.clone(),
+            store: host.store.clone(),
+        });
+        host.router.add(group, &core);
+        Ok(Self { core })
+    }
+
+    fn raft(&self) -> &Raft<Types, Machine> {
+        &self.core.raft
+    }
+
+    /// This member.
+    pub fn voter(&self) -> VoterId {
+        self.core.options.voter
+    }
+
+    /// Founds the group. Every founding member is told the same list, and only when all of them are known to be
+    /// empty.
+    pub async fn initialize(&self, members: &[Member]) -> Result<(), GroupError> {
+        let nodes: BTreeMap<u64, BasicNode> =
+            members.iter().map(|member| (member.id.0, BasicNode::new(&member.address))).collect();
+        match self.raft().initialize(nodes).await {
+            Ok(()) => Ok(()),
+            Err(RaftError::APIError(
+                error @ (InitializeError::NotAllowed(_) | InitializeError::NotInMembers(_)),
+            )) => Err(GroupError::Refused(error.to_string())),
+            Err(RaftError::Fatal(error)) => Err(stopped(&error)),
+        }
+    }
+
+    /// Whether this member has a log: it was initialised, or it has joined.
+    pub fn is_initialized(&self) -> bool {
+        self.core.has_log()
+    }
+
+    /// Replicates an entry and applies it. On the leader only.
+    pub async fn propose(&self, entry: Bytes) -> Result<Applied, GroupError> {
+        if entry.len() > MAX_ENTRY_BYTES {
+            return Err(GroupError::TooLarge { bytes: entry.len(), limit: MAX_ENTRY_BYTES });
+        }
+        if self.core.store.is_full() {
+            return Err(GroupError::Full);
+        }
+        let written = self.raft().client_write(Proposal(entry));
+        match tokio::time::timeout(self.core.options.proposal_timeout, written).await {
+            Ok(Ok(done)) => Ok(Applied { index: done.log_id.index, reply: done.data }),
+            Ok(Err(error)) => Err(refused(error)),
+            Err(_) => Err(GroupError::Unknown),
+        }
+    }
+
+    /// Returns when the state here contains everything that was acknowledged anywhere before the call; answers the
+    /// index it has reached. On any member: followers ask the leader.
+    pub async fn linearizable(&self) -> Result<u64, GroupError> {
+        let index = match self.read_index().await {
+            Err(GroupError::NotLeader { leader: Some(leader) }) if leader.id != self.voter() => {
+                self.ask_read_index(&leader).await?
+            }
+            index => index?,
+        };
+        let timeout = Some(self.core.options.proposal_timeout);
+        let waited = self.raft().wait(timeout).applied_index_at_least(Some(index), "a read").await;
+        waited.map_err(|error| GroupError::NoQuorum(error.to_string()))?;
+        Ok(index)
+    }
+
+    /// Confirms with a quorum that this member leads, and answers the index a read must wait for.
+    pub async fn read_index(&self) -> Result<u64, GroupError> {
+        match self.raft().get_read_linearizer(ReadPolicy::ReadIndex).await {
+            Ok(linearizer) => Ok(linearizer.read_log_id().index()),
+            Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(to))) => Err(not_leader(to)),
+            Err(RaftError::APIError(LinearizableReadError::QuorumNotEnough(error))) => {
+                Err(GroupError::NoQuorum(error.to_string()))
+            }
+            Err(RaftError::Fatal(error)) => Err(stopped(&error)),
+        }
+    }
+
+    async fn ask_read_index(&self, leader: &Member) -> Result<u64, GroupError> {
+        let core = &self.core;
+        let timeout = Duration::from_millis(core.options.timers.election_max_ms);
+        let request = Request::ReadIndex.encode();
+        let answer = core.transport.call(leader, core.options.group, request, timeout).await;
+        let answer = answer.map_err(|error| GroupError::NoQuorum(error.to_string()))?;
+        match Reply::decode(answer) {
+            Ok(Reply::ReadIndex(ReadIndexReply::At(index))) => Ok(index),
+            Ok(Reply::ReadIndex(ReadIndexReply::Refused)) => Err(GroupError::NotLeader { leader: None }),
+            Ok(Reply::Failed(why)) => Err(GroupError::NoQuorum(why)),
+            Ok(_) | Err(_) => Err(GroupError::NoQuorum("the leader's answer makes no sense".to_owned())),
+        }
+    }
+
+    /// The leader this member knows of.
+    pub fn leader(&self) -> Option<Member> {
+        let metrics = self.raft().metrics().borrow_watched().clone();
+        let id = metrics.current_leader?;
+        let node = metrics.membership_config.get_node(&id)?;
+        Some(Member { id: VoterId(id), address: node.addr.clone() })
+    }
+
+    /// Whether this member believes it leads. Only [`Group::read_index`] knows.
+    pub fn is_leader(&self) -> bool {
+        self.raft().is_leader()
+    }
+
+    /// Changes of leadership, from now on.
+    pub fn leader_changes(&self) -> LeaderWatch {
+        LeaderWatch { metrics: self.raft().server_metrics(), seen: None }
+    }
+
+    /// Adds a member without a vote; it catches up by itself. Adding it again is fine.
+    pub async fn add_learner(&self, member: &Member) -> Result<(), GroupError> {
+        let node = BasicNode::new(&member.address);
+        self.changed(self.raft().add_learner(member.id.0, node, false)).await
+    }
+
+    /// Gives learners a vote, through a joint configuration. Refused while one of them is far behind.
+    pub async fn promote(&self, learners: &[VoterId]) -> Result<(), GroupError> {
+        let metrics = self.metrics();
+        for learner in learners {
+            let matched = metrics.matched.iter().find(|(id, _)| id == learner).and_then(|found| found.1);
+            let behind = metrics.last_index.unwrap_or(0).saturating_sub(matched.unwrap_or(0));
+            if metrics.role == Role::Leader && (matched.is_none() || behind > PROMOTE_LAG) {
+                return Err(GroupError::Refused(format!("{learner} is {behind} entries behind")));
+            }
+        }
+        let ids: BTreeSet<u64> = learners.iter().map(|learner| learner.0).collect();
+        self.changed(self.raft().change_membership(ChangeMembers::AddVoterIds(ids), true)).await
+    }
+
+    /// Removes a member, voter or learner. Its id is never used again.
+    pub async fn remove(&self, member: VoterId) -> Result<(), GroupError> {
+        let ids = BTreeSet::from([member.0]);
+        let is_voter = self.metrics().voters.iter().any(|voter| voter.id == member);
+        let change =
+            if is_voter { ChangeMembers::RemoveVoters(ids) } else { ChangeMembers::RemoveNodes(ids) };
+        self.changed(self.raft().change_membership(change, false)).await
+    }
+
+    async fn changed<T>(
+        &self,
+        change: impl Future<Output = Result<T, RaftError<Types, ClientWriteError<Types>>>>,
+    ) -> Result<(), GroupError> {
+        match tokio::time::timeout(self.core.options.proposal_timeout, change).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(refused(error)),
+            Err(_) => Err(GroupError::Unknown),
+        }
+    }
+
+    /// Hands leadership to a voter that is up to date, and returns when it leads.
+    pub async fn transfer_leadership(&self, to: VoterId) -> Result<(), GroupError> {
+        if !self.is_leader() {
+            return Err(GroupError::NotLeader { leader: self.leader() });
+        }
+        if !self.metrics().voters.iter().any(|voter| voter.id == to) {
+            return Err(GroupError::Refused(format!("{to} is not a voter")));
+        }
+        self.raft().trigger().transfer_leader(to.0).await.map_err(|error| stopped(&error))?;
+        let timeout = Some(self.core.options.proposal_timeout);
+        match self.raft().wait(timeout).current_leader(to.0, "a transfer").await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(GroupError::Unknown),
+        }
+    }
+
+    /// Asks for a snapshot of what is applied now, and for the log before it to go.
+    pub async fn snapshot(&self) -> Result<(), GroupError> {
+        self.raft().trigger().snapshot().await.map_err(|error| stopped(&error))
+    }
+
+    /// What the group knows about itself.
+    pub fn metrics(&self) -> GroupMetrics {
+        metrics_of(&self.raft().metrics().borrow_watched())
+    }
+
+    /// Waits until the metrics satisfy `ready`; answers them, or the last ones seen when `timeout` has passed or the
+    /// group has stopped.
+    pub async fn wait_for(
+        &self,
+        timeout: Duration,
+        ready: impl Fn(&GroupMetrics) -> bool + Send,
+    ) -> Result<GroupMetrics, GroupMetrics> {
+        let wait = self.raft().wait(Some(timeout));
+        match wait.metrics(move |now| ready(&metrics_of(now)), "a condition").await {
+            Ok(now) => Ok(metrics_of(&now)),
+            Err(_) => Err(self.metrics()),
+        }
+    }
+
+    /// Returns when this member has stopped, with the reason. Unless it was asked to, the process must end: its disk
+    /// failed, or an invariant of Raft is broken.
+    pub async fn stopped(&self) -> String {
+        let mut metrics = self.raft().metrics();
+        loop {
+            if let Err(error) = &metrics.borrow_watched().running_state {
+                return error.to_string();
+            }
+            if metrics.changed().await.is_err() {
+                return "the group is gone".to_owned();
+            }
+        }
+    }
+
+    /// Stops this member; what is durable stays.
+    pub async fn stop(&self) {
+        self.core.leave_router();
+        if let Err(error) = self.raft().shutdown().await {
+            tracing::warn!(%error, group = %self.core.options.group, "the group did not stop cleanly");
+        }
+    }
+}
+
+/// Tells about changes of leadership.
+pub struct LeaderWatch {
+    metrics: WatchReceiverOf<Types, RaftServerMetrics<Types>>,
+    seen: Option<Leadership>,
+}
+
+impl LeaderWatch {
+    /// Who leads now.
+    pub fn current(&self) -> Leadership {
+        let metrics = self.metrics.borrow_watched();
+        Leadership { term: metrics.vote.leader_id.term, leader: metrics.current_leader.map(VoterId) }
+    }
+
+    /// The next leadership that differs from the last one told; at first the current one. `None` when the group has
+    /// stopped. Those in between may be passed over.
+    pub async fn changed(&mut self) -> Option<Leadership> {
+        loop {
+            let current = self.current();
+            if self.seen.as_ref() != Some(&current) {
+                self.seen = Some(current.clone());
+                return Some(current);
+            }
+            self.metrics.changed().await.ok()?;
+        }
+    }
+}
+
+fn metrics_of(metrics: &RaftMetrics<Types>) -> GroupMetrics {
+    let members = metrics.membership_config.membership();
+    let member = |id: u64| {
+        let address = members.get_node(&id).map(|node| node.addr.clone()).unwrap_or_default();
+        Member { id: VoterId(id), address }
+    };
+    let matched = metrics.replication.iter().flatten();
+    GroupMetrics {
+        voter: VoterId(metrics.id),
+        role: match metrics.state {
+            ServerState::Leader => Role::Leader,
+            ServerState::Follower => Role::Follower,
+            ServerState::Candidate => Role::Candidate,
+            ServerState::Learner => Role::Learner,
+            ServerState::Shutdown => Role::Stopped,
+        },
+        leadership: Leadership { term: metrics.current_term, leader: metrics.current_leader.map(VoterId) },
+        last_index: metrics.last_log_index,
+        committed: metrics.local_committed.map(|id| id.index),
+        applied: metrics.last_applied.map(|id| id.index),
+        snapshot: metrics.snapshot.map(|id| id.index),
+        purged: metrics.purged.map(|id| id.index),
+        voters: members.voter_ids().map(member).collect(),
+        learners: members.learner_ids().map(member).collect(),
+        matched: matched.map(|(id, at)| (VoterId(*id), at.as_ref().map(|at| at.index))).collect(),
+    }
+}
+
+fn stopped(error: &Fatal<Types>) -> GroupError {
+    GroupError::Stopped(error.to_string())
+}
+
+fn not_leader(to: ForwardToLeader<Types>) -> GroupError {
+    let leader = to.leader_id.zip(to.leader_node);
+    GroupError::NotLeader { leader: leader.map(|(id, node)| Member { id: VoterId(id), address: node.addr }) }
+}
+
+fn refused(error: RaftError<Types, ClientWriteError<Types>>) -> GroupError {
+    match error {
+        RaftError::APIError(ClientWriteError::ForwardToLeader(to)) => not_leader(to),
+        // Cut from this log, or buried under a snapshot: another leader may still commit it. And a group that stops
+        // does not say what becomes of what it had taken.
+        RaftError::APIError(ClientWriteError::LogEntryDiscarded(_)) | RaftError::Fatal(_) => {
+            GroupError::Unknown
+        }
+        RaftError::APIError(ClientWriteError::ChangeMembershipError(error)) => {
+            GroupError::Refused(error.to_string())
+        }
+        RaftError::APIError(ClientWriteError::PreconditionFailed(error)) => {
+            GroupError::Refused(error.to_string())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

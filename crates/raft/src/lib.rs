@@ -1,0 +1,34 @@
+//! Raft groups: replicated state machines whose logs share the node's commit log and its fsync.
+//!
+//! A [`Group`] is one member of one group. The embedder brings a [`StateMachine`] and a [`Transport`]; the log is two
+//! journals of the node's store, the snapshots are files beside them. Many groups share one process, one transport
+//! and one [`Router`].
+//!
+//! The algorithm is openraft's, pinned exactly, and no other crate names it (`docs/decisions/0004-openraft.md`).
+//!
+//! | file | owns |
+//! |---|---|
+//! | `group.rs` | the interface: propose, read, change members; answering peers |
+//! | `log.rs` | entries and vote on the journal |
+//! | `machine.rs`, `snapshot.rs` | applying, snapshots as files |
+//! | `transport.rs`, `network.rs`, `rpc.rs`, `codec.rs` | what members say to each other |
+//!
+//! What the node must do: call [`Router::on_durable`] from the store's durable sink, or nothing is ever acknowledged;
+//! call [`Router::handle`] for what the transport receives; give a voter id to one data directory only, ever.
+
+#![warn(missing_docs)]
+
+mod codec;
+mod group;
+mod log;
+mod machine;
+mod network;
+mod rpc;
+mod snapshot;
+mod transport;
+mod types;
+
+pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers};
+pub use machine::{SnapshotWriter, StateMachine};
+pub use transport::{BoxFuture, MemoryNetwork, MemoryTransport, Router, Transport, TransportError};
+pub use types::{Applied, GroupError, GroupId, GroupMetrics, Leadership, Member, OpenError, Role, VoterId};

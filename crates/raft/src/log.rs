@@ -1,0 +1,524 @@
+//! The log of one group on two journals of the node's store: entries, and the facts about them ([`meta`]).
+//!
+//! An entry's index is its offset. Invariants:
+//! - no holes: an append continues the journal, and where a snapshot jumps ahead of the log, one *gap* frame covers
+//!   every index the log never had, below the log start;
+//! - one write at a time: a vote, a truncation or a purge begins when every entry before it is durable, and returns
+//!   when it is durable itself, so nothing of a group is ever reordered;
+//! - a flush is reported by what the journal holds durable now, never by an old report: after a truncation the same
+//!   offsets mean other entries.
+//!
+//! What is durable is known through [`Logs::on_durable`]; without that call nothing is ever acknowledged.
+//! This file must never wait for the disk on the caller's thread: that goes through [`offload`].
+
+mod meta;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, stream};
+use moim_journal::{
+    Append, AppendError, Durability, Frame, Journal, JournalError, JournalId, JournalOptions, PlainFraming,
+    ReadError, Store,
+};
+use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
+use tokio::sync::Notify;
+
+use self::meta::Facts;
+use crate::codec;
+use crate::types::{Entry, GroupId, LogId, OpenError, Types, Vote, VoterId};
+
+/// Bytes of newest entries kept in memory: what replication and apply read back at once.
+const RECENT_BYTES: usize = 8 << 20;
+/// About how many bytes one read for replication or apply gives out.
+const READ_BYTES: usize = 1 << 20;
+/// How long to wait before asking a busy or full journal again.
+const RETRY: Duration = Duration::from_millis(5);
+const LOG_SEGMENT_BYTES: u64 = 64 << 20;
+const META_SEGMENT_BYTES: u64 = 64 << 10;
+/// First payload byte of a gap frame; entries have smaller ones.
+const GAP: u8 = 255;
+
+/// Where a group's journals are.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) group: GroupId,
+    pub(crate) voter: VoterId,
+    /// Of the journals' ids.
+    pub(crate) incarnation: u128,
+    /// Below the data directory.
+    pub(crate) folder: String,
+    /// The durable sink's name for the entries; the facts have the next number.
+    pub(crate) tag: u64,
+}
+
+/// The logs of a process, by the tags of their journals.
+#[derive(Clone, Default)]
+pub(crate) struct Logs {
+    by_tag: Arc<RwLock<HashMap<u64, Weak<Inner>>>>,
+}
+
+impl Logs {
+    fn add(&self, inner: &Arc<Inner>) {
+        let mut by_tag = self.by_tag.write().unwrap_or_else(PoisonError::into_inner);
+        by_tag.retain(|_, log| log.strong_count() > 0);
+        for tag in [inner.tag, inner.tag + 1] {
+            by_tag.insert(tag, Arc::downgrade(inner));
+        }
+    }
+
+    /// Told by whoever owns the store's durable sink, on the disk thread. Tags of others are passed over.
+    pub(crate) fn on_durable(&self, advanced: &[(u64, i64)]) {
+        let by_tag = self.by_tag.read().unwrap_or_else(PoisonError::into_inner);
+        for log in advanced.iter().filter_map(|(tag, _)| by_tag.get(tag)).filter_map(Weak::upgrade) {
+            log.report_flushed();
+            log.durable.notify_waiters();
+        }
+    }
+}
+
+/// The log of one group.
+#[derive(Clone)]
+pub(crate) struct LogStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    group: GroupId,
+    log: Arc<Journal>,
+    meta: Arc<Journal>,
+    tag: u64,
+    state: Mutex<State>,
+    durable: Notify,
+}
+
+struct State {
+    facts: Facts,
+    /// The newest entry, or the last purged one when there is none.
+    last: Option<LogId>,
+    /// The newest entries, consecutive, up to `last`.
+    recent: VecDeque<Entry>,
+    recent_bytes: usize,
+    /// Appends not yet reported, with the log end that makes them durable.
+    flushing: VecDeque<(i64, IOFlushed<Types>)>,
+}
+
+impl State {
+    fn push(&mut self, entry: Entry) {
+        self.last = Some(entry.log_id);
+        self.recent_bytes += codec::entry_len(&entry);
+        self.recent.push_back(entry);
+        while self.recent_bytes > RECENT_BYTES && self.recent.len() > 1 {
+            self.pop_front();
+        }
+    }
+
+    fn pop_front(&mut self) {
+        if let Some(entry) = self.recent.pop_front() {
+            self.recent_bytes -= codec::entry_len(&entry);
+        }
+    }
+
+    fn cut_recent(&mut self, end: u64) {
+        while let Some(entry) = self.recent.pop_back_if(|entry| entry.log_id.index >= end) {
+            self.recent_bytes -= codec::entry_len(&entry);
+        }
+    }
+}
+
+/// Runs what may wait for the disk where waiting does no harm.
+pub(crate) async fn offload<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+fn offset(index: u64) -> i64 {
+    i64::try_from(index).unwrap_or(i64::MAX)
+}
+
+/// The one further along. By index: what a snapshot replaces may have had a greater term.
+fn later(a: Option<LogId>, b: Option<LogId>) -> Option<LogId> {
+    if a.map(|id| id.index) > b.map(|id| id.index) { a } else { b }
+}
+
+impl LogStore {
+    /// Opens the log, finishing a purge that a crash interrupted.
+    pub(crate) async fn open(store: &Store, logs: &Logs, place: Place) -> Result<Self, OpenError> {
+        let group = place.group;
+        let open = |part: u32, name: &str, segment_bytes: u64| {
+            let options = JournalOptions {
+                folder: format!("{}/{name}", place.folder),
+                framing: Arc::new(PlainFraming),
+                durability: Durability::Fsync,
+                segment_bytes,
+                tag: place.tag + u64::from(part),
+            };
+            let id = JournalId { incarnation: place.incarnation, part };
+            let journal =
+                store.journal(id, options).map_err(|source| OpenError::Journal { group, source })?;
+            // Coordination goes first in every group commit. A journal that is in use already keeps its lane.
+            journal.set_priority(true);
+            Ok(journal)
+        };
+        let log = open(0, "log", LOG_SEGMENT_BYTES)?;
+        let meta = open(1, "meta", META_SEGMENT_BYTES)?;
+        let damaged = |what: String| OpenError::Damaged { group, what };
+        if log.is_damaged() || meta.is_damaged() {
+            return Err(damaged("the journal lost records that were durable".to_owned()));
+        }
+        let found = meta::read(&meta).map_err(damaged)?;
+        if found.is_none() && log.end() > 0 {
+            return Err(damaged("there are entries but no vote".to_owned()));
+        }
+        let facts = found.unwrap_or(Facts { voter: place.voter, vote: None, purged: None });
+        if facts.voter != place.voter {
+            return Err(OpenError::OtherVoter { group, found: facts.voter, wanted: place.voter });
+        }
+        let state = State {
+            facts,
+            last: facts.purged,
+            recent: VecDeque::new(),
+            recent_bytes: 0,
+            flushing: VecDeque::new(),
+        };
+        let inner =
+            Inner { group, log, meta, tag: place.tag, state: Mutex::new(state), durable: Notify::new() };
+        let opened = Self { inner: Arc::new(inner) };
+        logs.add(&opened.inner);
+        opened.recover(found.is_none()).await.map_err(|error| damaged(error.to_string()))?;
+        Ok(opened)
+    }
+
+    async fn recover(&self, new: bool) -> io::Result<()> {
+        if new {
+            self.write_facts().await?;
+        }
+        let purged = self.inner.state().facts.purged;
+        if let Some(purged) = purged {
+            self.drop_through(purged.index).await?;
+        }
+        let log = &self.inner.log;
+        if log.start() != purged.map_or(0, |purged| offset(purged.index) + 1) {
+            return Err(io::Error::other("the log does not start where it was purged"));
+        }
+        if log.end() > log.start() {
+            let inner = Arc::clone(&self.inner);
+            let last = offload(move || inner.read_cold(inner.log.end() - 1, inner.log.end(), usize::MAX));
+            self.inner.state().last = last.await?.last().map(|entry| entry.log_id);
+        }
+        Ok(())
+    }
+
+    /// Waits until the journal holds everything up to `end` durably.
+    async fn wait_durable(&self, journal: &Journal, end: i64) {
+        loop {
+            let notified = self.inner.durable.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if journal.durable_end() >= end {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// Waits until nothing is under way, and reports what was.
+    async fn settle(&self) {
+        self.wait_durable(&self.inner.log, self.inner.log.end()).await;
+        self.inner.report_flushed();
+    }
+
+    /// Writes the facts as they are in memory.
+    async fn write_facts(&self) -> io::Result<()> {
+        let facts = self.inner.state().facts;
+        let end = loop {
+            match meta::append(&self.inner.meta, &facts) {
+                Ok(end) => break end,
+                Err(error) => self.refused(error).await?,
+            }
+        };
+        self.wait_durable(&self.inner.meta, end).await;
+        let journal = Arc::clone(&self.inner.meta);
+        offload(move || meta::maybe_trim(&journal)).await
+    }
+
+    /// A refusal that goes away is waited out: to openraft an error here is the end of the node, and a full disk is
+    /// not.
+    async fn refused(&self, error: AppendError) -> io::Result<()> {
+        match error {
+            AppendError::Busy | AppendError::Full => {
+                tracing::warn!(group = %self.inner.group, %error, "the Raft log waits for its disk");
+                tokio::time::sleep(RETRY).await;
+                Ok(())
+            }
+            AppendError::Closed | AppendError::NotNext { .. } | AppendError::Damaged | AppendError::Io(_) => {
+                Err(io::Error::other(error))
+            }
+        }
+    }
+
+    async fn append_frame(&self, base: i64, last: i64, payload: &[u8]) -> io::Result<()> {
+        let body = PlainFraming::encode(base, last, 0, 0, payload);
+        loop {
+            let append = Append { base, last, epoch: 0, max_timestamp_ms: 0, prefix: &[], body: &body };
+            match self.inner.log.append(append) {
+                Ok(()) => return Ok(()),
+                Err(error) => self.refused(error).await?,
+            }
+        }
+    }
+
+    /// Moves the log start past `through`, over indexes the log never had if need be.
+    async fn drop_through(&self, through: u64) -> io::Result<()> {
+        let start = offset(through) + 1;
+        let end = self.inner.log.end();
+        if end < start {
+            self.append_frame(end, start - 1, &[GAP]).await?;
+            self.settle().await;
+        }
+        let inner = Arc::clone(&self.inner);
+        offload(move || inner.log.set_start(start).map_err(io::Error::other)).await
+    }
+
+    async fn read(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> io::Result<Vec<Entry>> {
+        let (from, until) = bounds(&range);
+        if let Some(entries) = self.inner.read_recent(from, until, max_bytes) {
+            return Ok(entries);
+        }
+        let inner = Arc::clone(&self.inner);
+        let (from, until) = (offset(from), offset(until));
+        offload(move || inner.read_cold(from, until, max_bytes)).await
+    }
+}
+
+/// First index and the one after the last.
+fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
+    let from = match range.start_bound() {
+        Bound::Included(first) => *first,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let until = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => u64::MAX,
+    };
+    (from, until)
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report_flushed(&self) {
+        let mut done = Vec::new();
+        {
+            let mut state = self.state();
+            let durable = self.log.durable_end();
+            while let Some((_, flushed)) = state.flushing.pop_front_if(|waiting| waiting.0 <= durable) {
+                done.push(flushed);
+            }
+        }
+        for flushed in done {
+            flushed.io_completed(Ok(()));
+        }
+    }
+
+    /// Entries from memory, at least one; `None` when they are not all there.
+    fn read_recent(&self, from: u64, until: u64, max_bytes: usize) -> Option<Vec<Entry>> {
+        let state = self.state();
+        let next = state.last.map_or(0, |last| last.index + 1);
+        if from >= until || from >= next {
+            return Some(Vec::new());
+        }
+        let first = state.recent.front()?.log_id.index;
+        let skip = usize::try_from(from.checked_sub(first)?).ok()?;
+        let mut bytes = 0;
+        let mut entries = Vec::new();
+        for entry in state.recent.range(skip..) {
+            bytes += codec::entry_len(entry);
+            if entry.log_id.index >= until || (bytes > max_bytes && !entries.is_empty()) {
+                break;
+            }
+            entries.push(entry.clone());
+        }
+        Some(entries)
+    }
+
+    /// Entries from the journal, at least one where there are any.
+    fn read_cold(&self, from: i64, until: i64, max_bytes: usize) -> io::Result<Vec<Entry>> {
+        loop {
+            let from = from.max(self.log.start());
+            match self.read_frames(from, until.min(self.log.end()), max_bytes) {
+                // The log start moved up meanwhile.
+                Err(ReadError::OutOfRange { start, .. }) if start > from => {}
+                Err(error) => return Err(io::Error::other(error)),
+                Ok(entries) => return entries,
+            }
+        }
+    }
+
+    fn read_frames(
+        &self,
+        from: i64,
+        until: i64,
+        max_bytes: usize,
+    ) -> Result<io::Result<Vec<Entry>>, ReadError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut wrong = None;
+        let mut bytes = 0;
+        let mut take = |frame: &Frame, whole: &[u8]| {
+            let payload = PlainFraming::payload(whole);
+            if payload == [GAP] {
+                return true;
+            }
+            bytes += payload.len();
+            if bytes > max_bytes && !entries.is_empty() {
+                return false;
+            }
+            match codec::entry(Bytes::copy_from_slice(payload)) {
+                Ok(entry) if offset(entry.log_id.index) == frame.base => entries.push(entry),
+                Ok(_) | Err(_) => wrong = Some(frame.base),
+            }
+            wrong.is_none()
+        };
+        if from < until {
+            self.log.for_each_frame(from, until, &mut take)?;
+        }
+        let hole = entries.windows(2).any(|pair| pair[0].log_id.index + 1 != pair[1].log_id.index);
+        Ok(match wrong {
+            Some(at) => Err(io::Error::other(format!("entry {at} of group {} is damaged", self.group))),
+            None if hole => Err(io::Error::other(format!("group {} has a hole in its log", self.group))),
+            None => Ok(entries),
+        })
+    }
+}
+
+impl RaftLogReader<Types> for LogStore {
+    async fn try_get_log_entries<R>(&mut self, range: R) -> io::Result<Vec<Entry>>
+    where
+        R: RangeBounds<u64> + Clone + Debug + Send,
+    {
+        self.read(range, usize::MAX).await
+    }
+
+    async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
+        Ok(self.inner.state().facts.vote)
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
+        self.read(start..end, READ_BYTES).await
+    }
+
+    /// In pieces: a restart applies everything since the last snapshot through here.
+    async fn entries_stream<R>(&mut self, range: R) -> impl Stream<Item = io::Result<Entry>> + Send
+    where
+        R: RangeBounds<u64> + Clone + Debug + Send,
+    {
+        let (from, until) = bounds(&range);
+        let start = (self.clone(), from, until, VecDeque::new());
+        Box::pin(stream::try_unfold(start, |(log, from, until, mut ready)| async move {
+            if ready.is_empty() {
+                ready.extend(log.read(from..until, READ_BYTES).await?);
+            }
+            let next: Option<Entry> = ready.pop_front();
+            Ok(next.map(|entry| {
+                let from = entry.log_id.index + 1;
+                (entry, (log, from, until, ready))
+            }))
+        }))
+    }
+}
+
+impl RaftLogStorage<Types> for LogStore {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> io::Result<LogState<Types>> {
+        let state = self.inner.state();
+        Ok(LogState { last_purged_log_id: state.facts.purged, last_log_id: state.last })
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
+        self.settle().await;
+        self.inner.state().facts.vote = Some(*vote);
+        self.write_facts().await
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> io::Result<()>
+    where
+        I: IntoIterator<Item = Entry> + Send,
+        I::IntoIter: Send,
+    {
+        let mut payload = BytesMut::new();
+        for entry in entries {
+            let at = offset(entry.log_id.index);
+            if at > 0 && self.inner.log.end() == 0 {
+                // A log that has never held anything may begin anywhere; openraft's suite begins one at 1.
+                self.append_frame(0, at - 1, &[GAP]).await?;
+            }
+            payload.clear();
+            codec::put_entry(&mut payload, &entry);
+            self.append_frame(at, at, &payload).await?;
+            self.inner.state().push(entry);
+        }
+        let end = self.inner.log.end();
+        self.inner.state().flushing.push_back((end, callback));
+        // It may have become durable before it stood in the queue.
+        self.inner.report_flushed();
+        Ok(())
+    }
+
+    async fn truncate_after(&mut self, last_log_id: Option<LogId>) -> io::Result<()> {
+        self.settle().await;
+        let end = last_log_id.map_or(0, |last| last.index + 1);
+        {
+            let mut state = self.inner.state();
+            if state.last.is_none_or(|last| last.index < end) {
+                return Ok(());
+            }
+            state.cut_recent(end);
+            state.last = later(last_log_id, state.facts.purged);
+        }
+        let inner = Arc::clone(&self.inner);
+        offload(move || {
+            let to = offset(end).max(inner.log.start());
+            inner.log.truncate(to).map_err(|error: JournalError| io::Error::other(error))
+        })
+        .await
+    }
+
+    async fn purge(&mut self, log_id: LogId) -> io::Result<()> {
+        self.settle().await;
+        {
+            let mut state = self.inner.state();
+            if state.facts.purged.is_some_and(|purged| purged.index >= log_id.index) {
+                return Ok(());
+            }
+            state.facts.purged = Some(log_id);
+            state.last = later(state.last, Some(log_id));
+            while state.recent.front().is_some_and(|entry| entry.log_id.index <= log_id.index) {
+                state.pop_front();
+            }
+        }
+        // First the fact, then the cut: `recover` finishes what a crash leaves between them.
+        self.write_facts().await?;
+        self.drop_through(log_id.index).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

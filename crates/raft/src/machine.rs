@@ -1,0 +1,153 @@
+//! The embedder's state machine, and how openraft drives it.
+//!
+//! The state itself lives in memory only; what is durable is the log and the newest snapshot. After a restart
+//! openraft restores the snapshot and applies the log from there.
+//!
+//! Invariant: `applied` and `membership` are exactly those of the state in `machine`.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use futures_util::{Stream, TryStreamExt};
+use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};
+use openraft::type_config::alias::SnapshotOf;
+
+use crate::log::offload;
+use crate::snapshot::{SnapshotDir, SnapshotFile};
+use crate::types::{LogId, Payload, SnapshotMeta, StoredMembership, Types};
+
+/// Writes the state as it was at one moment, whatever has been applied since.
+pub type SnapshotWriter = Box<dyn FnOnce(&mut dyn io::Write) -> io::Result<()> + Send>;
+
+/// What a group replicates.
+///
+/// Deterministic: the same entries in the same order make the same state and the same replies on every member. No
+/// clock, no randomness; time comes in with the entries. Reads do not pass through here: the embedder shares the
+/// state with whoever reads it and asks [`crate::Group::linearizable`] first.
+pub trait StateMachine: Send + Sync + 'static {
+    /// Applies a committed entry. Quick: everything of the group waits for it.
+    fn apply(&mut self, index: u64, entry: &Bytes) -> Bytes;
+
+    /// A run of entries has been applied, up to `index`: the time to wake watchers.
+    fn on_applied(&mut self, index: u64) {
+        let _ = index;
+    }
+
+    /// A frozen view of the state. Taking it is quick; it is written on another thread.
+    fn snapshot(&mut self) -> SnapshotWriter;
+
+    /// Replaces the state by what a [`SnapshotWriter`] wrote, here or on another member.
+    fn restore(&mut self, content: &mut dyn io::Read) -> io::Result<()>;
+}
+
+/// openraft's view of it.
+pub(crate) struct Machine {
+    /// Empty only while a restore has it on another thread.
+    machine: Option<Box<dyn StateMachine>>,
+    applied: Option<LogId>,
+    membership: StoredMembership,
+    snapshots: Arc<SnapshotDir>,
+}
+
+impl Machine {
+    pub(crate) fn new(machine: Box<dyn StateMachine>, snapshots: Arc<SnapshotDir>) -> Self {
+        Self { machine: Some(machine), applied: None, membership: StoredMembership::default(), snapshots }
+    }
+
+    fn machine(&mut self) -> io::Result<&mut Box<dyn StateMachine>> {
+        self.machine.as_mut().ok_or_else(|| io::Error::other("a restore did not finish"))
+    }
+}
+
+impl RaftStateMachine<Types> for Machine {
+    type SnapshotData = SnapshotFile;
+    type SnapshotBuilder = Builder;
+
+    async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
+        Ok((self.applied, self.membership.clone()))
+    }
+
+    async fn apply<S>(&mut self, mut entries: S) -> io::Result<()>
+    where
+        S: Stream<Item = io::Result<EntryResponder<Types>>> + Unpin + Send,
+    {
+        while let Some((entry, responder)) = entries.try_next().await? {
+            let reply = match entry.payload {
+                Payload::Blank => Bytes::new(),
+                Payload::Normal(proposal) => self.machine()?.apply(entry.log_id.index, &proposal.0),
+                Payload::Membership(members) => {
+                    self.membership = StoredMembership::new(Some(entry.log_id), members);
+                    Bytes::new()
+                }
+            };
+            self.applied = Some(entry.log_id);
+            if let Some(responder) = responder {
+                responder.send(reply);
+            }
+        }
+        if let Some(applied) = self.applied {
+            self.machine()?.on_applied(applied.index);
+        }
+        Ok(())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Builder {
+        let meta = SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() };
+        let writer = self.machine.as_mut().map(|machine| machine.snapshot());
+        Builder { meta, writer: Mutex::new(writer), snapshots: Arc::clone(&self.snapshots) }
+    }
+
+    async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: SnapshotFile) -> io::Result<()> {
+        self.machine()?;
+        let mut machine = self.machine.take().expect("it was there a line ago");
+        let (snapshots, published) = (Arc::clone(&self.snapshots), meta.clone());
+        // The name comes last: should the embedder refuse the content, a restart is back at the older state.
+        let restored = offload(move || {
+            let (_, mut content) = snapshot.content()?;
+            machine.restore(&mut content)?;
+            // Whatever the embedder left unread must be whole too.
+            io::copy(&mut content, &mut io::sink())?;
+            snapshots.publish(&published, snapshot)?;
+            Ok(machine)
+        });
+        self.machine = Some(restored.await?);
+        self.applied = meta.last_log_id;
+        self.membership = meta.last_membership.clone();
+        if let Some(applied) = self.applied {
+            self.machine()?.on_applied(applied.index);
+        }
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf<Types, SnapshotFile>>> {
+        // On another thread: a snapshot that is just getting its name holds the folder for a sync.
+        let snapshots = Arc::clone(&self.snapshots);
+        offload(move || Ok(snapshots.current().map(|(meta, snapshot)| Snapshot { meta, snapshot }))).await
+    }
+}
+
+/// Writes one snapshot.
+pub(crate) struct Builder {
+    meta: SnapshotMeta,
+    /// The lock is for the compiler: only the one who builds looks.
+    writer: Mutex<Option<SnapshotWriter>>,
+    snapshots: Arc<SnapshotDir>,
+}
+
+impl RaftSnapshotBuilder<Types> for Builder {
+    type SnapshotData = SnapshotFile;
+
+    async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<Types, SnapshotFile>> {
+        let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let writer = writer.ok_or_else(|| io::Error::other("a builder builds once"))?;
+        let (meta, snapshots) = (self.meta.clone(), Arc::clone(&self.snapshots));
+        offload(move || {
+            snapshots.write(&meta, writer)?;
+            let (meta, snapshot) =
+                snapshots.current().ok_or_else(|| io::Error::other("nothing was written"))?;
+            Ok(Snapshot { meta, snapshot })
+        })
+        .await
+    }
+}

@@ -1,0 +1,391 @@
+//! Snapshot files: written aside, synced, renamed into place, sent as they are, checked before they are believed.
+//!
+//! Layout, little-endian: magic (8), version (u32), length and CRC32C of the header (u32, u32), header (log position
+//! and members), then chunks of length, CRC32C and bytes (u32, u32, …) and at the end a chunk of length 0 whose
+//! checksum covers the total of all lengths (u64), which follows it.
+//!
+//! Invariants: at most one `.snap` is current, and it never goes back; a `.snap` has been whole and durable since it
+//! had that name; everything else in the folder is a leftover, removed at the next start. Nothing here is async: the
+//! callers take it off their thread.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use moim_journal::{Disk, DiskFile};
+
+use crate::codec::{self, Input};
+use crate::types::SnapshotMeta;
+
+const MAGIC: &[u8; 8] = b"moimsnap";
+const VERSION: u32 = 1;
+const FIXED: usize = 20;
+const MAX_HEADER: usize = 1 << 20;
+const CHUNK: usize = 256 << 10;
+
+fn bad(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("snapshot: {what}"))
+}
+
+/// A snapshot on disk. One that was never published is removed with its last handle.
+pub(crate) struct SnapshotFile {
+    dir: Arc<SnapshotDir>,
+    path: PathBuf,
+    file: Arc<dyn DiskFile>,
+    len: u64,
+    published: bool,
+}
+
+impl std::fmt::Debug for SnapshotFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SnapshotFile")
+            .field("path", &self.path)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for SnapshotFile {
+    fn drop(&mut self) {
+        if !self.published
+            && let Err(error) = self.dir.disk.remove(&self.path)
+        {
+            tracing::debug!(%error, path = %self.path.display(), "a snapshot that was not used stays behind");
+        }
+    }
+}
+
+/// The folder of one group's snapshots.
+pub(crate) struct SnapshotDir {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    state: Mutex<DirState>,
+}
+
+#[derive(Default)]
+struct DirState {
+    current: Option<Current>,
+    /// Names given so far to files under construction.
+    drafts: u64,
+}
+
+#[derive(Clone)]
+struct Current {
+    meta: SnapshotMeta,
+    path: PathBuf,
+    file: Arc<dyn DiskFile>,
+    len: u64,
+}
+
+impl SnapshotDir {
+    /// Opens the folder below `root`, creating it if need be, removes leftovers and finds the current snapshot.
+    pub(crate) fn open(disk: Arc<dyn Disk>, root: &Path, folder: &str) -> io::Result<Arc<Self>> {
+        let mut path = root.to_path_buf();
+        for part in Path::new(folder).components() {
+            let parent = path.clone();
+            path.push(part);
+            match disk.create_dir(&path) {
+                Ok(()) => disk.sync_dir(&parent)?,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut newest: Option<Current> = None;
+        let mut leftovers = Vec::new();
+        for entry in disk.list(&path)? {
+            let at = path.join(&entry.name);
+            if entry.name.ends_with(".tmp") {
+                leftovers.push(at);
+            } else if entry.name.ends_with(".snap") {
+                let file = disk.open(&at)?;
+                let (meta, _) = read_header(&*file)?;
+                let found = Current { meta, path: at, len: file.len()?, file };
+                let old = match &newest {
+                    Some(best) if best.meta.last_log_id >= found.meta.last_log_id => Some(found),
+                    Some(_) | None => newest.replace(found),
+                };
+                leftovers.extend(old.map(|old| old.path));
+            }
+        }
+        for leftover in leftovers {
+            disk.remove(&leftover)?;
+        }
+        let state = Mutex::new(DirState { current: newest, drafts: 0 });
+        Ok(Arc::new(Self { disk, path, state }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, DirState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The current snapshot.
+    pub(crate) fn current(self: &Arc<Self>) -> Option<(SnapshotMeta, SnapshotFile)> {
+        let current = self.state().current.clone()?;
+        let file = SnapshotFile {
+            dir: Arc::clone(self),
+            path: current.path,
+            file: current.file,
+            len: current.len,
+            published: true,
+        };
+        Some((current.meta, file))
+    }
+
+    /// An empty file for a snapshot under construction.
+    pub(crate) fn draft(self: &Arc<Self>) -> io::Result<SnapshotFile> {
+        let number = {
+            let mut state = self.state();
+            state.drafts += 1;
+            state.drafts
+        };
+        let path = self.path.join(format!("{number}.tmp"));
+        let file = self.disk.create(&path)?;
+        Ok(SnapshotFile { dir: Arc::clone(self), path, file, len: 0, published: false })
+    }
+
+    /// Writes a whole snapshot and makes it current.
+    pub(crate) fn write(
+        self: &Arc<Self>,
+        meta: &SnapshotMeta,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut draft = self.draft()?;
+        let header = encode_header(meta);
+        draft.append(&header)?;
+        let mut writer = ChunkWriter { draft: &mut draft, buffer: Vec::with_capacity(CHUNK), total: 0 };
+        fill(&mut writer)?;
+        writer.finish()?;
+        self.publish(meta, draft)
+    }
+
+    /// Gives a whole snapshot its name, unless a newer one has come in meanwhile.
+    pub(crate) fn publish(self: &Arc<Self>, meta: &SnapshotMeta, draft: SnapshotFile) -> io::Result<()> {
+        let mut draft = match (Arc::ptr_eq(&draft.dir, self), draft.published) {
+            (true, true) => return Ok(()),
+            (true, false) => draft,
+            (false, _) => self.copy(&draft)?,
+        };
+        draft.file.sync_data()?;
+        // Held over the rename: two publishers must not pass each other.
+        let mut state = self.state();
+        if state.current.as_ref().is_some_and(|current| current.meta.last_log_id >= meta.last_log_id) {
+            return Ok(());
+        }
+        let (term, index) = meta.last_log_id.map_or((0, 0), |at| (**at.committed_leader_id(), at.index));
+        let path = self.path.join(format!("{index:020}-{term}.snap"));
+        self.disk.rename(&draft.path, &path)?;
+        draft.published = true;
+        self.disk.sync_dir(&self.path)?;
+        let current = Current { meta: meta.clone(), path, file: draft.file.clone(), len: draft.len };
+        if let Some(old) = state.current.replace(current) {
+            self.disk.remove(&old.path)?;
+        }
+        Ok(())
+    }
+}
+
+impl SnapshotDir {
+    /// A draft with the content of a snapshot of another folder.
+    fn copy(self: &Arc<Self>, from: &SnapshotFile) -> io::Result<SnapshotFile> {
+        let mut draft = self.draft()?;
+        while draft.len < from.len {
+            let piece = from.piece(draft.len, CHUNK)?;
+            draft.append(&piece)?;
+        }
+        Ok(draft)
+    }
+}
+
+impl SnapshotFile {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Adds bytes at the end.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.pwritev(self.len, &[IoSlice::new(bytes)])?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Raw bytes at `at`, up to `max` of them.
+    pub(crate) fn piece(&self, at: u64, max: usize) -> io::Result<Bytes> {
+        let left = usize::try_from(self.len.saturating_sub(at)).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; left.min(max)];
+        if self.file.pread(at, &mut bytes)? != bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(bytes.into())
+    }
+
+    /// Reads everything and answers what it is a snapshot of.
+    pub(crate) fn verify(&self) -> io::Result<SnapshotMeta> {
+        let (meta, mut reader) = self.content()?;
+        let mut sink = vec![0; CHUNK];
+        while reader.read(&mut sink)? > 0 {}
+        Ok(meta)
+    }
+
+    /// What it is a snapshot of, and its content. A reader that meets its end without an error has read it all.
+    pub(crate) fn content(&self) -> io::Result<(SnapshotMeta, ChunkReader)> {
+        let (meta, at) = read_header(&*self.file)?;
+        let file = Arc::clone(&self.file);
+        let reader =
+            ChunkReader { file, at, end: self.len, chunk: Vec::new(), taken: 0, total: 0, done: false };
+        Ok((meta, reader))
+    }
+}
+
+fn encode_header(meta: &SnapshotMeta) -> BytesMut {
+    let mut header = BytesMut::new();
+    codec::put_meta(&mut header, meta);
+    let mut out = BytesMut::new();
+    out.put_slice(MAGIC);
+    out.put_u32_le(VERSION);
+    out.put_u32_le(u32::try_from(header.len()).expect("a list of members is under 4 GiB"));
+    out.put_u32_le(crc32c::crc32c(&header));
+    out.put_slice(&header);
+    out
+}
+
+/// The header and where the chunks begin.
+fn read_header(file: &dyn DiskFile) -> io::Result<(SnapshotMeta, u64)> {
+    let mut fixed = [0; FIXED];
+    if file.pread(0, &mut fixed)? != FIXED || &fixed[..8] != MAGIC {
+        return Err(bad("this is not one"));
+    }
+    let word = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
+    if word(8) != VERSION {
+        return Err(bad("written by another version of this program"));
+    }
+    let len =
+        usize::try_from(word(12)).ok().filter(|len| *len <= MAX_HEADER).ok_or(bad("header too long"))?;
+    let mut header = vec![0; len];
+    if file.pread(FIXED as u64, &mut header)? != len || crc32c::crc32c(&header) != word(16) {
+        return Err(bad("damaged header"));
+    }
+    let mut input = Input::new(header.into());
+    let meta = codec::meta(&mut input)?;
+    input.end()?;
+    Ok((meta, (FIXED + len) as u64))
+}
+
+struct ChunkWriter<'a> {
+    draft: &'a mut SnapshotFile,
+    buffer: Vec<u8>,
+    total: u64,
+}
+
+impl ChunkWriter<'_> {
+    fn chunk(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let len = u32::try_from(self.buffer.len()).expect("a chunk is small");
+        let mut head = [0; 8];
+        head[..4].copy_from_slice(&len.to_le_bytes());
+        head[4..].copy_from_slice(&crc32c::crc32c(&self.buffer).to_le_bytes());
+        self.draft.append(&head)?;
+        self.draft.append(&self.buffer)?;
+        self.total += u64::from(len);
+        self.buffer.clear();
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        self.chunk()?;
+        let total = self.total.to_le_bytes();
+        let mut end = [0; 16];
+        end[4..8].copy_from_slice(&crc32c::crc32c(&total).to_le_bytes());
+        end[8..].copy_from_slice(&total);
+        self.draft.append(&end)
+    }
+}
+
+impl Write for ChunkWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(CHUNK - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..taken]);
+        if self.buffer.len() == CHUNK {
+            self.chunk()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads the content of a snapshot, checking as it goes.
+pub(crate) struct ChunkReader {
+    file: Arc<dyn DiskFile>,
+    at: u64,
+    end: u64,
+    chunk: Vec<u8>,
+    taken: usize,
+    total: u64,
+    done: bool,
+}
+
+impl ChunkReader {
+    fn exact(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        if self.file.pread(self.at, buffer)? != buffer.len() {
+            return Err(bad("cut short"));
+        }
+        self.at += buffer.len() as u64;
+        Ok(())
+    }
+
+    fn next_chunk(&mut self) -> io::Result<()> {
+        let mut head = [0; 8];
+        self.exact(&mut head)?;
+        let [a, b, c, d, e, f, g, h] = head;
+        let (len, crc) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+        let len = usize::try_from(len).ok().filter(|len| *len <= CHUNK).ok_or(bad("chunk too long"))?;
+        if len == 0 {
+            let mut total = [0; 8];
+            self.exact(&mut total)?;
+            if crc32c::crc32c(&total) != crc || u64::from_le_bytes(total) != self.total || self.at != self.end
+            {
+                return Err(bad("damaged end"));
+            }
+            self.done = true;
+            return Ok(());
+        }
+        let mut chunk = std::mem::take(&mut self.chunk);
+        chunk.resize(len, 0);
+        self.exact(&mut chunk)?;
+        if crc32c::crc32c(&chunk) != crc {
+            return Err(bad("damaged content"));
+        }
+        self.total += len as u64;
+        self.taken = 0;
+        self.chunk = chunk;
+        Ok(())
+    }
+}
+
+impl Read for ChunkReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        if self.taken == self.chunk.len() && !self.done {
+            self.next_chunk()?;
+        }
+        if self.done {
+            return Ok(0);
+        }
+        let ready = &self.chunk[self.taken..];
+        let taken = ready.len().min(buffer.len());
+        buffer[..taken].copy_from_slice(&ready[..taken]);
+        self.taken += taken;
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! How members reach each other: a transport carries opaque requests to an address, a router hands them to a group.
+//!
+//! One transport serves every group of a process; the group's id travels with each request. A request that gets no
+//! answer may or may not have been done: Raft's own rules make repeating it harmless.
+
+mod memory;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use self::memory::{MemoryNetwork, MemoryTransport};
+use crate::group::Core;
+use crate::log::Logs;
+use crate::rpc::Reply;
+use crate::types::{GroupId, Member};
+
+/// A boxed future.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Why there was no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// Nobody there; worth a pause before the next try.
+    #[error("unreachable: {0}")]
+    Unreachable(String),
+    /// Lost on the way; worth another try at once.
+    #[error("broken: {0}")]
+    Broken(String),
+    /// No answer in time.
+    #[error("timed out")]
+    TimedOut,
+}
+
+/// Carries requests to other members.
+pub trait Transport: Send + Sync + 'static {
+    /// Sends `request` for `group` to a member and waits for its reply, `timeout` at most. Implementations bound what
+    /// they queue per peer; requests to one peer may overtake each other.
+    fn call<'a>(
+        &'a self,
+        to: &'a Member,
+        group: GroupId,
+        request: Bytes,
+        timeout: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, TransportError>>;
+}
+
+/// The receiving end: hands requests to the groups of this process.
+#[derive(Clone, Default)]
+pub struct Router {
+    groups: Arc<RwLock<HashMap<GroupId, Weak<Core>>>>,
+    logs: Logs,
+}
+
+impl Router {
+    /// A router without groups.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn add(&self, group: GroupId, core: &Arc<Core>) {
+        self.groups.write().unwrap_or_else(PoisonError::into_inner).insert(group, Arc::downgrade(core));
+    }
+
+    pub(crate) fn remove(&self, group: GroupId) {
+        self.groups.write().unwrap_or_else(PoisonError::into_inner).remove(&group);
+    }
+
+    /// Answers a peer's request. Whatever the bytes are, there is an answer.
+    pub async fn handle(&self, group: GroupId, request: Bytes) -> Bytes {
+        let core = {
+            let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+            groups.get(&group).and_then(Weak::upgrade)
+        };
+        match core {
+            Some(core) => core.handle(request).await.encode(),
+            None => Reply::Failed(format!("group {group} is not here")).encode(),
+        }
+    }
+
+    /// Passes on what the store's durable sink was told; the groups pick what is theirs. Called on the disk thread.
+    pub fn on_durable(&self, advanced: &[(u64, i64)]) {
+        self.logs.on_durable(advanced);
+    }
+
+    pub(crate) fn logs(&self) -> &Logs {
+        &self.logs
+    }
+}
