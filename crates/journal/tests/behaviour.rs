@@ -583,3 +583,17 @@ fn a_deletion_that_was_cut_short_is_finished() {
     }
     assert!(finished > 3, "{finished}");
 }
+
+#[test]
+fn the_ring_keeps_what_its_segment_does_not_hold() {
+    let mut bed = Bed::new();
+    bed.options.recent_bytes = 4 << 10;
+    let store = bed.open();
+    let journal = fsync(&store);
+    append(&journal, 6, 1_000);
+    bed.disk.set_free_bytes(Some(0));
+    store.pump();
+    store.pump();
+    assert!(store.stats().ring_bytes > 4 << 10, "nothing could be written behind");
+    assert_eq!((offsets(&journal), bed.fatal.load(Ordering::SeqCst)), (range(0, 6), 0));
+}
