@@ -1,0 +1,94 @@
+//! How far history may be forgotten without anybody asking: what is older than a retention time.
+//!
+//! The leader asks on a timer and proposes what it is told. A new leader knows no times of old revisions and
+//! starts over, so history is kept for up to twice the retention around a failover, never for less than it.
+
+use std::collections::VecDeque;
+
+use crate::range::SpaceId;
+use crate::request::{Command, Op};
+use crate::state::State;
+
+/// How many times are remembered per retention: the precision of forgetting.
+const SAMPLES: u64 = 10;
+
+/// See the top of the file.
+#[derive(Debug)]
+pub struct AutoCompactor {
+    retention_ms: u64,
+    /// Time, user revision and system revision, oldest first.
+    samples: VecDeque<(u64, i64, i64)>,
+}
+
+impl AutoCompactor {
+    /// Keeps history for `retention_ms` at least; 0 keeps it for ever.
+    pub fn new(retention_ms: u64) -> Self {
+        Self { retention_ms, samples: VecDeque::new() }
+    }
+
+    /// Forgets what it knows of times: for a new leadership.
+    pub fn on_become_leader(&mut self) {
+        self.samples.clear();
+    }
+
+    /// Notes where the spaces are now, and says what to propose, if anything can be forgotten.
+    pub fn on_tick(&mut self, now_ms: u64, state: &State) -> Option<Command> {
+        if self.retention_ms == 0 {
+            return None;
+        }
+        let step_ms = (self.retention_ms / SAMPLES).max(1);
+        if self.samples.back().is_none_or(|(at, ..)| now_ms.saturating_sub(*at) >= step_ms) {
+            let revisions = (state.revision(SpaceId::User), state.revision(SpaceId::System));
+            self.samples.push_back((now_ms, revisions.0, revisions.1));
+        }
+        let mut old = None;
+        while let Some((at, user, system)) = self.samples.front().copied()
+            && now_ms.saturating_sub(at) >= self.retention_ms
+        {
+            old = Some((user, system));
+            self.samples.pop_front();
+        }
+        let (user, system) = old?;
+        let forgets = user > state.compact_revision(SpaceId::User).max(1)
+            || system > state.compact_revision(SpaceId::System).max(1);
+        forgets.then(|| Command::node(Op::AutoCompact { user, system }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::PutRequest;
+
+    #[test]
+    fn history_is_kept_for_its_time_and_not_much_longer() {
+        let mut state = State::new();
+        let mut compactor = AutoCompactor::new(1_000);
+        let mut index = 0;
+        let mut proposals = Vec::new();
+        for now_ms in (0..3_000).step_by(100) {
+            index += 1;
+            state.apply(index, Command::client(Op::Put(PutRequest::new("k", "v"))));
+            if let Some(command) = compactor.on_tick(now_ms, &state) {
+                proposals.push((now_ms, command.clone()));
+                index += 1;
+                state.apply(index, command);
+            }
+        }
+        // The put at time t makes revision 2 + t / 100.
+        let (at, first) = &proposals[0];
+        assert_eq!((*at, first), (1_000, &Command::node(Op::AutoCompact { user: 2, system: 1 })));
+        let (at, last) = proposals.last().unwrap();
+        assert_eq!((*at, last), (2_900, &Command::node(Op::AutoCompact { user: 2 + 19, system: 1 })));
+        assert_eq!(state.compact_revision(SpaceId::User), 21);
+    }
+
+    #[test]
+    fn a_quiet_store_proposes_nothing() {
+        let state = State::new();
+        let mut compactor = AutoCompactor::new(10);
+        assert!((0..100).all(|now_ms| compactor.on_tick(now_ms, &state).is_none()));
+        let mut never = AutoCompactor::new(0);
+        assert!(never.on_tick(1_000_000, &state).is_none());
+    }
+}

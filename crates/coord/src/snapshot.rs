@@ -1,0 +1,361 @@
+//! A whole [`State`] as a stream of checked frames, and back.
+//!
+//! A stream is a header and frames; a frame is its length, the CRC-32C of its payload, and the payload. The
+//! first frame holds the counters, leases and alarms, the last says how many records there were, so a stream
+//! that was cut off between frames is found too. [`Restorer`] takes bytes in pieces of any size and asks for
+//! no more memory than one frame beyond the state itself.
+//!
+//! Invariants: equal states give equal bytes, and a restored state answers every request as the original
+//! does. A stream is accepted whole or not at all. Formats newer than [`FORMAT`] are refused.
+
+use std::collections::BTreeSet;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::codec::{DecodeError, Input, put_bytes, put_i64, put_lease, put_u64};
+use crate::lease::{Lease, LeaseId};
+use crate::range::SpaceId;
+use crate::request::{Alarm, AlarmKind, Origin};
+use crate::space::Space;
+use crate::space::log::{Change, Version};
+use crate::state::State;
+
+/// What a stream begins with.
+const MAGIC: [u8; 8] = *b"MOIMCOOR";
+/// The format that is written. Every format up to it is read.
+pub const FORMAT: u16 = 1;
+const HEADER_BYTES: usize = 10;
+const FRAME_HEADER_BYTES: usize = 8;
+/// A frame is closed once it has this much.
+const FRAME_BYTES: usize = 64 << 10;
+/// No frame is longer: one record of the largest request, and the counters of very many leases.
+const MAX_FRAME_BYTES: usize = 256 << 20;
+
+const TAG_COUNTERS: u8 = 1;
+const TAG_BASE: u8 = 2;
+const TAG_CHANGE: u8 = 3;
+const TAG_END: u8 = 4;
+
+/// Why a stream is not a state.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// It does not begin as one.
+    #[error("this is not a snapshot of the coordination state")]
+    Magic,
+    /// Written by a newer version.
+    #[error("snapshot format {0} is newer than this version reads ({FORMAT})")]
+    Format(u16),
+    /// A frame's checksum is wrong.
+    #[error("frame {0} of the snapshot is damaged")]
+    Checksum(u64),
+    /// A frame has a length that none has.
+    #[error("frame {0} of the snapshot has an impossible length")]
+    Length(u64),
+    /// A record cannot be read.
+    #[error("a record of the snapshot cannot be read: {0}")]
+    Record(#[from] DecodeError),
+    /// Records are valid and do not fit together.
+    #[error("the snapshot contradicts itself: {0}")]
+    Contradiction(&'static str),
+    /// It ends too early, or goes on after its end.
+    #[error("the snapshot is not complete")]
+    Incomplete,
+}
+
+impl State {
+    /// The state as a stream, in pieces of about 64 KiB. It borrows the state: take it between two commands.
+    pub fn snapshot(&self) -> impl Iterator<Item = Bytes> {
+        let spaces = [(SpaceId::User, &self.user), (SpaceId::System, &self.system)];
+        let records = spaces.into_iter().flat_map(|(id, space)| {
+            let bases = space.bases().map(move |change| (TAG_BASE, id, change));
+            bases.chain(space.log().iter().map(move |change| (TAG_CHANGE, id, change)))
+        });
+        Frames { state: self, records, count: 0, stage: Stage::Counters }
+    }
+
+    /// A state from a whole stream.
+    pub fn restore(chunks: impl IntoIterator<Item = Bytes>) -> Result<Self, SnapshotError> {
+        let mut restorer = Restorer::new();
+        for chunk in chunks {
+            restorer.push(&chunk)?;
+        }
+        restorer.finish()
+    }
+}
+
+enum Stage {
+    Counters,
+    Records,
+    Done,
+}
+
+struct Frames<'a, I> {
+    state: &'a State,
+    records: I,
+    count: u64,
+    stage: Stage,
+}
+
+impl<'a, I: Iterator<Item = (u8, SpaceId, &'a Change)>> Iterator for Frames<'a, I> {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        match self.stage {
+            Stage::Counters => {
+                self.stage = Stage::Records;
+                let mut out = Vec::with_capacity(256);
+                out.extend_from_slice(&MAGIC);
+                out.extend_from_slice(&FORMAT.to_be_bytes());
+                frame(&mut out, |out| encode_counters(out, self.state));
+                Some(Bytes::from(out))
+            }
+            Stage::Records => {
+                let mut out = Vec::with_capacity(FRAME_BYTES + 1024);
+                frame(&mut out, |out| self.encode_records(out));
+                Some(Bytes::from(out))
+            }
+            Stage::Done => None,
+        }
+    }
+}
+
+impl<'a, I: Iterator<Item = (u8, SpaceId, &'a Change)>> Frames<'a, I> {
+    fn encode_records(&mut self, out: &mut Vec<u8>) {
+        while out.len() < FRAME_BYTES {
+            let Some((tag, space, change)) = self.records.next() else {
+                out.push(TAG_END);
+                put_u64(out, self.count);
+                self.stage = Stage::Done;
+                return;
+            };
+            out.extend_from_slice(&[tag, u8::from(space == SpaceId::System)]);
+            encode_change(out, change);
+            self.count += 1;
+        }
+    }
+}
+
+fn frame(out: &mut Vec<u8>, fill: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; FRAME_HEADER_BYTES]);
+    fill(out);
+    let payload = &out[start + FRAME_HEADER_BYTES..];
+    let length = u32::try_from(payload.len()).expect("a frame is shorter than 4 GiB");
+    let crc = crc32c::crc32c(payload);
+    out[start..start + 4].copy_from_slice(&length.to_be_bytes());
+    out[start + 4..start + 8].copy_from_slice(&crc.to_be_bytes());
+}
+
+fn encode_counters(out: &mut Vec<u8>, state: &State) {
+    out.push(TAG_COUNTERS);
+    put_u64(out, state.applied);
+    for space in [&state.user, &state.system] {
+        put_i64(out, space.revision());
+        put_i64(out, space.compact_revision());
+    }
+    put_u64(out, state.leases.by_id.len() as u64);
+    for (id, lease) in &state.leases.by_id {
+        put_lease(out, *id);
+        put_i64(out, lease.ttl_ms);
+        put_i64(out, lease.remaining_ms);
+        out.push(u8::from(lease.origin == Origin::Node));
+    }
+    put_u64(out, state.alarms.len() as u64);
+    for alarm in &state.alarms {
+        out.push(u8::from(alarm.kind == AlarmKind::Corrupt));
+        put_u64(out, alarm.member);
+    }
+}
+
+/// The bytes of a change: also what is hashed.
+pub(crate) fn encode_change(out: &mut Vec<u8>, change: &Change) {
+    let version = &change.version;
+    out.push(u8::from(version.value.is_some()));
+    put_bytes(out, &change.key);
+    put_i64(out, version.revision);
+    put_u64(out, version.sub.into());
+    if let Some(value) = &version.value {
+        put_bytes(out, value);
+        put_i64(out, version.create_revision);
+        put_i64(out, version.version);
+        put_lease(out, version.lease);
+    }
+}
+
+fn decode_change(input: &mut Input) -> Result<Change, SnapshotError> {
+    let is_put = flag(input)?;
+    // Copied: a slice would keep its whole frame in memory.
+    let key = Bytes::copy_from_slice(&input.bytes()?);
+    let revision = input.i64()?;
+    let sub =
+        u32::try_from(input.u64()?).map_err(|_| SnapshotError::Contradiction("a change has no number"))?;
+    let mut version = Version::tombstone(revision, sub);
+    if is_put {
+        version.value = Some(Bytes::copy_from_slice(&input.bytes()?));
+        version.create_revision = input.i64()?;
+        version.version = input.i64()?;
+        version.lease = input.lease()?;
+    }
+    Ok(Change { key, version })
+}
+
+fn flag(input: &mut Input) -> Result<bool, SnapshotError> {
+    match input.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(SnapshotError::Contradiction("a flag is neither on nor off")),
+    }
+}
+
+/// Builds a [`State`] from the bytes of a stream, in pieces of any size.
+#[derive(Debug)]
+pub struct Restorer {
+    buffer: BytesMut,
+    state: Option<State>,
+    seen_header: bool,
+    frames: u64,
+    records: u64,
+    ended: bool,
+}
+
+impl Default for Restorer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Restorer {
+    /// Has nothing yet.
+    pub fn new() -> Self {
+        Self { buffer: BytesMut::new(), state: None, seen_header: false, frames: 0, records: 0, ended: false }
+    }
+
+    /// Takes the next bytes. After an error the stream is lost.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
+        self.buffer.extend_from_slice(bytes);
+        if !self.seen_header {
+            if self.buffer.len() < HEADER_BYTES {
+                return Ok(());
+            }
+            let header = self.buffer.split_to(HEADER_BYTES);
+            if header[..8] != MAGIC {
+                return Err(SnapshotError::Magic);
+            }
+            let format = u16::from_be_bytes([header[8], header[9]]);
+            if format != FORMAT {
+                return Err(SnapshotError::Format(format));
+            }
+            self.seen_header = true;
+        }
+        while let Some(frame) = self.next_frame()? {
+            self.take_frame(frame)?;
+        }
+        Ok(())
+    }
+
+    /// The state, when the stream was whole.
+    pub fn finish(self) -> Result<State, SnapshotError> {
+        match self.state {
+            Some(state) if self.ended && self.buffer.is_empty() => Ok(state),
+            _ => Err(SnapshotError::Incomplete),
+        }
+    }
+
+    fn next_frame(&mut self) -> Result<Option<Bytes>, SnapshotError> {
+        let Some(header) = self.buffer.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(None) };
+        let [a, b, c, d, e, f, g, h] = *header;
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        if length == 0 || length > MAX_FRAME_BYTES {
+            return Err(SnapshotError::Length(self.frames));
+        }
+        if self.buffer.len() < FRAME_HEADER_BYTES + length {
+            return Ok(None);
+        }
+        let frame = self.buffer.split_to(FRAME_HEADER_BYTES + length).freeze().slice(FRAME_HEADER_BYTES..);
+        if crc32c::crc32c(&frame) != u32::from_be_bytes([e, f, g, h]) {
+            return Err(SnapshotError::Checksum(self.frames));
+        }
+        self.frames += 1;
+        Ok(Some(frame))
+    }
+
+    fn take_frame(&mut self, frame: Bytes) -> Result<(), SnapshotError> {
+        let mut input = Input { bytes: frame };
+        while !input.bytes.is_empty() {
+            if self.ended {
+                return Err(SnapshotError::Incomplete);
+            }
+            let tag = input.u8()?;
+            match (&mut self.state, tag) {
+                (state @ None, TAG_COUNTERS) => *state = Some(decode_counters(&mut input)?),
+                (Some(state), TAG_BASE | TAG_CHANGE) => {
+                    let system = flag(&mut input)?;
+                    restore_change(state, tag, system, decode_change(&mut input)?)?;
+                    self.records += 1;
+                }
+                (Some(_), TAG_END) => {
+                    if input.u64()? != self.records {
+                        return Err(SnapshotError::Incomplete);
+                    }
+                    self.ended = true;
+                }
+                _ => return Err(SnapshotError::Contradiction("a record is out of place")),
+            }
+        }
+        if self.ended {
+            self.hang_keys_on_leases()?;
+        }
+        Ok(())
+    }
+
+    /// Which keys hang on a lease follows from the keys, so the stream does not say it twice.
+    fn hang_keys_on_leases(&mut self) -> Result<(), SnapshotError> {
+        let Some(state) = &mut self.state else { return Ok(()) };
+        for (id, space) in [(SpaceId::User, &state.user), (SpaceId::System, &state.system)] {
+            for change in space.live().filter(|change| !change.version.lease.is_none()) {
+                let lease = state.leases.by_id.get_mut(&change.version.lease);
+                let lease = lease.ok_or(SnapshotError::Contradiction("a key hangs on no lease"))?;
+                lease.keys.insert((id, change.key.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn restore_change(state: &mut State, tag: u8, system: bool, change: Change) -> Result<(), SnapshotError> {
+    if (SpaceId::of(&change.key) == SpaceId::System) != system {
+        return Err(SnapshotError::Contradiction("a key is in the wrong space"));
+    }
+    let space = if system { &mut state.system } else { &mut state.user };
+    let fits = if tag == TAG_BASE { space.restore_base(change) } else { space.restore_change(change) };
+    if fits { Ok(()) } else { Err(SnapshotError::Contradiction("a change does not follow those before it")) }
+}
+
+fn decode_counters(input: &mut Input) -> Result<State, SnapshotError> {
+    let mut state = State::new();
+    state.applied = input.u64()?;
+    for space in [&mut state.user, &mut state.system] {
+        let (revision, compact_revision) = (input.i64()?, input.i64()?);
+        if revision < 1 || compact_revision < -1 || compact_revision > revision {
+            return Err(SnapshotError::Contradiction("a revision is out of range"));
+        }
+        *space = Space::restored(revision, compact_revision);
+    }
+    for _ in 0..input.u64()? {
+        let id = input.lease()?;
+        let (ttl_ms, remaining_ms) = (input.i64()?, input.i64()?);
+        let origin = if flag(input)? { Origin::Node } else { Origin::Client };
+        let lease = Lease { ttl_ms, remaining_ms, origin, keys: BTreeSet::new() };
+        if id == LeaseId::NONE || state.leases.by_id.insert(id, lease).is_some() {
+            return Err(SnapshotError::Contradiction("a lease is there twice"));
+        }
+    }
+    for _ in 0..input.u64()? {
+        let kind = if flag(input)? { AlarmKind::Corrupt } else { AlarmKind::NoSpace };
+        state.alarms.insert(Alarm { kind, member: input.u64()? });
+    }
+    Ok(state)
+}
+
+#[cfg(test)]
+mod tests;

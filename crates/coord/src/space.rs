@@ -1,0 +1,382 @@
+//! One key space with all its versions since the last compaction.
+//!
+//! Changes are kept once, in a [log](log::Log) in the order in which they happened: what watchers read. A key
+//! is an entry of an ordered map that points into the log. Compaction takes changes off the front of the log;
+//! the last one of a key that still counts moves into the key's own entry. So its cost is the number of
+//! changes it forgets, not of keys, and [`Space::reclaim`] pays it in small steps after `compact` has closed
+//! the door at once.
+//!
+//! Invariants: an entry has at least one version, and the last is a tombstone only while the log holds it. A
+//! read at `compact_revision` or later finds all that was there then. `revision` grows by one for each
+//! committed group of changes; changes in a group are numbered.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+
+use crate::lease::LeaseId;
+use crate::range::KeyRange;
+use crate::reply::KeyValue;
+
+pub(crate) mod log;
+
+use log::{Change, Log, Version};
+
+/// What a retained change costs beside its bytes, about: the change, its entry and their allocations.
+const OVERHEAD_BYTES: usize = 200;
+
+/// See the top of the file.
+#[derive(Debug)]
+pub(crate) struct Space {
+    keys: BTreeMap<Bytes, Entry>,
+    log: Log,
+    revision: i64,
+    compact_revision: i64,
+    /// Changes of the group that is being made. Invariant: 0 between commands.
+    open_changes: u32,
+    live_keys: usize,
+    bytes: usize,
+}
+
+/// Where the versions of one key are.
+#[derive(Debug, Default)]
+struct Entry {
+    /// The newest version that compaction has taken off the log. Never a tombstone.
+    base: Option<Box<Change>>,
+    /// The rest, oldest first.
+    recent: Recent,
+}
+
+/// Log positions, without an allocation for the many keys that have one or none.
+#[derive(Debug, Default)]
+enum Recent {
+    #[default]
+    None,
+    One(u64),
+    Many(Box<VecDeque<u64>>),
+}
+
+impl Recent {
+    fn push(&mut self, at: u64) {
+        match self {
+            Self::None => *self = Self::One(at),
+            Self::One(first) => *self = Self::Many(Box::new(VecDeque::from([*first, at]))),
+            Self::Many(all) => all.push_back(at),
+        }
+    }
+
+    fn pop_front(&mut self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::One(at) => {
+                let at = *at;
+                *self = Self::None;
+                Some(at)
+            }
+            Self::Many(all) => {
+                let at = all.pop_front();
+                if let (1, Some(&last)) = (all.len(), all.front()) {
+                    *self = Self::One(last);
+                }
+                at
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(_) => 1,
+            Self::Many(all) => all.len(),
+        }
+    }
+
+    fn get(&self, index: usize) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::One(at) => (index == 0).then_some(*at),
+            Self::Many(all) => all.get(index).copied(),
+        }
+    }
+
+    /// How many are of a revision before `revision`.
+    fn count_before(&self, log: &Log, revision: i64) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(at) => usize::from(log.get(*at).version.revision < revision),
+            Self::Many(all) => all.partition_point(|at| log.get(*at).version.revision < revision),
+        }
+    }
+}
+
+impl Entry {
+    fn newest<'a>(&'a self, log: &'a Log) -> &'a Change {
+        match self.recent.len() {
+            0 => self.base.as_deref(),
+            n => self.recent.get(n - 1).map(|at| log.get(at)),
+        }
+        .expect("an entry has a version")
+    }
+
+    /// The last version at `revision`, tombstones included.
+    fn at<'a>(&'a self, log: &'a Log, revision: i64) -> Option<&'a Change> {
+        match self.recent.count_before(log, revision.saturating_add(1)) {
+            0 => self.base.as_deref().filter(|base| base.version.revision <= revision),
+            n => self.recent.get(n - 1).map(|at| log.get(at)),
+        }
+    }
+}
+
+impl Space {
+    pub(crate) fn new() -> Self {
+        Self::restored(1, -1)
+    }
+
+    /// An empty space at a revision, to be filled from a snapshot.
+    pub(crate) fn restored(revision: i64, compact_revision: i64) -> Self {
+        let keys = BTreeMap::new();
+        Self { keys, log: Log::new(), revision, compact_revision, open_changes: 0, live_keys: 0, bytes: 0 }
+    }
+
+    pub(crate) fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    pub(crate) fn compact_revision(&self) -> i64 {
+        self.compact_revision
+    }
+
+    pub(crate) fn live_keys(&self) -> usize {
+        self.live_keys
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// The revision that reads see: with the changes of the open group, if there are any.
+    pub(crate) fn view_revision(&self) -> i64 {
+        self.revision + i64::from(self.open_changes > 0)
+    }
+
+    /// Ends the group of changes; the revision moves if there were any.
+    pub(crate) fn commit(&mut self) {
+        self.revision = self.view_revision();
+        self.open_changes = 0;
+    }
+
+    /// The newest version of a key, if it lives.
+    pub(crate) fn current(&self, key: &[u8]) -> Option<&Change> {
+        let change = self.keys.get(key)?.newest(&self.log);
+        change.is_put().then_some(change)
+    }
+
+    /// What a key was at a revision, if it lived then.
+    pub(crate) fn get_at(&self, key: &[u8], revision: i64) -> Option<&Change> {
+        self.keys.get(key)?.at(&self.log, revision).filter(|change| change.is_put())
+    }
+
+    /// The live keys of a range at a revision, in key order.
+    pub(crate) fn scan<'a>(&'a self, range: &KeyRange, revision: i64) -> impl Iterator<Item = &'a Change> {
+        let entries = range.bounds().map(|bounds| self.keys.range::<[u8], _>(bounds));
+        let changes =
+            entries.into_iter().flatten().filter_map(move |(_, entry)| entry.at(&self.log, revision));
+        changes.filter(|change| change.is_put())
+    }
+
+    /// Puts a key in the open group; returns the lease it had and the stored key.
+    pub(crate) fn put(&mut self, key: &[u8], value: Bytes, lease: LeaseId) -> (LeaseId, Bytes) {
+        let revision = self.revision + 1;
+        let found = self.keys.get_mut(key);
+        let (stored, create_revision, version, old_lease) = match &found {
+            None => (Bytes::copy_from_slice(key), revision, 1, LeaseId::NONE),
+            Some(entry) => {
+                let newest = entry.newest(&self.log);
+                let v = &newest.version;
+                match &v.value {
+                    Some(_) => (newest.key.clone(), v.create_revision, v.version + 1, v.lease),
+                    None => (newest.key.clone(), revision, 1, LeaseId::NONE),
+                }
+            }
+        };
+        self.live_keys += usize::from(version == 1);
+        self.bytes += stored.len() + value.len() + OVERHEAD_BYTES;
+        let sub = self.open_changes;
+        let version = Version { value: Some(value), revision, sub, create_revision, version, lease };
+        let at = self.log.push(Change { key: stored.clone(), version });
+        match found {
+            Some(entry) => entry.recent.push(at),
+            None => {
+                let entry = Entry { base: None, recent: Recent::One(at) };
+                self.keys.insert(stored.clone(), entry);
+            }
+        }
+        self.open_changes += 1;
+        (old_lease, stored)
+    }
+
+    /// Takes a live key away in the open group; returns the lease it had and the stored key.
+    pub(crate) fn delete(&mut self, key: &[u8]) -> Option<(LeaseId, Bytes)> {
+        let entry = self.keys.get_mut(key)?;
+        let newest = entry.newest(&self.log);
+        if !newest.is_put() {
+            return None;
+        }
+        let (stored, lease) = (newest.key.clone(), newest.version.lease);
+        let version = Version::tombstone(self.revision + 1, self.open_changes);
+        entry.recent.push(self.log.push(Change { key: stored.clone(), version }));
+        self.live_keys -= 1;
+        self.bytes += stored.len() + OVERHEAD_BYTES;
+        self.open_changes += 1;
+        Some((lease, stored))
+    }
+
+    /// Closes history before `revision`. The memory comes back with [`Space::reclaim`].
+    pub(crate) fn compact(&mut self, revision: i64) {
+        assert!(revision > self.compact_revision && revision <= self.revision, "compaction was checked");
+        self.compact_revision = revision;
+    }
+
+    /// Gives back up to `max` closed changes; true when there are more.
+    ///
+    /// Changes *of* the compact revision stay, deletions too: a watch may start there.
+    pub(crate) fn reclaim(&mut self, max: usize) -> bool {
+        for _ in 0..max {
+            if !self.is_reclaimable() {
+                return false;
+            }
+            let at = self.log.first();
+            let change = self.log.pop_front();
+            self.bytes -= change.cost();
+            let entry = self.keys.get_mut(&change.key).expect("a logged key has an entry");
+            let oldest = entry.recent.pop_front();
+            assert_eq!(oldest, Some(at), "a key's changes leave the log in order");
+            if let Some(base) = entry.base.take() {
+                self.bytes -= base.cost();
+            }
+            if change.is_put() {
+                self.bytes += change.cost();
+                entry.base = Some(Box::new(change));
+            } else if entry.recent.is_empty() {
+                self.keys.remove(&change.key);
+            }
+        }
+        self.is_reclaimable()
+    }
+
+    fn is_reclaimable(&self) -> bool {
+        !self.log.is_empty() && self.log.get(self.log.first()).version.revision < self.compact_revision
+    }
+
+    /// The log positions of the changes of one key at `revision` and later.
+    pub(crate) fn changes_of(&self, key: &[u8], revision: i64) -> impl Iterator<Item = u64> {
+        let entry = self.keys.get(key);
+        let from = entry.map_or(0, |entry| entry.recent.count_before(&self.log, revision));
+        let to = entry.map_or(0, |entry| entry.recent.len());
+        (from..to).filter_map(move |index| entry?.recent.get(index))
+    }
+
+    /// Every version that counts at `compact_revision` or later, by key and age: what is hashed.
+    ///
+    /// Says the same before and after [`Space::reclaim`].
+    pub(crate) fn versions(&self) -> impl Iterator<Item = &Change> {
+        self.keys.values().flat_map(move |entry| {
+            let closed = entry.at(&self.log, self.compact_revision - 1).filter(|change| change.is_put());
+            let from = entry.recent.count_before(&self.log, self.compact_revision);
+            let open = (from..entry.recent.len()).filter_map(|index| entry.recent.get(index));
+            closed.into_iter().chain(open.map(|at| self.log.get(at)))
+        })
+    }
+
+    /// The newest version of every live key.
+    pub(crate) fn live(&self) -> impl Iterator<Item = &Change> {
+        self.keys.values().map(|entry| entry.newest(&self.log)).filter(|change| change.is_put())
+    }
+
+    /// The versions that are not in the log, by key: with the log, all there is.
+    pub(crate) fn bases(&self) -> impl Iterator<Item = &Change> {
+        self.keys.values().filter_map(|entry| entry.base.as_deref())
+    }
+
+    /// Brings a base back from a snapshot. False when it cannot be one.
+    pub(crate) fn restore_base(&mut self, change: Change) -> bool {
+        let fits = change.is_put()
+            && change.version.revision < self.compact_revision
+            && self.log.is_empty()
+            && self.keys.last_key_value().is_none_or(|(last, _)| *last < change.key);
+        if fits {
+            self.bytes += change.cost();
+            self.live_keys += 1;
+            let key = change.key.clone();
+            self.keys.insert(key, Entry { base: Some(Box::new(change)), recent: Recent::None });
+        }
+        fits
+    }
+
+    /// Brings a change back from a snapshot. False when it does not follow what is there.
+    pub(crate) fn restore_change(&mut self, mut change: Change) -> bool {
+        let after = match self.log.last() {
+            Some(last) => (last.version.revision, i64::from(last.version.sub)),
+            None => (0, -1),
+        };
+        if change.version.revision > self.revision
+            || (change.version.revision, i64::from(change.version.sub)) <= after
+        {
+            return false;
+        }
+        let lived = match self.keys.get(&change.key) {
+            Some(entry) => {
+                let newest = entry.newest(&self.log);
+                change.key = newest.key.clone();
+                newest.is_put()
+            }
+            None => false,
+        };
+        match (lived, change.is_put()) {
+            (false, true) => self.live_keys += 1,
+            (true, false) => self.live_keys -= 1,
+            (true, true) => {}
+            (false, false) => return false,
+        }
+        self.bytes += change.cost();
+        let key = change.key.clone();
+        let at = self.log.push(change);
+        self.keys.entry(key).or_default().recent.push(at);
+        true
+    }
+}
+
+impl Change {
+    /// Whether the key lives with this version.
+    pub(crate) fn is_put(&self) -> bool {
+        self.version.value.is_some()
+    }
+
+    fn cost(&self) -> usize {
+        self.key.len() + self.version.value.as_ref().map_or(0, Bytes::len) + OVERHEAD_BYTES
+    }
+
+    /// As an answer; a deletion has its key and revision alone.
+    pub(crate) fn to_kv(&self) -> KeyValue {
+        let v = &self.version;
+        KeyValue {
+            key: self.key.clone(),
+            value: v.value.clone().unwrap_or_default(),
+            create_revision: v.create_revision,
+            mod_revision: v.revision,
+            version: v.version,
+            lease: v.lease,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,357 @@
+//! The state machine: what the commands of the log add up to.
+//!
+//! [`State::apply`] is deterministic. It looks at nothing but the state and the command, changes everything or
+//! nothing, and never fails: a refusal is a [`Reply`]. Reads ([`State::range`], [`State::read_txn`]) are of
+//! the state as it is; that it is recent enough is the server's business.
+//!
+//! Must never: ask for the time, iterate in an order that is not the same everywhere, or keep a slice of the
+//! log entry a command came in (it would hold the whole entry in memory).
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use crate::error::Error;
+use crate::lease::{Lease, LeaseId, Leases, MAX_LEASE_TTL_MS, MIN_CLIENT_TTL_MS, MIN_NODE_TTL_MS};
+use crate::range::SpaceId;
+use crate::reply::{DeleteReply, HashReply, KeyValue, PutReply, RangeReply, Reply, TxnReply};
+use crate::request::{
+    Alarm, AlarmKind, Command, DeleteRequest, Op, Origin, PutRequest, RangeRequest, TxnRequest,
+};
+use crate::space::Space;
+use crate::space::log::Change;
+
+mod range;
+mod txn;
+
+/// How many closed changes each command gives back: more than it can make on average, far less than a pause.
+const RECLAIM_PER_COMMAND: usize = 16;
+
+/// See the top of the file.
+#[derive(Debug)]
+pub struct State {
+    pub(crate) applied: u64,
+    pub(crate) user: Space,
+    pub(crate) system: Space,
+    pub(crate) leases: Leases,
+    pub(crate) alarms: BTreeSet<Alarm>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl State {
+    /// Nothing yet: both spaces at revision 1, as in etcd.
+    pub fn new() -> Self {
+        Self {
+            applied: 0,
+            user: Space::new(),
+            system: Space::new(),
+            leases: Leases::default(),
+            alarms: BTreeSet::new(),
+        }
+    }
+
+    /// The log index of the last command.
+    pub fn applied_index(&self) -> u64 {
+        self.applied
+    }
+
+    /// The revision of a space.
+    pub fn revision(&self, space: SpaceId) -> i64 {
+        self.space(space).revision()
+    }
+
+    /// The first revision of a space that is still readable; -1 when nothing was ever forgotten.
+    pub fn compact_revision(&self, space: SpaceId) -> i64 {
+        self.space(space).compact_revision()
+    }
+
+    /// How many keys live in a space.
+    pub fn live_keys(&self, space: SpaceId) -> usize {
+        self.space(space).live_keys()
+    }
+
+    /// About how many bytes of memory the keys and their history take: what a quota compares.
+    pub fn size_bytes(&self) -> usize {
+        self.user.bytes() + self.system.bytes()
+    }
+
+    /// The alarms that are on, in order.
+    pub fn alarms(&self) -> impl Iterator<Item = Alarm> {
+        self.alarms.iter().copied()
+    }
+
+    /// A lease, if it lives.
+    pub fn lease(&self, id: LeaseId) -> Option<&Lease> {
+        self.leases.by_id.get(&id)
+    }
+
+    /// Every lease, by id.
+    pub fn leases(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
+        self.leases.by_id.iter().map(|(id, lease)| (*id, lease))
+    }
+
+    /// Does what the command says. Each index is applied once, in order.
+    pub fn apply(&mut self, index: u64, command: Command) -> Reply {
+        assert!(index > self.applied, "index {index} after {} was applied", self.applied);
+        self.applied = index;
+        let reply = self.run(command).unwrap_or_else(Reply::Error);
+        self.user.commit();
+        self.system.commit();
+        self.reclaim(RECLAIM_PER_COMMAND);
+        reply
+    }
+
+    /// Gives back memory of up to `max` forgotten changes in each space; true when there is more to do.
+    ///
+    /// No answer depends on it. Every command does a little; call it when there are none.
+    pub fn reclaim(&mut self, max: usize) -> bool {
+        let user = self.user.reclaim(max);
+        let system = self.system.reclaim(max);
+        user || system
+    }
+
+    fn run(&mut self, command: Command) -> Result<Reply, Error> {
+        command.check()?;
+        self.check_alarms(&command)?;
+        let Command { origin, op } = command;
+        match op {
+            Op::Put(put) => self.put(put).map(Reply::Put),
+            Op::Delete(delete) => Ok(Reply::Delete(self.delete(&delete))),
+            Op::Txn(txn) => self.txn(txn).map(Reply::Txn),
+            Op::Compact { space, revision } => self.compact(space, revision),
+            Op::AutoCompact { user, system } => Ok(self.auto_compact(user, system)),
+            Op::LeaseGrant { id, ttl_ms } => self.grant(origin, id, ttl_ms),
+            Op::LeaseRevoke { id } => self.revoke(origin, id),
+            Op::LeaseCheckpoint { remaining } => Ok(self.checkpoint(&remaining)),
+            Op::AlarmOn(alarm) => Ok(self.alarm(alarm, true)),
+            Op::AlarmOff(alarm) => Ok(self.alarm(alarm, false)),
+            Op::Nothing => Ok(Reply::Done { revision: self.user.revision() }),
+        }
+    }
+
+    /// A full store takes no puts and no leases, and a corrupt one nothing at all.
+    ///
+    /// Nodes are let through in the system space when it is only full: without leaders and members in it,
+    /// nobody could make room.
+    fn check_alarms(&self, command: &Command) -> Result<(), Error> {
+        if self.alarms.is_empty() {
+            return Ok(());
+        }
+        let on = |kind| self.alarms.iter().any(|alarm| alarm.kind == kind);
+        let (changes, grows, space) = match &command.op {
+            Op::Put(put) => (true, true, SpaceId::of(&put.key)),
+            Op::Delete(delete) => (true, false, SpaceId::of(&delete.key)),
+            Op::Txn(txn) => (true, txn.has_put(), txn.space()?),
+            Op::LeaseGrant { .. } => {
+                let space = if command.origin == Origin::Node { SpaceId::System } else { SpaceId::User };
+                (true, true, space)
+            }
+            Op::LeaseRevoke { .. } | Op::Compact { .. } => (true, false, SpaceId::User),
+            Op::AutoCompact { .. }
+            | Op::LeaseCheckpoint { .. }
+            | Op::AlarmOn(_)
+            | Op::AlarmOff(_)
+            | Op::Nothing => (false, false, SpaceId::User),
+        };
+        if changes && on(AlarmKind::Corrupt) {
+            return Err(Error::Corrupt);
+        }
+        if grows && space == SpaceId::User && on(AlarmKind::NoSpace) {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn space(&self, space: SpaceId) -> &Space {
+        match space {
+            SpaceId::User => &self.user,
+            SpaceId::System => &self.system,
+        }
+    }
+
+    fn space_mut(&mut self, space: SpaceId) -> &mut Space {
+        match space {
+            SpaceId::User => &mut self.user,
+            SpaceId::System => &mut self.system,
+        }
+    }
+
+    /// Checks a put against the state, without the open group.
+    fn check_put(&self, put: &PutRequest) -> Result<(), Error> {
+        if !put.lease.is_none() && !self.leases.by_id.contains_key(&put.lease) {
+            return Err(Error::LeaseNotFound);
+        }
+        if put.ignore_value || put.ignore_lease {
+            self.space(SpaceId::of(&put.key)).current(&put.key).ok_or(Error::KeyNotFound)?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, put: PutRequest) -> Result<PutReply, Error> {
+        self.check_put(&put)?;
+        Ok(self.put_checked(put))
+    }
+
+    fn put_checked(&mut self, put: PutRequest) -> PutReply {
+        let id = SpaceId::of(&put.key);
+        let space = self.space_mut(id);
+        let (mut prev_kv, mut value, mut lease) = (None, None, put.lease);
+        if put.prev_kv || put.ignore_value || put.ignore_lease {
+            let current = space.current(&put.key);
+            prev_kv = current.filter(|_| put.prev_kv).map(Change::to_kv);
+            if put.ignore_value {
+                value = current.and_then(|current| current.version.value.clone());
+            }
+            if put.ignore_lease {
+                lease = current.map_or(LeaseId::NONE, |current| current.version.lease);
+            }
+        }
+        let value = value.unwrap_or_else(|| Bytes::copy_from_slice(&put.value));
+        let (old_lease, key) = space.put(&put.key, value, lease);
+        let revision = space.view_revision();
+        self.leases.move_key(id, &key, old_lease, lease);
+        PutReply { revision, prev_kv }
+    }
+
+    fn delete(&mut self, delete: &DeleteRequest) -> DeleteReply {
+        let range = delete.range();
+        let id = range.space();
+        let space = self.space(id);
+        let found: Vec<&Change> = space.scan(&range, space.view_revision()).collect();
+        let prev_kvs: Vec<KeyValue> =
+            if delete.prev_kv { found.iter().map(|change| change.to_kv()).collect() } else { Vec::new() };
+        let keys: Vec<Bytes> = found.iter().map(|change| change.key.clone()).collect();
+        for key in &keys {
+            self.delete_key(id, key);
+        }
+        DeleteReply { revision: self.space(id).view_revision(), deleted: keys.len() as i64, prev_kvs }
+    }
+
+    fn delete_key(&mut self, id: SpaceId, key: &[u8]) {
+        if let Some((lease, stored)) = self.space_mut(id).delete(key) {
+            self.leases.move_key(id, &stored, lease, LeaseId::NONE);
+        }
+    }
+
+    fn compact(&mut self, space: SpaceId, revision: i64) -> Result<Reply, Error> {
+        let space = self.space_mut(space);
+        if revision <= space.compact_revision() {
+            return Err(Error::Compacted);
+        }
+        if revision > space.revision() {
+            return Err(Error::FutureRevision);
+        }
+        space.compact(revision);
+        Ok(Reply::Compacted { revision: space.revision() })
+    }
+
+    fn auto_compact(&mut self, user: i64, system: i64) -> Reply {
+        for (space, revision) in [(&mut self.user, user), (&mut self.system, system)] {
+            let revision = revision.min(space.revision());
+            if revision > space.compact_revision() {
+                space.compact(revision);
+            }
+        }
+        Reply::Compacted { revision: self.user.revision() }
+    }
+
+    fn grant(&mut self, origin: Origin, id: LeaseId, ttl_ms: i64) -> Result<Reply, Error> {
+        if id.is_none() {
+            return Err(Error::LeaseNotFound);
+        }
+        if ttl_ms > MAX_LEASE_TTL_MS {
+            return Err(Error::LeaseTtlTooLarge);
+        }
+        if self.leases.by_id.contains_key(&id) {
+            return Err(Error::LeaseExists);
+        }
+        let shortest = match origin {
+            Origin::Client => MIN_CLIENT_TTL_MS,
+            Origin::Node => MIN_NODE_TTL_MS,
+        };
+        let ttl_ms = ttl_ms.max(shortest);
+        let lease = Lease { ttl_ms, remaining_ms: 0, origin, keys: BTreeSet::new() };
+        self.leases.by_id.insert(id, lease);
+        Ok(Reply::LeaseGranted { revision: self.user.revision(), id, ttl_ms })
+    }
+
+    /// Ends a lease; its keys go at one revision of each space it has keys in.
+    fn revoke(&mut self, origin: Origin, id: LeaseId) -> Result<Reply, Error> {
+        let lease = self.leases.by_id.get(&id).ok_or(Error::LeaseNotFound)?;
+        if lease.origin == Origin::Node && origin == Origin::Client {
+            return Err(Error::PermissionDenied);
+        }
+        let keys = self.leases.by_id.remove(&id).map(|lease| lease.keys).unwrap_or_default();
+        for (space, key) in keys {
+            self.space_mut(space).delete(&key);
+        }
+        Ok(Reply::LeaseRevoked { revision: self.user.view_revision() })
+    }
+
+    fn checkpoint(&mut self, remaining: &[(LeaseId, i64)]) -> Reply {
+        for (id, remaining_ms) in remaining {
+            if let Some(lease) = self.leases.by_id.get_mut(id) {
+                lease.remaining_ms = (*remaining_ms).clamp(0, lease.ttl_ms);
+            }
+        }
+        Reply::Done { revision: self.user.revision() }
+    }
+
+    fn alarm(&mut self, alarm: Alarm, on: bool) -> Reply {
+        let changed = if on { self.alarms.insert(alarm) } else { self.alarms.remove(&alarm) };
+        let changed = if changed { vec![alarm] } else { Vec::new() };
+        Reply::Alarms { revision: self.user.revision(), changed }
+    }
+
+    /// Reads keys.
+    pub fn range(&self, request: &RangeRequest) -> Result<RangeReply, Error> {
+        request.check()?;
+        self.check_readable()?;
+        range::range(self.space(SpaceId::of(&request.key)), request)
+    }
+
+    /// Runs a transaction that changes nothing, without a log entry.
+    ///
+    /// # Panics
+    /// When the transaction may write ([`TxnRequest::is_read_only`]).
+    pub fn read_txn(&self, txn: &TxnRequest) -> Result<TxnReply, Error> {
+        assert!(txn.is_read_only(), "a transaction that writes goes through the log");
+        txn.check()?;
+        self.check_readable()?;
+        self.run_read_txn(txn)
+    }
+
+    fn check_readable(&self) -> Result<(), Error> {
+        let corrupt = self.alarms.iter().any(|alarm| alarm.kind == AlarmKind::Corrupt);
+        if corrupt { Err(Error::Corrupt) } else { Ok(()) }
+    }
+
+    /// The checksum of a space at a revision; 0 is now.
+    pub fn hash_kv(&self, space: SpaceId, revision: i64) -> Result<HashReply, Error> {
+        let space = self.space(space);
+        if revision > space.revision() {
+            return Err(Error::FutureRevision);
+        }
+        if revision > 0 && revision < space.compact_revision() {
+            return Err(Error::Compacted);
+        }
+        let hash_revision = if revision > 0 { revision } else { space.revision() };
+        let mut hash = 0;
+        let mut frame = Vec::new();
+        for change in space.versions().filter(|change| change.version.revision <= hash_revision) {
+            frame.clear();
+            crate::snapshot::encode_change(&mut frame, change);
+            hash = crc32c::crc32c_append(hash, &frame);
+        }
+        let compact_revision = space.compact_revision();
+        Ok(HashReply { hash, hash_revision, compact_revision, revision: space.revision() })
+    }
+}
+
+#[cfg(test)]
+mod tests;
