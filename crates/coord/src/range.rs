@@ -26,6 +26,9 @@ impl SpaceId {
     }
 }
 
+/// A range as ordered maps take it.
+pub(crate) type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
+
 /// Where a range ends.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RangeEnd {
@@ -83,7 +86,7 @@ impl KeyRange {
     }
 
     /// The bounds for an ordered map; `None` when the range is empty, on which such a map would panic.
-    pub(crate) fn bounds(&self) -> Option<(Bound<&[u8]>, Bound<&[u8]>)> {
+    pub(crate) fn bounds(&self) -> Option<Bounds<'_>> {
         let end = match &self.end {
             RangeEnd::Single => Bound::Included(&self.start[..]),
             RangeEnd::Before(end) => Bound::Excluded(&end[..]),

@@ -53,6 +53,7 @@ enum Recent {
     #[default]
     None,
     One(u64),
+    #[allow(clippy::box_collection)] // 16 bytes in each of a million entries count; the extra hop does not
     Many(Box<VecDeque<u64>>),
 }
 

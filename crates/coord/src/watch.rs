@@ -101,8 +101,9 @@ struct Watcher {
     space: SpaceId,
     /// The first revision of which it has not heard everything.
     next: i64,
-    /// Within `next`: the first log position not sent, when a revision came in pieces.
-    partial: Option<u64>,
+    /// The first change of `next` that was not sent, when a revision comes in pieces. A number within the
+    /// revision, not a position: it outlives the history of one node.
+    partial: Option<u32>,
     /// Whether there may be something due.
     is_marked: bool,
     is_ready: bool,
@@ -234,9 +235,6 @@ impl WatchHub {
 
     /// The state was replaced by a snapshot of a later one: every watcher reads on from where it is.
     pub fn on_restored(&mut self, state: &State) {
-        for watcher in self.watchers.values_mut() {
-            watcher.partial = None; // positions are of the old history
-        }
         for space in [SpaceId::User, SpaceId::System] {
             let heard = self.seen[slot(space)].revision;
             if state.revision(space) > heard {
@@ -360,7 +358,7 @@ struct Reading {
 /// Reads from the watcher's position on and moves it: past the end, or to where this batch stops.
 fn read_history(space: &Space, watcher: &mut Watcher, max_bytes: usize) -> Reading {
     let log = space.log();
-    let start = watcher.partial.take().unwrap_or_else(|| log.position_of(watcher.next));
+    let start = log.position_of(watcher.next) + u64::from(watcher.partial.take().unwrap_or(0));
     // A single key knows its own changes; nothing else has to be read.
     let positions: Box<dyn Iterator<Item = u64>> = match watcher.range.end {
         RangeEnd::Single => {
@@ -397,7 +395,7 @@ fn read_history(space: &Space, watcher: &mut Watcher, max_bytes: usize) -> Readi
             if watcher.fragment {
                 reading.events.pop();
                 watcher.next = revision;
-                watcher.partial = Some(at);
+                watcher.partial = Some(change.version.sub);
                 return reading;
             }
         }

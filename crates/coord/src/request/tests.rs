@@ -109,7 +109,7 @@ fn keys_are_given_and_flags_do_not_contradict() {
 fn system_keys_are_for_nodes_and_by_themselves() {
     let denied = Err(Error::PermissionDenied);
     let across = Err(Error::TxnAcrossSpaces);
-    let cases: Vec<(&str, Op, Result<(), Error>, Result<(), Error>)> = vec![
+    let cases = [
         ("put", Op::Put(PutRequest::new("/moim/a", "v")), denied, Ok(())),
         ("put beside", Op::Put(PutRequest::new("/moim", "v")), Ok(()), Ok(())),
         ("delete", Op::Delete(DeleteRequest::key("/moim/a")), denied, Ok(())),

@@ -122,7 +122,7 @@ fn contradictions_are_found() {
         change.version.lease = LeaseId(lease);
         change
     };
-    let cases: Vec<(&str, Vec<(u8, u8, Change)>, bool)> = vec![
+    let cases = [
         ("fine", vec![(TAG_CHANGE, 0, change("a", 2, 0, Some("v")))], true),
         ("base", vec![(TAG_BASE, 0, change("a", 2, 0, Some("v")))], true),
         ("its lease", vec![(TAG_CHANGE, 0, leased(5))], true),
