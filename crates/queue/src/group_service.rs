@@ -22,8 +22,8 @@ use crate::groups::{
     self, Config, Effect, GroupRecord, Groups, Loader, PersistToken, Response, Token, TxnProducer,
 };
 use crate::loops::lock;
-use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused, Verified};
-use crate::topics::{NewTopic, OFFSETS_TOPIC};
+use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Refused, Verified};
+use crate::topics::OFFSETS_TOPIC;
 
 /// How often deadlines of groups are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -76,7 +76,7 @@ impl GroupService {
         for index in 0..count {
             let mut loader = Loader::new();
             if let Some(partition) = partitions.get(index) {
-                load_partition(partition, &mut loader)?;
+                partition.read_all(|batch| load_batch(batch, &mut loader))?;
             }
             let groups = loader.finish(now_ms, wall_ms, self.config.clone(), fastrand::u128(..));
             shards.push(Shard { groups: Mutex::new(groups), waiting: Mutex::default() });
@@ -100,25 +100,7 @@ impl GroupService {
 
     /// Makes the offsets topic the first time somebody needs it.
     pub(crate) async fn ensure_topic(&self, broker: &Broker) -> Result<(), ErrorCode> {
-        if broker.topics.get(OFFSETS_TOPIC).is_some() {
-            return Ok(());
-        }
-        let configs =
-            [("cleanup.policy", "compact"), ("compression.type", "producer"), ("segment.bytes", "104857600")];
-        let new = NewTopic {
-            name: OFFSETS_TOPIC.into(),
-            partitions: self.shards().len() as i32,
-            replication_factor: 1,
-            configs: configs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-        };
-        match broker.topics.create(new).await {
-            Ok(_) => Ok(()),
-            Err(refused) if refused.code == ErrorCode::TopicAlreadyExists => Ok(()),
-            Err(refused) => {
-                tracing::warn!(reason = ?refused.message, "cannot make the topic for group offsets");
-                Err(ErrorCode::CoordinatorNotAvailable)
-            }
-        }
+        broker.topics.ensure_internal(OFFSETS_TOPIC, self.shards().len()).await
     }
 
     /// Puts a request to the machine of its group and waits for the answer.
@@ -275,22 +257,6 @@ fn encode(records: &[GroupRecord], txn: Option<TxnProducer>, wall_ms: i64) -> By
         builder.push(wall_ms, Some(key), value.as_deref(), &[]);
     }
     builder.build()
-}
-
-fn load_partition(partition: &Partition, loader: &mut Loader) -> Result<(), Refused> {
-    let broken = |e: &dyn std::fmt::Display| {
-        Refused::new(ErrorCode::KafkaStorageError, format!("{}-{}: {e}", partition.topic, partition.index))
-    };
-    let mut failure = None;
-    let journal = &partition.journal;
-    let mut read = |_: &moim_journal::Frame, batch: &[u8]| {
-        failure = load_batch(batch, loader).err();
-        failure.is_none()
-    };
-    if journal.start() < journal.end() {
-        journal.for_each_frame(journal.start(), journal.end(), &mut read).map_err(|e| broken(&e))?;
-    }
-    failure.map_or(Ok(()), |e| Err(broken(&e)))
 }
 
 fn load_batch(batch: &[u8], loader: &mut Loader) -> Result<(), String> {

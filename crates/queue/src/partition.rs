@@ -525,6 +525,23 @@ impl Partition {
         if broken { Err(ErrorCode::CorruptMessage) } else { Ok(found) }
     }
 
+    /// Reads the whole log, batch by batch: how coordinators find their state again.
+    pub(crate) fn read_all(&self, mut f: impl FnMut(&[u8]) -> Result<(), String>) -> Result<(), Refused> {
+        let broken = |why: String| {
+            Refused::new(ErrorCode::KafkaStorageError, format!("{}-{}: {why}", self.topic, self.index))
+        };
+        let mut failure = None;
+        let mut read = |_: &moim_journal::Frame, batch: &[u8]| {
+            failure = f(batch).err();
+            failure.is_none()
+        };
+        let (start, end) = (self.journal.start(), self.journal.end());
+        if start < end {
+            self.journal.for_each_frame(start, end, &mut read).map_err(|e| broken(e.to_string()))?;
+        }
+        failure.map_or(Ok(()), |why| Err(broken(why)))
+    }
+
     /// Runs `f` on the producer state.
     pub(crate) fn with_producers<T>(&self, f: impl FnOnce(&mut Producers) -> T) -> T {
         f(&mut lock(&self.state).producers)

@@ -261,6 +261,28 @@ impl Topics {
         Ok(self.publish(topic))
     }
 
+    /// Makes one of the broker's own topics the first time somebody needs it: compacted, in small segments.
+    pub(crate) async fn ensure_internal(&self, name: &str, partitions: usize) -> Result<(), ErrorCode> {
+        if self.get(name).is_some() {
+            return Ok(());
+        }
+        let configs = [("cleanup.policy", "compact"), ("segment.bytes", "104857600")];
+        let new = NewTopic {
+            name: name.to_owned(),
+            partitions: i32::try_from(partitions).unwrap_or(i32::MAX),
+            replication_factor: 1,
+            configs: configs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        };
+        match self.create(new).await {
+            Ok(_) => Ok(()),
+            Err(refused) if refused.code == ErrorCode::TopicAlreadyExists => Ok(()),
+            Err(refused) => {
+                tracing::warn!(topic = name, %refused, "cannot make an internal topic");
+                Err(ErrorCode::CoordinatorNotAvailable)
+            }
+        }
+    }
+
     /// Deletes a topic: from the repository first, then its files.
     pub(crate) async fn delete(&self, topic: &Topic) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;

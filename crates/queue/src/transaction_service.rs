@@ -19,8 +19,8 @@ use moim_wire_kafka::records::{self, BatchBuilder, ControlKind};
 use crate::broker::{Broker, BrokerOptions};
 use crate::completions::Completions;
 use crate::loops::lock;
-use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused};
-use crate::topics::{NewTopic, OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
+use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Refused};
+use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
 use crate::transactions::{
     self, Config, Coordinator, Effect, Input, MarkersToken, PersistToken, Reply, Token, TopicPartition,
 };
@@ -85,7 +85,7 @@ impl TransactionService {
             let mut coordinator = Coordinator::new(self.config.clone(), 0);
             coordinator.set_wall_ms(now_ms, wall_ms);
             if let Some(partition) = partitions.get(index) {
-                load_partition(partition, &mut coordinator)?;
+                partition.read_all(|batch| load_batch(batch, &mut coordinator))?;
             }
             shards.push(Shard { coordinator: Mutex::new(coordinator), waiting: Mutex::default() });
         }
@@ -106,28 +106,7 @@ impl TransactionService {
 
     /// Makes the transaction topic the first time somebody needs it.
     pub(crate) async fn ensure_topic(&self, broker: &Broker) -> Result<(), ErrorCode> {
-        if broker.topics.get(TRANSACTIONS_TOPIC).is_some() {
-            return Ok(());
-        }
-        let configs = [
-            ("cleanup.policy", "compact"),
-            ("compression.type", "uncompressed"),
-            ("segment.bytes", "104857600"),
-        ];
-        let new = NewTopic {
-            name: TRANSACTIONS_TOPIC.into(),
-            partitions: self.shards().len() as i32,
-            replication_factor: 1,
-            configs: configs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-        };
-        match broker.topics.create(new).await {
-            Ok(_) => Ok(()),
-            Err(refused) if refused.code == ErrorCode::TopicAlreadyExists => Ok(()),
-            Err(refused) => {
-                tracing::warn!(reason = ?refused.message, "cannot make the topic for transactions");
-                Err(ErrorCode::CoordinatorNotAvailable)
-            }
-        }
+        broker.topics.ensure_internal(TRANSACTIONS_TOPIC, self.shards().len()).await
     }
 
     /// Puts a request to the coordinator of a transactional id and waits for the answer.
@@ -325,24 +304,12 @@ fn record(key: &Bytes, value: Option<&[u8]>, wall_ms: i64) -> Bytes {
     builder.build()
 }
 
-fn load_partition(partition: &Partition, coordinator: &mut Coordinator) -> Result<(), Refused> {
-    let broken = |e: &dyn std::fmt::Display| {
-        Refused::new(ErrorCode::KafkaStorageError, format!("{}-{}: {e}", partition.topic, partition.index))
-    };
-    let journal = &partition.journal;
-    let mut failure: Option<String> = None;
-    let mut read = |_: &moim_journal::Frame, batch: &[u8]| {
-        let decoded = records::decode_batch(&Bytes::copy_from_slice(batch), MAX_DECOMPRESSED_BYTES);
-        let loaded = decoded.map_err(|e| e.to_string()).and_then(|(_, records)| {
-            records.into_iter().try_for_each(|r| {
-                coordinator.replay(&r.key.unwrap_or_default(), r.value.as_deref()).map_err(|e| e.to_string())
-            })
-        });
-        failure = loaded.err();
-        failure.is_none()
-    };
-    if journal.start() < journal.end() {
-        journal.for_each_frame(journal.start(), journal.end(), &mut read).map_err(|e| broken(&e))?;
+fn load_batch(batch: &[u8], coordinator: &mut Coordinator) -> Result<(), String> {
+    let batch = Bytes::copy_from_slice(batch);
+    let (_, records) = records::decode_batch(&batch, MAX_DECOMPRESSED_BYTES).map_err(|e| e.to_string())?;
+    for record in records {
+        let key = record.key.unwrap_or_default();
+        coordinator.replay(&key, record.value.as_deref()).map_err(|e| e.to_string())?;
     }
-    failure.map_or(Ok(()), |e| Err(broken(&e)))
+    Ok(())
 }
