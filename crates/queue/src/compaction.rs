@@ -3,7 +3,12 @@
 //! Two passes. The first reads the part that was never compacted and remembers, for each key, the offset of
 //! its newest record; the second has the journal rewrite its sealed segments, keeping a record when no newer
 //! one of its key is known. Tombstones stay for `delete.retention.ms` after their time, so that a consumer
-//! that reads along sees them; the records and markers of aborted transactions go.
+//! that reads along sees them; the records of aborted transactions go.
+//!
+//! A transaction's marker goes only in a round that meets none of its batches any more: without it the log
+//! would say, when it is read from the start, that the transaction never ended. With the marker goes the
+//! mention of the aborted transaction that readers are given, or they would take the producer's next
+//! transaction for the aborted one.
 //!
 //! Limits: the map holds hashes of keys (128 bits each), so memory is bounded by [`MAX_KEYS`] and a larger
 //! dirty part is compacted in several rounds.
@@ -78,9 +83,10 @@ pub(crate) fn compact(
     if until == dirty.start {
         return Ok(None);
     }
-    let mut second_pass = |frame: &[u8]| rewrite(frame, &newest, &aborted, config, partition, now_ms);
-    partition.journal.compact(until, &mut second_pass)?;
-    Ok(Some(Compacted { keys: newest.by_key.len(), clean_until: until }))
+    let keys = newest.by_key.len();
+    let mut second_pass = SecondPass { partition, newest, aborted, config, now_ms, open: HashSet::new() };
+    partition.journal.compact(until, &mut |frame| second_pass.rewrite(frame))?;
+    Ok(Some(Compacted { keys, clean_until: until }))
 }
 
 /// The part of the log to be compacted now, if it is worth it.
@@ -146,44 +152,61 @@ fn remember(batch: &[u8], newest: &mut Newest, aborted: &Aborted) {
     });
 }
 
-fn rewrite(
-    frame: &[u8],
-    newest: &Newest,
-    aborted: &Aborted,
-    config: &TopicConfig,
-    partition: &Partition,
+/// Decides frame by frame, from the start of the log, what stays.
+struct SecondPass<'a> {
+    partition: &'a Partition,
+    newest: Newest,
+    aborted: Aborted,
+    config: &'a TopicConfig,
     now_ms: i64,
-) -> Rewrite {
-    let Some(header) = BatchHeader::parse(frame) else { return Rewrite::Keep };
-    if header.is_control() {
-        // A marker is needed as long as records of its transaction may be there: it goes with its time.
-        let old = now_ms.saturating_sub(header.max_timestamp) > config.delete_retention_ms;
-        let last_of_producer =
-            partition.with_producers(|p| p.last_offset(header.producer_id)) == Some(header.last_offset());
-        return if old && !last_of_producer { Rewrite::Drop } else { Rewrite::Keep };
-    }
-    let aborted = aborted.covers(&header);
-    let horizon = now_ms.saturating_sub(config.delete_retention_ms);
-    let keep_tombstones = header.max_timestamp > horizon;
-    let mut keep = |offset: i64, key: Option<&[u8]>, tombstone: bool| {
-        let Some(key) = key else { return false };
-        let newer = newest.by_key.get(&newest.hash(key)).is_some_and(|at| *at > offset);
-        !aborted && !newer && (!tombstone || keep_tombstones)
-    };
-    let batch = Bytes::copy_from_slice(frame);
-    match records::retain_records(&batch, MAX_DECOMPRESSED_BYTES, &mut keep) {
-        Ok(Some(same)) if same.len() == frame.len() => Rewrite::Keep,
-        Ok(Some(smaller)) => Rewrite::Replace(smaller),
-        Ok(None) => {
+    /// Producers of which a batch was met since their last marker.
+    open: HashSet<i64>,
+}
+
+impl SecondPass<'_> {
+    fn rewrite(&mut self, frame: &[u8]) -> Rewrite {
+        let Some(header) = BatchHeader::parse(frame) else { return Rewrite::Keep };
+        if header.is_control() {
+            return self.marker(&header);
+        }
+        if header.is_transactional() {
+            self.open.insert(header.producer_id);
+        }
+        let aborted = self.aborted.covers(&header);
+        let horizon = self.now_ms.saturating_sub(self.config.delete_retention_ms);
+        let keep_tombstones = header.max_timestamp > horizon;
+        let newest = &self.newest;
+        let mut keep = |offset: i64, key: Option<&[u8]>, tombstone: bool| {
+            let Some(key) = key else { return false };
+            let newer = newest.by_key.get(&newest.hash(key)).is_some_and(|at| *at > offset);
+            !aborted && !newer && (!tombstone || keep_tombstones)
+        };
+        let batch = Bytes::copy_from_slice(frame);
+        match records::retain_records(&batch, MAX_DECOMPRESSED_BYTES, &mut keep) {
+            Ok(Some(same)) if same.len() == frame.len() => Rewrite::Keep,
+            Ok(Some(smaller)) => Rewrite::Replace(smaller),
             // The last batch of a producer stays as an empty one: its sequence number must outlive its records.
-            let last =
-                partition.with_producers(|p| p.last_offset(header.producer_id)) == Some(header.last_offset());
-            match last.then(|| records::empty_batch(frame)) {
+            Ok(None) => match self.is_last_of_producer(&header).then(|| records::empty_batch(frame)) {
                 Some(Ok(empty)) => Rewrite::Replace(empty),
                 _ => Rewrite::Drop,
-            }
+            },
+            Err(_) => Rewrite::Keep,
         }
-        Err(_) => Rewrite::Keep,
+    }
+
+    fn marker(&mut self, header: &BatchHeader) -> Rewrite {
+        let needed = self.open.remove(&header.producer_id);
+        let old = self.now_ms.saturating_sub(header.max_timestamp) > self.config.delete_retention_ms;
+        if needed || !old || self.is_last_of_producer(header) {
+            return Rewrite::Keep;
+        }
+        // Before the marker is gone: its records went in an earlier round.
+        self.partition.with_producers(|p| p.forget_aborted(header.last_offset()));
+        Rewrite::Drop
+    }
+
+    fn is_last_of_producer(&self, header: &BatchHeader) -> bool {
+        self.partition.with_producers(|p| p.last_offset(header.producer_id)) == Some(header.last_offset())
     }
 }
 
@@ -207,3 +230,6 @@ impl Progress {
         self.clean_until.retain(|(topic, _), _| topics.contains(topic));
     }
 }
+
+#[cfg(test)]
+mod tests;

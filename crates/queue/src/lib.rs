@@ -26,6 +26,8 @@ mod producer_ids;
 mod producers;
 mod reply;
 mod server;
+#[cfg(test)]
+mod testing;
 mod topics;
 mod transaction_service;
 pub mod transactions;

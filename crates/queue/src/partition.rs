@@ -165,7 +165,14 @@ impl Partition {
     ) -> Result<Self, ReadError> {
         let last_epoch = journal.epochs().last().map_or(0, |(epoch, _)| *epoch);
         let leader_epoch = if unclean && journal.end() > 0 { last_epoch + 1 } else { last_epoch };
-        let producers = rebuild_producers(&journal, now_ms)?;
+        // Noted also without data: clients cling to the newest epoch they have seen, so it must never go back.
+        if leader_epoch > last_epoch {
+            journal.note_epoch(leader_epoch, journal.end());
+        }
+        let mut producers = rebuild_producers(&journal, now_ms)?;
+        if config.load().compact {
+            forget_compacted(&journal, &mut producers)?;
+        }
         let high_watermark = journal.durable_end();
         let last_stable = producers.lso(high_watermark).max(journal.start());
         Ok(Self {
@@ -372,8 +379,10 @@ impl Partition {
         }
     }
 
-    /// The journal has everything below `end` on stable storage.
+    /// The journal has everything below `end` on stable storage. News may be late and meant for a deleted
+    /// partition that had the same tag, so the journal has the last word.
     pub(crate) fn on_durable(&self, end: i64, wakes: &mut Vec<Arc<Wake>>) {
+        let end = end.min(self.journal.durable_end());
         let calls = {
             let mut state = lock(&self.state);
             self.advance(&mut state, end, wakes)
@@ -566,7 +575,10 @@ impl Partition {
 
     /// The log start moved (retention, DeleteRecords): producer state forgets what lies below.
     pub(crate) fn on_log_start(&self) {
-        lock(&self.state).producers.on_log_start(self.journal.start());
+        let mut state = lock(&self.state);
+        let start = self.journal.start();
+        state.producers.on_log_start(start);
+        self.last_stable.fetch_max(start, Ordering::AcqRel);
     }
 
     /// Keeps a copy of the producer state with the journal, so that a restart replays little.
@@ -655,6 +667,22 @@ fn rebuild_producers(journal: &Journal, now_ms: i64) -> Result<Producers, ReadEr
     Ok(producers)
 }
 
+/// A snapshot may be older than the last compaction and mention aborted transactions whose markers are gone.
+fn forget_compacted(journal: &Journal, producers: &mut Producers) -> Result<(), ReadError> {
+    let mut failure = None;
+    producers.retain_aborted(|aborted| {
+        let mut there = false;
+        let mut look = |frame: &moim_journal::Frame, _: &[u8]| {
+            there = frame.last == aborted.last_offset;
+            false
+        };
+        let looked = journal.for_each_frame(aborted.last_offset, aborted.last_offset + 1, &mut look);
+        failure = looked.err().or(failure.take());
+        there
+    });
+    failure.map_or(Ok(()), Err)
+}
+
 fn check_timestamps(header: &BatchHeader, config: &TopicConfig, now_ms: i64) -> Result<(), Refused> {
     if config.log_append_time || header.max_timestamp < 0 {
         return Ok(());
@@ -704,3 +732,6 @@ pub(crate) fn refuse_read(error: ReadError) -> ErrorCode {
 pub(crate) fn compression_allowed(kind: Compression, produce_version: i16) -> bool {
     kind != Compression::Zstd || produce_version >= 7
 }
+
+#[cfg(test)]
+mod tests;

@@ -244,6 +244,18 @@ impl Producers {
         inner.aborted[first..].iter().filter(|a| a.first_offset < until).copied().collect()
     }
 
+    /// The marker at `last_offset` goes, after the records of its transaction: nobody must be told of it.
+    pub(crate) fn forget_aborted(&mut self, last_offset: i64) {
+        self.retain_aborted(|a| a.last_offset != last_offset);
+    }
+
+    /// Keeps the aborted transactions that please.
+    pub(crate) fn retain_aborted(&mut self, pleases: impl FnMut(&AbortedTxn) -> bool) {
+        if let Some(inner) = &mut self.inner {
+            inner.aborted.retain(pleases);
+        }
+    }
+
     /// Whether the producer has a transaction open here.
     pub(crate) fn has_open_transaction(&self, producer_id: i64) -> bool {
         self.producer(producer_id).is_some_and(|p| p.txn_start.is_some())
