@@ -49,6 +49,8 @@ struct Found {
     chunks: Vec<Vec<Chunk>>,
     bytes: usize,
     failed: bool,
+    /// The partitions that were read, each with the offset from which on a record is news.
+    seen: Vec<(Arc<Partition>, i64)>,
 }
 
 pub(crate) fn handle(
@@ -98,29 +100,18 @@ impl PendingFetch {
                 self.answer = Some(found);
                 return true;
             }
-            if self.leave_wishes(wake) {
+            if self.leave_wishes(found.seen, wake) {
                 return false;
             }
         }
     }
 
-    /// Leaves a wish with every partition; false when one of them has news already.
-    fn leave_wishes(&mut self, wake: &Arc<Wake>) -> bool {
+    /// Leaves a wish with every partition; false when one of them has news already. What is news is measured
+    /// from what the look saw: a watermark that another thread moved since then must not be slept through.
+    fn leave_wishes(&mut self, seen: Vec<(Arc<Partition>, i64)>, wake: &Arc<Wake>) -> bool {
         self.forget(wake);
-        let session;
-        let wanted = match &self.plan {
-            Target::Once(wanted) => wanted,
-            Target::Session { session: shared, .. } => {
-                session = lock(shared);
-                &session.wanted
-            }
-        };
-        for want in wanted {
-            let Some(partition) = want.topic.topic.as_ref().and_then(|t| t.partition(want.partition)) else {
-                continue;
-            };
-            let visible = if self.stable_only { partition.last_stable() } else { partition.high_watermark() };
-            if !partition.wait_for(visible.max(want.fetch_offset), self.stable_only, wake) {
+        for (partition, next) in seen {
+            if !partition.wait_for(next, self.stable_only, wake) {
                 return false;
             }
             self.waiting.push(partition);
@@ -141,6 +132,7 @@ impl PendingFetch {
             chunks: Vec::new(),
             bytes: 0,
             failed: false,
+            seen: Vec::with_capacity(wanted.len()),
         };
         let mut room = self.max_bytes;
         for want in wanted {
@@ -152,6 +144,10 @@ impl PendingFetch {
                 }
                 Err(_) => true,
             };
+            if let Ok((partition, fetched)) = &result {
+                let visible = if self.stable_only { fetched.last_stable } else { fetched.high_watermark };
+                found.seen.push((Arc::clone(partition), visible.max(want.fetch_offset)));
+            }
             if full || news {
                 let (data, chunks) = self.partition_data(broker, want, result, &mut found);
                 if let Some(chunks) = chunks {
@@ -200,8 +196,8 @@ impl PendingFetch {
         result: Result<(Arc<Partition>, Fetched), Refusal>,
         found: &mut Found,
     ) -> (PartitionData, Option<Vec<Chunk>>) {
-        let (_, fetched) = match result {
-            Ok(ok) => ok,
+        let fetched = match result {
+            Ok((_, fetched)) => fetched,
             Err(refusal) => {
                 found.failed = true;
                 return (refused(broker, want, refusal, self.call.version, &mut found.response), None);
@@ -341,3 +337,6 @@ fn push(response: &mut FetchResponse, want: &Wanted, data: PartitionData) {
         topic.partitions.push(data);
     }
 }
+
+#[cfg(test)]
+mod tests;
