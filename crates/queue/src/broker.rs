@@ -263,12 +263,14 @@ pub struct Summary {
 /// Counts memory of requests that are being received. It is a limit on reading, not an allocator: a
 /// connection that finds it spent goes on when others are done.
 pub(crate) struct Memory {
+    limit: i64,
     left: AtomicI64,
 }
 
 impl Memory {
     fn new(limit: usize) -> Self {
-        Self { left: AtomicI64::new(i64::try_from(limit).unwrap_or(i64::MAX)) }
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        Self { limit, left: AtomicI64::new(limit) }
     }
 
     pub(crate) fn take(&self, bytes: usize) {
@@ -284,5 +286,10 @@ impl Memory {
     /// Whether nothing is left. Somebody who holds some may still finish.
     pub(crate) fn is_spent(&self) -> bool {
         self.left.load(Ordering::Relaxed) <= 0
+    }
+
+    /// Whether those who may still finish hold as much again as the limit: then nobody gets more.
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        self.left.load(Ordering::Relaxed) <= -self.limit
     }
 }

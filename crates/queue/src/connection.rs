@@ -5,7 +5,8 @@
 //! protocol demands.
 //!
 //! Bounds: a frame is at most `max_request_bytes`, and memory for it is taken as its bytes arrive; at most
-//! [`MAX_IN_FLIGHT`] requests are open; a client that does not read its answers is not read from either.
+//! [`MAX_IN_FLIGHT`] requests are open; a client that does not read its answers is not read from either, and
+//! is cut off when it has not read anything for as long as a connection may be idle.
 
 use std::collections::VecDeque;
 use std::io;
@@ -86,6 +87,8 @@ pub(crate) struct Connection {
     input: BytesMut,
     /// Bytes of the frame being read that are counted against the broker's memory.
     charged: usize,
+    /// A large frame has begun and others hold the memory for it.
+    starved: bool,
     slots: VecDeque<Slot>,
     /// Set while a request is appended off the loop: the next one must not overtake it.
     appending: Option<Arc<Deferred>>,
@@ -116,6 +119,7 @@ pub(crate) async fn serve(
         stream,
         input: BytesMut::new(),
         charged: 0,
+        starved: false,
         slots: VecDeque::new(),
         appending: None,
         out: Writer::default(),
@@ -192,14 +196,22 @@ impl Connection {
 
     /// Does all that can be done without waiting.
     fn turn(&mut self) -> io::Result<()> {
-        self.settle()?;
-        while self.can_take()
-            && let Some(frame) = self.next_frame()?
-        {
-            self.handle(frame)?;
+        loop {
+            self.settle()?;
+            while self.can_take()
+                && let Some(frame) = self.next_frame()?
+            {
+                self.handle(frame)?;
+            }
+            let full = self.slots.len() >= MAX_IN_FLIGHT;
+            self.settle()?;
+            let held_up = full || self.is_congested();
+            self.flush()?;
+            // Requests that are here already and found no room go on now: no event will come for them.
+            if !held_up || self.is_congested() || self.slots.len() >= MAX_IN_FLIGHT {
+                return Ok(());
+            }
         }
-        self.settle()?;
-        self.flush()
     }
 
     /// Sends what can be sent; a range of a file that is not in memory is read on another thread first.
@@ -211,7 +223,12 @@ impl Connection {
             self.warming = None;
             self.out.on_warm();
         }
-        if let Flushed::Cold(range) = self.out.flush(&self.stream)? {
+        let before = self.out.len();
+        let flushed = self.out.flush(&self.stream)?;
+        if self.out.len() < before && !self.out.is_empty() {
+            self.last_active = Instant::now();
+        }
+        if let Flushed::Cold(range) = flushed {
             let done = Arc::new(AtomicBool::new(false));
             self.warming = Some(Arc::clone(&done));
             let (broker, wake) = (Arc::clone(&self.broker), Arc::clone(&self.wake));
@@ -226,19 +243,26 @@ impl Connection {
     }
 
     fn can_take(&self) -> bool {
-        !self.closing
-            && self.appending.is_none()
-            && self.slots.len() < MAX_IN_FLIGHT
-            && self.out.len() < MAX_UNSENT
+        !self.closing && self.appending.is_none() && self.slots.len() < MAX_IN_FLIGHT && !self.is_congested()
     }
 
+    /// Whether the client neither asks for anything nor reads what it asked for.
     fn is_idle(&self) -> bool {
-        let idle = Duration::from_millis(self.broker.options.idle_connection_ms);
-        self.slots.is_empty() && self.out.is_empty() && self.last_active.elapsed() >= idle
+        (self.slots.is_empty() || self.is_congested()) && Instant::now() >= self.idle_at()
+    }
+
+    fn idle_at(&self) -> Instant {
+        self.last_active + Duration::from_millis(self.broker.options.idle_connection_ms)
+    }
+
+    /// Whether the client must read before anything else is done for it.
+    fn is_congested(&self) -> bool {
+        self.out.len() >= MAX_UNSENT
     }
 
     /// Takes a whole frame off the input, if there is one.
     fn next_frame(&mut self) -> io::Result<Option<Bytes>> {
+        self.starved = false;
         if self.input.len() < 4 {
             return Ok(None);
         }
@@ -251,7 +275,7 @@ impl Connection {
             )
         })?;
         if self.input.len() < 4 + size {
-            self.make_room(4 + size);
+            self.make_room(4 + size)?;
             return Ok(None);
         }
         self.broker.memory.release(std::mem::take(&mut self.charged));
@@ -259,8 +283,16 @@ impl Connection {
         Ok(Some(self.input.split_to(size).freeze()))
     }
 
-    /// Reserves for a frame of `total` bytes, but never far ahead of what has arrived.
-    fn make_room(&mut self, total: usize) {
+    /// Reserves for a frame of `total` bytes, but never far ahead of what has arrived. Small frames always
+    /// have room, so that those who send large ones slowly cannot keep everybody else from being served.
+    fn make_room(&mut self, total: usize) -> io::Result<()> {
+        if total > KEEP_BYTES && self.charged == 0 && self.broker.memory.is_spent() {
+            self.starved = true;
+            return Ok(());
+        }
+        if total > KEEP_BYTES && self.broker.memory.is_overdrawn() {
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "no memory is left for large requests"));
+        }
         let missing = (total - self.input.len()).min(RESERVE_BYTES);
         if self.input.capacity() - self.input.len() < missing {
             self.input.reserve(missing);
@@ -270,6 +302,7 @@ impl Connection {
             self.broker.memory.take(wanted - self.charged);
             self.charged = wanted;
         }
+        Ok(())
     }
 
     fn handle(&mut self, frame: Bytes) -> io::Result<()> {
@@ -310,7 +343,9 @@ impl Connection {
         if self.appending.as_ref().is_some_and(|deferred| deferred.is_done()) {
             self.appending = None;
         }
-        while let Some(front) = self.slots.front_mut() {
+        while !self.is_congested()
+            && let Some(front) = self.slots.front_mut()
+        {
             match front {
                 Slot::Appending(deferred) => {
                     let Some(produced) = deferred.take() else { return Ok(()) };
@@ -358,11 +393,15 @@ impl Connection {
         Ok(())
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        match self.slots.front()? {
-            Slot::Fetch(fetch) => Some(fetch.deadline),
-            Slot::Produce(produce) => Some(produce.deadline),
-            Slot::Ready(_) | Slot::Later(_) | Slot::Appending(_) => None,
+    /// When to look again though nothing has happened. Never a moment that looking does not get past: the
+    /// timer would fire without end.
+    fn alarm(&self) -> Option<Instant> {
+        match self.slots.front() {
+            _ if self.is_congested() => Some(self.idle_at()),
+            None => Some(self.idle_at()),
+            Some(Slot::Fetch(fetch)) => Some(fetch.deadline),
+            Some(Slot::Produce(produce)) => Some(produce.deadline),
+            Some(Slot::Ready(_) | Slot::Later(_) | Slot::Appending(_)) => None,
         }
     }
 
@@ -374,8 +413,7 @@ impl Connection {
         if !self.out.is_empty() && self.warming.is_none() && self.stream.poll_write_ready(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Writable));
         }
-        let starved = self.charged == 0 && self.broker.memory.is_spent();
-        if self.can_take() && !starved {
+        if self.can_take() && !self.starved {
             if self.input.is_empty() && self.input.capacity() > KEEP_BYTES && self.slots.is_empty() {
                 self.input = BytesMut::new();
             }
@@ -387,12 +425,12 @@ impl Connection {
                 return Poll::Ready(result.map(Event::Read));
             }
         }
-        let idle = Duration::from_millis(self.broker.options.idle_connection_ms);
-        let mut wanted = self.deadline().unwrap_or(self.last_active + idle);
-        if starved {
-            // Others hold all the memory for requests: look again soon.
-            wanted = wanted.min(Instant::now() + STARVED);
+        let mut alarm = self.alarm();
+        if self.starved {
+            let soon = Instant::now() + STARVED;
+            alarm = Some(alarm.map_or(soon, |at| at.min(soon)));
         }
+        let Some(wanted) = alarm else { return Poll::Pending };
         // The timer is moved only when it must fire earlier; firing too early costs one empty turn.
         if wanted < self.sleep.deadline() || self.sleep.is_elapsed() {
             self.sleep.as_mut().reset(wanted);

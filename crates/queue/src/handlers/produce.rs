@@ -38,9 +38,12 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
     if is_heavy(&request) {
         let deferred = Deferred::new();
         connection.wait_appending(Arc::clone(&deferred));
-        let wake = Arc::clone(&connection.wake);
+        // Until it is appended the request counts as one that is being received: many may stand in line.
+        let held = record_bytes(&request);
+        broker.memory.take(held);
         tokio::task::spawn_blocking(move || {
             let produced = append_all(&broker, &wake, call, request, None);
+            broker.memory.release(held);
             deferred.set(produced);
             broker.loops.wake_one(None, &wake);
         });
@@ -60,6 +63,11 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
             Ok(())
         }
     }
+}
+
+fn record_bytes(request: &ProduceRequest) -> usize {
+    let batches = request.topic_data.iter().flat_map(|t| &t.partition_data);
+    batches.filter_map(|p| p.records.as_ref()?.bytes()).map(Bytes::len).sum()
 }
 
 fn is_heavy(request: &ProduceRequest) -> bool {

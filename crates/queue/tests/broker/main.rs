@@ -1,7 +1,8 @@
 //! A whole broker in this process, spoken to over a socket by the codec alone: what third-party clients never
 //! send (every version of every API) and what must hold whoever asks.
 
-#![allow(clippy::unwrap_used)] // tests
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)] // tests
 
+mod connections;
 mod support;
 mod versions;

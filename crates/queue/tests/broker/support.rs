@@ -27,10 +27,15 @@ pub(crate) struct Running {
     shutdown: Shutdown,
     server: Option<Server>,
     store: Arc<Store>,
+    pub(crate) broker: Arc<Broker>,
     _folder: tempfile::TempDir,
 }
 
 pub(crate) fn start() -> Running {
+    start_with(|_| {})
+}
+
+pub(crate) fn start_with(change: impl FnOnce(&mut BrokerOptions)) -> Running {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let clock: Arc<SystemClock> = Arc::new(SystemClock::new());
     let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
@@ -43,19 +48,20 @@ pub(crate) fn start() -> Running {
         metrics: Arc::new(Metrics::new()),
         shutdown: shutdown.clone(),
     };
-    let options = BrokerOptions {
+    let mut options = BrokerOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         offsets_partitions: 4,
         transaction_partitions: 4,
         group_initial_rebalance_delay_ms: 0,
         ..BrokerOptions::default()
     };
+    change(&mut options);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let broker = runtime.block_on(Broker::open(options, parts)).unwrap();
     store.set_sink(broker.sink());
     store.start();
-    let server = Server::start(broker).unwrap();
-    Running { address: server.address(), shutdown, server: Some(server), store, _folder: folder }
+    let server = Server::start(Arc::clone(&broker)).unwrap();
+    Running { address: server.address(), shutdown, server: Some(server), store, broker, _folder: folder }
 }
 
 impl Drop for Running {
@@ -70,7 +76,7 @@ impl Drop for Running {
 
 /// One connection.
 pub(crate) struct Client {
-    stream: TcpStream,
+    pub(crate) stream: TcpStream,
     next: i32,
 }
 
@@ -83,6 +89,13 @@ impl Client {
 
     /// Sends a request and reads its answer; an error when the broker closes the connection instead.
     pub(crate) fn call<Q: Message, S: Message>(&mut self, request: &Q, version: i16) -> std::io::Result<S> {
+        let frame = self.frame(request, version);
+        self.stream.write_all(&frame)?;
+        self.receive(version)
+    }
+
+    /// A request as it goes over the wire.
+    pub(crate) fn frame<Q: Message>(&mut self, request: &Q, version: i16) -> Vec<u8> {
         self.next += 1;
         let header = RequestHeader {
             api_key: Q::KEY as i16,
@@ -90,7 +103,11 @@ impl Client {
             correlation_id: self.next,
             client_id: Some("test".into()),
         };
-        self.stream.write_all(&encode_request(&header, request).unwrap())?;
+        encode_request(&header, request).unwrap().to_vec()
+    }
+
+    /// Reads the answer to the last request.
+    fn receive<S: Message>(&mut self, version: i16) -> std::io::Result<S> {
         let mut size = [0; 4];
         self.stream.read_exact(&mut size)?;
         let mut frame = vec![0; u32::from_be_bytes(size) as usize];

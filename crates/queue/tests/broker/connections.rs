@@ -1,0 +1,62 @@
+//! What one connection may do to itself and to others.
+
+use std::io::{ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
+
+use moim_wire_kafka::messages::fetch::{FetchPartition, FetchTopic};
+use moim_wire_kafka::messages::*;
+
+use crate::support::{Client, start, start_with};
+
+#[test]
+fn pipelined_requests_are_all_answered_however_large_the_answers() {
+    const REQUESTS: usize = 600;
+    let running = start();
+    let mut client = Client::connect(&running);
+    client.create_topic("wide", 1_000);
+    let request = MetadataRequest { topics: None, ..Default::default() };
+    let frames: Vec<u8> = (0..REQUESTS).flat_map(|_| client.frame(&request, 9)).collect();
+    client.stream.write_all(&frames).unwrap();
+    for _ in 0..REQUESTS {
+        let mut size = [0; 4];
+        client.stream.read_exact(&mut size).unwrap();
+        let mut answer = vec![0; u32::from_be_bytes(size) as usize];
+        client.stream.read_exact(&mut answer).unwrap();
+    }
+}
+
+#[test]
+fn large_requests_that_never_end_leave_room_for_small_ones() {
+    let running = start_with(|options| options.request_memory_bytes = 1 << 20);
+    let mut slow = Client::connect(&running);
+    slow.stream.write_all(&(50i32 << 20).to_be_bytes()).unwrap();
+    slow.stream.write_all(&vec![0; 1 << 20]).unwrap();
+    let mut other = Client::connect(&running);
+    other.create_topic("t", 1);
+    // What goes on beyond all measure is cut off.
+    let written = slow.stream.write_all(&vec![0; 20 << 20]);
+    let read = written.and_then(|()| slow.stream.read(&mut [0]));
+    let cut = read.as_ref().map_or_else(|e| e.kind() != ErrorKind::WouldBlock, |n| *n == 0);
+    assert!(cut, "one request holds many times the memory that all may have: {read:?}");
+    other.create_topic("u", 1);
+}
+
+#[test]
+fn a_client_that_never_reads_its_answers_is_cut_off() {
+    let running = start_with(|options| options.idle_connection_ms = 500);
+    let mut client = Client::connect(&running);
+    client.create_topic("t", 1);
+    for _ in 0..24 {
+        client.produce("t", &vec![7; 1_000_000]);
+    }
+    let partition = FetchPartition { partition: 0, partition_max_bytes: i32::MAX, ..Default::default() };
+    let topic = FetchTopic { topic: "t".into(), partitions: vec![partition], ..Default::default() };
+    let fetch = FetchRequest { max_bytes: i32::MAX, topics: vec![topic], ..Default::default() };
+    let frame = client.frame(&fetch, 6);
+    client.stream.write_all(&frame).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while running.broker.summary().connections > 0 {
+        assert!(Instant::now() < deadline, "the connection is kept for ever");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
