@@ -1,7 +1,7 @@
 //! One key space with all its versions since the last compaction.
 //!
 //! Changes are kept once, in a [log](log::Log) in the order in which they happened: what watchers read. A key
-//! is an entry of an ordered map that points into the log. Compaction takes changes off the front of the log;
+//! is an [entry](keys::Keys) that points into the log. Compaction takes changes off the front of the log;
 //! the last one of a key that still counts moves into the key's own entry. So its cost is the number of
 //! changes it forgets, not of keys, and [`Space::reclaim`] pays it in small steps after `compact` has closed
 //! the door at once.
@@ -10,16 +10,18 @@
 //! read at `compact_revision` or later finds all that was there then. `revision` grows by one for each
 //! committed group of changes; changes in a group are numbered.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 
 use crate::lease::LeaseId;
-use crate::range::KeyRange;
+use crate::range::{KeyRange, RangeEnd};
 use crate::reply::KeyValue;
 
+mod keys;
 pub(crate) mod log;
 
+use keys::Keys;
 use log::{Change, Log, Version};
 
 /// What a retained change costs beside its bytes, about: the change, its entry and their allocations.
@@ -28,7 +30,7 @@ const OVERHEAD_BYTES: usize = 200;
 /// See the top of the file.
 #[derive(Debug)]
 pub(crate) struct Space {
-    keys: BTreeMap<Bytes, Entry>,
+    keys: Keys,
     log: Log,
     revision: i64,
     compact_revision: i64,
@@ -139,7 +141,7 @@ impl Space {
 
     /// An empty space at a revision, to be filled from a snapshot.
     pub(crate) fn restored(revision: i64, compact_revision: i64) -> Self {
-        let keys = BTreeMap::new();
+        let keys = Keys::default();
         Self { keys, log: Log::new(), revision, compact_revision, open_changes: 0, live_keys: 0, bytes: 0 }
     }
 
@@ -176,31 +178,36 @@ impl Space {
 
     /// The newest version of a key, if it lives.
     pub(crate) fn current(&self, key: &[u8]) -> Option<&Change> {
-        let change = self.keys.get(key)?.newest(&self.log);
+        let change = self.find(key)?.newest(&self.log);
         change.is_put().then_some(change)
     }
 
     /// What a key was at a revision, if it lived then.
     pub(crate) fn get_at(&self, key: &[u8], revision: i64) -> Option<&Change> {
-        self.keys.get(key)?.at(&self.log, revision).filter(|change| change.is_put())
+        self.find(key)?.at(&self.log, revision).filter(|change| change.is_put())
     }
 
     /// The live keys of a range at a revision, in key order.
     pub(crate) fn scan<'a>(&'a self, range: &KeyRange, revision: i64) -> impl Iterator<Item = &'a Change> {
-        let entries = range.bounds().map(|bounds| self.keys.range::<[u8], _>(bounds));
-        let changes =
-            entries.into_iter().flatten().filter_map(move |(_, entry)| entry.at(&self.log, revision));
+        let (one, many) = match range.end {
+            RangeEnd::Single => (self.find(&range.start), None),
+            RangeEnd::Before(_) | RangeEnd::Open => {
+                (None, range.bounds().map(|bounds| self.keys.range(bounds)))
+            }
+        };
+        let entries = one.into_iter().chain(many.into_iter().flatten());
+        let changes = entries.filter_map(move |entry| entry.at(&self.log, revision));
         changes.filter(|change| change.is_put())
     }
 
     /// Puts a key in the open group; returns the lease it had and the stored key.
     pub(crate) fn put(&mut self, key: &[u8], value: Bytes, lease: LeaseId) -> (LeaseId, Bytes) {
         let revision = self.revision + 1;
-        let found = self.keys.get_mut(key);
-        let (stored, create_revision, version, old_lease) = match &found {
+        let found = self.keys.find(key, &self.log);
+        let (stored, create_revision, version, old_lease) = match found {
             None => (Bytes::copy_from_slice(key), revision, 1, LeaseId::NONE),
-            Some(entry) => {
-                let newest = entry.newest(&self.log);
+            Some(slot) => {
+                let newest = self.keys.entry(slot).newest(&self.log);
                 let v = &newest.version;
                 match &v.value {
                     Some(_) => (newest.key.clone(), v.create_revision, v.version + 1, v.lease),
@@ -209,35 +216,42 @@ impl Space {
             }
         };
         self.live_keys += usize::from(version == 1);
-        self.bytes += stored.len() + value.len() + OVERHEAD_BYTES;
         let sub = self.open_changes;
-        let version = Version { value: Some(value), revision, sub, create_revision, version, lease };
-        let at = self.log.push(Change { key: stored.clone(), version });
-        match found {
-            Some(entry) => entry.recent.push(at),
-            None => {
-                let entry = Entry { base: None, recent: Recent::One(at) };
-                self.keys.insert(stored.clone(), entry);
-            }
-        }
+        let slot = found.unwrap_or_else(|| self.keys.next_slot());
+        let version = Version { value: Some(value), revision, sub, slot, create_revision, version, lease };
+        self.push(found, Change { key: stored.clone(), version });
         self.open_changes += 1;
         (old_lease, stored)
     }
 
     /// Takes a live key away in the open group; returns the lease it had and the stored key.
     pub(crate) fn delete(&mut self, key: &[u8]) -> Option<(LeaseId, Bytes)> {
-        let entry = self.keys.get_mut(key)?;
-        let newest = entry.newest(&self.log);
+        let slot = self.keys.find(key, &self.log)?;
+        let newest = self.keys.entry(slot).newest(&self.log);
         if !newest.is_put() {
             return None;
         }
         let (stored, lease) = (newest.key.clone(), newest.version.lease);
-        let version = Version::tombstone(self.revision + 1, self.open_changes);
-        entry.recent.push(self.log.push(Change { key: stored.clone(), version }));
+        let version = Version { slot, ..Version::tombstone(self.revision + 1, self.open_changes) };
+        self.push(Some(slot), Change { key: stored.clone(), version });
         self.live_keys -= 1;
-        self.bytes += stored.len() + OVERHEAD_BYTES;
         self.open_changes += 1;
         Some((lease, stored))
+    }
+
+    /// Logs a change of a key that is in a slot, or of a new one.
+    fn push(&mut self, found: Option<u32>, change: Change) {
+        self.bytes += change.cost();
+        let key = change.key.clone();
+        let at = self.log.push(change);
+        match found {
+            Some(slot) => self.keys.entry_mut(slot).recent.push(at),
+            None => self.keys.insert(key, Entry { base: None, recent: Recent::One(at) }),
+        }
+    }
+
+    fn find(&self, key: &[u8]) -> Option<&Entry> {
+        self.keys.find(key, &self.log).map(|slot| self.keys.entry(slot))
     }
 
     /// Closes history before `revision`. The memory comes back with [`Space::reclaim`].
@@ -257,7 +271,8 @@ impl Space {
             let at = self.log.first();
             let change = self.log.pop_front();
             self.bytes -= change.cost();
-            let entry = self.keys.get_mut(&change.key).expect("a logged key has an entry");
+            let slot = change.version.slot;
+            let entry = self.keys.entry_mut(slot);
             let oldest = entry.recent.pop_front();
             assert_eq!(oldest, Some(at), "a key's changes leave the log in order");
             if let Some(base) = entry.base.take() {
@@ -267,7 +282,7 @@ impl Space {
                 self.bytes += change.cost();
                 entry.base = Some(Box::new(change));
             } else if entry.recent.is_empty() {
-                self.keys.remove(&change.key);
+                self.keys.remove(&change.key, slot);
             }
         }
         self.is_reclaimable()
@@ -279,7 +294,7 @@ impl Space {
 
     /// The log positions of the changes of one key at `revision` and later.
     pub(crate) fn changes_of(&self, key: &[u8], revision: i64) -> impl Iterator<Item = u64> {
-        let entry = self.keys.get(key);
+        let entry = self.find(key);
         let from = entry.map_or(0, |entry| entry.recent.count_before(&self.log, revision));
         let to = entry.map_or(0, |entry| entry.recent.len());
         (from..to).filter_map(move |index| entry?.recent.get(index))
@@ -289,7 +304,7 @@ impl Space {
     ///
     /// Says the same before and after [`Space::reclaim`].
     pub(crate) fn versions(&self) -> impl Iterator<Item = &Change> {
-        self.keys.values().flat_map(move |entry| {
+        self.keys.iter().flat_map(move |entry| {
             let closed = entry.at(&self.log, self.compact_revision - 1).filter(|change| change.is_put());
             let from = entry.recent.count_before(&self.log, self.compact_revision);
             let open = (from..entry.recent.len()).filter_map(|index| entry.recent.get(index));
@@ -299,12 +314,12 @@ impl Space {
 
     /// The newest version of every live key.
     pub(crate) fn live(&self) -> impl Iterator<Item = &Change> {
-        self.keys.values().map(|entry| entry.newest(&self.log)).filter(|change| change.is_put())
+        self.keys.iter().map(|entry| entry.newest(&self.log)).filter(|change| change.is_put())
     }
 
     /// The versions that are not in the log, by key: with the log, all there is.
     pub(crate) fn bases(&self) -> impl Iterator<Item = &Change> {
-        self.keys.values().filter_map(|entry| entry.base.as_deref())
+        self.keys.iter().filter_map(|entry| entry.base.as_deref())
     }
 
     /// Brings a base back from a snapshot. False when it cannot be one.
@@ -312,7 +327,7 @@ impl Space {
         let fits = change.is_put()
             && change.version.revision < self.compact_revision
             && self.log.is_empty()
-            && self.keys.last_key_value().is_none_or(|(last, _)| *last < change.key);
+            && self.keys.last().is_none_or(|last| *last < change.key);
         if fits {
             self.bytes += change.cost();
             self.live_keys += 1;
@@ -333,24 +348,20 @@ impl Space {
         {
             return false;
         }
-        let lived = match self.keys.get(&change.key) {
-            Some(entry) => {
-                let newest = entry.newest(&self.log);
-                change.key = newest.key.clone();
-                newest.is_put()
-            }
-            None => false,
-        };
+        let found = self.keys.find(&change.key, &self.log);
+        let newest = found.map(|slot| self.keys.entry(slot).newest(&self.log));
+        let lived = newest.is_some_and(Change::is_put);
+        if let Some(newest) = newest {
+            change.key = newest.key.clone(); // one copy of a key for all its changes
+        }
         match (lived, change.is_put()) {
             (false, true) => self.live_keys += 1,
             (true, false) => self.live_keys -= 1,
             (true, true) => {}
             (false, false) => return false,
         }
-        self.bytes += change.cost();
-        let key = change.key.clone();
-        let at = self.log.push(change);
-        self.keys.entry(key).or_default().recent.push(at);
+        change.version.slot = found.unwrap_or_else(|| self.keys.next_slot());
+        self.push(found, change);
         true
     }
 }

@@ -21,6 +21,8 @@ pub(crate) struct Version {
     pub(crate) revision: i64,
     /// The number of the change within its revision.
     pub(crate) sub: u32,
+    /// Where the key's entry is. Of this process alone.
+    pub(crate) slot: u32,
     pub(crate) create_revision: i64,
     pub(crate) version: i64,
     pub(crate) lease: LeaseId,
@@ -28,7 +30,7 @@ pub(crate) struct Version {
 
 impl Version {
     pub(crate) fn tombstone(revision: i64, sub: u32) -> Self {
-        Self { value: None, revision, sub, create_revision: 0, version: 0, lease: LeaseId::NONE }
+        Self { value: None, revision, sub, slot: 0, create_revision: 0, version: 0, lease: LeaseId::NONE }
     }
 }
 
