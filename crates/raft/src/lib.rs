@@ -30,5 +30,7 @@ mod types;
 
 pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers};
 pub use machine::{SnapshotWriter, StateMachine};
-pub use transport::{BoxFuture, MemoryNetwork, MemoryTransport, Router, Transport, TransportError};
+pub use transport::{
+    BoxFuture, MemoryNetwork, MemoryTransport, Router, TcpServer, TcpTransport, Transport, TransportError,
+};
 pub use types::{Applied, GroupError, GroupId, GroupMetrics, Leadership, Member, OpenError, Role, VoterId};

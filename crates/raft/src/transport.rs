@@ -4,6 +4,7 @@
 //! answer may or may not have been done: Raft's own rules make repeating it harmless.
 
 mod memory;
+mod tcp;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use self::memory::{MemoryNetwork, MemoryTransport};
+pub use self::tcp::{TcpServer, TcpTransport};
 use crate::group::Core;
 use crate::log::Logs;
 use crate::rpc::Reply;

@@ -8,13 +8,14 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use moim_base::clock::SystemClock;
+use moim_base::task::{Scope, Shutdown};
 use moim_journal::{DurableSink, OpenError as StoreError, RealDisk, Store, StoreOptions};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::*;
 use crate::machine::SnapshotWriter;
-use crate::transport::{MemoryNetwork, Router};
+use crate::transport::{MemoryNetwork, Router, TcpServer, TcpTransport, Transport};
 use crate::types::GroupId;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -83,6 +84,8 @@ struct Cluster {
     driver: Runtime,
     tune: fn(&mut GroupOptions),
     two_groups: bool,
+    /// Over sockets instead of the in-memory network.
+    tcp: bool,
     /// Last: the folders go after everything in them.
     _dir: TempDir,
 }
@@ -115,12 +118,16 @@ impl Cluster {
         });
         let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let nodes = nodes.collect();
-        Self { nodes, network: MemoryNetwork::new(), driver, tune, two_groups: false, _dir: dir }
+        Self { nodes, network: MemoryNetwork::new(), driver, tune, two_groups: false, tcp: false, _dir: dir }
     }
 
     /// Starts the first `founders` nodes as a new group.
     fn found(count: u64, founders: usize, tune: fn(&mut GroupOptions)) -> Self {
-        let mut cluster = Self::new(count, tune);
+        Self::new(count, tune).with_founders(founders)
+    }
+
+    fn with_founders(self, founders: usize) -> Self {
+        let mut cluster = self;
         for at in 0..founders {
             cluster.start(at);
         }
@@ -145,15 +152,18 @@ impl Cluster {
         let router = Router::new();
         store.set_sink(Arc::new(Sink(router.clone())));
         store.start();
-        let host = Host {
-            store,
-            disk: Arc::new(RealDisk),
-            root: node.dir.clone(),
-            router: router.clone(),
-            transport: self.network.join(&node.member.address, router),
-        };
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let transport: Arc<dyn Transport> = if self.tcp {
+            let (address, scope) = (node.member.address.parse().unwrap(), Scope::new(Shutdown::new()));
+            let _home = runtime.enter();
+            let server = TcpServer::bind(address, 5, router.clone(), &scope);
+            runtime.block_on(server).unwrap();
+            Arc::new(TcpTransport::new(5, scope))
+        } else {
+            self.network.join(&node.member.address, router.clone())
+        };
+        let host = Host { store, disk: Arc::new(RealDisk), root: node.dir.clone(), router, transport };
         let open = |group: u64, machine: Words| {
             let mut options = GroupOptions::new(GroupId(group), node.member.id, group * 2);
             options.proposal_timeout = Duration::from_secs(2);
@@ -400,6 +410,30 @@ fn a_late_joiner_gets_the_snapshot_and_restarts_from_it() {
     cluster.say(80..85);
     cluster.start(3);
     cluster.expect(0..85);
+}
+
+#[test]
+fn a_group_over_sockets_loses_its_leader_and_sends_a_snapshot() {
+    let mut cluster = Cluster::new(4, short_log);
+    cluster.tcp = true;
+    let ports: Vec<_> = (0..4).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    for (node, port) in cluster.nodes.iter_mut().zip(ports) {
+        node.member.address = port.local_addr().unwrap().to_string();
+    }
+    let mut cluster = cluster.with_founders(3);
+    cluster.say(0..60);
+    let old = cluster.leader();
+    cluster.kill(old);
+    cluster.say(60..70);
+    cluster.start(old);
+    cluster.start(3);
+    let leader = cluster.group(cluster.leader());
+    cluster.driver.block_on(leader.add_learner(&cluster.nodes[3].member.clone())).unwrap();
+    cluster.expect(0..70);
+    assert!(cluster.group(3).metrics().purged.is_some(), "it came by snapshot");
+    let reached =
+        until("a read through a follower", || cluster.driver.block_on(cluster.group(3).linearizable()).ok());
+    assert!(reached >= 70);
 }
 
 #[test]

@@ -1,0 +1,388 @@
+//! The wire between nodes: one TCP connection per peer for all groups, framed, checked, bounded.
+//!
+//! Whoever connects sends a hello (magic, format version, cluster id) and gets the same back; a peer of another
+//! cluster or another format is turned away before it can say anything else. After that, frames: length, kind, call
+//! number, group, CRC32C of the payload, payload. Requests and replies of many groups are interleaved; a reply carries
+//! its request's number. The side that listens never calls.
+//!
+//! Bounds: a frame is at most [`MAX_FRAME`]; a connection has at most [`CALLS`] requests under way in either
+//! direction, further callers wait for a place within their own timeout. A broken connection fails every call that
+//! was under way on it, and the next call connects anew. So does one on which [`GIVE_UP`] calls in a row stayed without
+//! an answer: a machine that is gone sends no reset.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use moim_base::task::Scope;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+
+use super::{BoxFuture, Router, Transport, TransportError};
+use crate::types::{GroupId, Member};
+
+const MAGIC: [u8; 8] = *b"moimraft";
+const VERSION: u32 = 1;
+const HELLO: usize = 28;
+const HEAD: usize = 25;
+const REQUEST: u8 = 0;
+const REPLY: u8 = 1;
+/// The largest payload: the largest entry, a batch of others before it, and room for their headers.
+const MAX_FRAME: usize = 8 << 20;
+/// Payloads up to this are copied behind their head: one packet instead of two.
+const COPY: usize = 16 << 10;
+/// Requests under way on one connection.
+const CALLS: usize = 64;
+/// Calls without an answer, in a row, after which a connection is not believed any more.
+const GIVE_UP: u32 = 20;
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+struct Frame {
+    kind: u8,
+    call: u64,
+    group: GroupId,
+    payload: Bytes,
+}
+
+fn bad(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+async fn write_frame(out: &mut (impl AsyncWrite + Unpin), frame: &Frame) -> io::Result<()> {
+    let mut head = BytesMut::with_capacity(HEAD);
+    head.put_u32_le(u32::try_from(frame.payload.len()).map_err(|_| bad("a frame is too long"))?);
+    head.put_u8(frame.kind);
+    head.put_u64_le(frame.call);
+    head.put_u64_le(frame.group.0);
+    head.put_u32_le(crc32c::crc32c(&frame.payload));
+    if frame.payload.len() <= COPY {
+        head.put_slice(&frame.payload);
+        return out.write_all(&head).await;
+    }
+    out.write_all(&head).await?;
+    out.write_all(&frame.payload).await
+}
+
+async fn read_frame(input: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
+    let mut head = [0; HEAD];
+    input.read_exact(&mut head).await?;
+    let mut head = &head[..];
+    let len = usize::try_from(head.get_u32_le()).map_err(|_| bad("a frame is too long"))?;
+    let (kind, call, group) = (head.get_u8(), head.get_u64_le(), GroupId(head.get_u64_le()));
+    if len > MAX_FRAME {
+        return Err(bad("a frame is too long"));
+    }
+    // Memory grows with what arrives, not with what was announced.
+    let mut payload = Vec::with_capacity(len.min(64 << 10));
+    input.take(len as u64).read_to_end(&mut payload).await?;
+    if payload.len() != len {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if crc32c::crc32c(&payload) != head.get_u32_le() {
+        return Err(bad("a frame is damaged"));
+    }
+    Ok(Frame { kind, call, group, payload: payload.into() })
+}
+
+/// Both sides say who they are.
+async fn greet(stream: &mut TcpStream, cluster: u128) -> io::Result<()> {
+    let greeting = async {
+        let mut hello = BytesMut::with_capacity(HELLO);
+        hello.put_slice(&MAGIC);
+        hello.put_u32_le(VERSION);
+        hello.put_u128_le(cluster);
+        stream.write_all(&hello).await?;
+        let mut theirs = [0; HELLO];
+        stream.read_exact(&mut theirs).await?;
+        let mut theirs = &theirs[..];
+        let magic = theirs.copy_to_bytes(MAGIC.len());
+        let (version, other) = (theirs.get_u32_le(), theirs.get_u128_le());
+        if magic != MAGIC[..] {
+            Err(bad("the peer does not speak our language"))
+        } else if version != VERSION {
+            Err(bad("the peer speaks another version"))
+        } else if other != cluster {
+            Err(bad("the peer belongs to another cluster"))
+        } else {
+            Ok(())
+        }
+    };
+    tokio::time::timeout(HELLO_TIMEOUT, greeting).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Takes peers in and hands their requests to the router, until the scope's shutdown.
+pub struct TcpServer {
+    address: SocketAddr,
+}
+
+impl TcpServer {
+    /// Listens on `address` for members of `cluster`.
+    pub async fn bind(address: SocketAddr, cluster: u128, router: Router, scope: &Scope) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let (tasks, shutdown) = (scope.clone(), scope.shutdown().clone());
+        scope.spawn("raft-accept", async move {
+            loop {
+                let accepted = tokio::select! {
+                    accepted = listener.accept() => accepted,
+                    () = shutdown.stopped() => return,
+                };
+                match accepted {
+                    Ok((stream, peer)) => {
+                        let (router, scope) = (router.clone(), tasks.clone());
+                        tasks.spawn("raft-peer", async move {
+                            if let Err(error) = serve(stream, cluster, router, &scope).await {
+                                tracing::debug!(%peer, %error, "a peer's connection ended");
+                            }
+                        });
+                    }
+                    Err(error) => {
+                        // Out of descriptors, most likely: the loop must not spin on it.
+                        tracing::warn!(%error, "a peer could not be taken in");
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                }
+            }
+        });
+        Ok(Self { address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// One peer's requests, answered as they finish.
+async fn serve(mut stream: TcpStream, cluster: u128, router: Router, scope: &Scope) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    greet(&mut stream, cluster).await?;
+    let (mut input, mut output) = stream.into_split();
+    let (replies, mut outbox) = mpsc::channel::<Frame>(CALLS);
+    let writer = scope.spawn("raft-replies", async move {
+        while let Some(reply) = outbox.recv().await {
+            if let Err(error) = write_frame(&mut output, &reply).await {
+                tracing::debug!(%error, "a reply could not be sent");
+                return;
+            }
+        }
+    });
+    let places = Arc::new(Semaphore::new(CALLS));
+    let shutdown = scope.shutdown().clone();
+    let ended = loop {
+        let frame = tokio::select! {
+            frame = read_frame(&mut input) => frame,
+            () = shutdown.stopped() => break Ok(()),
+        };
+        let frame = match frame {
+            Ok(frame) if frame.kind == REQUEST => frame,
+            Ok(_) => break Err(bad("a caller sent a reply")),
+            Err(error) => break Err(error),
+        };
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break Ok(()) };
+        let (router, replies) = (router.clone(), replies.clone());
+        scope.spawn("raft-request", async move {
+            let Frame { call, group, payload, .. } = frame;
+            let payload = router.handle(group, payload).await;
+            // The connection may be gone; then so is the caller.
+            let _ = replies.send(Frame { kind: REPLY, call, group, payload }).await;
+            drop(place);
+        });
+    };
+    writer.abort();
+    ended
+}
+
+/// The calls under way on one connection.
+#[derive(Default)]
+struct Calls {
+    waiting: HashMap<u64, oneshot::Sender<Bytes>>,
+    /// Calls given up since the last reply.
+    unanswered: u32,
+    /// Why there will be no more replies.
+    broken: Option<TransportError>,
+}
+
+/// A connection to one peer.
+struct Connection {
+    outbox: mpsc::Sender<Frame>,
+    shared: Arc<Shared>,
+    places: Semaphore,
+}
+
+#[derive(Default)]
+struct Shared {
+    calls: Mutex<Calls>,
+    give_up: Notify,
+}
+
+impl Shared {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn on_reply(&self, reply: Frame) {
+        let mut calls = self.calls();
+        calls.unanswered = 0;
+        // A caller that is no longer there has given up.
+        if let Some(caller) = calls.waiting.remove(&reply.call) {
+            let _ = caller.send(reply.payload);
+        }
+    }
+
+    /// Whoever waits learns it by its sender being dropped.
+    fn on_broken(&self, why: TransportError) {
+        let mut calls = self.calls();
+        calls.broken = Some(why);
+        calls.waiting.clear();
+    }
+}
+
+/// Calls other nodes. Its connections live on the runtime it was made on, whoever calls.
+pub struct TcpTransport {
+    cluster: u128,
+    scope: Scope,
+    home: Handle,
+    peers: Mutex<HashMap<String, Arc<Connection>>>,
+    next_call: AtomicU64,
+}
+
+impl TcpTransport {
+    /// A transport for a member of `cluster`. Connections are made when they are needed. Needs a tokio runtime.
+    pub fn new(cluster: u128, scope: Scope) -> Self {
+        let home = Handle::current();
+        Self { cluster, scope, home, peers: Mutex::default(), next_call: AtomicU64::new(0) }
+    }
+
+    /// The connection to a peer, perhaps still being made.
+    fn connection(&self, address: &str) -> Arc<Connection> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = peers.get(address).filter(|open| open.shared.calls().broken.is_none()) {
+            return Arc::clone(open);
+        }
+        let (outbox, inbox) = mpsc::channel(CALLS);
+        let shared = Arc::new(Shared::default());
+        let connection = Connection { outbox, shared: Arc::clone(&shared), places: Semaphore::new(CALLS) };
+        let (cluster, to, shutdown) = (self.cluster, address.to_owned(), self.scope.shutdown().clone());
+        let _home = self.home.enter();
+        self.scope.spawn("raft-connection", async move {
+            let ended = tokio::select! {
+                ended = run(&to, cluster, inbox, &shared) => ended,
+                () = shared.give_up.notified() => TransportError::Broken(format!("{to}: no answers")),
+                () = shutdown.stopped() => TransportError::Unreachable("this node stops".to_owned()),
+            };
+            tracing::debug!(error = %ended, "a connection to a peer ended");
+            shared.on_broken(ended);
+        });
+        let connection = Arc::new(connection);
+        peers.insert(address.to_owned(), Arc::clone(&connection));
+        connection
+    }
+
+    async fn exchange(&self, address: &str, group: GroupId, payload: Bytes) -> Result<Bytes, TransportError> {
+        let connection = self.connection(address);
+        let shared = &connection.shared;
+        let broken = || shared.calls().broken.clone().unwrap_or(TransportError::Broken(address.to_owned()));
+        let _place = connection.places.acquire().await.map_err(|_| broken())?;
+        let call = self.next_call.fetch_add(1, Ordering::Relaxed);
+        let (sender, reply) = oneshot::channel();
+        {
+            let mut calls = shared.calls();
+            if let Some(why) = &calls.broken {
+                return Err(why.clone());
+            }
+            calls.waiting.insert(call, sender);
+        }
+        let _under_way = UnderWay { shared, call };
+        let frame = Frame { kind: REQUEST, call, group, payload };
+        connection.outbox.send(frame).await.map_err(|_| broken())?;
+        reply.await.map_err(|_| broken())
+    }
+}
+
+/// Makes a connection and carries frames both ways until one of them fails.
+async fn run(
+    address: &str,
+    cluster: u128,
+    mut inbox: mpsc::Receiver<Frame>,
+    shared: &Shared,
+) -> TransportError {
+    let connect = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        greet(&mut stream, cluster).await?;
+        Ok::<_, io::Error>(stream)
+    };
+    let connected = tokio::time::timeout(HELLO_TIMEOUT, connect).await;
+    let stream = match connected.unwrap_or(Err(io::ErrorKind::TimedOut.into())) {
+        Ok(stream) => stream,
+        Err(error) => return TransportError::Unreachable(format!("{address}: {error}")),
+    };
+    let (mut input, mut output) = stream.into_split();
+    let send = async {
+        while let Some(request) = inbox.recv().await {
+            write_frame(&mut output, &request).await?;
+        }
+        Ok(())
+    };
+    let receive = async {
+        loop {
+            let reply = read_frame(&mut input).await?;
+            if reply.kind != REPLY {
+                return Err(bad("the listening side called"));
+            }
+            shared.on_reply(reply);
+        }
+    };
+    let ended: io::Result<()> = tokio::select! {
+        ended = send => ended,
+        ended = receive => ended,
+    };
+    let why = ended.err().map_or("closed".to_owned(), |error| error.to_string());
+    TransportError::Broken(format!("{address}: {why}"))
+}
+
+/// Takes a call off the list however its future ends.
+struct UnderWay<'a> {
+    shared: &'a Shared,
+    call: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.shared.calls();
+        if calls.waiting.remove(&self.call).is_some() {
+            calls.unanswered += 1;
+            if calls.unanswered >= GIVE_UP {
+                self.shared.give_up.notify_one();
+            }
+        }
+    }
+}
+
+impl Transport for TcpTransport {
+    fn call<'a>(
+        &'a self,
+        to: &'a Member,
+        group: GroupId,
+        request: Bytes,
+        timeout: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, TransportError>> {
+        Box::pin(async move {
+            if request.len() > MAX_FRAME {
+                return Err(TransportError::Broken("a request is too long".to_owned()));
+            }
+            let exchange = self.exchange(&to.address, group, request);
+            tokio::time::timeout(timeout, exchange).await.unwrap_or(Err(TransportError::TimedOut))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

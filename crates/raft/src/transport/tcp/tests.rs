@@ -1,0 +1,140 @@
+//! The wire: right cluster, whole frames, many calls at once, connections that break.
+
+use moim_base::task::Shutdown;
+
+use super::*;
+use crate::rpc::Reply;
+use crate::types::VoterId;
+
+const CLUSTER: u128 = 0xC0FFEE;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await }).expect("it ends")
+}
+
+fn scope() -> Scope {
+    Scope::new(Shutdown::new())
+}
+
+async fn listen(address: &str, scope: &Scope) -> Member {
+    let address = address.parse().unwrap();
+    let server = TcpServer::bind(address, CLUSTER, Router::new(), scope).await.unwrap();
+    Member { id: VoterId(1), address: server.address().to_string() }
+}
+
+/// A router without groups names the group that was asked for: enough to tell replies apart.
+async fn ask(transport: &TcpTransport, to: &Member, group: u64) -> Result<String, TransportError> {
+    let reply = transport.call(to, GroupId(group), Bytes::from_static(b"?"), PATIENCE).await?;
+    match Reply::decode(reply) {
+        Ok(Reply::Failed(why)) => Ok(why),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn calls_of_many_groups_share_a_connection_and_get_their_own_replies() {
+    block_on(async {
+        let scope = scope();
+        let peer = listen("127.0.0.1:0", &scope).await;
+        let transport = TcpTransport::new(CLUSTER, scope);
+        let calls = (0..500).map(|group| ask(&transport, &peer, group));
+        for (group, reply) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
+            assert_eq!(reply.unwrap(), format!("group {group} is not here"));
+        }
+    });
+}
+
+#[test]
+fn a_member_of_another_cluster_is_turned_away() {
+    block_on(async {
+        let scope = scope();
+        let peer = listen("127.0.0.1:0", &scope).await;
+        let stranger = TcpTransport::new(CLUSTER + 1, scope.clone());
+        let refused = ask(&stranger, &peer, 1).await.unwrap_err();
+        assert!(matches!(refused, TransportError::Unreachable(_)), "{refused}");
+        assert!(ask(&TcpTransport::new(CLUSTER, scope), &peer, 1).await.is_ok());
+    });
+}
+
+#[test]
+fn garbage_ends_its_own_connection_only() {
+    let mut hello = BytesMut::new();
+    hello.put_slice(&MAGIC);
+    hello.put_u32_le(VERSION);
+    hello.put_u128_le(CLUSTER);
+    let after_hello = |bytes: &[u8]| [&hello[..], bytes].concat();
+    let mut damaged = [0; HEAD];
+    damaged[0] = 1;
+    let cases = [
+        b"GET / HTTP/1.1\r\nHost: somewhere else entirely\r\n\r\n".to_vec(),
+        after_hello(&[0xFF; HEAD]),
+        after_hello(&[&damaged[..], b"x"].concat()),
+        after_hello(&{
+            let mut reply = vec![0; HEAD];
+            reply[4] = REPLY;
+            reply
+        }),
+    ];
+    block_on(async {
+        let scope = scope();
+        let peer = listen("127.0.0.1:0", &scope).await;
+        let transport = TcpTransport::new(CLUSTER, scope);
+        assert!(ask(&transport, &peer, 1).await.is_ok());
+        for (case, bytes) in cases.into_iter().enumerate() {
+            let mut stream = TcpStream::connect(&peer.address).await.unwrap();
+            stream.write_all(&bytes).await.unwrap();
+            let mut answer = Vec::new();
+            // Closed or reset, but ended.
+            let _ = stream.read_to_end(&mut answer).await;
+            assert!(answer.len() <= HELLO, "case {case}");
+            assert!(ask(&transport, &peer, 1).await.is_ok(), "case {case}");
+        }
+    });
+}
+
+#[test]
+fn a_call_on_a_broken_connection_fails_and_the_next_connects_anew() {
+    block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = Member { id: VoterId(1), address: listener.local_addr().unwrap().to_string() };
+        let transport = TcpTransport::new(CLUSTER, scope());
+        let breaks = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            greet(&mut stream, CLUSTER).await.unwrap();
+            read_frame(&mut stream).await.unwrap();
+        };
+        let (broken, ()) = tokio::join!(ask(&transport, &peer, 1), breaks);
+        assert!(matches!(broken, Err(TransportError::Broken(_))), "{broken:?}");
+        drop(listener);
+        let refused = ask(&transport, &peer, 1).await;
+        assert!(matches!(refused, Err(TransportError::Unreachable(_))), "{refused:?}");
+        let servers = scope();
+        listen(&peer.address, &servers).await;
+        assert!(ask(&transport, &peer, 1).await.is_ok());
+    });
+}
+
+#[test]
+fn a_peer_that_stays_silent_is_given_up() {
+    block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = Member { id: VoterId(1), address: listener.local_addr().unwrap().to_string() };
+        let transport = TcpTransport::new(CLUSTER, scope());
+        let silent = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            greet(&mut stream, CLUSTER).await.unwrap();
+            let mut rest = Vec::new();
+            let _ = stream.read_to_end(&mut rest).await;
+        };
+        let calls = async {
+            for _ in 0..GIVE_UP {
+                let call = transport.call(&peer, GroupId(1), Bytes::new(), Duration::from_millis(20));
+                assert_eq!(call.await, Err(TransportError::TimedOut));
+            }
+        };
+        // The silent side sees its connection end.
+        tokio::join!(silent, calls);
+    });
+}
