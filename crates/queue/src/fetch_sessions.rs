@@ -2,11 +2,13 @@
 //! carries only what changed and a response only what has news.
 //!
 //! Bounded: so many sessions as the broker allows, and the one idle longest makes room for a new one once it has
-//! been idle for [`MIN_IDLE_MS`]; without room the client simply fetches without a session.
+//! been idle for [`MIN_IDLE_MS`]; and all of them together remember at most [`MAX_PARTITIONS`]. Without room
+//! the client simply fetches without a session.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::FetchRequest;
@@ -15,8 +17,8 @@ use crate::loops::lock;
 use crate::topics::{Topic, Topics};
 
 const MIN_IDLE_MS: u64 = 120_000;
-/// A session never remembers more partitions than this.
-const MAX_PARTITIONS: usize = 200_000;
+/// All sessions together never remember more partitions than this: about 100 bytes each.
+const MAX_PARTITIONS: i64 = 2_000_000;
 
 /// One partition that a client fetches.
 #[derive(Clone)]
@@ -41,18 +43,34 @@ pub(crate) struct TopicRef {
     pub(crate) missing: ErrorCode,
 }
 
-impl TopicRef {
-    fn same(&self, name: &str, id: [u8; 16]) -> bool {
-        if id == [0; 16] { self.id == [0; 16] && *self.name == *name } else { self.id == id }
+/// A partition as requests name it: by the topic's id, or by its name where there is no id.
+type Key<'a> = ([u8; 16], &'a str, i32);
+
+fn key(id: [u8; 16], name: &str, partition: i32) -> Key<'_> {
+    (id, if id == [0; 16] { name } else { "" }, partition)
+}
+
+impl Wanted {
+    fn key(&self) -> Key<'_> {
+        key(self.topic.id, &self.topic.name, self.partition)
     }
 }
 
 /// The partitions of one session, in the order in which they are served next.
-#[derive(Default)]
 pub(crate) struct Session {
     pub(crate) wanted: Vec<Wanted>,
     epoch: i32,
     last_used_ms: u64,
+    /// How many partitions more all sessions may remember.
+    room: Arc<AtomicI64>,
+    /// What this one has taken of `room`.
+    counted: i64,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.room.fetch_add(self.counted, Ordering::Relaxed);
+    }
 }
 
 /// What a request asks for after its session was looked up.
@@ -69,11 +87,12 @@ pub(crate) enum Plan {
 pub(crate) struct FetchSessions {
     limit: usize,
     sessions: Mutex<HashMap<i32, Arc<Mutex<Session>>>>,
+    room: Arc<AtomicI64>,
 }
 
 impl FetchSessions {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { limit, sessions: Mutex::default() }
+        Self { limit, sessions: Mutex::default(), room: Arc::new(AtomicI64::new(MAX_PARTITIONS)) }
     }
 
     /// Finds or makes the session of a request and brings it up to date.
@@ -90,14 +109,12 @@ impl FetchSessions {
                 lock(&self.sessions).remove(&id);
             }
             let wanted = wanted(topics, request, version);
-            if wanted.is_empty() || wanted.len() > MAX_PARTITIONS {
+            if wanted.is_empty() {
                 return Plan::Once(wanted);
             }
-            return match self
-                .insert(Session { wanted: wanted.clone(), epoch: 1, last_used_ms: now_ms }, now_ms)
-            {
-                Some((id, session)) => Plan::Session { id, session, full: true },
-                None => Plan::Once(wanted),
+            return match self.insert(wanted, now_ms) {
+                Ok((id, session)) => Plan::Session { id, session, full: true },
+                Err(wanted) => Plan::Once(wanted),
             };
         }
         let Some(session) = lock(&self.sessions).get(&id).cloned() else {
@@ -110,19 +127,30 @@ impl FetchSessions {
             }
             state.epoch = if epoch == i32::MAX { 1 } else { epoch + 1 };
             state.last_used_ms = now_ms;
-            state.update(topics, request, version);
+            if !state.update(topics, request, version) {
+                drop(state);
+                lock(&self.sessions).remove(&id);
+                return Plan::Refuse(ErrorCode::FetchSessionIdNotFound);
+            }
         }
         Plan::Session { id, session, full: false }
     }
 
-    fn insert(&self, session: Session, now_ms: u64) -> Option<(i32, Arc<Mutex<Session>>)> {
+    /// Makes a session; gives the partitions back when there is no room for it.
+    fn insert(&self, wanted: Vec<Wanted>, now_ms: u64) -> Result<(i32, Arc<Mutex<Session>>), Vec<Wanted>> {
         let mut sessions = lock(&self.sessions);
-        if sessions.len() >= self.limit {
-            let oldest = sessions.iter().map(|(id, s)| (lock(s).last_used_ms, *id)).min()?;
-            if now_ms.saturating_sub(oldest.0) < MIN_IDLE_MS {
-                return None;
-            }
-            sessions.remove(&oldest.1);
+        let many = self.room.load(Ordering::Relaxed) < wanted.len() as i64;
+        if many || sessions.len() >= self.limit {
+            let oldest = sessions.iter().map(|(id, s)| (lock(s).last_used_ms, *id)).min();
+            match oldest {
+                Some((used_ms, id)) if now_ms.saturating_sub(used_ms) >= MIN_IDLE_MS => sessions.remove(&id),
+                _ => return Err(wanted),
+            };
+        }
+        let mut session =
+            Session { wanted, epoch: 1, last_used_ms: now_ms, room: Arc::clone(&self.room), counted: 0 };
+        if !session.count() {
+            return Err(std::mem::take(&mut session.wanted));
         }
         let id = loop {
             let id = fastrand::i32(1..i32::MAX);
@@ -132,17 +160,27 @@ impl FetchSessions {
         };
         let session = Arc::new(Mutex::new(session));
         sessions.insert(id, Arc::clone(&session));
-        Some((id, session))
+        Ok((id, session))
     }
 }
 
 impl Session {
-    fn update(&mut self, topics: &Topics, request: &FetchRequest, version: i16) {
-        for forgotten in &request.forgotten_topics_data {
-            let id = if version >= 13 { forgotten.topic_id.0 } else { [0; 16] };
-            self.wanted.retain(|w| {
-                !(w.topic.same(&forgotten.topic, id) && forgotten.partitions.contains(&w.partition))
-            });
+    /// Brings the share of this session up to date; false when all sessions remember too much with it.
+    fn count(&mut self) -> bool {
+        let now = self.wanted.len() as i64;
+        let more = now - std::mem::replace(&mut self.counted, now);
+        self.room.fetch_sub(more, Ordering::Relaxed) >= more
+    }
+
+    /// Takes in what changed; false when there is no room for it.
+    fn update(&mut self, topics: &Topics, request: &FetchRequest, version: i16) -> bool {
+        let id_of = |id: moim_wire_kafka::Uuid| if version >= 13 { id.0 } else { [0; 16] };
+        if !request.forgotten_topics_data.is_empty() {
+            let forgotten = request.forgotten_topics_data.iter();
+            let forgotten: HashSet<Key<'_>> = forgotten
+                .flat_map(|t| t.partitions.iter().map(move |p| key(id_of(t.topic_id), &t.topic, *p)))
+                .collect();
+            self.wanted.retain(|w| !forgotten.contains(&w.key()));
         }
         // A topic that was missing may exist by now, and one that existed may be another incarnation.
         for wanted in &mut self.wanted {
@@ -152,16 +190,22 @@ impl Session {
                 wanted.told = None;
             }
         }
-        if request.topics.is_empty() {
+        self.take_in(wanted(topics, request, version));
+        self.count()
+    }
+
+    fn take_in(&mut self, news: Vec<Wanted>) {
+        if news.is_empty() {
             return;
         }
-        for new in wanted(topics, request, version) {
-            let same =
-                |w: &Wanted| w.partition == new.partition && w.topic.same(&new.topic.name, new.topic.id);
-            match self.wanted.iter().position(same) {
+        let known: HashMap<Key<'_>, usize> =
+            self.wanted.iter().enumerate().map(|(at, w)| (w.key(), at)).collect();
+        let places: Vec<Option<usize>> = news.iter().map(|new| known.get(&new.key()).copied()).collect();
+        drop(known);
+        for (new, place) in news.into_iter().zip(places) {
+            match place {
                 Some(at) => self.wanted[at] = Wanted { told: self.wanted[at].told, ..new },
-                None if self.wanted.len() < MAX_PARTITIONS => self.wanted.push(new),
-                None => {}
+                None => self.wanted.push(new),
             }
         }
     }
@@ -193,4 +237,55 @@ fn resolve(topics: &Topics, name: &str, id: [u8; 16], version: i16) -> TopicRef 
     let missing = if version >= 13 { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
     let name = topic.as_ref().map_or_else(|| Arc::from(name), |t| Arc::clone(&t.name));
     TopicRef { name, id, topic, missing }
+}
+
+#[cfg(test)]
+mod tests {
+    use moim_wire_kafka::messages::fetch::{FetchPartition, FetchTopic, ForgottenTopic};
+
+    use super::*;
+    use crate::testing::Still;
+
+    fn request(session: (i32, i32), partitions: std::ops::Range<i32>) -> FetchRequest {
+        let wanted = partitions.map(|partition| FetchPartition { partition, ..Default::default() });
+        let topic = FetchTopic { topic: "t".into(), partitions: wanted.collect(), ..Default::default() };
+        let (session_id, session_epoch) = session;
+        FetchRequest { session_id, session_epoch, topics: vec![topic], ..Default::default() }
+    }
+
+    fn partitions(plan: &Plan) -> Vec<i32> {
+        let Plan::Session { session, .. } = plan else { panic!("no session") };
+        lock(session).wanted.iter().map(|w| w.partition).collect()
+    }
+
+    #[test]
+    fn a_session_keeps_what_was_asked_for_until_it_is_forgotten() {
+        let still = Still::new();
+        let topics = &still.broker.topics;
+        let sessions = FetchSessions::new(10);
+        let plan = sessions.plan(topics, &request((0, 0), 0..3), 12, 0);
+        let Plan::Session { id, .. } = plan else { panic!("no session") };
+        let plan = sessions.plan(topics, &request((id, 1), 2..5), 12, 0);
+        assert_eq!(partitions(&plan), [0, 1, 2, 3, 4]);
+        let forgotten = ForgottenTopic { topic: "t".into(), partitions: vec![1, 3], ..Default::default() };
+        let mut last = request((id, 2), 0..0);
+        last.forgotten_topics_data = vec![forgotten];
+        assert_eq!(partitions(&sessions.plan(topics, &last, 12, 0)), [0, 2, 4]);
+    }
+
+    #[test]
+    fn sessions_together_remember_only_so_many_partitions() {
+        let still = Still::new();
+        let topics = &still.broker.topics;
+        let sessions = FetchSessions::new(10);
+        sessions.room.store(10, Ordering::Relaxed);
+        let plan = sessions.plan(topics, &request((0, 0), 0..6), 12, 0);
+        let Plan::Session { id, .. } = plan else { panic!("there is room for six") };
+        let second = sessions.plan(topics, &request((0, 0), 0..6), 12, 0);
+        assert!(matches!(second, Plan::Once(wanted) if wanted.len() == 6), "served, but not remembered");
+        let grown = sessions.plan(topics, &request((id, 1), 6..12), 12, 0);
+        assert!(matches!(grown, Plan::Refuse(ErrorCode::FetchSessionIdNotFound)));
+        drop(plan);
+        assert_eq!(sessions.room.load(Ordering::Relaxed), 10, "what is forgotten makes room");
+    }
 }

@@ -41,7 +41,15 @@ pub(crate) mod txn_offset_commit;
 
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+
 use moim_wire_kafka::KString;
+
+/// The names that occur more than once. Linear: a request may name as many things as fit into it.
+pub(crate) fn repeated<'a>(names: impl Iterator<Item = &'a str>) -> HashSet<&'a str> {
+    let mut seen = HashSet::new();
+    names.filter(|name| !seen.insert(*name)).collect()
+}
 
 /// Text that outlives the request it came in.
 pub(crate) fn shared(text: &KString) -> Arc<str> {

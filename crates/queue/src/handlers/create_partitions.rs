@@ -9,6 +9,7 @@ use moim_wire_kafka::messages::create_partitions::{
 
 use crate::broker::Broker;
 use crate::dispatch::Request;
+use crate::handlers::repeated;
 use crate::partition::Refused;
 
 pub(crate) async fn handle(
@@ -17,9 +18,9 @@ pub(crate) async fn handle(
     _: Request,
 ) -> CreatePartitionsResponse {
     let mut results = Vec::with_capacity(request.topics.len());
+    let twice = repeated(request.topics.iter().map(|t| t.name.as_str()));
     for wanted in &request.topics {
-        let twice = request.topics.iter().filter(|t| t.name == wanted.name).count() > 1;
-        let result = if twice {
+        let result = if twice.contains(wanted.name.as_str()) {
             Err(Refused::new(ErrorCode::InvalidRequest, "The topic is named twice in the request."))
         } else {
             grow(&broker, wanted, request.validate_only).await
@@ -46,7 +47,7 @@ async fn grow(broker: &Broker, wanted: &CreatePartitionsTopic, validate_only: bo
         return Err(refused);
     }
     if let Some(assignments) = &wanted.assignments {
-        let new = wanted.count as usize - topic.partitions.load().len();
+        let new = (wanted.count as usize).saturating_sub(topic.partitions.load().len());
         let here = assignments.iter().all(|a| a.broker_ids == [broker.options.node_id.0]);
         if assignments.len() != new || !here {
             return Err(Refused::new(

@@ -11,6 +11,7 @@ use moim_wire_kafka::{ErrorCode, Uuid};
 use crate::broker::Broker;
 use crate::config;
 use crate::dispatch::Request;
+use crate::handlers::repeated;
 use crate::partition::Refused;
 use crate::topics::{self, NewTopic};
 
@@ -20,9 +21,9 @@ pub(crate) async fn handle(
     _: Request,
 ) -> CreateTopicsResponse {
     let mut results = Vec::with_capacity(request.topics.len());
+    let twice = repeated(request.topics.iter().map(|t| t.name.as_str()));
     for wanted in &request.topics {
-        let twice = request.topics.iter().filter(|t| t.name == wanted.name).count() > 1;
-        let result = if twice {
+        let result = if twice.contains(wanted.name.as_str()) {
             Err(Refused::new(ErrorCode::InvalidRequest, "The topic is named twice in the request."))
         } else {
             create(&broker, wanted, request.validate_only).await

@@ -36,7 +36,10 @@ async fn delete(broker: &Broker, topic: &str, index: i32, offset: i64) -> Result
     let topic = broker.topics.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     let partition = topic.partition(index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     let config = topic.config.load();
-    if topic.is_internal() || (config.compact && !config.delete) {
+    if topic.is_internal() {
+        return Err(ErrorCode::InvalidTopicException);
+    }
+    if config.compact && !config.delete {
         return Err(ErrorCode::PolicyViolation);
     }
     // Waits for the disk, so it leaves the loop.

@@ -14,6 +14,7 @@ use crate::config::{self, Kind, Setting};
 use crate::dispatch::Request;
 use crate::handlers::alter_configs::response;
 use crate::handlers::describe_configs::{BROKER, TOPIC};
+use crate::handlers::repeated;
 use crate::partition::Refused;
 
 const SET: i8 = 0;
@@ -35,13 +36,11 @@ pub(crate) async fn handle(
 }
 
 async fn alter(broker: &Broker, resource: &AlterConfigsResource, validate_only: bool) -> Result<(), Refused> {
-    for (i, change) in resource.configs.iter().enumerate() {
-        if resource.configs[..i].iter().any(|c| c.name == change.name) {
-            return Err(Refused::new(
-                ErrorCode::InvalidRequest,
-                format!("Error due to duplicate config keys: {}", change.name),
-            ));
-        }
+    if let Some(name) = repeated(resource.configs.iter().map(|c| c.name.as_str())).into_iter().next() {
+        return Err(Refused::new(
+            ErrorCode::InvalidRequest,
+            format!("Error due to duplicate config keys: {name}"),
+        ));
     }
     match resource.resource_type {
         TOPIC => {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::offset_commit::{
     OffsetCommitRequest, OffsetCommitRequestTopic, OffsetCommitResponse, OffsetCommitResponsePartition,
@@ -73,18 +75,16 @@ fn sort_out(broker: &Broker, topic: &OffsetCommitRequestTopic) -> (Option<Commit
 
 fn merge(committed: Vec<TopicErrors>, unknown: Vec<TopicErrors>) -> Vec<OffsetCommitResponseTopic> {
     let mut topics: Vec<OffsetCommitResponseTopic> = Vec::new();
+    let mut at: HashMap<Arc<str>, usize> = HashMap::new();
     for TopicErrors { topic, partitions } in committed.into_iter().chain(unknown) {
         let partitions = partitions.into_iter().map(|(partition_index, code)| {
             OffsetCommitResponsePartition { partition_index, error_code: code as i16 }
         });
-        match topics.iter_mut().find(|t| *t.name == *topic) {
-            Some(known) => known.partitions.extend(partitions),
-            None => topics.push(OffsetCommitResponseTopic {
-                name: (&*topic).into(),
-                partitions: partitions.collect(),
-                ..Default::default()
-            }),
-        }
+        let index = *at.entry(Arc::clone(&topic)).or_insert_with(|| {
+            topics.push(OffsetCommitResponseTopic { name: (&*topic).into(), ..Default::default() });
+            topics.len() - 1
+        });
+        topics[index].partitions.extend(partitions);
     }
     topics
 }

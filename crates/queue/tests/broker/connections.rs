@@ -60,3 +60,20 @@ fn a_client_that_never_reads_its_answers_is_cut_off() {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+#[test]
+fn a_request_that_names_very_many_topics_does_not_stop_the_loop() {
+    const TOPICS: usize = 60_000;
+    let running = start();
+    let mut client = Client::connect(&running);
+    let name = |i: usize| format!("{i:0>200}/illegal");
+    let topics = (0..TOPICS).map(|i| create_topics::CreatableTopic {
+        name: name(i).into(),
+        num_partitions: 1,
+        replication_factor: 1,
+        ..Default::default()
+    });
+    let request = create_topics::CreateTopicsRequest { topics: topics.collect(), ..Default::default() };
+    let response: create_topics::CreateTopicsResponse = client.call(&request, 5).unwrap();
+    assert_eq!(response.topics.len(), TOPICS);
+}
