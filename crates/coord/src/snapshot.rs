@@ -9,6 +9,7 @@
 //! does. A stream is accepted whole or not at all. Formats newer than [`FORMAT`] are refused.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
@@ -63,14 +64,27 @@ pub enum SnapshotError {
 }
 
 impl State {
-    /// The state as a stream, in pieces of about 64 KiB. It borrows the state: take it between two commands.
+    /// The state as a stream, in pieces of about 64 KiB, between two commands.
     pub fn snapshot(&self) -> impl Iterator<Item = Bytes> {
-        let spaces = [(SpaceId::User, &self.user), (SpaceId::System, &self.system)];
-        let records = spaces.into_iter().flat_map(|(id, space)| {
-            let bases = space.bases().map(move |change| (TAG_BASE, id, change));
-            bases.chain(space.log().iter().map(move |change| (TAG_CHANGE, id, change)))
-        });
-        Frames { state: self, records, count: 0, stage: Stage::Counters }
+        let mut cursor = self.begin_snapshot(FRAME_BYTES);
+        std::iter::from_fn(move || cursor.next_chunk(self))
+    }
+
+    /// Starts a snapshot of the state as it is now, to be taken in pieces of about `chunk_bytes` while
+    /// commands go on. Memory of forgotten changes comes back after the cursor is dropped.
+    pub fn begin_snapshot(&self, chunk_bytes: usize) -> SnapshotCursor {
+        let mut header = Vec::with_capacity(256);
+        header.extend_from_slice(&MAGIC);
+        header.extend_from_slice(&FORMAT.to_be_bytes());
+        frame(&mut header, |out| encode_counters(out, self));
+        SnapshotCursor {
+            pin: Arc::clone(&self.pin),
+            chunk_bytes,
+            applied: self.applied,
+            log_ends: [self.user.log().next(), self.system.log().next()],
+            count: 0,
+            stage: Stage::Header(Bytes::from(header)),
+        }
     }
 
     /// A state from a whole stream.
@@ -83,55 +97,99 @@ impl State {
     }
 }
 
-enum Stage {
-    Counters,
-    Records,
-    Done,
-}
-
-struct Frames<'a, I> {
-    state: &'a State,
-    records: I,
+/// A snapshot that is being taken.
+///
+/// It needs no copy of the state: history does not change behind its back. Changes only join the end of the
+/// log, past where the snapshot ends, and what would leave its front stays until the snapshot is done.
+#[derive(Debug)]
+pub struct SnapshotCursor {
+    /// Held, it keeps the state from reclaiming; equal, it proves that this is the same state.
+    pin: Arc<()>,
+    chunk_bytes: usize,
+    applied: u64,
+    /// Where the log of each space ended when the snapshot began.
+    log_ends: [u64; 2],
     count: u64,
     stage: Stage,
 }
 
-impl<'a, I: Iterator<Item = (u8, SpaceId, &'a Change)>> Iterator for Frames<'a, I> {
-    type Item = Bytes;
-
-    fn next(&mut self) -> Option<Bytes> {
-        match self.stage {
-            Stage::Counters => {
-                self.stage = Stage::Records;
-                let mut out = Vec::with_capacity(256);
-                out.extend_from_slice(&MAGIC);
-                out.extend_from_slice(&FORMAT.to_be_bytes());
-                frame(&mut out, |out| encode_counters(out, self.state));
-                Some(Bytes::from(out))
-            }
-            Stage::Records => {
-                let mut out = Vec::with_capacity(FRAME_BYTES + 1024);
-                frame(&mut out, |out| self.encode_records(out));
-                Some(Bytes::from(out))
-            }
-            Stage::Done => None,
-        }
-    }
+#[derive(Debug)]
+enum Stage {
+    Header(Bytes),
+    /// The bases of a space after this key.
+    Bases(SpaceId, Option<Bytes>),
+    /// The log of a space from this position on.
+    Log(SpaceId, u64),
+    End,
+    Done,
 }
 
-impl<'a, I: Iterator<Item = (u8, SpaceId, &'a Change)>> Frames<'a, I> {
-    fn encode_records(&mut self, out: &mut Vec<u8>) {
-        while out.len() < FRAME_BYTES {
-            let Some((tag, space, change)) = self.records.next() else {
-                out.push(TAG_END);
-                put_u64(out, self.count);
-                self.stage = Stage::Done;
-                return;
-            };
-            out.extend_from_slice(&[tag, u8::from(space == SpaceId::System)]);
-            encode_change(out, change);
-            self.count += 1;
+impl SnapshotCursor {
+    /// The log index of the last command in it.
+    pub fn applied_index(&self) -> u64 {
+        self.applied
+    }
+
+    /// The next piece; `None` after the last.
+    ///
+    /// # Panics
+    /// When `state` is not the one the snapshot was begun on: a state that was replaced has another history.
+    pub fn next_chunk(&mut self, state: &State) -> Option<Bytes> {
+        assert!(Arc::ptr_eq(&self.pin, &state.pin), "a snapshot is of one state");
+        match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Header(header) => {
+                self.stage = Stage::Bases(SpaceId::User, None);
+                Some(header)
+            }
+            Stage::Done => None,
+            stage => {
+                self.stage = stage;
+                let mut out = Vec::with_capacity(self.chunk_bytes + 1024);
+                frame(&mut out, |out| self.encode_records(out, state));
+                Some(Bytes::from(out))
+            }
         }
+    }
+
+    /// Fills a frame, going through the stages as they end.
+    fn encode_records(&mut self, out: &mut Vec<u8>, state: &State) {
+        let full = out.len() + self.chunk_bytes;
+        while out.len() < full {
+            self.stage = match std::mem::replace(&mut self.stage, Stage::Done) {
+                Stage::Bases(id, after) => {
+                    let space = state.space(id);
+                    let mut last = None;
+                    for base in space.bases_after(after.as_ref()) {
+                        if out.len() >= full {
+                            break;
+                        }
+                        self.encode_record(out, TAG_BASE, id, base);
+                        last = Some(base.key.clone());
+                    }
+                    match last {
+                        Some(key) => Stage::Bases(id, Some(key)),
+                        None => Stage::Log(id, space.log().first()),
+                    }
+                }
+                Stage::Log(id, at) if at < self.log_ends[usize::from(id == SpaceId::System)] => {
+                    self.encode_record(out, TAG_CHANGE, id, state.space(id).log().get(at));
+                    Stage::Log(id, at + 1)
+                }
+                Stage::Log(SpaceId::User, _) => Stage::Bases(SpaceId::System, None),
+                Stage::Log(SpaceId::System, _) => Stage::End,
+                Stage::End | Stage::Header(_) | Stage::Done => {
+                    out.push(TAG_END);
+                    put_u64(out, self.count);
+                    return;
+                }
+            };
+        }
+    }
+
+    fn encode_record(&mut self, out: &mut Vec<u8>, tag: u8, id: SpaceId, change: &Change) {
+        out.extend_from_slice(&[tag, u8::from(id == SpaceId::System)]);
+        encode_change(out, change);
+        self.count += 1;
     }
 }
 

@@ -11,6 +11,7 @@
 //! committed group of changes; changes in a group are numbered.
 
 use std::collections::VecDeque;
+use std::ops::Bound;
 
 use bytes::Bytes;
 
@@ -317,9 +318,10 @@ impl Space {
         self.keys.iter().map(|entry| entry.newest(&self.log)).filter(|change| change.is_put())
     }
 
-    /// The versions that are not in the log, by key: with the log, all there is.
-    pub(crate) fn bases(&self) -> impl Iterator<Item = &Change> {
-        self.keys.iter().filter_map(|entry| entry.base.as_deref())
+    /// The versions that are not in the log, of the keys after this one: with the log, all there is.
+    pub(crate) fn bases_after(&self, key: Option<&Bytes>) -> impl Iterator<Item = &Change> {
+        let from = key.map_or(Bound::Unbounded, |key| Bound::Excluded(&key[..]));
+        self.keys.range((from, Bound::Unbounded)).filter_map(|entry| entry.base.as_deref())
     }
 
     /// Brings a base back from a snapshot. False when it cannot be one.

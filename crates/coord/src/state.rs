@@ -8,6 +8,7 @@
 //! log entry a command came in (it would hold the whole entry in memory).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -35,6 +36,8 @@ pub struct State {
     pub(crate) system: Space,
     pub(crate) leases: Leases,
     pub(crate) alarms: BTreeSet<Alarm>,
+    /// Shared with every snapshot that is being taken of this state.
+    pub(crate) pin: Arc<()>,
 }
 
 impl Default for State {
@@ -52,6 +55,7 @@ impl State {
             system: Space::new(),
             leases: Leases::default(),
             alarms: BTreeSet::new(),
+            pin: Arc::new(()),
         }
     }
 
@@ -108,8 +112,12 @@ impl State {
 
     /// Gives back memory of up to `max` forgotten changes in each space; true when there is more to do.
     ///
-    /// No answer depends on it. Every command does a little; call it when there are none.
+    /// No answer depends on it. Every command does a little; call it when there are none. While a snapshot is
+    /// being taken, nothing is given back.
     pub fn reclaim(&mut self, max: usize) -> bool {
+        if Arc::strong_count(&self.pin) > 1 {
+            return false;
+        }
         let user = self.user.reclaim(max);
         let system = self.system.reclaim(max);
         user || system

@@ -400,4 +400,33 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn a_snapshot_taken_between_commands_is_of_the_moment_it_began(
+        before in proptest::collection::vec(op(), 1..30),
+        during in proptest::collection::vec(op(), 1..30),
+        chunk_bytes in 1..80_usize,
+    ) {
+        let mut state = State::new();
+        let mut index = 0;
+        let mut run = |state: &mut State, op: Op| {
+            index += 1;
+            state.apply(index, Command::client(op));
+        };
+        before.into_iter().for_each(|op| run(&mut state, op));
+        let expected = bytes(&state);
+        let mut cursor = state.begin_snapshot(chunk_bytes);
+        prop_assert_eq!(cursor.applied_index(), state.applied_index());
+        let mut chunks = Vec::new();
+        for op in during {
+            chunks.extend(cursor.next_chunk(&state));
+            run(&mut state, op);
+            state.reclaim(usize::MAX);
+        }
+        chunks.extend(std::iter::from_fn(|| cursor.next_chunk(&state)));
+        drop(cursor);
+        prop_assert_eq!(bytes(&State::restore(chunks).unwrap()), expected);
+        state.reclaim(usize::MAX);
+        prop_assert!(!state.reclaim(0), "memory comes back once the snapshot is done");
+    }
 }

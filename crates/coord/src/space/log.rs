@@ -118,6 +118,7 @@ impl Log {
         low
     }
 
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Change> {
         (self.first..self.next).map(|at| self.get(at))
     }
