@@ -128,6 +128,8 @@ pub(crate) struct Inner {
     aside: AtomicU64,
     /// The commit log's generation when this run began, and the swaps since.
     first_generation: u64,
+    /// Everything before this is durable, and the journals know it. Never past the log's durable point.
+    announced: Mutex<LogPoint>,
     swaps: AtomicU64,
     /// Keeps other processes out while it lives.
     lock: Mutex<Option<Arc<dyn DiskFile>>>,

@@ -231,8 +231,10 @@ impl Inner {
     }
 
     fn checkpoint_with(&self, captures: &mut Vec<(Arc<Journal>, Capture)>) -> io::Result<()> {
-        // First the point, then the journals: every record before the point is in what is captured after it.
-        let floor = self.log.durable_point();
+        // First the point, then the journals: every record before the point is in what is captured after it. The
+        // log's own durable point would be too far: write-behind takes durable frames only, and a journal learns that
+        // a frame is durable a moment after the log does.
+        let floor = *self.announced.locked();
         let (journals, unopened) = {
             let images = self.images.locked();
             let open = self.journals.read().expect("nobody panics holding the map");

@@ -141,6 +141,7 @@ impl Inner {
 
     /// Everything in the group is durable: tell everybody.
     fn announce(&self, committer: &mut Committer) {
+        let point = self.log.durable_point();
         let Committer { group, number, advanced } = committer;
         *number += 1;
         for staged in group.iter() {
@@ -152,6 +153,7 @@ impl Inner {
                 done.store(true, Ordering::Release);
             }
         }
+        *self.announced.locked() = point;
         advanced.clear();
         let mut bytes = 0;
         let mut behind = self.behind.locked();

@@ -247,6 +247,7 @@ impl Inner {
             max_group,
             stage: Stage::new(options.recent_bytes),
             first_generation: log.durable_point().generation,
+            announced: Mutex::new(log.durable_point()),
             swaps: AtomicU64::new(0),
             log,
             committer: Mutex::new(Committer::default()),
