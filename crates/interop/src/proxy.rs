@@ -91,6 +91,13 @@ impl Proxy {
         *lock(&self.shared.server) = server.to_owned();
     }
 
+    /// Breaks every connection there is, the frozen ones too.
+    pub fn cut_all(&self) {
+        for stream in lock(&self.shared.open).drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
     /// What happens to requests from now on.
     pub fn set_rule(&self, rule: impl Fn(&Request) -> Fate + Send + Sync + 'static) {
         *lock(&self.shared.rule) = Arc::new(rule);
@@ -101,9 +108,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1)); // wakes the accepting thread
-        for stream in lock(&self.shared.open).drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        self.cut_all();
     }
 }
 
@@ -277,6 +282,9 @@ mod tests {
         frozen.write_all(&request(3, "me", b"")).unwrap();
         let error = read_frame(&mut frozen).unwrap_err();
         assert_eq!(error.downcast::<std::io::Error>().unwrap().kind(), std::io::ErrorKind::WouldBlock);
+        proxy.cut_all();
+        let error = read_frame(&mut frozen).unwrap_err();
+        assert_ne!(error.downcast::<std::io::Error>().unwrap().kind(), std::io::ErrorKind::WouldBlock);
     }
 
     #[test]
