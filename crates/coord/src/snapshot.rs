@@ -37,7 +37,7 @@ const TAG_BASE: u8 = 2;
 const TAG_CHANGE: u8 = 3;
 const TAG_END: u8 = 4;
 
-/// Why a stream is not a state.
+/// Why a stream is not a state, or a state not a stream.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// It does not begin as one.
@@ -58,6 +58,9 @@ pub enum SnapshotError {
     /// Records are valid and do not fit together.
     #[error("the snapshot contradicts itself: {0}")]
     Contradiction(&'static str),
+    /// The state it was begun on was replaced by another while it was taken.
+    #[error("the state was replaced while its snapshot was taken")]
+    Replaced,
     /// It ends too early, or goes on after its end.
     #[error("the snapshot is not complete")]
     Incomplete,
@@ -67,7 +70,7 @@ impl State {
     /// The state as a stream, in pieces of about 64 KiB, between two commands.
     pub fn snapshot(&self) -> impl Iterator<Item = Bytes> {
         let mut cursor = self.begin_snapshot(FRAME_BYTES);
-        std::iter::from_fn(move || cursor.next_chunk(self))
+        std::iter::from_fn(move || cursor.next_chunk(self).expect("the state is borrowed, so it is the same"))
     }
 
     /// Starts a snapshot of the state as it is now, to be taken in pieces of about `chunk_bytes` while
@@ -130,13 +133,13 @@ impl SnapshotCursor {
         self.applied
     }
 
-    /// The next piece; `None` after the last.
-    ///
-    /// # Panics
-    /// When `state` is not the one the snapshot was begun on: a state that was replaced has another history.
-    pub fn next_chunk(&mut self, state: &State) -> Option<Bytes> {
-        assert!(Arc::ptr_eq(&self.pin, &state.pin), "a snapshot is of one state");
-        match std::mem::replace(&mut self.stage, Stage::Done) {
+    /// The next piece; `None` after the last. Refused when `state` is not the one the snapshot was begun on,
+    /// as after a member was sent a newer state: that one has another history.
+    pub fn next_chunk(&mut self, state: &State) -> Result<Option<Bytes>, SnapshotError> {
+        if !Arc::ptr_eq(&self.pin, &state.pin) {
+            return Err(SnapshotError::Replaced);
+        }
+        Ok(match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Header(header) => {
                 self.stage = Stage::Bases(SpaceId::User, None);
                 Some(header)
@@ -148,7 +151,7 @@ impl SnapshotCursor {
                 frame(&mut out, |out| self.encode_records(out, state));
                 Some(Bytes::from(out))
             }
-        }
+        })
     }
 
     /// Fills a frame, going through the stages as they end.

@@ -306,7 +306,8 @@ impl Space {
     /// Says the same before and after [`Space::reclaim`].
     pub(crate) fn versions(&self) -> impl Iterator<Item = &Change> {
         self.keys.iter().flat_map(move |entry| {
-            let closed = entry.at(&self.log, self.compact_revision - 1).filter(|change| change.is_put());
+            let closed = entry.at(&self.log, self.compact_revision);
+            let closed = closed.filter(|last| last.is_put() && last.version.revision < self.compact_revision);
             let from = entry.recent.count_before(&self.log, self.compact_revision);
             let open = (from..entry.recent.len()).filter_map(|index| entry.recent.get(index));
             closed.into_iter().chain(open.map(|at| self.log.get(at)))

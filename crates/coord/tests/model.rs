@@ -419,11 +419,12 @@ proptest! {
         prop_assert_eq!(cursor.applied_index(), state.applied_index());
         let mut chunks = Vec::new();
         for op in during {
-            chunks.extend(cursor.next_chunk(&state));
+            chunks.extend(cursor.next_chunk(&state).unwrap());
             run(&mut state, op);
             state.reclaim(usize::MAX);
         }
-        chunks.extend(std::iter::from_fn(|| cursor.next_chunk(&state)));
+        chunks.extend(std::iter::from_fn(|| cursor.next_chunk(&state).unwrap()));
+        prop_assert!(cursor.next_chunk(&State::new()).is_err(), "another state has another history");
         drop(cursor);
         prop_assert_eq!(bytes(&State::restore(chunks).unwrap()), expected);
         state.reclaim(usize::MAX);

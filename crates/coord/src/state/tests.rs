@@ -486,6 +486,7 @@ fn the_hash_is_of_what_counts_and_not_of_what_was_reclaimed() {
     }
     assert_eq!(log.state.hash_kv(SpaceId::User, 0).unwrap(), closed);
     assert_eq!(log.state.user.log().iter().count(), 3);
+    assert_eq!(log.state.user.versions().count(), 3 + 4, "a at 8, 9 and 10, the others once");
 }
 
 #[test]
