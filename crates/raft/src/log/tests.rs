@@ -1,5 +1,7 @@
 //! openraft's own storage suite on the log, and what it does not ask: crashes, votes beside appends, old reports.
 
+mod power;
+
 use std::path::Path;
 use std::time::Duration;
 

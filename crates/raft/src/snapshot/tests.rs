@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use moim_journal::RealDisk;
+use moim_journal::disk::{Fault, SimDisk, Survival};
 use openraft::BasicNode;
 use tempfile::TempDir;
 
@@ -92,4 +93,37 @@ fn any_changed_byte_and_any_missing_end_is_seen() {
         assert!(!check(&bytes[..at]), "{at} bytes");
     }
     assert!(!check(&[&bytes[..], b"x"].concat()), "more than the end");
+}
+
+/// Writes snapshots until the power goes at the `operation`th operation; answers the last one that was acknowledged.
+fn write_until_power_loss(disk: &SimDisk, operation: u64) -> u64 {
+    disk.create_dir(Path::new("/data")).unwrap();
+    disk.sync_dir(Path::new("/")).unwrap();
+    disk.set_fault(Some((operation, Fault::PowerCut)));
+    let open = SnapshotDir::open(Arc::new(disk.clone()), Path::new("/data"), "raft/1/snapshots");
+    let Ok(snapshots) = open else { return 0 };
+    let written = |index: &u64| snapshots.write(&meta(*index), |out| out.write_all(&[7; 1000])).is_ok();
+    (1..=4).take_while(written).last().unwrap_or(0)
+}
+
+#[test]
+fn a_snapshot_that_was_acknowledged_survives_a_power_loss_at_any_operation() {
+    let whole = SimDisk::new();
+    assert_eq!(write_until_power_loss(&whole, u64::MAX), 4);
+    for operation in 2..whole.operations() {
+        let disk = SimDisk::new();
+        let acknowledged = write_until_power_loss(&disk, operation);
+        for (seed, survival) in [Survival::Nothing, Survival::Everything, Survival::Random].iter().enumerate()
+        {
+            let disk = disk.crash(*survival, seed as u64);
+            let at = format!("operation {operation}, {survival:?}, {acknowledged} acknowledged");
+            let snapshots =
+                SnapshotDir::open(Arc::new(disk), Path::new("/data"), "raft/1/snapshots").unwrap();
+            let found = snapshots.current().map(|(found, snapshot)| {
+                assert_eq!(content(&snapshot).unwrap(), [7; 1000], "{at}");
+                found.last_log_id.unwrap().index
+            });
+            assert!(found.unwrap_or(0) >= acknowledged, "{at}: found {found:?}");
+        }
+    }
 }
