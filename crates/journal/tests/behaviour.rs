@@ -414,6 +414,28 @@ fn epochs_and_snapshots_are_kept_and_cut() {
 }
 
 #[test]
+fn a_snapshot_of_frames_that_were_lost_never_comes_back() {
+    let mut bed = Bed::new();
+    let store = bed.open();
+    let journal = fsync(&store);
+    append(&journal, 5, 10);
+    store.pump();
+    append(&journal, 3, 10);
+    journal.put_snapshot(8, Bytes::from_static(b"of frames that are not durable"));
+    store.checkpoint().unwrap();
+    assert_eq!(journal.durable_end(), 5, "a checkpoint does not wait for the commit log");
+    bed.crash(Survival::Nothing);
+    let store = bed.open();
+    let journal = fsync(&store);
+    assert_eq!((journal.end(), journal.snapshot()), (5, None));
+    append(&journal, 5, 10);
+    store.pump();
+    bed.crash(Survival::Nothing);
+    let journal = fsync(&bed.open());
+    assert_eq!((journal.end(), journal.snapshot()), (10, None));
+}
+
+#[test]
 fn a_deleted_folder_can_be_used_at_once_by_another_journal() {
     let mut bed = Bed::new();
     let store = bed.open();

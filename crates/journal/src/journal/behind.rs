@@ -93,6 +93,8 @@ impl Journal {
             return Ok(None);
         }
         let mut image = state.image(self);
+        // A snapshot of frames that may still be lost would count again once others stand in their place.
+        image.snapshot = image.snapshot.filter(|(offset, _)| *offset <= self.durable_end());
         if let Some((last, position, offset)) = state.behind_point() {
             image.segments = state
                 .segments
