@@ -3,7 +3,8 @@
 //! Owns the client side of every measurement. It shares the machine with the server, so it is built to cost little:
 //! requests are encoded once and sent as the same bytes, responses are looked at but not unpacked, one thread serves all
 //! connections, and one system call carries as many requests as the window allows. Every response is checked: an error
-//! code ends the run, because a fast refusal is not a fast server.
+//! code ends the run, because a fast refusal is not a fast server. The one exception is a storage that cannot keep up: as
+//! any client would, the load waits, tries again, and counts.
 //!
 //! It knows nothing of who is compared or why; whoever wants a load test can use it against any address.
 
@@ -48,12 +49,13 @@ impl Until {
 struct Tally {
     ops: u64,
     bytes: u64,
+    refused: u64,
     latency: Histogram<u64>,
 }
 
 impl Tally {
     fn new() -> Result<Tally> {
-        Ok(Tally { ops: 0, bytes: 0, latency: latencies()? })
+        Ok(Tally { ops: 0, bytes: 0, refused: 0, latency: latencies()? })
     }
 
     fn count(&mut self, bytes: usize, took: Duration) {
@@ -85,6 +87,7 @@ where
             let tally = ended.context("a connection's task panicked")??;
             sum.ops += tally.ops;
             sum.bytes += tally.bytes;
+            sum.refused += tally.refused;
             sum.latency.add(&tally.latency)?;
         }
         Ok::<_, anyhow::Error>(())
@@ -93,6 +96,7 @@ where
     Ok(Work {
         ops: sum.ops,
         bytes: sum.bytes,
+        refused: sum.refused,
         elapsed: started.elapsed(),
         latency: Some(sum.latency),
         cpu: None,
@@ -116,7 +120,14 @@ pub async fn drain(addr: SocketAddr, op_bytes: u64, slice: Duration) -> Result<W
     while started.elapsed() < slice {
         bytes += connection.receiver.discard(op_bytes).await?;
     }
-    Ok(Work { ops: bytes / op_bytes, bytes, elapsed: started.elapsed(), latency: None, cpu: None })
+    Ok(Work {
+        ops: bytes / op_bytes,
+        bytes,
+        refused: 0,
+        elapsed: started.elapsed(),
+        latency: None,
+        cpu: None,
+    })
 }
 
 #[cfg(test)]

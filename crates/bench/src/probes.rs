@@ -127,6 +127,7 @@ fn timed(slice: Duration, op_bytes: usize, mut step: impl FnMut() -> io::Result<
     Ok(Work {
         ops,
         bytes: ops * op_bytes as u64,
+        refused: 0,
         elapsed: last - started,
         latency: Some(latency),
         cpu: Some(procfs::cpu_of_thread() - cpu),

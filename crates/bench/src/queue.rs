@@ -366,7 +366,7 @@ mod tests {
         }
         fn run(&mut self, slice: Duration) -> Result<Work> {
             let cpu = Some(Duration::from_micros(self.1));
-            Ok(Work { ops: 1, bytes: self.1, elapsed: slice, latency: None, cpu })
+            Ok(Work { ops: 1, bytes: self.1, refused: 0, elapsed: slice, latency: None, cpu })
         }
     }
 

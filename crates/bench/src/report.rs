@@ -54,6 +54,8 @@ pub struct Side {
     pub cpu_us_per_op: Option<f64>,
     /// Server CPU per GiB of payload.
     pub cpu_s_per_gib: Option<f64>,
+    /// Operations refused in all slices because the server could not keep up.
+    pub refused: u64,
 }
 
 /// Which way a figure should go.
@@ -133,6 +135,7 @@ impl Side {
             p99_ms: scaled(|slice| slice.quantile(0.99), 1e3),
             cpu_us_per_op: scaled(Slice::cpu_per_op, 1e6),
             cpu_s_per_gib: value(Slice::cpu_per_gib),
+            refused: outcome.rounds.iter().map(|round| round[index].work.refused).sum(),
         }
     }
 }
@@ -200,8 +203,17 @@ impl Report {
 }
 
 fn sides_table(sides: &[Side]) -> String {
-    let mut rows =
-        vec![cells(&["side", "durability", "op/s", "MiB/s", "p50 ms", "p99 ms", "CPU µs/op", "CPU s/GiB"])];
+    let mut rows = vec![cells(&[
+        "side",
+        "durability",
+        "op/s",
+        "MiB/s",
+        "p50 ms",
+        "p99 ms",
+        "CPU µs/op",
+        "CPU s/GiB",
+        "refused",
+    ])];
     for side in sides {
         rows.push(vec![
             side.label.clone(),
@@ -212,6 +224,7 @@ fn sides_table(sides: &[Side]) -> String {
             number(side.p99_ms),
             number(side.cpu_us_per_op),
             number(side.cpu_s_per_gib),
+            side.refused.to_string(),
         ]);
     }
     table(&rows)

@@ -36,6 +36,8 @@ pub struct Work {
     pub ops: u64,
     /// Payload bytes moved.
     pub bytes: u64,
+    /// Operations the server refused because it could not keep up; a client tries them again after a pause.
+    pub refused: u64,
     /// From the first operation's start to the last one's end.
     pub elapsed: Duration,
     /// Nanoseconds per operation, where the load takes them.
@@ -267,7 +269,14 @@ mod tests {
     use super::*;
 
     fn slice(ops: u64, others: f64) -> Slice {
-        let work = Work { ops, bytes: ops * 10, elapsed: Duration::from_secs(2), latency: None, cpu: None };
+        let work = Work {
+            ops,
+            bytes: ops * 10,
+            refused: 0,
+            elapsed: Duration::from_secs(2),
+            latency: None,
+            cpu: None,
+        };
         Slice { work, server_cpu: Some(Duration::from_secs(1)), others }
     }
 
@@ -318,7 +327,7 @@ mod tests {
         fn run(&mut self, slice: Duration) -> Result<Work> {
             self.slices.set(self.slices.get() + 1);
             std::thread::sleep(slice);
-            Ok(Work { ops: 1, bytes: 1, elapsed: slice, latency: None, cpu: Some(slice) })
+            Ok(Work { ops: 1, bytes: 1, refused: 0, elapsed: slice, latency: None, cpu: Some(slice) })
         }
     }
 

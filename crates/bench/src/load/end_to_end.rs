@@ -52,7 +52,14 @@ pub async fn end_to_end(load: &EndToEnd, slice: Duration) -> Result<Work> {
     };
     let ((), (), tally) = tokio::try_join!(sending, acknowledging, consuming)?;
     let elapsed = epoch.elapsed();
-    Ok(Work { ops: tally.ops, bytes: tally.bytes, elapsed, latency: Some(tally.latency), cpu: None })
+    Ok(Work {
+        ops: tally.ops,
+        bytes: tally.bytes,
+        refused: 0,
+        elapsed,
+        latency: Some(tally.latency),
+        cpu: None,
+    })
 }
 
 async fn send(sender: &mut Sender, load: &EndToEnd, epoch: Instant, wanted: u64) -> Result<()> {
@@ -71,7 +78,7 @@ async fn send(sender: &mut Sender, load: &EndToEnd, epoch: Instant, wanted: u64)
 
 async fn acknowledge(mut receiver: Receiver, wanted: u64) -> Result<()> {
     for _ in 0..wanted {
-        acknowledged(receiver.frame().await?)?;
+        ensure!(acknowledged(receiver.frame().await?)?, "the server refused a record");
     }
     Ok(())
 }

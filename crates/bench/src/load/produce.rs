@@ -5,14 +5,14 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use moim_wire_kafka::compression::Compression;
 use moim_wire_kafka::messages::{PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData};
 use moim_wire_kafka::records::BatchBuilder;
-use moim_wire_kafka::{KString, Records, decode_response};
+use moim_wire_kafka::{ErrorCode, KString, Records, decode_response};
 
 use super::connection::{Connection, request};
 use super::{Tally, Until, all, expect_ok};
@@ -20,6 +20,9 @@ use crate::slices::Work;
 
 /// The last version that names topics instead of giving their ids.
 pub(crate) const PRODUCE_VERSION: i16 = 12;
+
+/// What clients wait by default before they try again.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// What to produce.
 #[derive(Clone, Debug)]
@@ -67,14 +70,18 @@ pub fn produce_request(topic: &str, partition: i32, batch: &Bytes) -> Result<Byt
     request(PRODUCE_VERSION, &question)
 }
 
-/// Fails unless the response acknowledges what it answers; returns the offset of the batch.
-pub(crate) fn acknowledged(frame: Bytes) -> Result<i64> {
+/// Whether the response acknowledges what it answers. False when the storage could not keep up, which may be tried again;
+/// any other refusal is an error.
+pub(crate) fn acknowledged(frame: Bytes) -> Result<bool> {
     let (_, response) =
         decode_response::<ProduceResponse>(frame, PRODUCE_VERSION).context("produce response")?;
     let topic = response.responses.first().context("produce response without a topic")?;
     let partition = topic.partition_responses.first().context("produce response without a partition")?;
+    if partition.error_code == ErrorCode::KafkaStorageError as i16 {
+        return Ok(false);
+    }
     expect_ok("produce", partition.error_code)?;
-    Ok(partition.base_offset)
+    Ok(true)
 }
 
 /// Produces on all connections at once.
@@ -115,11 +122,21 @@ async fn one(
         }
         let mut answer = Some(connection.receiver.frame().await?);
         let now = Instant::now();
+        let mut refused = 0;
         while let Some(frame) = answer {
-            acknowledged(frame)?;
             let asked = under_way.pop_front().context("an answer nobody asked for")?;
-            tally.count(bytes, now - asked);
+            if acknowledged(frame)? {
+                tally.count(bytes, now - asked);
+            } else {
+                tally.refused += 1;
+                refused += 1;
+                sent -= 1;
+            }
             answer = connection.receiver.buffered()?;
+        }
+        if refused > 0 {
+            ensure!(tally.refused < 1000 + tally.ops, "the server refuses more than it takes");
+            tokio::time::sleep(RETRY_AFTER).await;
         }
     }
 }

@@ -91,6 +91,15 @@ fn a_refused_batch_ends_the_run_with_its_reason() {
 }
 
 #[test]
+fn storage_that_never_keeps_up_is_not_waited_for_for_ever() {
+    let server = Canned::start("busy", produced(ErrorCode::KafkaStorageError));
+    let load =
+        ProduceLoad { partitions: 1, window: 500, batch: batch(100, 1), ..produce_load(server.0.addr) };
+    let error = runtime().unwrap().block_on(produce(&load, Until::Operations(5000))).unwrap_err();
+    assert!(error.to_string().contains("refuses more than it takes"), "{error}");
+}
+
+#[test]
 fn fetched_bytes_are_counted_and_offsets_checked() {
     let records = batch(4096, 4);
     let server = Canned::start("fetch", fetched(records.clone()));

@@ -79,6 +79,27 @@ fn settle_disk() {
     rustix::fs::sync();
 }
 
+/// Deletes a slice's topic and waits until the server has dealt with it: unlinking gigabytes takes a broker a while, and
+/// the neighbour's slice must not pay for it.
+fn clear_away(bench: &Bench<'_>, server: &Server, topic: &str) -> Result<()> {
+    const LOOK: Duration = Duration::from_millis(100);
+    const LOOKS: u32 = 50;
+    bench.runtime.block_on(admin::delete(server.addr, &[topic.to_owned()]))?;
+    let mut quiet = 0;
+    let mut before = procfs::cpu_of(server.pid())?;
+    for _ in 0..LOOKS {
+        std::thread::sleep(LOOK);
+        let now = procfs::cpu_of(server.pid())?;
+        quiet = if now.saturating_sub(before) <= LOOK / 10 { quiet + 1 } else { 0 };
+        before = now;
+        if quiet >= 3 {
+            break;
+        }
+    }
+    settle_disk();
+    Ok(())
+}
+
 /// A broker that is produced to.
 pub(super) struct ProduceSubject<'a> {
     bench: &'a Bench<'a>,
@@ -255,7 +276,7 @@ impl Subject for EndToEndSubject<'_> {
     }
 
     fn settle(&mut self) -> Result<()> {
-        self.bench.runtime.block_on(admin::delete(self.server.addr, std::slice::from_ref(&self.load.topic)))
+        clear_away(self.bench, self.server, &self.load.topic)
     }
 }
 
