@@ -4,8 +4,8 @@
 //! byte strings have their length before them, flags share a byte. Formats only grow: a tag is never used
 //! again for something else, and golden tests hold the bytes.
 //!
-//! Decoding trusts nothing: lengths are checked against what is there before anything is allocated, nesting
-//! is bounded, and bytes left over are an error.
+//! Decoding trusts nothing: byte strings are slices of what is there, lists make room as their items are
+//! read, nesting is bounded, and bytes left over are an error.
 
 use bytes::{Buf, Bytes};
 
@@ -210,11 +210,8 @@ impl Input {
 
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Decoded<T>) -> Decoded<Vec<T>> {
         let length = self.u64()?;
-        // Every item has at least one byte, so a length that lies is found before memory is asked for.
-        if length > self.bytes.len() as u64 {
-            return Err(DecodeError::Truncated);
-        }
-        let mut list = Vec::with_capacity((length as usize).min(MAX_LIST_GUESS));
+        // Room grows with what is really there: a length that lies ends at the end of the bytes.
+        let mut list = Vec::with_capacity(length.min(MAX_LIST_GUESS) as usize);
         for _ in 0..length {
             list.push(read(self)?);
         }
@@ -223,7 +220,7 @@ impl Input {
 }
 
 /// Room that is made for a list before its items were seen.
-const MAX_LIST_GUESS: usize = 256;
+const MAX_LIST_GUESS: u64 = 256;
 
 #[cfg(test)]
 mod tests;
