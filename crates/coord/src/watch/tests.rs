@@ -276,6 +276,40 @@ fn a_hub_that_missed_changes_for_ever_says_so() {
     assert_eq!(world.told(id), "compacted@40");
 }
 
+#[test]
+fn what_was_read_before_the_hub_saw_it_is_not_told_again() {
+    let mut world = World::new();
+    let id = world.watch(on("a", ""));
+    world.put("a"); // 2
+    world.state.apply(9, Command::client(Op::Put(PutRequest::new("a", "v")))); // 3, not seen by the hub yet
+    assert_eq!(world.told(id), "+a@2 +a@3");
+    world.hub.on_applied(&world.state);
+    assert_eq!(world.told(id), "");
+}
+
+#[test]
+fn a_later_state_in_place_of_this_one_is_read_on_from() {
+    for (compact, expected) in [(None, "+a@3 -a@4"), (Some(3), "+a@3 -a@4"), (Some(4), "compacted@4")] {
+        let mut world = World::new();
+        let id = world.watch(on("a", ""));
+        let other = world.watch(from(9, on("a", "c")));
+        world.put("a"); // 2
+        assert_eq!(world.told(id), "+a@2");
+        let mut leader = World::new();
+        leader.put("a"); // 2
+        leader.put("a"); // 3
+        leader.delete("a"); // 4
+        if let Some(revision) = compact {
+            leader.compact(revision);
+        }
+        world.state = State::restore(leader.state.snapshot()).unwrap();
+        world.index = leader.index;
+        world.hub.on_restored(&world.state);
+        assert_eq!(world.told(id), expected, "compacted at {compact:?}");
+        assert_eq!(world.told(other), "", "it starts later");
+    }
+}
+
 /// Steps of any interleaving.
 #[derive(Clone, Debug)]
 enum Step {
