@@ -220,7 +220,13 @@ impl Store {
         self.inner.recovery.locked().clone()
     }
 
-    /// Whether appends are refused for lack of space.
+    /// Whether the disk does not keep up. Appends are still taken; a caller that can wait should, or it will be
+    /// refused with `Busy` soon.
+    pub fn is_behind(&self) -> bool {
+        self.inner.is_behind()
+    }
+
+    /// Whether the disk is too full to take appends.
     pub fn is_full(&self) -> bool {
         self.inner.is_full()
     }
@@ -302,11 +308,23 @@ impl Inner {
         let ring = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes.saturating_mul(2);
         let dirty =
             self.dirty_bytes.load(Ordering::Relaxed) > self.options.checkpoint_bytes.saturating_mul(8);
-        if ring || dirty || self.log_full.load(Ordering::Relaxed) {
+        let log = self.log.live_count() > self.options.commit_files.saturating_mul(2);
+        if ring || dirty || log {
             self.behind_wake.notify_one();
             return Err(AppendError::Busy);
         }
         Ok(())
+    }
+
+    fn is_behind(&self) -> bool {
+        let recent = self.options.recent_bytes;
+        let behind = self.ring_bytes.load(Ordering::Relaxed) > recent.saturating_add(recent / 2)
+            || self.dirty_bytes.load(Ordering::Relaxed) > self.options.checkpoint_bytes.saturating_mul(6)
+            || self.log_full.load(Ordering::Relaxed);
+        if behind {
+            self.behind_wake.notify_one();
+        }
+        behind
     }
 
     fn is_full(&self) -> bool {

@@ -30,6 +30,7 @@ pub(crate) struct QueueParts {
 /// The running queue.
 pub(crate) struct Queue {
     store: Arc<Store>,
+    repository: Arc<LocalRepository>,
     server: Server,
     shutdown: Shutdown,
     /// Holds the lock of the data folder for as long as the queue lives.
@@ -94,12 +95,17 @@ pub(crate) fn start(parts: QueueParts) -> Outcome<Queue> {
         Failure::new(status, format!("cannot listen on {address}: {error}"))
             .hint("choose another port with --kafka-port; 0 picks a free one")
     })?;
-    Ok(Queue { store, server, shutdown: parts.shutdown, _data: parts.data })
+    Ok(Queue { store, repository, server, shutdown: parts.shutdown, _data: parts.data })
 }
 
 impl Queue {
     pub(crate) fn kafka_addr(&self) -> Option<SocketAddr> {
         Some(self.server.address())
+    }
+
+    /// What keeps topics and ids; its leases end when somebody lets time pass for it.
+    pub(crate) fn repository(&self) -> Arc<LocalRepository> {
+        Arc::clone(&self.repository)
     }
 
     /// Stops taking requests, finishes those in flight and makes everything durable. Blocks.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{Clock, SystemClock};
+use moim_cluster::LocalRepository;
 use tokio::net::TcpListener;
 
 use crate::admin::{self, Admin, Listeners, NodeFacts, Readiness};
@@ -22,6 +23,9 @@ use crate::exit::{Failure, Outcome, Status};
 use crate::output::styled;
 use crate::queue::{self, QueueParts};
 use crate::signals::Signals;
+
+/// How often ended leases are looked for.
+const LEASE_TICK: Duration = Duration::from_millis(250);
 
 /// Runs a node until it is told to stop.
 pub(crate) fn run(config: &Config) -> Outcome {
@@ -77,6 +81,7 @@ async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Cloc
     print_ready(identity.node_id, &identity.cluster_id, &listeners);
     *admin.listeners.lock().unwrap_or_else(PoisonError::into_inner) = listeners;
     admin.readiness.ready();
+    scope.spawn("leases", end_leases(queue.repository(), shutdown.clone()));
 
     tokio::select! {
         name = signals.next() => tracing::info!(signal = name, "stopping; a second signal stops at once"),
@@ -101,6 +106,16 @@ async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Cloc
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Lets time pass for the state repository: leases that nobody keeps alive end.
+async fn end_leases(repository: Arc<LocalRepository>, shutdown: Shutdown) {
+    while !shutdown.is_stopped() {
+        tokio::time::sleep(LEASE_TICK).await;
+        if let Err(error) = repository.tick() {
+            tracing::warn!(%error, "a lease could not be ended; it is tried again");
+        }
+    }
 }
 
 fn facts(config: &Config, data: &DataDir, clock: &dyn Clock) -> NodeFacts {

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use moim_wire_kafka::messages::ProduceResponse;
-use moim_wire_kafka::{Decoder, Message, RequestHeader};
+use moim_wire_kafka::{ApiKey, Decoder, Message, RequestHeader};
 
 use crate::broker::Broker;
 use crate::dispatch;
@@ -45,7 +45,7 @@ const RESERVE_BYTES: usize = 2 << 20;
 const KEEP_BYTES: usize = 64 << 10;
 
 /// How long a connection waits when there is no memory for requests.
-const STARVED: Duration = Duration::from_millis(20);
+const STARVED: Duration = Duration::from_millis(5);
 
 /// A request whose answer is not written yet.
 pub(crate) enum Slot {
@@ -276,6 +276,12 @@ impl Connection {
         })?;
         if self.input.len() < 4 + size {
             self.make_room(4 + size)?;
+            return Ok(None);
+        }
+        let produces = self.input[4..6] == (ApiKey::Produce as i16).to_be_bytes();
+        if produces && self.broker.store.is_behind() {
+            // The disk does not keep up: the request waits here, in order, instead of being refused.
+            self.starved = true;
             return Ok(None);
         }
         self.broker.memory.release(std::mem::take(&mut self.charged));
