@@ -44,6 +44,9 @@ const RESERVE_BYTES: usize = 2 << 20;
 /// A buffer larger than this is given back when the connection falls idle.
 const KEEP_BYTES: usize = 64 << 10;
 
+/// How long a connection may keep its event loop before the others have their turn.
+const TURN: Duration = Duration::from_millis(2);
+
 /// How long a connection waits when there is no memory for requests.
 const STARVED: Duration = Duration::from_millis(5);
 
@@ -153,7 +156,10 @@ impl Connection {
         let shutdown = self.broker.shutdown.clone();
         let mut stopped = pin!(shutdown.stopped());
         loop {
-            self.turn()?;
+            if self.turn()? {
+                tokio::task::yield_now().await;
+                continue;
+            }
             if self.closing && self.slots.is_empty() && self.out.is_empty() {
                 return Ok(());
             }
@@ -194,14 +200,21 @@ impl Connection {
         }
     }
 
-    /// Does all that can be done without waiting.
-    fn turn(&mut self) -> io::Result<()> {
+    /// Does what can be done without waiting, for about as long as [`TURN`]. Gives whether there may be more
+    /// to do: a client that sends costly requests without a pause must not keep the loop from the others.
+    fn turn(&mut self) -> io::Result<bool> {
+        let end = Instant::now() + TURN;
         loop {
             self.settle()?;
             while self.can_take()
                 && let Some(frame) = self.next_frame()?
             {
                 self.handle(frame)?;
+                if Instant::now() >= end {
+                    self.settle()?;
+                    self.flush()?;
+                    return Ok(true);
+                }
             }
             let full = self.slots.len() >= MAX_IN_FLIGHT;
             self.settle()?;
@@ -209,7 +222,7 @@ impl Connection {
             self.flush()?;
             // Requests that are here already and found no room go on now: no event will come for them.
             if !held_up || self.is_congested() || self.slots.len() >= MAX_IN_FLIGHT {
-                return Ok(());
+                return Ok(false);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What one connection may do to itself and to others.
 
 use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use moim_wire_kafka::messages::fetch::{FetchPartition, FetchTopic};
@@ -76,4 +77,38 @@ fn a_request_that_names_very_many_topics_does_not_stop_the_loop() {
     let request = create_topics::CreateTopicsRequest { topics: topics.collect(), ..Default::default() };
     let response: create_topics::CreateTopicsResponse = client.call(&request, 5).unwrap();
     assert_eq!(response.topics.len(), TOPICS);
+}
+
+#[test]
+fn a_client_that_asks_without_a_pause_leaves_others_their_turn() {
+    const REQUESTS: usize = 3_000;
+    const FAIR: usize = 200;
+    let running = start_with(|options| options.event_loops = 1);
+    let mut greedy = Client::connect(&running);
+    greedy.create_topic("wide", 500);
+    let request = MetadataRequest { topics: None, ..Default::default() };
+    let frames: Vec<u8> = (0..REQUESTS).flat_map(|_| greedy.frame(&request, 9)).collect();
+    let mut writer = greedy.stream.try_clone().unwrap();
+    let answered = AtomicUsize::new(0);
+    let mut other = Client::connect(&running);
+    let _: ApiVersionsResponse = other.call(&ApiVersionsRequest::default(), 0).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| writer.write_all(&frames).unwrap());
+        scope.spawn(|| {
+            for _ in 0..REQUESTS {
+                let mut size = [0; 4];
+                greedy.stream.read_exact(&mut size).unwrap();
+                let mut answer = vec![0; u32::from_be_bytes(size) as usize];
+                greedy.stream.read_exact(&mut answer).unwrap();
+                answered.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        while answered.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let before = answered.load(Ordering::SeqCst);
+        let _: ApiVersionsResponse = other.call(&ApiVersionsRequest::default(), 0).unwrap();
+        let meanwhile = answered.load(Ordering::SeqCst) - before;
+        assert!(meanwhile < FAIR, "{meanwhile} requests of another client came first");
+    });
 }
