@@ -15,6 +15,7 @@ use moim_journal::Store;
 use crate::config::Defaults;
 use crate::fetch_sessions::FetchSessions;
 use crate::group_service::GroupService;
+use crate::log_budget::LogBudget;
 use crate::loops::Loops;
 use crate::metrics::QueueMetrics;
 use crate::partition::Refused;
@@ -163,6 +164,7 @@ pub struct Broker {
     pub(crate) transactions: TransactionService,
     pub(crate) producer_ids: ProducerIds,
     pub(crate) memory: Memory,
+    pub(crate) log_budget: LogBudget,
     pub(crate) metrics: QueueMetrics,
     pub(crate) connections: AtomicUsize,
     pub(crate) next_connection: AtomicU64,
@@ -190,6 +192,7 @@ impl Broker {
             transactions: TransactionService::new(&options),
             producer_ids: ProducerIds::new(Arc::clone(&parts.repository)),
             memory: Memory::new(options.request_memory_bytes),
+            log_budget: LogBudget::default(),
             scope: Scope::new(parts.shutdown.clone()),
             fetch_sessions: FetchSessions::new(options.max_fetch_sessions),
             connections: AtomicUsize::new(0),

@@ -136,7 +136,9 @@ pub(crate) async fn serve(
         && !is_ordinary(&error)
     {
         broker.metrics.bad_connections.inc();
-        tracing::warn!(%peer, %error, "closing a connection");
+        if let Some(left_out) = broker.log_budget.take(Instant::now()) {
+            tracing::warn!(%peer, %error, left_out, "closing a connection");
+        }
     }
     broker.memory.release(connection.charged);
     for slot in &mut connection.slots {

@@ -19,6 +19,7 @@ pub mod groups;
 mod handlers;
 mod housekeeping;
 mod later;
+mod log_budget;
 mod loops;
 mod metrics;
 mod partition;
