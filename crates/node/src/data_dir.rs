@@ -7,6 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -73,7 +74,7 @@ fn lock(path: &Path) -> Outcome<File> {
     let cannot = |error: io::Error| Failure::error(format!("cannot lock {}: {error}", file.display()));
     let mut lock =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&file).map_err(cannot)?;
-    if let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+    if let Err(error) = flock_soon(&lock) {
         if error != rustix::io::Errno::WOULDBLOCK {
             return Err(cannot(error.into()));
         }
@@ -89,6 +90,19 @@ fn lock(path: &Path) -> Outcome<File> {
     // Only a courtesy to the next one who is refused; the lock itself is the flock.
     lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(cannot)?;
     Ok(lock)
+}
+
+/// Takes the lock, patiently: after kill -9 the kernel keeps it until it has freed the memory of the dead
+/// process, and whoever restarts a node at once should not be told that it still runs.
+fn flock_soon(lock: &File) -> rustix::io::Result<()> {
+    const PAUSE: Duration = Duration::from_millis(20);
+    for _ in 0..50 {
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+            other => return other,
+        }
+    }
+    flock(lock, FlockOperation::NonBlockingLockExclusive)
 }
 
 fn read_identity(path: &Path) -> Outcome<Option<Identity>> {
@@ -196,6 +210,18 @@ mod tests {
         let identity = first.identity.clone();
         drop(first);
         assert_eq!(open(&path, 1).unwrap().identity, identity);
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_soon_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = open(dir.path(), 1).unwrap();
+        let dying = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(first);
+        });
+        open(dir.path(), 1).unwrap();
+        dying.join().unwrap();
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
+use crate::output::harmless;
+
 /// What went wrong, as the shell sees it. Zero is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
@@ -78,7 +80,8 @@ impl Failure {
         if self.broken_pipe {
             return ExitCode::SUCCESS;
         }
-        eprintln!("moim: {}", self.message);
+        let lines: Vec<_> = self.message.lines().map(harmless).collect();
+        eprintln!("moim: {}", lines.join("\n"));
         if let Some(hint) = &self.hint {
             eprintln!("      {hint}");
         }

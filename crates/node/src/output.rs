@@ -3,6 +3,7 @@
 //! Invariants: data goes to stdout and nothing else does; the same struct feeds both forms; JSON never
 //! omits a key. A table is never wrapped or cut, so that a pipe into `awk` sees what a person sees.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 use clap::ValueEnum;
@@ -68,7 +69,7 @@ impl Section {
             table.set_header(header.collect::<Vec<_>>());
         }
         for row in &self.rows {
-            table.add_row(row);
+            table.add_row(row.iter().map(|cell| harmless(cell)));
         }
         for (index, column) in table.column_iter_mut().enumerate() {
             column.set_padding((0, 2));
@@ -109,6 +110,16 @@ impl Output {
     }
 }
 
+/// Text with its control characters spelt out. Names of groups and members are whatever a client made up:
+/// one with an escape code in it must not paint the reader's terminal, nor one with a line break forge a row.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let spell = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(spell).collect())
+}
+
 /// Whether escape codes are welcome on a stream.
 pub(crate) fn styled(is_terminal: bool) -> bool {
     let asked_not_to = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -118,6 +129,13 @@ pub(crate) fn styled(is_terminal: bool) -> bool {
 /// Tells a person what happened, on stderr, so that pipes see data alone.
 pub(crate) fn note(text: impl std::fmt::Display) {
     eprintln!("{text}");
+}
+
+/// Tells a person at a terminal what a table without rows means; a script sees that it is empty.
+pub(crate) fn note_empty(output: Output, text: &str) {
+    if output.format == Format::Table && io::stdout().is_terminal() {
+        note(text);
+    }
 }
 
 /// `1 message`, `2 messages`.
@@ -153,6 +171,14 @@ mod tests {
         section.row(vec!["a".into(), "5".into(), String::new()]);
         section.row(vec!["longer".into(), "1000".into(), "x".into()]);
         let wanted = "NAME    SIZE  NOTE\na          5\nlonger  1000  x";
+        assert_eq!(section.render(false), wanted);
+    }
+
+    #[test]
+    fn a_name_cannot_paint_the_terminal_or_forge_a_row() {
+        let mut section = Section::new(&["GROUP", "STATE"]);
+        section.row(vec!["a\u{1b}[31m\nadmin".into(), "모임".into()]);
+        let wanted = "GROUP               STATE\na\\u{1b}[31m\\nadmin  모임";
         assert_eq!(section.render(false), wanted);
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::ListArgs;
 use crate::client::{Client, errors};
 use crate::exit::Outcome;
-use crate::output::{Output, Report, Section};
+use crate::output::{Output, Report, Section, note_empty};
 use crate::target::ClientArgs;
 
 pub(super) async fn run(client: &ClientArgs, args: &ListArgs, output: Output) -> Outcome {
@@ -28,6 +28,9 @@ pub(super) async fn run(client: &ClientArgs, args: &ListArgs, output: Output) ->
         args.states.is_empty() || args.states.iter().any(|state| state.eq_ignore_ascii_case(&group.state))
     });
     groups.sort_by(|a, b| a.group.cmp(&b.group));
+    if groups.is_empty() {
+        note_empty(output, "no groups; `moim topic consume TOPIC -g GROUP` starts one");
+    }
     output.print(&Groups { groups })
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::ListArgs;
 use crate::client::{Client, errors};
 use crate::exit::Outcome;
-use crate::output::{Output, Report, Section};
+use crate::output::{Output, Report, Section, note_empty};
 use crate::target::ClientArgs;
 
 pub(super) async fn run(client: &ClientArgs, args: &ListArgs, output: Output) -> Outcome {
@@ -26,6 +26,9 @@ pub(super) async fn run(client: &ClientArgs, args: &ListArgs, output: Output) ->
         });
     }
     topics.sort_by(|a, b| a.name.cmp(&b.name));
+    if topics.is_empty() {
+        note_empty(output, "no topics yet; `moim topic create NAME` makes one");
+    }
     output.print(&Topics { topics })
 }
 
