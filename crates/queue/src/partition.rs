@@ -128,17 +128,19 @@ pub struct Refused {
     pub code: ErrorCode,
     /// What a person should know besides.
     pub message: Option<String>,
+    /// Which records of a batch are at fault, where single ones are.
+    pub records: Vec<i32>,
 }
 
 impl Refused {
     pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: Some(message.into()) }
+        Self { code, message: Some(message.into()), records: Vec::new() }
     }
 }
 
 impl From<ErrorCode> for Refused {
     fn from(code: ErrorCode) -> Self {
-        Self { code, message: None }
+        Self { code, message: None, records: Vec::new() }
     }
 }
 
@@ -231,7 +233,14 @@ impl Partition {
         }
         let limits =
             ValidateLimits { max_decompressed_bytes: MAX_DECOMPRESSED_BYTES, require_keys: config.compact };
-        let mut header = records::validate_batch(&batch, &limits).map_err(refuse_records)?;
+        let mut header = records::validate_batch(&batch, &limits).map_err(|error| {
+            let keyless = error == RecordsError::Keyless;
+            let mut refused = refuse_records(error);
+            if keyless {
+                refused.records = keyless_records(&batch);
+            }
+            refused
+        })?;
         if header.is_control() {
             return Err(Refused::new(ErrorCode::InvalidRecord, "Clients may not write control batches."));
         }
@@ -708,6 +717,19 @@ fn refuse_records(error: RecordsError) -> Refused {
         _ => ErrorCode::CorruptMessage,
     };
     Refused::new(code, error.to_string())
+}
+
+/// The records without a key, by their place in the batch.
+fn keyless_records(batch: &[u8]) -> Vec<i32> {
+    let mut keyless = Vec::new();
+    // The batch was walked before without trouble, up to the first of them.
+    let _ = records::for_each_record(batch, MAX_DECOMPRESSED_BYTES, &mut |record| {
+        if record.key.is_none() {
+            keyless.push(record.offset_delta);
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    keyless
 }
 
 fn refuse_append(error: AppendError) -> Refused {

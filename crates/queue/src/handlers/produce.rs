@@ -11,7 +11,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use moim_wire_kafka::messages::{
-    PartitionProduceData, PartitionProduceResponse, ProduceRequest, ProduceResponse, TopicProduceResponse,
+    BatchIndexAndErrorMessage, PartitionProduceData, PartitionProduceResponse, ProduceRequest,
+    ProduceResponse, TopicProduceResponse,
 };
 use moim_wire_kafka::records::BatchHeader;
 use moim_wire_kafka::{ErrorCode, Records};
@@ -272,6 +273,14 @@ fn partition_response(
             base_offset: -1,
             log_append_time_ms: -1,
             log_start_offset: -1,
+            record_errors: refused
+                .records
+                .iter()
+                .map(|&batch_index| BatchIndexAndErrorMessage {
+                    batch_index,
+                    batch_index_error_message: refused.message.as_deref().map(Into::into),
+                })
+                .collect(),
             error_message: refused.message.filter(|_| version >= 8).map(Into::into),
             ..Default::default()
         },
