@@ -158,6 +158,10 @@ impl Connection {
         let shutdown = self.broker.shutdown.clone();
         let mut stopped = pin!(shutdown.stopped());
         loop {
+            // Looked at here too: for a client that never pauses there is always an event before the stop.
+            if !self.draining && shutdown.is_stopped() {
+                self.drain();
+            }
             if self.turn()? {
                 tokio::task::yield_now().await;
                 continue;

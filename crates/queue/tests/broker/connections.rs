@@ -112,3 +112,36 @@ fn a_client_that_asks_without_a_pause_leaves_others_their_turn() {
         assert!(meanwhile < FAIR, "{meanwhile} requests of another client came first");
     });
 }
+
+#[test]
+fn a_client_that_never_pauses_does_not_keep_the_broker_from_stopping() {
+    /// More answers than all buffers between the broker and its client hold.
+    const BUFFERED: usize = 2_000;
+    let running = start_with(|options| options.event_loops = 1);
+    let mut greedy = Client::connect(&running);
+    greedy.create_topic("wide", 500);
+    let request = MetadataRequest { topics: None, ..Default::default() };
+    let frames: Vec<u8> = (0..100).flat_map(|_| greedy.frame(&request, 9)).collect();
+    let mut writer = greedy.stream.try_clone().unwrap();
+    let answered = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| while writer.write_all(&frames).is_ok() {});
+        scope.spawn(|| {
+            let mut size = [0; 4];
+            while greedy.stream.read_exact(&mut size).is_ok() {
+                let mut answer = vec![0; u32::from_be_bytes(size) as usize];
+                if greedy.stream.read_exact(&mut answer).is_err() {
+                    return;
+                }
+                answered.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        while answered.load(Ordering::SeqCst) < 100 {
+            std::thread::yield_now();
+        }
+        let before = answered.load(Ordering::SeqCst);
+        drop(running);
+        let after = answered.load(Ordering::SeqCst) - before;
+        assert!(after < BUFFERED, "{after} requests were still served");
+    });
+}
