@@ -222,12 +222,13 @@ impl Connection {
                     return Ok(true);
                 }
             }
-            let full = self.slots.len() >= MAX_IN_FLIGHT;
+            let held_up = !self.can_take();
             self.settle()?;
-            let held_up = full || self.is_congested();
+            let congested = self.is_congested();
             self.flush()?;
-            // Requests that are here already and found no room go on now: no event will come for them.
-            if !held_up || self.is_congested() || self.slots.len() >= MAX_IN_FLIGHT {
+            // Requests that are here already and could not be taken go on now: no event will come for them.
+            let room = held_up && self.can_take() || congested && !self.is_congested();
+            if !room {
                 return Ok(false);
             }
         }
