@@ -60,6 +60,9 @@ pub(crate) struct KafkaConfig {
     pub(crate) port: u16,
     /// `HOST:PORT` told to clients; empty means the listener's own address.
     pub(crate) advertise: String,
+    /// A file with a `name:password` line for each user; with it clients must authenticate (SASL PLAIN).
+    /// Empty means that nobody is asked.
+    pub(crate) users_file: String,
     /// Connections served at a time; further ones are closed at once.
     pub(crate) max_connections: u32,
     /// A connection without a request for this long is closed.
@@ -175,6 +178,7 @@ impl Default for KafkaConfig {
         Self {
             port: 9092,
             advertise: String::new(),
+            users_file: String::new(),
             max_connections: 10_000,
             idle_connection_ms: 10 * MINUTE_MS,
             max_request_bytes: 100 * MIB,

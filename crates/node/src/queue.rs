@@ -8,7 +8,7 @@ use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
 use moim_cluster::LocalRepository;
 use moim_journal::{DurableSink, RealDisk, Store, StoreOptions};
-use moim_queue::{Broker, BrokerOptions, BrokerParts, Defaults, Server};
+use moim_queue::{Broker, BrokerOptions, BrokerParts, Defaults, Server, Users};
 
 use crate::config::{Config, Durability};
 use crate::data_dir::DataDir;
@@ -162,6 +162,7 @@ fn broker_options(parts: &QueueParts) -> Outcome<BrokerOptions> {
         data_dir: parts.data.path.display().to_string(),
         listen: SocketAddr::new(parts.host, kafka.port),
         advertise: advertised(&kafka.advertise)?,
+        users: users(&kafka.users_file)?,
         rack: Some(config.node.zone.clone()).filter(|zone| !zone.is_empty()),
         max_connections: kafka.max_connections as usize,
         max_request_bytes: size(kafka.max_request_bytes),
@@ -191,6 +192,15 @@ fn broker_options(parts: &QueueParts) -> Outcome<BrokerOptions> {
         options.event_loops = config.node.threads as usize;
     }
     Ok(options)
+}
+
+fn users(file: &str) -> Outcome<Users> {
+    if file.is_empty() {
+        return Ok(Users::default());
+    }
+    let wrong = |why: &dyn std::fmt::Display| Failure::usage(format!("`kafka.users_file` {file}: {why}"));
+    let text = std::fs::read_to_string(file).map_err(|e| wrong(&e))?;
+    Users::parse(&text).map_err(|e| wrong(&e))
 }
 
 fn advertised(text: &str) -> Outcome<Option<(String, u16)>> {

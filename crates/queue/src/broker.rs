@@ -20,6 +20,7 @@ use crate::loops::Loops;
 use crate::metrics::QueueMetrics;
 use crate::partition::Refused;
 use crate::producer_ids::ProducerIds;
+use crate::sasl::Users;
 use crate::topics::Topics;
 use crate::transaction_service::TransactionService;
 
@@ -36,6 +37,8 @@ pub struct BrokerOptions {
     pub listen: SocketAddr,
     /// What clients are told to connect to; by default the address listened on.
     pub advertise: Option<(String, u16)>,
+    /// Who may connect; nobody is asked when there are none.
+    pub users: Users,
     /// The zone of this node, which clients know as its rack.
     pub rack: Option<String>,
     /// How many event loops serve connections.
@@ -103,6 +106,7 @@ impl Default for BrokerOptions {
             data_dir: "moim-data".into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 9092)),
             advertise: None,
+            users: Users::default(),
             rack: None,
             event_loops: cores.saturating_sub(1).max(1),
             max_connections: 10_000,

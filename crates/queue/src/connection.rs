@@ -28,11 +28,15 @@ use crate::broker::Broker;
 use crate::dispatch;
 use crate::handlers::fetch::PendingFetch;
 use crate::handlers::produce::{Deferred, Settled};
+use crate::handlers::sasl_authenticate;
 use crate::later::{Answer, Later};
 use crate::loops::Wake;
 use crate::partition::PendingAcks;
 use crate::reply::{Call, Flushed, Writer};
+use crate::sasl::{Auth, UNKNOWN_MAX_FRAME};
 
+/// The smallest request: a header without a client id.
+const MIN_FRAME: usize = 8;
 /// How many requests of one connection may be open at a time.
 const MAX_IN_FLIGHT: usize = 256;
 /// How many bytes of answers may wait for the client before its requests do.
@@ -84,7 +88,9 @@ pub(crate) struct Connection {
     pub(crate) broker: Arc<Broker>,
     pub(crate) wake: Arc<Wake>,
     pub(crate) peer: std::net::SocketAddr,
-    /// What SASL and ApiVersions have said so far.
+    /// Who the client is.
+    pub(crate) auth: Auth,
+    /// What ApiVersions has said of the client's program.
     pub(crate) software: Option<(String, String)>,
     stream: TcpStream,
     input: BytesMut,
@@ -118,6 +124,7 @@ pub(crate) async fn serve(
         broker: Arc::clone(&broker),
         wake,
         peer,
+        auth: Auth::new(&broker.options.users),
         software: None,
         stream,
         input: BytesMut::new(),
@@ -287,18 +294,25 @@ impl Connection {
             return Ok(None);
         }
         let size = i32::from_be_bytes([self.input[0], self.input[1], self.input[2], self.input[3]]);
-        let max = self.broker.options.max_request_bytes;
-        let size = usize::try_from(size).ok().filter(|s| (8..=max).contains(s)).ok_or_else(|| {
+        let mut max = self.broker.options.max_request_bytes;
+        let mut min = MIN_FRAME;
+        if !self.auth.is_open() {
+            max = max.min(UNKNOWN_MAX_FRAME);
+            if self.auth == (Auth::Chosen { raw: true }) {
+                min = 0;
+            }
+        }
+        let size = usize::try_from(size).ok().filter(|s| (min..=max).contains(s)).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("a frame of {size} bytes (8 to {max} are allowed)"),
+                format!("a frame of {size} bytes ({min} to {max} are allowed)"),
             )
         })?;
         if self.input.len() < 4 + size {
             self.make_room(4 + size)?;
             return Ok(None);
         }
-        let produces = self.input[4..6] == (ApiKey::Produce as i16).to_be_bytes();
+        let produces = size >= MIN_FRAME && self.input[4..6] == (ApiKey::Produce as i16).to_be_bytes();
         if produces && self.broker.store.is_behind() {
             // The disk does not keep up: the request waits here, in order, instead of being refused.
             self.starved = true;
@@ -332,6 +346,14 @@ impl Connection {
     }
 
     fn handle(&mut self, frame: Bytes) -> io::Result<()> {
+        if self.auth == (Auth::Chosen { raw: true }) {
+            // After a handshake of version 0 the token has no request around it, and neither has the answer.
+            if !sasl_authenticate::token(self, &frame) {
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, "wrong user name or password"));
+            }
+            self.out.push_encoded(&0i32.to_be_bytes());
+            return Ok(());
+        }
         let mut decoder = Decoder::new(frame);
         let header = RequestHeader::decode(&mut decoder).map_err(bad_frame)?;
         dispatch::dispatch(self, header, decoder)

@@ -22,7 +22,7 @@ use crate::reply::Call;
 pub(crate) static SPOKEN: &[(ApiKey, RangeInclusive<i16>)] = &[
     (ApiKey::Produce, 0..=12),
     (ApiKey::Fetch, 4..=16),
-    (ApiKey::ListOffsets, 1..=9),
+    (ApiKey::ListOffsets, 1..=10),
     (ApiKey::Metadata, 0..=13),
     (ApiKey::OffsetCommit, 2..=9),
     (ApiKey::OffsetFetch, 1..=9),
@@ -33,6 +33,7 @@ pub(crate) static SPOKEN: &[(ApiKey, RangeInclusive<i16>)] = &[
     (ApiKey::SyncGroup, 0..=5),
     (ApiKey::DescribeGroups, 0..=6),
     (ApiKey::ListGroups, 0..=5),
+    (ApiKey::SaslHandshake, 0..=1),
     (ApiKey::ApiVersions, 0..=4),
     (ApiKey::CreateTopics, 2..=7),
     (ApiKey::DeleteTopics, 1..=6),
@@ -42,10 +43,13 @@ pub(crate) static SPOKEN: &[(ApiKey, RangeInclusive<i16>)] = &[
     (ApiKey::AddPartitionsToTxn, 0..=5),
     (ApiKey::AddOffsetsToTxn, 0..=4),
     (ApiKey::EndTxn, 0..=4),
+    (ApiKey::WriteTxnMarkers, 1..=1),
     (ApiKey::TxnOffsetCommit, 0..=4),
     (ApiKey::DescribeConfigs, 1..=4),
     (ApiKey::AlterConfigs, 0..=2),
+    (ApiKey::AlterReplicaLogDirs, 1..=2),
     (ApiKey::DescribeLogDirs, 1..=4),
+    (ApiKey::SaslAuthenticate, 0..=2),
     (ApiKey::CreatePartitions, 0..=3),
     (ApiKey::DeleteGroups, 0..=2),
     (ApiKey::ElectLeaders, 0..=2),
@@ -80,6 +84,19 @@ pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body:
     };
     connection.broker.metrics.request(key);
     match key {
+        ApiKey::SaslHandshake => {
+            return handlers::sasl_handshake::handle(connection, call, decode(body, version)?);
+        }
+        ApiKey::SaslAuthenticate => {
+            return handlers::sasl_authenticate::handle(connection, call, &decode(body, version)?);
+        }
+        _ if !connection.auth.is_open() => {
+            let why = format!("{} before authentication", key.name());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        _ => {}
+    }
+    match key {
         ApiKey::Produce => handlers::produce::handle(connection, call, decode(body, version)?),
         ApiKey::Fetch => handlers::fetch::handle(connection, call, &header, decode(body, version)?),
         ApiKey::ListOffsets => now(connection, call, body, handlers::list_offsets::handle),
@@ -106,6 +123,8 @@ pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body:
         ApiKey::AddOffsetsToTxn => {
             later(connection, call, header, body, handlers::add_offsets_to_txn::handle)
         }
+        ApiKey::WriteTxnMarkers => later(connection, call, header, body, handlers::write_txn_markers::handle),
+        ApiKey::AlterReplicaLogDirs => now(connection, call, body, handlers::alter_replica_log_dirs::handle),
         ApiKey::EndTxn => later(connection, call, header, body, handlers::end_txn::handle),
         ApiKey::TxnOffsetCommit => later(connection, call, header, body, handlers::txn_offset_commit::handle),
         ApiKey::DescribeConfigs => now(connection, call, body, handlers::describe_configs::handle),

@@ -26,6 +26,7 @@ mod partition;
 mod producer_ids;
 mod producers;
 mod reply;
+mod sasl;
 mod server;
 #[cfg(test)]
 mod testing;
@@ -37,5 +38,6 @@ pub use broker::{Broker, BrokerOptions, BrokerParts, Summary};
 pub use config::Defaults;
 pub use framing::BatchFraming;
 pub use partition::Refused;
+pub use sasl::{Users, UsersError};
 pub use server::Server;
 pub use topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};

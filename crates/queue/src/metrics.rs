@@ -10,6 +10,7 @@ pub(crate) struct QueueMetrics {
     pub(crate) bad_connections: Counter,
     pub(crate) refused_connections: Counter,
     pub(crate) damage: Counter,
+    pub(crate) failed_authentications: Counter,
     requests: Vec<Option<Counter>>,
 }
 
@@ -39,6 +40,12 @@ impl QueueMetrics {
             "Connections refused over the limit",
             refused_connections.clone(),
         );
+        let failed_authentications = Counter::default();
+        metrics.register(
+            "queue_failed_authentications",
+            "Wrong user names or passwords",
+            failed_authentications.clone(),
+        );
         let damage = Counter::default();
         metrics.register("queue_damaged_ranges", "Ranges of records the scrub found damaged", damage.clone());
         let family: Family<Vec<(String, String)>, Counter> = Family::default();
@@ -49,7 +56,15 @@ impl QueueMetrics {
             requests.resize(requests.len().max(at + 1), None);
             requests[at] = Some(family.get_or_create(&vec![("api".into(), key.name().into())]).clone());
         }
-        Self { produced_bytes, fetched_bytes, bad_connections, refused_connections, damage, requests }
+        Self {
+            produced_bytes,
+            fetched_bytes,
+            bad_connections,
+            refused_connections,
+            damage,
+            failed_authentications,
+            requests,
+        }
     }
 
     pub(crate) fn request(&self, key: ApiKey) {

@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used)] // all of it is test
 
 mod admin;
+mod auth;
 mod bad_input;
 mod compaction;
 mod crash;

@@ -1,0 +1,33 @@
+//! AlterReplicaLogDirs: a node has one folder, so a partition is in the right one or cannot be.
+
+use moim_wire_kafka::ErrorCode;
+use moim_wire_kafka::messages::{
+    AlterReplicaLogDirPartitionResult, AlterReplicaLogDirTopicResult, AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+};
+
+use crate::broker::Broker;
+
+pub(crate) fn handle(
+    broker: &Broker,
+    request: AlterReplicaLogDirsRequest,
+    _version: i16,
+) -> AlterReplicaLogDirsResponse {
+    let mut results = Vec::new();
+    for dir in request.dirs {
+        let here = *dir.path == *broker.options.data_dir;
+        for topic in dir.topics {
+            let result = |&partition_index: &i32| {
+                let code = match broker.topics.partition(&topic.name, partition_index) {
+                    None => ErrorCode::UnknownTopicOrPartition,
+                    Some(_) if here => ErrorCode::None,
+                    Some(_) => ErrorCode::LogDirNotFound,
+                };
+                AlterReplicaLogDirPartitionResult { partition_index, error_code: code as i16 }
+            };
+            let partitions = topic.partitions.iter().map(result).collect();
+            results.push(AlterReplicaLogDirTopicResult { topic_name: topic.name, partitions });
+        }
+    }
+    AlterReplicaLogDirsResponse { results, ..Default::default() }
+}
