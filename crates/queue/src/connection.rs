@@ -96,8 +96,8 @@ pub(crate) struct Connection {
     input: BytesMut,
     /// Bytes of the frame being read that are counted against the broker's memory.
     charged: usize,
-    /// A large frame has begun and others hold the memory for it.
-    starved: bool,
+    /// The next frame has to wait, for memory or for the disk; looked at again at this moment.
+    starved: Option<Instant>,
     slots: VecDeque<Slot>,
     /// Set while a request is appended off the loop: the next one must not overtake it.
     appending: Option<Arc<Deferred>>,
@@ -129,7 +129,7 @@ pub(crate) async fn serve(
         stream,
         input: BytesMut::new(),
         charged: 0,
-        starved: false,
+        starved: None,
         slots: VecDeque::new(),
         appending: None,
         out: Writer::default(),
@@ -289,7 +289,7 @@ impl Connection {
 
     /// Takes a whole frame off the input, if there is one.
     fn next_frame(&mut self) -> io::Result<Option<Bytes>> {
-        self.starved = false;
+        self.starved = None;
         if self.input.len() < 4 {
             return Ok(None);
         }
@@ -315,7 +315,7 @@ impl Connection {
         let produces = size >= MIN_FRAME && self.input[4..6] == (ApiKey::Produce as i16).to_be_bytes();
         if produces && self.broker.store.is_behind() {
             // The disk does not keep up: the request waits here, in order, instead of being refused.
-            self.starved = true;
+            self.starved = Some(Instant::now() + STARVED);
             return Ok(None);
         }
         self.broker.memory.release(std::mem::take(&mut self.charged));
@@ -327,7 +327,7 @@ impl Connection {
     /// have room, so that those who send large ones slowly cannot keep everybody else from being served.
     fn make_room(&mut self, total: usize) -> io::Result<()> {
         if total > KEEP_BYTES && self.charged == 0 && self.broker.memory.is_spent() {
-            self.starved = true;
+            self.starved = Some(Instant::now() + STARVED);
             return Ok(());
         }
         if total > KEEP_BYTES && self.broker.memory.is_overdrawn() {
@@ -461,7 +461,7 @@ impl Connection {
         if !self.out.is_empty() && self.warming.is_none() && self.stream.poll_write_ready(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Writable));
         }
-        if self.can_take() && !self.starved {
+        if self.can_take() && self.starved.is_none() {
             if self.input.is_empty() && self.input.capacity() > KEEP_BYTES && self.slots.is_empty() {
                 self.input = BytesMut::new();
             }
@@ -473,12 +473,9 @@ impl Connection {
                 return Poll::Ready(result.map(Event::Read));
             }
         }
-        let mut alarm = self.alarm();
-        if self.starved {
-            let soon = Instant::now() + STARVED;
-            alarm = Some(alarm.map_or(soon, |at| at.min(soon)));
-        }
-        let Some(wanted) = alarm else { return Poll::Pending };
+        let Some(wanted) = [self.alarm(), self.starved].into_iter().flatten().min() else {
+            return Poll::Pending;
+        };
         // The timer is moved only when it must fire earlier; firing too early costs one empty turn.
         if wanted < self.sleep.deadline() || self.sleep.is_elapsed() {
             self.sleep.as_mut().reset(wanted);

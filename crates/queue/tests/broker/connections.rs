@@ -4,10 +4,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use moim_journal::StoreOptions;
 use moim_wire_kafka::messages::fetch::{FetchPartition, FetchTopic};
 use moim_wire_kafka::messages::*;
 
-use crate::support::{Client, start, start_with};
+use crate::support::{Client, one_batch, start, start_on, start_with};
 
 #[test]
 fn pipelined_requests_are_all_answered_however_large_the_answers() {
@@ -24,6 +25,26 @@ fn pipelined_requests_are_all_answered_however_large_the_answers() {
         let mut answer = vec![0; u32::from_be_bytes(size) as usize];
         client.stream.read_exact(&mut answer).unwrap();
     }
+}
+
+#[test]
+fn a_disk_that_falls_behind_slows_producers_and_refuses_none() {
+    const BATCHES: i64 = 600;
+    // Room for a few batches only: the broker must stop reading again and again.
+    let store = StoreOptions { recent_bytes: 64 << 10, ..StoreOptions::default() };
+    let running = start_on(store, |_| {});
+    let mut client = Client::connect(&running);
+    client.create_topic("t", 1);
+    let mut writer = client.stream.try_clone().unwrap();
+    let frames: Vec<Vec<u8>> =
+        (0..BATCHES).map(|_| client.frame(&one_batch("t", &vec![7; 16 << 10]), 9)).collect();
+    let sender = std::thread::spawn(move || frames.iter().for_each(|frame| writer.write_all(frame).unwrap()));
+    for expected in 0..BATCHES {
+        let response: ProduceResponse = client.answer(9).unwrap();
+        let partition = &response.responses[0].partition_responses[0];
+        assert_eq!((partition.error_code, partition.base_offset), (0, expected));
+    }
+    sender.join().unwrap();
 }
 
 #[test]

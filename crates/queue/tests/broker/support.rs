@@ -36,9 +36,13 @@ pub(crate) fn start() -> Running {
 }
 
 pub(crate) fn start_with(change: impl FnOnce(&mut BrokerOptions)) -> Running {
+    start_on(StoreOptions::default(), change)
+}
+
+pub(crate) fn start_on(store: StoreOptions, change: impl FnOnce(&mut BrokerOptions)) -> Running {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let clock: Arc<SystemClock> = Arc::new(SystemClock::new());
-    let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
+    let options = StoreOptions { min_free_bytes: 0, ..store };
     let store = Arc::new(Store::open(folder.path(), Arc::new(RealDisk), clock.clone(), options).unwrap());
     let shutdown = Shutdown::new();
     let parts = BrokerParts {
@@ -108,13 +112,23 @@ impl Client {
 
     /// Reads the answer to the last request.
     fn receive<S: Message>(&mut self, version: i16) -> std::io::Result<S> {
+        let (correlation_id, response) = self.any_answer(version)?;
+        assert_eq!(correlation_id, self.next);
+        Ok(response)
+    }
+
+    /// Reads the next answer, whichever request it belongs to.
+    pub(crate) fn answer<S: Message>(&mut self, version: i16) -> std::io::Result<S> {
+        self.any_answer(version).map(|(_, response)| response)
+    }
+
+    fn any_answer<S: Message>(&mut self, version: i16) -> std::io::Result<(i32, S)> {
         let mut size = [0; 4];
         self.stream.read_exact(&mut size)?;
         let mut frame = vec![0; u32::from_be_bytes(size) as usize];
         self.stream.read_exact(&mut frame)?;
         let (answered, response) = decode_response::<S>(Bytes::from(frame), version).unwrap();
-        assert_eq!(answered.correlation_id, self.next);
-        Ok(response)
+        Ok((answered.correlation_id, response))
     }
 
     pub(crate) fn create_topic(&mut self, name: &str, partitions: i32) {
@@ -131,15 +145,19 @@ impl Client {
 
     /// Produces one record and returns its offset.
     pub(crate) fn produce(&mut self, topic: &str, value: &[u8]) -> i64 {
-        let mut batch = BatchBuilder::new(Compression::None);
-        batch.push(1_700_000_000_000, Some(b"k"), Some(value), &[]);
-        let data = PartitionProduceData { index: 0, records: Some(Records::Bytes(batch.build())) };
-        let topic_data =
-            vec![TopicProduceData { name: topic.into(), partition_data: vec![data], ..Default::default() }];
-        let request = ProduceRequest { acks: -1, timeout_ms: 10_000, topic_data, ..Default::default() };
-        let response: ProduceResponse = self.call(&request, 9).unwrap();
+        let response: ProduceResponse = self.call(&one_batch(topic, value), 9).unwrap();
         let partition = &response.responses[0].partition_responses[0];
         assert_eq!(partition.error_code, 0, "{response:?}");
         partition.base_offset
     }
+}
+
+/// A produce of one record to partition 0.
+pub(crate) fn one_batch(topic: &str, value: &[u8]) -> ProduceRequest {
+    let mut batch = BatchBuilder::new(Compression::None);
+    batch.push(1_700_000_000_000, Some(b"k"), Some(value), &[]);
+    let data = PartitionProduceData { index: 0, records: Some(Records::Bytes(batch.build())) };
+    let topic_data =
+        vec![TopicProduceData { name: topic.into(), partition_data: vec![data], ..Default::default() }];
+    ProduceRequest { acks: -1, timeout_ms: 10_000, topic_data, ..Default::default() }
 }
