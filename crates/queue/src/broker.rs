@@ -170,6 +170,8 @@ pub struct Broker {
     pub(crate) memory: Memory,
     pub(crate) log_budget: LogBudget,
     pub(crate) metrics: QueueMetrics,
+    /// When this broker began; deadlines that may be coarse are counted from here.
+    pub(crate) started: tokio::time::Instant,
     pub(crate) connections: AtomicUsize,
     pub(crate) next_connection: AtomicU64,
     /// Broker settings changed at run time.
@@ -199,6 +201,7 @@ impl Broker {
             log_budget: LogBudget::default(),
             scope: Scope::new(parts.shutdown.clone()),
             fetch_sessions: FetchSessions::new(options.max_fetch_sessions),
+            started: tokio::time::Instant::now(),
             connections: AtomicUsize::new(0),
             next_connection: AtomicU64::new(1),
             dynamic: ArcSwap::default(),

@@ -42,11 +42,11 @@ const MAX_IN_FLIGHT: usize = 256;
 /// How many bytes of answers may wait for the client before its requests do.
 const MAX_UNSENT: usize = 4 << 20;
 /// What a read asks for when nothing is known of the next frame.
-const READ_BYTES: usize = 16 << 10;
+const READ_BYTES: usize = 64 << 10;
 /// At most this much memory is reserved ahead of the bytes that have arrived.
 const RESERVE_BYTES: usize = 2 << 20;
-/// A buffer larger than this is given back when the connection falls idle.
-const KEEP_BYTES: usize = 64 << 10;
+/// Buffers up to this size are not counted against the memory for requests.
+const UNCOUNTED_BYTES: usize = 128 << 10;
 
 /// How long a connection may keep its event loop before the others have their turn.
 const TURN: Duration = Duration::from_millis(2);
@@ -326,11 +326,11 @@ impl Connection {
     /// Reserves for a frame of `total` bytes, but never far ahead of what has arrived. Small frames always
     /// have room, so that those who send large ones slowly cannot keep everybody else from being served.
     fn make_room(&mut self, total: usize) -> io::Result<()> {
-        if total > KEEP_BYTES && self.charged == 0 && self.broker.memory.is_spent() {
+        if total > UNCOUNTED_BYTES && self.charged == 0 && self.broker.memory.is_spent() {
             self.starved = Some(Instant::now() + STARVED);
             return Ok(());
         }
-        if total > KEEP_BYTES && self.broker.memory.is_overdrawn() {
+        if total > UNCOUNTED_BYTES && self.broker.memory.is_overdrawn() {
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, "no memory is left for large requests"));
         }
         let missing = (total - self.input.len()).min(RESERVE_BYTES);
@@ -338,7 +338,7 @@ impl Connection {
             self.input.reserve(missing);
         }
         let wanted = self.input.capacity();
-        if wanted > KEEP_BYTES && wanted > self.charged {
+        if wanted > UNCOUNTED_BYTES && wanted > self.charged {
             self.broker.memory.take(wanted - self.charged);
             self.charged = wanted;
         }
@@ -462,15 +462,16 @@ impl Connection {
             return Poll::Ready(Ok(Event::Writable));
         }
         if self.can_take() && self.starved.is_none() {
-            if self.input.is_empty() && self.input.capacity() > KEEP_BYTES && self.slots.is_empty() {
-                self.input = BytesMut::new();
-            }
             if self.input.capacity() == self.input.len() {
                 self.input.reserve(READ_BYTES);
             }
             let read = pin!(self.stream.read_buf(&mut self.input));
             if let Poll::Ready(result) = read.poll(cx) {
                 return Poll::Ready(result.map(Event::Read));
+            }
+            if self.input.is_empty() && self.slots.is_empty() {
+                // Nobody knows when the next request comes: ten thousand idle clients hold no buffers.
+                self.input = BytesMut::new();
             }
         }
         let Some(wanted) = [self.alarm(), self.starved].into_iter().flatten().min() else {

@@ -24,6 +24,9 @@ use crate::loops::{Wake, lock};
 use crate::partition::{Fetched, Partition};
 use crate::reply::{Call, Writer};
 
+/// The grid on which long waits end.
+const GRID_MS: u64 = 10;
+
 /// A fetch that has not been answered yet.
 pub(crate) struct PendingFetch {
     call: Call,
@@ -75,7 +78,7 @@ pub(crate) fn handle(
     let fetch = Box::new(PendingFetch {
         call,
         plan,
-        deadline: Instant::now() + Duration::from_millis(wait),
+        deadline: deadline(&broker, wait),
         min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit),
         max_bytes: usize::try_from(request.max_bytes).unwrap_or(0).min(limit),
         stable_only: request.isolation_level == 1,
@@ -85,6 +88,18 @@ pub(crate) fn handle(
     // The connection looks at it at once if nothing stands before it.
     connection.wait(Slot::Fetch(fetch));
     Ok(())
+}
+
+/// When a fetch is answered with what there is. Long waits end together, on a grid of [`GRID_MS`]: a thousand idle
+/// consumers then wake the loop a hundred times a second and not two thousand times.
+fn deadline(broker: &Broker, wait_ms: u64) -> Instant {
+    let now = Instant::now();
+    if wait_ms < 10 * GRID_MS {
+        return now + Duration::from_millis(wait_ms);
+    }
+    let since = u64::try_from((now - broker.started).as_millis()).unwrap_or(u64::MAX);
+    let end = since.saturating_add(wait_ms).next_multiple_of(GRID_MS);
+    broker.started + Duration::from_millis(end)
 }
 
 impl PendingFetch {
