@@ -170,6 +170,8 @@ pub struct Broker {
     pub(crate) memory: Memory,
     pub(crate) log_budget: LogBudget,
     pub(crate) metrics: QueueMetrics,
+    /// The thread that must be done before the journals are closed.
+    pub(crate) housekeeping: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     /// When this broker began; deadlines that may be coarse are counted from here.
     pub(crate) started: tokio::time::Instant,
     pub(crate) connections: AtomicUsize,
@@ -201,6 +203,7 @@ impl Broker {
             log_budget: LogBudget::default(),
             scope: Scope::new(parts.shutdown.clone()),
             fetch_sessions: FetchSessions::new(options.max_fetch_sessions),
+            housekeeping: std::sync::Mutex::new(None),
             started: tokio::time::Instant::now(),
             connections: AtomicUsize::new(0),
             next_connection: AtomicU64::new(1),
@@ -249,6 +252,10 @@ impl Broker {
 
     /// Leaves things so that the next start is quick. Called after the loops have ended.
     pub fn close(&self) {
+        let housekeeping = crate::loops::lock(&self.housekeeping).take();
+        if housekeeping.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("housekeeping panicked");
+        }
         for topic in self.topics.all() {
             for partition in topic.partitions.load().iter() {
                 partition.snapshot_producers();

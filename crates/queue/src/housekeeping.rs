@@ -13,6 +13,7 @@ use moim_journal::Retain;
 
 use crate::broker::Broker;
 use crate::compaction::{self, Progress};
+use crate::loops::lock;
 use crate::partition::Partition;
 
 /// How often the thread looks whether something is due.
@@ -29,9 +30,12 @@ pub(crate) fn spawn(broker: &Arc<Broker>) {
     scope.spawn("transactions", async move { transactions.transactions.serve(&transactions).await });
     let keeper = Arc::clone(broker);
     let started = std::thread::Builder::new().name("housekeeping".into()).spawn(move || run(&keeper));
-    if let Err(error) = started {
-        tracing::error!(%error, "cannot start housekeeping");
-        broker.shutdown.stop();
+    match started {
+        Ok(thread) => *lock(&broker.housekeeping) = Some(thread),
+        Err(error) => {
+            tracing::error!(%error, "cannot start housekeeping");
+            broker.shutdown.stop();
+        }
     }
 }
 

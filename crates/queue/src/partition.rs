@@ -28,7 +28,7 @@ use crate::loops::{Wake, lock};
 use crate::producers::{AbortedTxn, BatchInfo, Check, Marker, Producers};
 
 /// No batch may decompress to more than this, whatever it claims.
-pub(crate) const MAX_DECOMPRESSED_BYTES: usize = 256 << 20;
+pub(crate) const MAX_DECOMPRESSED_BYTES: usize = 128 << 20;
 
 /// A partition of a topic on this node.
 pub(crate) struct Partition {

@@ -21,7 +21,7 @@ use crate::loops::Wake;
 const BACKLOG: usize = 1024;
 
 /// How many slow things (large compressed batches, DeleteRecords) a loop has done elsewhere at a time.
-const OFF_LOOP: usize = 4;
+const OFF_LOOP: usize = 2;
 
 /// The running loops of a broker.
 pub struct Server {

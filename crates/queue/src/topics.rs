@@ -127,7 +127,14 @@ impl Topics {
 
     /// Opens every topic the repository knows and drops the journals of those it no longer does.
     pub(crate) async fn load(&self) -> Result<(), Refused> {
-        let (_, entries) = self.repository.list(TOPIC_PREFIX).await.map_err(refuse_repository)?;
+        let (revision, entries) = self.repository.list(TOPIC_PREFIX).await.map_err(refuse_repository)?;
+        let journals = self.store.journals();
+        if revision == 0 && journals.iter().any(|(_, folder)| folder.starts_with("queue/")) {
+            // A repository that never held anything is not the one these journals were made with: nothing is
+            // deleted on its word.
+            let why = "there are journals of topics, but the state repository is new; is `coord/` missing?";
+            return Err(Refused::new(ErrorCode::UnknownServerError, why));
+        }
         let mut known = hashbrown::HashSet::new();
         for entry in entries {
             let name = &entry.key[TOPIC_PREFIX.len()..];
@@ -141,7 +148,7 @@ impl Topics {
             known.insert(topic.id.0);
             self.publish(topic);
         }
-        for (id, folder) in self.store.journals() {
+        for (id, folder) in journals {
             if folder.starts_with("queue/") && !known.contains(&id.incarnation) {
                 tracing::info!(folder, "removing a journal whose topic is gone");
                 self.store
