@@ -42,7 +42,9 @@ const MAX_IN_FLIGHT: usize = 256;
 /// How many bytes of answers may wait for the client before its requests do.
 const MAX_UNSENT: usize = 4 << 20;
 /// What a read asks for when nothing is known of the next frame.
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 16 << 10;
+/// What a read asks for while the client keeps filling what it asks for.
+const BUSY_READ_BYTES: usize = 64 << 10;
 /// At most this much memory is reserved ahead of the bytes that have arrived.
 const RESERVE_BYTES: usize = 2 << 20;
 /// Buffers up to this size are not counted against the memory for requests.
@@ -94,6 +96,8 @@ pub(crate) struct Connection {
     pub(crate) software: Option<(String, String)>,
     stream: TcpStream,
     input: BytesMut,
+    /// What the next read asks for.
+    read_bytes: usize,
     /// Bytes of the frame being read that are counted against the broker's memory.
     charged: usize,
     /// The next frame has to wait, for memory or for the disk; looked at again at this moment.
@@ -128,6 +132,7 @@ pub(crate) async fn serve(
         software: None,
         stream,
         input: BytesMut::new(),
+        read_bytes: READ_BYTES,
         charged: 0,
         starved: None,
         slots: VecDeque::new(),
@@ -463,15 +468,21 @@ impl Connection {
         }
         if self.can_take() && self.starved.is_none() {
             if self.input.capacity() == self.input.len() {
-                self.input.reserve(READ_BYTES);
+                self.input.reserve(self.read_bytes);
             }
+            let room = self.input.capacity() - self.input.len();
             let read = pin!(self.stream.read_buf(&mut self.input));
             if let Poll::Ready(result) = read.poll(cx) {
+                if matches!(result, Ok(read) if read == room) {
+                    self.read_bytes = BUSY_READ_BYTES;
+                }
                 return Poll::Ready(result.map(Event::Read));
             }
-            if self.input.is_empty() && self.slots.is_empty() {
+            let idle = matches!(self.slots.front(), None | Some(Slot::Fetch(_) | Slot::Later(_)));
+            if self.input.is_empty() && idle {
                 // Nobody knows when the next request comes: ten thousand idle clients hold no buffers.
                 self.input = BytesMut::new();
+                self.read_bytes = READ_BYTES;
             }
         }
         let Some(wanted) = [self.alarm(), self.starved].into_iter().flatten().min() else {
