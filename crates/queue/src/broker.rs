@@ -13,14 +13,16 @@ use moim_cluster::StateRepository;
 use moim_journal::Store;
 
 use crate::config::Defaults;
+use crate::connection;
 use crate::fetch_sessions::FetchSessions;
 use crate::group_service::GroupService;
 use crate::log_budget::LogBudget;
-use crate::loops::Loops;
+use crate::loops::{Loops, Wake};
 use crate::metrics::QueueMetrics;
 use crate::partition::Refused;
 use crate::producer_ids::ProducerIds;
 use crate::sasl::Users;
+use crate::socket::Socket;
 use crate::topics::Topics;
 use crate::transaction_service::TransactionService;
 
@@ -237,6 +239,12 @@ impl Broker {
             (None, Some(address)) => (address.ip().to_string(), address.port()),
             (None, None) => (self.options.listen.ip().to_string(), self.options.listen.port()),
         }
+    }
+
+    /// Serves one client over any kind of socket until it goes: how tests and the simulator come in without TCP.
+    pub async fn serve(self: &Arc<Self>, socket: Box<dyn Socket>, peer: SocketAddr) {
+        let wake = Wake::new(0, self.next_connection.fetch_add(1, Ordering::Relaxed));
+        connection::serve(Arc::clone(self), socket, wake, peer).await;
     }
 
     /// Numbers for the admin page.

@@ -17,8 +17,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use moim_wire_kafka::messages::ProduceResponse;
@@ -34,6 +32,7 @@ use crate::loops::Wake;
 use crate::partition::PendingAcks;
 use crate::reply::{Call, Flushed, Writer};
 use crate::sasl::{Auth, UNKNOWN_MAX_FRAME};
+use crate::socket::Socket;
 
 /// The smallest request: a header without a client id.
 const MIN_FRAME: usize = 8;
@@ -94,7 +93,7 @@ pub(crate) struct Connection {
     pub(crate) auth: Auth,
     /// What ApiVersions has said of the client's program.
     pub(crate) software: Option<(String, String)>,
-    stream: TcpStream,
+    socket: Box<dyn Socket>,
     input: BytesMut,
     /// What the next read asks for.
     read_bytes: usize,
@@ -118,7 +117,7 @@ pub(crate) struct Connection {
 /// Serves one client until it goes, misbehaves, or the broker stops.
 pub(crate) async fn serve(
     broker: Arc<Broker>,
-    stream: TcpStream,
+    socket: Box<dyn Socket>,
     wake: Arc<Wake>,
     peer: std::net::SocketAddr,
 ) {
@@ -130,7 +129,7 @@ pub(crate) async fn serve(
         peer,
         auth: Auth::new(&broker.options.users),
         software: None,
-        stream,
+        socket,
         input: BytesMut::new(),
         read_bytes: READ_BYTES,
         charged: 0,
@@ -256,7 +255,7 @@ impl Connection {
             self.out.on_warm();
         }
         let before = self.out.len();
-        let flushed = self.out.flush(&self.stream)?;
+        let flushed = self.out.flush(&mut *self.socket)?;
         if self.out.len() < before && !self.out.is_empty() {
             self.last_active = Instant::now();
         }
@@ -463,7 +462,7 @@ impl Connection {
         if awaits_news && self.wake.poll_woken(cx).is_ready() {
             return Poll::Ready(Ok(Event::Woken));
         }
-        if !self.out.is_empty() && self.warming.is_none() && self.stream.poll_write_ready(cx)?.is_ready() {
+        if !self.out.is_empty() && self.warming.is_none() && self.socket.poll_write_ready(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Writable));
         }
         if self.can_take() && self.starved.is_none() {
@@ -471,8 +470,7 @@ impl Connection {
                 self.input.reserve(self.read_bytes);
             }
             let room = self.input.capacity() - self.input.len();
-            let read = pin!(self.stream.read_buf(&mut self.input));
-            if let Poll::Ready(result) = read.poll(cx) {
+            if let Poll::Ready(result) = self.socket.poll_read(cx, &mut self.input) {
                 if matches!(result, Ok(read) if read == room) {
                     self.read_bytes = BUSY_READ_BYTES;
                 }

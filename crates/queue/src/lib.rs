@@ -28,6 +28,7 @@ mod producers;
 mod reply;
 mod sasl;
 mod server;
+mod socket;
 #[cfg(test)]
 mod testing;
 mod topics;
@@ -40,4 +41,5 @@ pub use framing::BatchFraming;
 pub use partition::Refused;
 pub use sasl::{Users, UsersError};
 pub use server::Server;
+pub use socket::{MemorySocket, Socket};
 pub use topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};

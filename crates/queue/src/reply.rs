@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 
 use moim_journal::{Chunk, FileRange};
 use moim_wire_kafka::{Message, encode_response};
+
+use crate::socket::Socket;
 
 /// What an answer must know of its request.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +127,7 @@ impl Writer {
     }
 
     /// Writes until all is gone, the socket takes no more, or the disk would have to be waited for.
-    pub(crate) fn flush(&mut self, stream: &TcpStream) -> io::Result<Flushed> {
+    pub(crate) fn flush(&mut self, socket: &mut dyn Socket) -> io::Result<Flushed> {
         loop {
             let result = match self.pieces.front() {
                 None if self.tail.is_empty() => return Ok(Flushed::Done),
@@ -143,9 +143,9 @@ impl Writer {
                         }
                         self.warm = step.len;
                     }
-                    self.send_file(stream)
+                    self.send_file(socket)
                 }
-                _ => self.send_memory(stream),
+                _ => self.send_memory(socket),
             };
             match result {
                 Ok(()) => {}
@@ -163,9 +163,9 @@ impl Writer {
         }
     }
 
-    fn send_memory(&mut self, stream: &TcpStream) -> io::Result<()> {
+    fn send_memory(&mut self, socket: &mut dyn Socket) -> io::Result<()> {
         if self.pieces.is_empty() {
-            let n = stream.try_write(&self.tail)?;
+            let n = socket.try_write(&[IoSlice::new(&self.tail)])?;
             self.tail.advance(n);
             return Ok(());
         }
@@ -184,7 +184,7 @@ impl Writer {
             slices[count] = IoSlice::new(&self.tail);
             count += 1;
         }
-        let mut sent = stream.try_write_vectored(&slices[..count])?;
+        let mut sent = socket.try_write(&slices[..count])?;
         while sent > 0 {
             let Some(Piece::Mem(bytes)) = self.pieces.front_mut() else {
                 self.tail.advance(sent);
@@ -204,19 +204,16 @@ impl Writer {
         Ok(())
     }
 
-    fn send_file(&mut self, stream: &TcpStream) -> io::Result<()> {
+    fn send_file(&mut self, socket: &mut dyn Socket) -> io::Result<()> {
         let Some(Piece::File(range)) = self.pieces.front_mut() else { return Ok(()) };
         let Some(file) = range.file.raw() else {
             // A simulated disk has no descriptor.
             let bytes = range.read()?;
             self.pieces[0] = Piece::Mem(bytes);
+            self.warm = 0;
             return Ok(());
         };
-        let mut at = range.pos;
-        let n = stream.try_io(Interest::WRITABLE, || {
-            rustix::fs::sendfile(stream, file, Some(&mut at), range.len.min(self.warm))
-                .map_err(io::Error::from)
-        })?;
+        let n = socket.try_send_file(file, range.pos, range.len.min(self.warm))?;
         if n == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,

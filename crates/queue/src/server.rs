@@ -144,7 +144,7 @@ fn adopt(broker: &Arc<Broker>, index: usize, stream: StdStream, peer: SocketAddr
     let broker = Arc::clone(broker);
     let scope = broker.scope.clone();
     scope.spawn("connection", async move {
-        connection::serve(Arc::clone(&broker), stream, wake, peer).await;
+        connection::serve(Arc::clone(&broker), Box::new(stream), wake, peer).await;
         broker.connections.fetch_sub(1, Ordering::AcqRel);
     });
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use moim_journal::StoreOptions;
+use moim_queue::{MemorySocket, Socket as _};
 use moim_wire_kafka::messages::fetch::{FetchPartition, FetchTopic};
 use moim_wire_kafka::messages::*;
 
@@ -166,4 +167,28 @@ fn a_client_that_never_pauses_does_not_keep_the_broker_from_stopping() {
         let after = answered.load(Ordering::SeqCst) - before;
         assert!(after < BUFFERED, "{after} requests were still served");
     });
+}
+
+#[test]
+fn a_client_without_tcp_is_served_by_the_same_code() {
+    let running = start();
+    let mut client = Client::connect(&running);
+    client.create_topic("t", 1);
+    let request = client.frame(&one_batch("t", b"by memory"), 9);
+    let (mut near, far) = MemorySocket::pair();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let answer = runtime.block_on(async {
+        let written = near.try_write(&[std::io::IoSlice::new(&request)]).unwrap();
+        assert_eq!(written, request.len());
+        let mut answer = bytes::BytesMut::with_capacity(1 << 10);
+        let read = std::future::poll_fn(|cx| near.poll_read(cx, &mut answer));
+        tokio::select! {
+            () = running.broker.serve(Box::new(far), running.address) => panic!("the connection ended"),
+            read = read => read.unwrap(),
+        };
+        answer.freeze()
+    });
+    let (_, response) = moim_wire_kafka::decode_response::<ProduceResponse>(answer.slice(4..), 9).unwrap();
+    assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
+    assert_eq!(client.produce("t", b"by TCP"), 1);
 }

@@ -1,0 +1,167 @@
+//! The network as a connection sees it: something to read from and write to without waiting.
+//!
+//! TCP is one implementation; [`MemorySocket`] is another, for tests and the simulator, so that the code that serves
+//! a client is the same over both.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::net::TcpStream;
+
+use crate::loops::lock;
+
+/// One end of a stream of bytes. Nothing here waits: what cannot be done now is `Pending` or `WouldBlock`.
+pub trait Socket: Send {
+    /// Reads what there is behind what `buf` holds, into its spare room; 0 is the end of the stream.
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut BytesMut) -> Poll<io::Result<usize>>;
+    /// Ready when writing may get somewhere.
+    fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    /// Writes from memory; says how many bytes went.
+    fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
+    /// Writes `len` bytes of a file from `pos` on; says how many went.
+    fn try_send_file(&mut self, file: BorrowedFd<'_>, pos: u64, len: usize) -> io::Result<usize>;
+}
+
+impl Socket for TcpStream {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut BytesMut) -> Poll<io::Result<usize>> {
+        pin!(self.read_buf(buf)).poll(cx)
+    }
+
+    fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        TcpStream::poll_write_ready(self, cx)
+    }
+
+    fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.try_write_vectored(bufs)
+    }
+
+    fn try_send_file(&mut self, file: BorrowedFd<'_>, mut pos: u64, len: usize) -> io::Result<usize> {
+        let stream = &*self;
+        stream.try_io(Interest::WRITABLE, || {
+            rustix::fs::sendfile(stream, file, Some(&mut pos), len).map_err(io::Error::from)
+        })
+    }
+}
+
+/// One end of a connection in memory; the other end is another one of these.
+pub struct MemorySocket {
+    reads: Arc<Mutex<Pipe>>,
+    writes: Arc<Mutex<Pipe>>,
+}
+
+/// How many bytes are under way at the most, in one direction.
+const IN_MEMORY: usize = 256 << 10;
+
+#[derive(Default)]
+struct Pipe {
+    bytes: VecDeque<u8>,
+    closed: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl MemorySocket {
+    /// Two ends of one connection.
+    pub fn pair() -> (Self, Self) {
+        let (one, two) = (Arc::<Mutex<Pipe>>::default(), Arc::<Mutex<Pipe>>::default());
+        let left = Self { reads: Arc::clone(&one), writes: Arc::clone(&two) };
+        (left, Self { reads: two, writes: one })
+    }
+}
+
+impl Drop for MemorySocket {
+    fn drop(&mut self) {
+        for pipe in [&self.reads, &self.writes] {
+            let mut pipe = lock(pipe);
+            pipe.closed = true;
+            pipe.reader.take().into_iter().chain(pipe.writer.take()).for_each(Waker::wake);
+        }
+    }
+}
+
+impl Socket for MemorySocket {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut BytesMut) -> Poll<io::Result<usize>> {
+        let mut pipe = lock(&self.reads);
+        if pipe.bytes.is_empty() && !pipe.closed {
+            pipe.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let count = pipe.bytes.len().min(buf.capacity() - buf.len());
+        buf.extend(pipe.bytes.drain(..count));
+        pipe.writer.take().into_iter().for_each(Waker::wake);
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut pipe = lock(&self.writes);
+        if pipe.bytes.len() >= IN_MEMORY && !pipe.closed {
+            pipe.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut pipe = lock(&self.writes);
+        if pipe.closed {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let room = IN_MEMORY.saturating_sub(pipe.bytes.len());
+        if room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut written = 0;
+        for buf in bufs {
+            let count = buf.len().min(room - written);
+            pipe.bytes.extend(&buf[..count]);
+            written += count;
+        }
+        pipe.reader.take().into_iter().for_each(Waker::wake);
+        Ok(written)
+    }
+
+    fn try_send_file(&mut self, file: BorrowedFd<'_>, pos: u64, len: usize) -> io::Result<usize> {
+        let mut bytes = vec![0; len.min(IN_MEMORY)];
+        let count = rustix::io::pread(file, &mut bytes, pos)?;
+        self.try_write(&[IoSlice::new(&bytes[..count])])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn poll<T>(f: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        f(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn what_one_end_writes_the_other_reads_until_it_is_gone() {
+        let (mut left, mut right) = MemorySocket::pair();
+        let mut buf = BytesMut::with_capacity(3);
+        assert!(poll(|cx| right.poll_read(cx, &mut buf)).is_pending());
+        assert_eq!(left.try_write(&[IoSlice::new(b"ab"), IoSlice::new(b"cd")]).unwrap(), 4);
+        let room = buf.capacity();
+        assert!(matches!(poll(|cx| right.poll_read(cx, &mut buf)), Poll::Ready(Ok(n)) if n == room.min(4)));
+        drop(left);
+        buf.reserve(16);
+        while !matches!(poll(|cx| right.poll_read(cx, &mut buf)), Poll::Ready(Ok(0))) {}
+        assert_eq!(&buf[..], b"abcd");
+        assert!(right.try_write(&[IoSlice::new(b"x")]).is_err());
+    }
+
+    #[test]
+    fn a_full_pipe_takes_no_more() {
+        let (mut left, _right) = MemorySocket::pair();
+        let much = vec![7; IN_MEMORY + 1];
+        assert_eq!(left.try_write(&[IoSlice::new(&much)]).unwrap(), IN_MEMORY);
+        assert_eq!(left.try_write(&[IoSlice::new(b"x")]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(poll(|cx| left.poll_write_ready(cx)).is_pending());
+    }
+}
