@@ -180,4 +180,21 @@ mod tests {
             assert_eq!(Index::decode(&broken, &times, 5), None, "byte {at}");
         }
     }
+
+    /// The formats on disk: a change here needs a new version.
+    #[test]
+    fn golden_index_files() {
+        let mut index = Index::default();
+        index.note(0, 64, 1_000);
+        index.note(9, 64 + 20_000, 2_000);
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(
+            hex(&index.encode_offsets(5, 777)),
+            "4d4d4f58010000000500000000000000090300000000000002000000000000004000000009000000604e00001142d353"
+        );
+        assert_eq!(
+            hex(&index.encode_times(5, 777)),
+            "4d4d5458010000000500000000000000090300000000000001000000e803000000000000400000009d264d6b"
+        );
+    }
 }

@@ -595,3 +595,16 @@ pub(crate) fn finish_swap(disk: &dyn Disk, folder: &Path, swap: &Swap) -> io::Re
     disk.rename(&aside, &segment::path_of(folder, swap.image.base, "log"))?;
     disk.sync_dir(folder)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The format on disk: a change here needs a new version.
+    #[test]
+    fn golden_clean_marker() {
+        let marker = clean_marker(LogPoint { generation: 3, position: 4096, next_lsn: 77 });
+        let hex = marker.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(hex, "4d4f494d434c4e0a01000000030000000000000000100000000000004d00000000000000ce52ea38");
+    }
+}
