@@ -317,6 +317,9 @@ impl Inner {
     }
 
     fn is_behind(&self) -> bool {
+        if self.is_full() {
+            return false; // waiting does not help: the append is refused, and says why
+        }
         let recent = self.options.recent_bytes;
         let behind = self.ring_bytes.load(Ordering::Relaxed) > recent.saturating_add(recent / 2)
             || self.dirty_bytes.load(Ordering::Relaxed) > self.options.checkpoint_bytes.saturating_mul(6)

@@ -230,6 +230,23 @@ fn no_space_while_writing_behind_loses_nothing() {
 }
 
 #[test]
+fn callers_wait_for_a_slow_disk_and_are_refused_by_a_full_one() {
+    let mut bed = Bed::new();
+    bed.options.recent_bytes = 16 << 10;
+    let store = bed.open();
+    let journal = fsync(&store);
+    assert!(!store.is_behind());
+    append(&journal, 26, 1_000);
+    assert!(store.is_behind(), "the ring holds {}", store.stats().ring_bytes);
+    bed.disk.set_free_bytes(Some(0));
+    bed.clock.advance_ms(600);
+    store.pump();
+    assert!(store.is_full() && store.stats().ring_bytes > 24 << 10, "{:?}", store.stats());
+    assert!(!store.is_behind(), "waiting does not help when the disk is full");
+    assert!(matches!(try_append(&journal, 10, 0), Err(AppendError::Full)));
+}
+
+#[test]
 fn damage_below_the_synced_point_is_reported_and_stays_in_its_journal() {
     let mut bed = Bed::new();
     let store = bed.open();
