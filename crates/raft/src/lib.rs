@@ -13,6 +13,8 @@
 //! | `machine.rs`, `snapshot.rs` | applying, snapshots as files |
 //! | `transport.rs`, `network.rs`, `rpc.rs`, `codec.rs` | what members say to each other |
 //!
+//! Beside the groups, nodes ask each other's [`Service`]s over the same connections.
+//!
 //! What the node must do: call [`Router::on_durable`] from the store's durable sink, or nothing is ever acknowledged;
 //! call [`Router::handle`] for what the transport receives; give a voter id to one data directory only, ever.
 
@@ -31,6 +33,7 @@ mod types;
 pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers};
 pub use machine::{SnapshotWriter, StateMachine};
 pub use transport::{
-    BoxFuture, MemoryNetwork, MemoryTransport, Router, TcpServer, TcpTransport, Transport, TransportError,
+    BoxFuture, MemoryNetwork, MemoryTransport, Router, Service, ServiceError, ServiceId, TcpServer,
+    TcpTransport, Transport, TransportError,
 };
 pub use types::{Applied, GroupError, GroupId, GroupMetrics, Leadership, Member, OpenError, Role, VoterId};

@@ -1,9 +1,15 @@
-//! How members reach each other: a transport carries opaque requests to an address, a router hands them to a group.
+//! How members reach each other: a transport carries opaque requests to an address, a router hands them to a group or
+//! to a service.
 //!
 //! One transport serves every group of a process; the group's id travels with each request. A request that gets no
 //! answer may or may not have been done: Raft's own rules make repeating it harmless.
+//!
+//! What nodes ask of each other beside Raft (a forwarded command, joining) goes to a [`Service`] over the same
+//! connections. Services have the upper half of the group numbers and their own places on a connection, so that no
+//! service, however slow, holds up an append or a vote. Repeating such a request is for its caller to judge.
 
 mod memory;
+mod service;
 mod tcp;
 
 use std::collections::HashMap;
@@ -15,6 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use self::memory::{MemoryNetwork, MemoryTransport};
+pub use self::service::{Service, ServiceError, ServiceId};
 pub use self::tcp::{TcpServer, TcpTransport};
 use crate::group::Core;
 use crate::log::Logs;
@@ -49,12 +56,27 @@ pub trait Transport: Send + Sync + 'static {
         request: Bytes,
         timeout: Duration,
     ) -> BoxFuture<'a, Result<Bytes, TransportError>>;
+
+    /// Asks a service of a node and waits for its answer, `timeout` at most.
+    fn ask<'a>(
+        &'a self,
+        to: &'a Member,
+        service: ServiceId,
+        request: Bytes,
+        timeout: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, ServiceError>> {
+        Box::pin(async move {
+            let answer = self.call(to, service.as_group(), request, timeout).await?;
+            service::open_reply(answer)
+        })
+    }
 }
 
 /// The receiving end: hands requests to the groups of this process.
 #[derive(Clone, Default)]
 pub struct Router {
     groups: Arc<RwLock<HashMap<GroupId, Weak<Core>>>>,
+    services: Arc<RwLock<HashMap<ServiceId, Arc<dyn Service>>>>,
     logs: Logs,
 }
 
@@ -72,8 +94,28 @@ impl Router {
         self.groups.write().unwrap_or_else(PoisonError::into_inner).remove(&group);
     }
 
+    /// Lets `service` answer what peers ask of `id` from now on.
+    pub fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        self.services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
+    }
+
+    /// Peers that ask for it are told from now on that it is not here.
+    pub fn unserve(&self, id: ServiceId) {
+        self.services.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
     /// Answers a peer's request. Whatever the bytes are, there is an answer.
     pub async fn handle(&self, group: GroupId, request: Bytes) -> Bytes {
+        if let Some(id) = ServiceId::of_group(group) {
+            let service = {
+                let services = self.services.read().unwrap_or_else(PoisonError::into_inner);
+                services.get(&id).cloned()
+            };
+            return match service {
+                Some(service) => service::reply(&service.handle(request).await),
+                None => service::not_here(),
+            };
+        }
         let core = {
             let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
             groups.get(&group).and_then(Weak::upgrade)

@@ -5,8 +5,8 @@
 //! number, group, CRC32C of the payload, payload. Requests and replies of many groups are interleaved; a reply carries
 //! its request's number. The side that listens never calls.
 //!
-//! Bounds: a frame is at most [`MAX_FRAME`]; a connection has at most [`CALLS`] requests under way in either
-//! direction, further callers wait for a place within their own timeout. A broken connection fails every call that
+//! Bounds: a frame is at most [`MAX_FRAME`]; a connection has at most [`CALLS`] requests of groups and as many of
+//! services under way in either direction, further callers wait for a place within their own timeout. A broken connection fails every call that
 //! was under way on it, and the next call connects anew. So does one on which [`GIVE_UP`] calls in a row stayed without
 //! an answer: a machine that is gone sends no reset.
 
@@ -24,6 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
+use super::service::{self, ServiceId};
 use super::{BoxFuture, Router, Transport, TransportError};
 use crate::types::{GroupId, Member};
 
@@ -164,7 +165,7 @@ async fn serve(mut stream: TcpStream, cluster: u128, router: Router, scope: &Sco
     stream.set_nodelay(true)?;
     greet(&mut stream, cluster).await?;
     let (mut input, mut output) = stream.into_split();
-    let (replies, mut outbox) = mpsc::channel::<Frame>(CALLS);
+    let (replies, mut outbox) = mpsc::channel::<Frame>(2 * CALLS);
     let writer = scope.spawn("raft-replies", async move {
         while let Some(reply) = outbox.recv().await {
             if let Err(error) = write_frame(&mut output, &reply).await {
@@ -173,7 +174,7 @@ async fn serve(mut stream: TcpStream, cluster: u128, router: Router, scope: &Sco
             }
         }
     });
-    let places = Arc::new(Semaphore::new(CALLS));
+    let (groups, services) = (Arc::new(Semaphore::new(CALLS)), Arc::new(Semaphore::new(CALLS)));
     let shutdown = scope.shutdown().clone();
     let ended = loop {
         let frame = tokio::select! {
@@ -185,7 +186,18 @@ async fn serve(mut stream: TcpStream, cluster: u128, router: Router, scope: &Sco
             Ok(_) => break Err(bad("a caller sent a reply")),
             Err(error) => break Err(error),
         };
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break Ok(()) };
+        let place = if ServiceId::of_group(frame.group).is_some() {
+            let Ok(place) = Arc::clone(&services).try_acquire_owned() else {
+                // Waiting here would hold up Raft.
+                let Frame { call, group, .. } = frame;
+                let _ = replies.send(Frame { kind: REPLY, call, group, payload: service::busy() }).await;
+                continue;
+            };
+            place
+        } else {
+            let Ok(place) = Arc::clone(&groups).acquire_owned().await else { break Ok(()) };
+            place
+        };
         let (router, replies) = (router.clone(), replies.clone());
         scope.spawn("raft-request", async move {
             let Frame { call, group, payload, .. } = frame;
@@ -213,7 +225,8 @@ struct Calls {
 struct Connection {
     outbox: mpsc::Sender<Frame>,
     shared: Arc<Shared>,
-    places: Semaphore,
+    groups: Semaphore,
+    services: Semaphore,
 }
 
 #[derive(Default)]
@@ -266,9 +279,14 @@ impl TcpTransport {
         if let Some(open) = peers.get(address).filter(|open| open.shared.calls().broken.is_none()) {
             return Arc::clone(open);
         }
-        let (outbox, inbox) = mpsc::channel(CALLS);
+        let (outbox, inbox) = mpsc::channel(2 * CALLS);
         let shared = Arc::new(Shared::default());
-        let connection = Connection { outbox, shared: Arc::clone(&shared), places: Semaphore::new(CALLS) };
+        let connection = Connection {
+            outbox,
+            shared: Arc::clone(&shared),
+            groups: Semaphore::new(CALLS),
+            services: Semaphore::new(CALLS),
+        };
         let (cluster, to, shutdown) = (self.cluster, address.to_owned(), self.scope.shutdown().clone());
         let _home = self.home.enter();
         self.scope.spawn("raft-connection", async move {
@@ -289,7 +307,9 @@ impl TcpTransport {
         let connection = self.connection(address);
         let shared = &connection.shared;
         let broken = || shared.calls().broken.clone().unwrap_or(TransportError::Broken(address.to_owned()));
-        let _place = connection.places.acquire().await.map_err(|_| broken())?;
+        let is_service = ServiceId::of_group(group).is_some();
+        let places = if is_service { &connection.services } else { &connection.groups };
+        let _place = places.acquire().await.map_err(|_| broken())?;
         let call = self.next_call.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = oneshot::channel();
         {

@@ -4,6 +4,7 @@ use moim_base::task::Shutdown;
 
 use super::*;
 use crate::rpc::Reply;
+use crate::transport::{Service, ServiceError};
 use crate::types::VoterId;
 
 const CLUSTER: u128 = 0xC0FFEE;
@@ -136,5 +137,49 @@ fn a_peer_that_stays_silent_is_given_up() {
         };
         // The silent side sees its connection end.
         tokio::join!(silent, calls);
+    });
+}
+
+/// Answers the request backwards; holds back what begins with `h` until it is let go.
+struct Backwards(Semaphore);
+
+impl Service for Backwards {
+    fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
+        Box::pin(async move {
+            if request.first() == Some(&b'h') {
+                let _let_go = self.0.acquire().await.expect("it is never closed");
+            }
+            request.iter().rev().copied().collect()
+        })
+    }
+}
+
+#[test]
+fn services_answer_beside_the_groups_and_never_hold_them_up() {
+    block_on(async {
+        let scope = scope();
+        let router = Router::new();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let server = TcpServer::bind(address, CLUSTER, router.clone(), &scope).await.unwrap();
+        let peer = Member { id: VoterId(1), address: server.address().to_string() };
+        let transport = TcpTransport::new(CLUSTER, scope);
+        let service = ServiceId(7);
+        let asked =
+            |text: &'static str| transport.ask(&peer, service, Bytes::from_static(text.as_bytes()), PATIENCE);
+        assert_eq!(asked("abc").await.unwrap_err(), ServiceError::NotHere);
+        let backwards = Arc::new(Backwards(Semaphore::new(0)));
+        router.serve(service, backwards.clone());
+        assert_eq!(asked("abc").await.unwrap(), "cba");
+
+        let mut held: Vec<_> = (0..CALLS).map(|_| asked("held")).collect();
+        let group = async {
+            // Behind every held request on the same connection.
+            assert_eq!(ask(&transport, &peer, 3).await.unwrap(), "group 3 is not here");
+            backwards.0.add_permits(1);
+        };
+        let (answers, ()) = tokio::join!(futures_util::future::join_all(held.drain(..)), group);
+        assert!(answers.into_iter().all(|answer| answer.unwrap() == "dleh"));
+        router.unserve(service);
+        assert_eq!(asked("abc").await.unwrap_err(), ServiceError::NotHere);
     });
 }
