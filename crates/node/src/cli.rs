@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::cmd::dev::DevArgs;
 use crate::cmd::group::GroupArgs;
 use crate::cmd::topic::TopicArgs;
 use crate::config::layers::FlagValue;
@@ -40,6 +41,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a node
     Serve(Box<ServeArgs>),
+    /// Run a cluster of several nodes on this machine
+    Dev(Box<DevArgs>),
     /// Create, inspect, change, read and write topics
     Topic(TopicArgs),
     /// Inspect and move consumer groups
@@ -114,6 +117,9 @@ pub(crate) struct ServeArgs {
     /// error, warn, info, debug, trace, or a filter; RUST_LOG wins [default: info]
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
+    /// End when the process with this id, which must be the parent, ends.
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) die_with: Option<u32>,
     #[command(flatten)]
     later: LaterArgs,
 }

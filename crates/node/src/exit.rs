@@ -27,8 +27,23 @@ pub(crate) enum Status {
     /// The thing exists already, or is in use.
     Conflict = 7,
     /// A check found something wrong.
-    #[allow(dead_code)] // `group describe` and later health checks end with it
     Unhealthy = 8,
+}
+
+impl Status {
+    /// The status with this number, as another process of ours ended with it.
+    pub(crate) fn from_number(number: u8) -> Self {
+        let all = [
+            Self::Usage,
+            Self::NotFound,
+            Self::Unreachable,
+            Self::NotAllowed,
+            Self::Timeout,
+            Self::Conflict,
+            Self::Unhealthy,
+        ];
+        all.into_iter().find(|status| *status as u8 == number).unwrap_or(Self::Error)
+    }
 }
 
 /// Why a command failed.

@@ -9,6 +9,7 @@ mod data_dir;
 mod exit;
 mod format;
 mod output;
+mod parent;
 mod place;
 mod queue;
 mod serve;
@@ -39,7 +40,11 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Outcome {
     let output = Output { format: cli.output };
     match cli.command {
-        Command::Serve(args) => serve::run(&effective(&args)?.config),
+        Command::Serve(args) => {
+            parent::die_with(args.die_with)?;
+            serve::run(&effective(&args)?.config)
+        }
+        Command::Dev(args) => cmd::dev::run(*args, output),
         Command::Topic(args) => cmd::topic::run(args, output),
         Command::Group(args) => cmd::group::run(args, output),
         Command::Config(args) => cmd::config::run(&args.verb, output),

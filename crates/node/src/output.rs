@@ -53,6 +53,11 @@ impl Section {
         self.rows.push(cells);
     }
 
+    /// The table as text for a file or a log.
+    pub(crate) fn text(&self) -> String {
+        self.render(false)
+    }
+
     fn render(&self, bold: bool) -> String {
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);

@@ -7,22 +7,69 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::config::split_host_port;
 use crate::config::units::parse_millis;
 use crate::exit::{Failure, Outcome};
 
-const ENV: &str = "MOIM_KAFKA";
-const CONTEXT: &str = ".moim/context.toml";
-const DEFAULT: &str = "127.0.0.1:9092";
+pub(crate) const CONTEXT: &str = ".moim/context.toml";
 
-/// The flags of every command that talks to a server.
+#[allow(dead_code)] // commands of the coordination core and of the cluster use the others
+/// What is listened to, and how its addresses are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// The queue.
+    Kafka,
+    /// The coordination core.
+    Etcd,
+    /// Health, metrics and the admin API.
+    Admin,
+}
+
+impl Service {
+    const fn flag(self) -> &'static str {
+        match self {
+            Self::Kafka => "--kafka",
+            Self::Etcd => "--etcd",
+            Self::Admin => "--admin",
+        }
+    }
+
+    const fn env(self) -> &'static str {
+        match self {
+            Self::Kafka => "MOIM_KAFKA",
+            Self::Etcd => "MOIM_ETCD",
+            Self::Admin => "MOIM_ADMIN",
+        }
+    }
+
+    const fn default(self) -> &'static str {
+        match self {
+            Self::Kafka => "127.0.0.1:9092",
+            Self::Etcd => "127.0.0.1:2379",
+            Self::Admin => "127.0.0.1:9644",
+        }
+    }
+}
+
+/// The flags of every command that talks to the queue.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClientArgs {
     /// Kafka servers [default: $MOIM_KAFKA, else the nearest .moim/context.toml, else 127.0.0.1:9092]
     #[arg(long, global = true, value_name = "HOST:PORT,…")]
     kafka: Option<String>,
+    /// How long a command may wait for servers
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+/// The flags of every command that talks to the coordination core, or to an etcd.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct EtcdArgs {
+    /// etcd servers [default: $MOIM_ETCD, else the nearest .moim/context.toml, else 127.0.0.1:2379]
+    #[arg(long, global = true, value_name = "HOST:PORT,…")]
+    etcd: Option<String>,
     /// How long a command may wait for servers
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub(crate) timeout: Duration,
@@ -40,42 +87,72 @@ pub(crate) struct Target {
 impl ClientArgs {
     /// The servers this command talks to.
     pub(crate) fn target(&self) -> Outcome<Target> {
-        let env = std::env::var(ENV).ok();
-        let here = std::env::current_dir().unwrap_or_default();
-        resolve(self.kafka.as_deref(), env.as_deref(), &here)
+        target(Service::Kafka, self.kafka.as_deref())
     }
 }
 
-fn resolve(flag: Option<&str>, env: Option<&str>, here: &Path) -> Outcome<Target> {
+impl EtcdArgs {
+    #[allow(dead_code)] // for the commands of the coordination core
+    /// The servers this command talks to.
+    pub(crate) fn target(&self) -> Outcome<Target> {
+        target(Service::Etcd, self.etcd.as_deref())
+    }
+}
+
+/// The servers of a service, given what the flag says.
+pub(crate) fn target(service: Service, flag: Option<&str>) -> Outcome<Target> {
+    let env = std::env::var(service.env()).ok();
+    let here = std::env::current_dir().unwrap_or_default();
+    resolve(service, flag, env.as_deref(), &here)
+}
+
+fn resolve(service: Service, flag: Option<&str>, env: Option<&str>, here: &Path) -> Outcome<Target> {
     if let Some(list) = flag {
-        return parse(list, "--kafka");
+        return parse(list, service.flag());
     }
     if let Some(list) = env.filter(|list| !list.trim().is_empty()) {
-        return parse(list, ENV);
+        return parse(list, service.env());
     }
-    match nearest_context(here) {
+    match nearest_context(service, here) {
         Some((file, list)) => parse(&list?, &file.display().to_string()),
-        None => parse(DEFAULT, "default"),
+        None => parse(service.default(), "default"),
     }
 }
 
-/// The nearest context file upwards that names Kafka servers.
-fn nearest_context(here: &Path) -> Option<(PathBuf, Outcome<String>)> {
-    #[derive(Deserialize)]
-    struct Context {
-        kafka: Option<String>,
-    }
+/// The nearest context file upwards that names servers of this service.
+fn nearest_context(service: Service, here: &Path) -> Option<(PathBuf, Outcome<String>)> {
     here.ancestors().find_map(|folder| {
         let file = folder.join(CONTEXT);
         let text = std::fs::read_to_string(&file).ok()?;
         match toml::from_str::<Context>(&text) {
-            Ok(context) => context.kafka.map(|list| (file, Ok(list))),
+            Ok(context) => context.of(service).map(|list| (file, Ok(list))),
             Err(error) => {
                 let failure = Failure::usage(format!("{}: {}", file.display(), error.message()));
                 Some((file, Err(failure)))
             }
         }
     })
+}
+
+/// The context file: where a cluster that runs near here listens.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Context {
+    /// Kafka servers, with commas between.
+    pub(crate) kafka: Option<String>,
+    /// etcd servers, with commas between.
+    pub(crate) etcd: Option<String>,
+    /// Admin ports, with commas between.
+    pub(crate) admin: Option<String>,
+}
+
+impl Context {
+    fn of(self, service: Service) -> Option<String> {
+        match service {
+            Service::Kafka => self.kafka,
+            Service::Etcd => self.etcd,
+            Service::Admin => self.admin,
+        }
+    }
 }
 
 fn parse(list: &str, named_by: &str) -> Outcome<Target> {
@@ -87,7 +164,8 @@ fn parse(list: &str, named_by: &str) -> Outcome<Target> {
     Ok(Target { addresses, named_by: named_by.to_owned() })
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+/// A duration of a flag: positive, with a unit.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match parse_millis(text).and_then(|ms| u64::try_from(ms).ok()) {
         Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
         _ => Err("must be a duration such as 500ms, 30s or 5m".to_owned()),
@@ -103,7 +181,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("a/b");
         std::fs::create_dir_all(&deep).unwrap();
-        let at = |flag, env| resolve(flag, env, &deep).map(|target| (target.addresses[0].1, target.named_by));
+        let of = |service, flag, env| {
+            resolve(service, flag, env, &deep).map(|target| (target.addresses[0].1, target.named_by))
+        };
+        let at = |flag, env| of(Service::Kafka, flag, env);
         assert_eq!(at(None, None).unwrap(), (9092, "default".into()));
         std::fs::create_dir(dir.path().join(".moim")).unwrap();
         let context = dir.path().join(CONTEXT);
@@ -113,6 +194,9 @@ mod tests {
         assert_eq!(at(None, Some("a:2")).unwrap(), (2, "MOIM_KAFKA".into()));
         assert_eq!(at(Some("a:1,[::1]:9"), Some("a:2")).unwrap(), (1, "--kafka".into()));
         assert_eq!(at(Some("nonsense"), None).unwrap_err().message, "--kafka: `nonsense` is not HOST:PORT");
+        assert_eq!(of(Service::Admin, None, None).unwrap().0, 5);
+        assert_eq!(of(Service::Etcd, None, None).unwrap(), (2379, "default".into()));
+        assert_eq!(of(Service::Etcd, None, Some("a:7")).unwrap(), (7, "MOIM_ETCD".into()));
         std::fs::write(&context, "kafka = 5").unwrap();
         assert!(at(None, None).is_err());
     }

@@ -1,0 +1,285 @@
+//! One node of a development cluster: its process, started, watched, stopped and killed.
+//!
+//! The runner is a task that owns the child. Invariants: at most one process at a time; whoever is told that
+//! the node started or ended finds it so in cluster.json; the process cannot outlive the supervisor, because
+//! the kernel kills it when the thread that started it ends (`moim serve --die-with`).
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use moim_base::task::Scope;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::plan::Member;
+use super::roster::Roster;
+use crate::exit::{Failure, Outcome};
+use crate::output::note;
+
+/// How long an orderly stop may take before the node is killed: what it acknowledged is safe either way.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// Lines of a log that are shown when a node did not start.
+const LOG_LINES: usize = 12;
+
+/// Where the answer to a wish goes.
+pub(super) type Answer = oneshot::Sender<Outcome<String>>;
+
+/// What a runner can be asked.
+pub(super) enum Wish {
+    /// Start it unless it runs; the answer comes when it is ready, or has ended.
+    Start(Answer),
+    /// Stop it if it runs, then start it; the answer comes when it is ready, or has ended.
+    Restart(Answer),
+    /// Stop it in order; the answer comes when it has ended.
+    Stop(Answer),
+    /// Kill it; the answer comes when it has ended.
+    Kill(Answer),
+}
+
+/// How a node is started, every time.
+#[derive(Clone)]
+pub(super) struct Recipe {
+    /// Who it is and where it listens.
+    pub(super) member: Member,
+    /// The folder of the cluster.
+    pub(super) data: PathBuf,
+    /// Every node and its peer address.
+    pub(super) initial_cluster: String,
+}
+
+/// A handle on a runner.
+#[derive(Clone)]
+pub(super) struct Runner {
+    /// The node.
+    pub(super) id: i32,
+    wishes: mpsc::Sender<Wish>,
+}
+
+impl Runner {
+    /// A runner with nothing to run yet.
+    pub(super) fn spawn(recipe: Recipe, roster: Arc<Roster>, scope: &Scope) -> Self {
+        let (wishes, inbox) = mpsc::channel(16);
+        let id = recipe.member.id;
+        let task = Task { recipe, roster, process: None, started: Vec::new() };
+        scope.spawn("node runner", task.run(inbox));
+        Self { id, wishes }
+    }
+
+    /// Asks and waits for the answer.
+    pub(super) async fn ask(&self, wish: impl FnOnce(Answer) -> Wish) -> Outcome<String> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || Failure::error(format!("node {}: the supervisor is stopping", self.id));
+        self.wishes.send(wish(answer)).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
+    }
+}
+
+struct Task {
+    recipe: Recipe,
+    roster: Arc<Roster>,
+    process: Option<Process>,
+    /// Who waits for the node to be ready.
+    started: Vec<Answer>,
+}
+
+struct Process {
+    child: Child,
+    pid: Pid,
+    stdout: Lines<BufReader<ChildStdout>>,
+    since: Instant,
+    ready: bool,
+}
+
+enum Happening {
+    Wished(Option<Wish>),
+    Said(String),
+    Ended(std::io::Result<ExitStatus>),
+}
+
+impl Task {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Wish>) {
+        loop {
+            let happening = match &mut self.process {
+                None => Happening::Wished(inbox.recv().await),
+                Some(process) => tokio::select! {
+                    biased;
+                    line = process.stdout.next_line(), if !process.ready => match line {
+                        Ok(Some(line)) => Happening::Said(line),
+                        // It closed its output: its end says why.
+                        Ok(None) | Err(_) => Happening::Ended(process.child.wait().await),
+                    },
+                    status = process.child.wait() => Happening::Ended(status),
+                    wish = inbox.recv() => Happening::Wished(wish),
+                },
+            };
+            match happening {
+                Happening::Wished(Some(wish)) => self.on_wish(wish).await,
+                Happening::Wished(None) => return,
+                Happening::Said(line) => self.on_line(&line),
+                Happening::Ended(status) => self.on_end(status),
+            }
+        }
+    }
+
+    async fn on_wish(&mut self, wish: Wish) {
+        match wish {
+            Wish::Start(answer) => self.start(answer),
+            Wish::Restart(answer) => {
+                self.end(Signal::TERM).await;
+                self.start(answer);
+            }
+            Wish::Stop(answer) => {
+                let how = self.end(Signal::TERM).await;
+                let _ = answer.send(Ok(how));
+            }
+            Wish::Kill(answer) => {
+                let how = self.end(Signal::KILL).await;
+                let _ = answer.send(Ok(how));
+            }
+        }
+    }
+
+    fn start(&mut self, answer: Answer) {
+        if let Some(process) = &self.process
+            && process.ready
+        {
+            let _ = answer.send(Ok("runs already".to_owned()));
+            return;
+        }
+        if self.process.is_none() {
+            match self.launch() {
+                Ok(process) => self.process = Some(process),
+                Err(failure) => {
+                    let _ = answer.send(Err(failure.context(format!("node {}", self.recipe.member.id))));
+                    return;
+                }
+            }
+        }
+        self.started.push(answer);
+    }
+
+    fn launch(&self) -> Outcome<Process> {
+        let Member { id, kafka, etcd, admin, peer, .. } = &self.recipe.member;
+        let log = log_path(&self.recipe.data, *id);
+        let log = OpenOptions::new().create(true).append(true).open(&log)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg("serve")
+            .args(["--node-id", &id.to_string(), "--host", "127.0.0.1"])
+            .arg("--data")
+            .arg(node_folder(&self.recipe.data, *id))
+            .args(["--kafka-port", port(kafka), "--etcd-port", port(etcd)])
+            .args(["--admin-port", port(admin), "--peer-port", port(peer)])
+            .args(["--initial-cluster", &self.recipe.initial_cluster])
+            .args(["--die-with", &std::process::id().to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            // Ctrl-C is for the supervisor; it stops the nodes in its own way.
+            .process_group(0)
+            .kill_on_drop(true);
+        let mut child = command.spawn()?;
+        let (Some(raw), Some(stdout)) = (child.id(), child.stdout.take()) else {
+            return Err(Failure::error("the process has no id or no output"));
+        };
+        let pid = i32::try_from(raw).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| Failure::error("the process has no id"))?;
+        self.roster.set_pid(*id, Some(raw))?;
+        let stdout = BufReader::new(stdout).lines();
+        Ok(Process { child, pid, stdout, since: Instant::now(), ready: false })
+    }
+
+    fn on_line(&mut self, line: &str) {
+        let Some(process) = self.process.as_mut().filter(|_| line.starts_with("ready ")) else { return };
+        process.ready = true;
+        let message = format!("ready after {:.1} s", process.since.elapsed().as_secs_f64());
+        for answer in self.started.drain(..) {
+            let _ = answer.send(Ok(message.clone()));
+        }
+    }
+
+    /// The process ended by itself, or by a hand that is not ours.
+    fn on_end(&mut self, status: std::io::Result<ExitStatus>) {
+        let id = self.recipe.member.id;
+        let was_ready = self.process.as_ref().is_some_and(|process| process.ready);
+        self.forget();
+        let how = status.map_or_else(|error| error.to_string(), said);
+        if was_ready {
+            note(format_args!("node {id} {how}; `moim dev restart {id}` starts it again"));
+            return;
+        }
+        let log = log_path(&self.recipe.data, id);
+        let message = format!("node {id} {how} before it was ready\n{}", last_lines(&log));
+        for answer in self.started.drain(..) {
+            let failure = Failure::error(message.clone()).hint(format!("the whole log: {}", log.display()));
+            let _ = answer.send(Err(failure));
+        }
+    }
+
+    /// Ends the process with this signal, and with SIGKILL when that takes too long.
+    async fn end(&mut self, signal: Signal) -> String {
+        let Some(process) = &mut self.process else { return "did not run".to_owned() };
+        // Neither can fail on a child that was not waited for; and if so, waiting is what is left to do.
+        let _ = kill_process(process.pid, signal);
+        // One that was stopped with SIGSTOP hears SIGTERM only when it goes on.
+        let _ = kill_process(process.pid, Signal::CONT);
+        let how = match tokio::time::timeout(STOP_PATIENCE, process.child.wait()).await {
+            Ok(status) => status.map_or_else(|error| error.to_string(), said),
+            Err(_) => {
+                let _ = process.child.kill().await;
+                format!("was killed, as it did not stop within {} s", STOP_PATIENCE.as_secs())
+            }
+        };
+        self.forget();
+        let id = self.recipe.member.id;
+        for answer in self.started.drain(..) {
+            let _ = answer.send(Err(Failure::error(format!("node {id} {how} before it was ready"))));
+        }
+        how
+    }
+
+    fn forget(&mut self) {
+        self.process = None;
+        if let Err(failure) = self.roster.set_pid(self.recipe.member.id, None) {
+            note(failure);
+        }
+    }
+}
+
+/// The data folder of a node.
+pub(super) fn node_folder(data: &Path, id: i32) -> PathBuf {
+    data.join(format!("node-{id}"))
+}
+
+/// Where a node's log goes.
+pub(super) fn log_path(data: &Path, id: i32) -> PathBuf {
+    data.join(format!("node-{id}.log"))
+}
+
+fn port(address: &str) -> &str {
+    address.rsplit(':').next().unwrap_or_default()
+}
+
+fn said(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt as _;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(LOG_LINES);
+    let shown: Vec<String> = lines[from..].iter().map(|line| format!("  {line}")).collect();
+    shown.join("\n")
+}
