@@ -17,6 +17,7 @@
 pub mod engine;
 pub mod local;
 pub mod memory;
+pub mod nodes;
 pub mod repository;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
