@@ -33,7 +33,7 @@ mod types;
 pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers};
 pub use machine::{SnapshotWriter, StateMachine};
 pub use transport::{
-    BoxFuture, MemoryNetwork, MemoryTransport, Router, Service, ServiceError, ServiceId, TcpServer,
-    TcpTransport, Transport, TransportError,
+    BoxFuture, LocalPeer, MemoryNetwork, MemoryTransport, PeerId, Router, Service, ServiceError, ServiceId,
+    TcpServer, TcpTransport, Transport, TransportError, visit,
 };
 pub use types::{Applied, GroupError, GroupId, GroupMetrics, Leadership, Member, OpenError, Role, VoterId};

@@ -22,7 +22,7 @@ use bytes::Bytes;
 
 pub use self::memory::{MemoryNetwork, MemoryTransport};
 pub use self::service::{Service, ServiceError, ServiceId};
-pub use self::tcp::{TcpServer, TcpTransport};
+pub use self::tcp::{LocalPeer, PeerId, TcpServer, TcpTransport, visit};
 use crate::group::Core;
 use crate::log::Logs;
 use crate::rpc::Reply;

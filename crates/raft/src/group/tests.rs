@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use super::*;
 use crate::machine::SnapshotWriter;
-use crate::transport::{MemoryNetwork, Router, TcpServer, TcpTransport, Transport};
+use crate::transport::{LocalPeer, MemoryNetwork, PeerId, Router, TcpServer, TcpTransport, Transport};
 use crate::types::GroupId;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -157,9 +157,10 @@ impl Cluster {
         let transport: Arc<dyn Transport> = if self.tcp {
             let (address, scope) = (node.member.address.parse().unwrap(), Scope::new(Shutdown::new()));
             let _home = runtime.enter();
-            let server = TcpServer::bind(address, 5, router.clone(), &scope);
+            let local = LocalPeer::member(PeerId { cluster: 5, voter: node.member.id });
+            let server = TcpServer::bind(address, local.clone(), router.clone(), &scope);
             runtime.block_on(server).unwrap();
-            Arc::new(TcpTransport::new(5, scope))
+            Arc::new(TcpTransport::new(local, scope))
         } else {
             self.network.join(&node.member.address, router.clone())
         };

@@ -1,14 +1,18 @@
 //! The wire between nodes: one TCP connection per peer for all groups, framed, checked, bounded.
 //!
-//! Whoever connects sends a hello (magic, format version, cluster id) and gets the same back; a peer of another
-//! cluster or another format is turned away before it can say anything else. After that, frames: length, kind, call
+//! Whoever connects says who it is and whom it means ([`hello`]); a peer of another cluster or another format is
+//! turned away before it can say anything else. After that, frames: length, kind, call
 //! number, group, CRC32C of the payload, payload. Requests and replies of many groups are interleaved; a reply carries
 //! its request's number. The side that listens never calls.
 //!
 //! Bounds: a frame is at most [`MAX_FRAME`]; a connection has at most [`CALLS`] requests of groups and as many of
 //! services under way in either direction, further callers wait for a place within their own timeout. A broken connection fails every call that
 //! was under way on it, and the next call connects anew. So does one on which [`GIVE_UP`] calls in a row stayed without
-//! an answer: a machine that is gone sends no reset.
+//! an answer: a machine that is gone sends no reset. At most [`PEERS`] connections are open at a time, strangers
+//! included.
+
+mod hello;
+mod visit;
 
 use std::collections::HashMap;
 use std::io;
@@ -23,14 +27,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
+use self::hello::Hello;
+pub use self::hello::{LocalPeer, PeerId};
+pub use self::visit::visit;
 use super::service::{self, ServiceId};
 use super::{BoxFuture, Router, Transport, TransportError};
 use crate::types::{GroupId, Member};
 
-const MAGIC: [u8; 8] = *b"moimraft";
-const VERSION: u32 = 1;
-const HELLO: usize = 28;
 const HEAD: usize = 25;
 const REQUEST: u8 = 0;
 const REPLY: u8 = 1;
@@ -42,7 +47,8 @@ const COPY: usize = 16 << 10;
 const CALLS: usize = 64;
 /// Calls without an answer, in a row, after which a connection is not believed any more.
 const GIVE_UP: u32 = 20;
-const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections taken in at a time: many times the nodes a cluster has.
+const PEERS: usize = 1024;
 
 struct Frame {
     kind: u8,
@@ -91,44 +97,25 @@ async fn read_frame(input: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
     Ok(Frame { kind, call, group, payload: payload.into() })
 }
 
-/// Both sides say who they are.
-async fn greet(stream: &mut TcpStream, cluster: u128) -> io::Result<()> {
-    let greeting = async {
-        let mut hello = BytesMut::with_capacity(HELLO);
-        hello.put_slice(&MAGIC);
-        hello.put_u32_le(VERSION);
-        hello.put_u128_le(cluster);
-        stream.write_all(&hello).await?;
-        let mut theirs = [0; HELLO];
-        stream.read_exact(&mut theirs).await?;
-        let mut theirs = &theirs[..];
-        let magic = theirs.copy_to_bytes(MAGIC.len());
-        let (version, other) = (theirs.get_u32_le(), theirs.get_u128_le());
-        if magic != MAGIC[..] {
-            Err(bad("the peer does not speak our language"))
-        } else if version != VERSION {
-            Err(bad("the peer speaks another version"))
-        } else if other != cluster {
-            Err(bad("the peer belongs to another cluster"))
-        } else {
-            Ok(())
-        }
-    };
-    tokio::time::timeout(HELLO_TIMEOUT, greeting).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
-}
-
 /// Takes peers in and hands their requests to the router, until the scope's shutdown.
 pub struct TcpServer {
     address: SocketAddr,
 }
 
 impl TcpServer {
-    /// Listens on `address` for members of `cluster`.
-    pub async fn bind(address: SocketAddr, cluster: u128, router: Router, scope: &Scope) -> io::Result<Self> {
+    /// Listens on `address` for members of the cluster `local` is in, and for visitors.
+    pub async fn bind(
+        address: SocketAddr,
+        local: LocalPeer,
+        router: Router,
+        scope: &Scope,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let (tasks, shutdown) = (scope.clone(), scope.shutdown().clone());
+        let places = Arc::new(Semaphore::new(PEERS));
         scope.spawn("raft-accept", async move {
+            let complaints = Arc::new(Complaints::default());
             loop {
                 let accepted = tokio::select! {
                     accepted = listener.accept() => accepted,
@@ -136,10 +123,16 @@ impl TcpServer {
                 };
                 match accepted {
                     Ok((stream, peer)) => {
-                        let (router, scope) = (router.clone(), tasks.clone());
+                        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                            complaints.log(peer, &"too many connections");
+                            continue;
+                        };
+                        let (router, scope, local) = (router.clone(), tasks.clone(), local.clone());
+                        let complaints = Arc::clone(&complaints);
                         tasks.spawn("raft-peer", async move {
-                            if let Err(error) = serve(stream, cluster, router, &scope).await {
-                                tracing::debug!(%peer, %error, "a peer's connection ended");
+                            let _place = place;
+                            if let Err(error) = serve(stream, &local, router, &scope).await {
+                                complaints.on_ended(peer, &error);
                             }
                         });
                     }
@@ -160,10 +153,36 @@ impl TcpServer {
     }
 }
 
+/// Says that a connection was bad, once a second at most: a stranger decides how often it connects.
+#[derive(Default)]
+struct Complaints {
+    last: Mutex<Option<Instant>>,
+}
+
+impl Complaints {
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    /// Peers come and go; only what no peer of ours does is worth a word.
+    fn on_ended(&self, peer: SocketAddr, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::InvalidData => self.log(peer, error),
+            _ => tracing::debug!(%peer, %error, "a peer's connection ended"),
+        }
+    }
+
+    fn log(&self, peer: SocketAddr, why: &dyn std::fmt::Display) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= Self::PAUSE) {
+            *last = Some(Instant::now());
+            tracing::warn!(%peer, %why, "a connection to the peer port was closed");
+        }
+    }
+}
+
 /// One peer's requests, answered as they finish.
-async fn serve(mut stream: TcpStream, cluster: u128, router: Router, scope: &Scope) -> io::Result<()> {
+async fn serve(mut stream: TcpStream, local: &LocalPeer, router: Router, scope: &Scope) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    greet(&mut stream, cluster).await?;
+    let standing = hello::welcome(&mut stream, local).await?;
     let (mut input, mut output) = stream.into_split();
     let (replies, mut outbox) = mpsc::channel::<Frame>(2 * CALLS);
     let writer = scope.spawn("raft-replies", async move {
@@ -182,7 +201,8 @@ async fn serve(mut stream: TcpStream, cluster: u128, router: Router, scope: &Sco
             () = shutdown.stopped() => break Ok(()),
         };
         let frame = match frame {
-            Ok(frame) if frame.kind == REQUEST => frame,
+            Ok(frame) if frame.kind == REQUEST && visit::is_allowed(standing, frame.group) => frame,
+            Ok(frame) if frame.kind == REQUEST => break Err(bad("a visitor asked for what is the members'")),
             Ok(_) => break Err(bad("a caller sent a reply")),
             Err(error) => break Err(error),
         };
@@ -259,54 +279,55 @@ impl Shared {
 
 /// Calls other nodes. Its connections live on the runtime it was made on, whoever calls.
 pub struct TcpTransport {
-    cluster: u128,
+    local: LocalPeer,
     scope: Scope,
     home: Handle,
-    peers: Mutex<HashMap<String, Arc<Connection>>>,
+    /// By whom is meant, too: another voter at the same address is another peer.
+    peers: Mutex<HashMap<Member, Arc<Connection>>>,
     next_call: AtomicU64,
 }
 
 impl TcpTransport {
-    /// A transport for a member of `cluster`. Connections are made when they are needed. Needs a tokio runtime.
-    pub fn new(cluster: u128, scope: Scope) -> Self {
+    /// A transport for `local`. Connections are made when they are needed. Needs a tokio runtime.
+    pub fn new(local: LocalPeer, scope: Scope) -> Self {
         let home = Handle::current();
-        Self { cluster, scope, home, peers: Mutex::default(), next_call: AtomicU64::new(0) }
+        Self { local, scope, home, peers: Mutex::default(), next_call: AtomicU64::new(0) }
     }
 
     /// The connection to a peer, perhaps still being made.
-    fn connection(&self, address: &str) -> Arc<Connection> {
+    fn connection(&self, to: &Member) -> Arc<Connection> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = peers.get(address).filter(|open| open.shared.calls().broken.is_none()) {
+        if let Some(open) = peers.get(to).filter(|open| open.shared.calls().broken.is_none()) {
             return Arc::clone(open);
         }
         let (outbox, inbox) = mpsc::channel(2 * CALLS);
         let shared = Arc::new(Shared::default());
-        let connection = Connection {
+        let connection = Arc::new(Connection {
             outbox,
             shared: Arc::clone(&shared),
             groups: Semaphore::new(CALLS),
             services: Semaphore::new(CALLS),
-        };
-        let (cluster, to, shutdown) = (self.cluster, address.to_owned(), self.scope.shutdown().clone());
+        });
+        peers.retain(|_, other| other.shared.calls().broken.is_none());
+        peers.insert(to.clone(), Arc::clone(&connection));
+        let (local, to, shutdown) = (self.local.id(), to.clone(), self.scope.shutdown().clone());
         let _home = self.home.enter();
         self.scope.spawn("raft-connection", async move {
             let ended = tokio::select! {
-                ended = run(&to, cluster, inbox, &shared) => ended,
-                () = shared.give_up.notified() => TransportError::Broken(format!("{to}: no answers")),
+                ended = run(&to, local, inbox, &shared) => ended,
+                () = shared.give_up.notified() => TransportError::Broken(format!("{}: no answers", to.address)),
                 () = shutdown.stopped() => TransportError::Unreachable("this node stops".to_owned()),
             };
             tracing::debug!(error = %ended, "a connection to a peer ended");
             shared.on_broken(ended);
         });
-        let connection = Arc::new(connection);
-        peers.insert(address.to_owned(), Arc::clone(&connection));
         connection
     }
 
-    async fn exchange(&self, address: &str, group: GroupId, payload: Bytes) -> Result<Bytes, TransportError> {
-        let connection = self.connection(address);
+    async fn exchange(&self, to: &Member, group: GroupId, payload: Bytes) -> Result<Bytes, TransportError> {
+        let connection = self.connection(to);
         let shared = &connection.shared;
-        let broken = || shared.calls().broken.clone().unwrap_or(TransportError::Broken(address.to_owned()));
+        let broken = || shared.calls().broken.clone().unwrap_or(TransportError::Broken(to.address.clone()));
         let is_service = ServiceId::of_group(group).is_some();
         let places = if is_service { &connection.services } else { &connection.groups };
         let _place = places.acquire().await.map_err(|_| broken())?;
@@ -328,18 +349,22 @@ impl TcpTransport {
 
 /// Makes a connection and carries frames both ways until one of them fails.
 async fn run(
-    address: &str,
-    cluster: u128,
+    to: &Member,
+    local: Option<PeerId>,
     mut inbox: mpsc::Receiver<Frame>,
     shared: &Shared,
 ) -> TransportError {
+    let address = to.address.as_str();
+    let Some(local) = local else {
+        return TransportError::Unreachable(format!("{address}: this node has not joined a cluster"));
+    };
     let connect = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        greet(&mut stream, cluster).await?;
+        hello::greet(&mut stream, Hello::to_member(local, to.id)).await?;
         Ok::<_, io::Error>(stream)
     };
-    let connected = tokio::time::timeout(HELLO_TIMEOUT, connect).await;
+    let connected = tokio::time::timeout(hello::HELLO_TIMEOUT, connect).await;
     let stream = match connected.unwrap_or(Err(io::ErrorKind::TimedOut.into())) {
         Ok(stream) => stream,
         Err(error) => return TransportError::Unreachable(format!("{address}: {error}")),
@@ -398,7 +423,7 @@ impl Transport for TcpTransport {
             if request.len() > MAX_FRAME {
                 return Err(TransportError::Broken("a request is too long".to_owned()));
             }
-            let exchange = self.exchange(&to.address, group, request);
+            let exchange = self.exchange(to, group, request);
             tokio::time::timeout(timeout, exchange).await.unwrap_or(Err(TransportError::TimedOut))
         })
     }

@@ -15,14 +15,26 @@ fn block_on<F: Future>(future: F) -> F::Output {
     runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await }).expect("it ends")
 }
 
+/// The voter that listens.
+const LISTENER: VoterId = VoterId(1);
+
+fn local(cluster: u128, voter: VoterId) -> LocalPeer {
+    LocalPeer::member(PeerId { cluster, voter })
+}
+
+/// A transport of voter 2.
+fn caller(cluster: u128, scope: Scope) -> TcpTransport {
+    TcpTransport::new(local(cluster, VoterId(2)), scope)
+}
+
 fn scope() -> Scope {
     Scope::new(Shutdown::new())
 }
 
 async fn listen(address: &str, scope: &Scope) -> Member {
     let address = address.parse().unwrap();
-    let server = TcpServer::bind(address, CLUSTER, Router::new(), scope).await.unwrap();
-    Member { id: VoterId(1), address: server.address().to_string() }
+    let server = TcpServer::bind(address, local(CLUSTER, LISTENER), Router::new(), scope).await.unwrap();
+    Member { id: LISTENER, address: server.address().to_string() }
 }
 
 /// A router without groups names the group that was asked for: enough to tell replies apart.
@@ -39,7 +51,7 @@ fn calls_of_many_groups_share_a_connection_and_get_their_own_replies() {
     block_on(async {
         let scope = scope();
         let peer = listen("127.0.0.1:0", &scope).await;
-        let transport = TcpTransport::new(CLUSTER, scope);
+        let transport = caller(CLUSTER, scope);
         let calls = (0..500).map(|group| ask(&transport, &peer, group));
         for (group, reply) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
             assert_eq!(reply.unwrap(), format!("group {group} is not here"));
@@ -52,19 +64,76 @@ fn a_member_of_another_cluster_is_turned_away() {
     block_on(async {
         let scope = scope();
         let peer = listen("127.0.0.1:0", &scope).await;
-        let stranger = TcpTransport::new(CLUSTER + 1, scope.clone());
+        let stranger = caller(CLUSTER + 1, scope.clone());
         let refused = ask(&stranger, &peer, 1).await.unwrap_err();
         assert!(matches!(refused, TransportError::Unreachable(_)), "{refused}");
-        assert!(ask(&TcpTransport::new(CLUSTER, scope), &peer, 1).await.is_ok());
+        assert!(ask(&caller(CLUSTER, scope), &peer, 1).await.is_ok());
+    });
+}
+
+#[test]
+fn a_voter_that_took_over_an_address_does_not_answer_for_the_old_one() {
+    block_on(async {
+        let scope = scope();
+        let peer = listen("127.0.0.1:0", &scope).await;
+        let transport = caller(CLUSTER, scope);
+        let old = Member { id: VoterId(9), address: peer.address.clone() };
+        let refused = ask(&transport, &old, 1).await.unwrap_err().to_string();
+        assert!(refused.contains("voter 9 was meant, but voter 1 is there"), "{refused}");
+        assert!(ask(&transport, &peer, 1).await.is_ok());
+    });
+}
+
+struct Echo;
+
+impl crate::Service for Echo {
+    fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
+        Box::pin(async move { request })
+    }
+}
+
+#[test]
+fn visitors_reach_the_node_service_in_any_cluster_and_nothing_else() {
+    block_on(async {
+        let scope = scope();
+        for local in [LocalPeer::nobody(), local(CLUSTER, LISTENER)] {
+            let router = Router::new();
+            router.serve(ServiceId::NODE, Arc::new(Echo));
+            router.serve(ServiceId::COORDINATOR, Arc::new(Echo));
+            let address = "127.0.0.1:0".parse().unwrap();
+            let server = TcpServer::bind(address, local, router, &scope).await.unwrap();
+            let address = server.address().to_string();
+            let answer = visit(&address, Bytes::from_static(b"hi"), PATIENCE).await;
+            assert_eq!(answer, Ok(Bytes::from_static(b"hi")));
+
+            let mut stream = TcpStream::connect(&address).await.unwrap();
+            hello::greet(&mut stream, Hello::visitor()).await.unwrap();
+            let group = ServiceId::COORDINATOR.as_group();
+            let frame = Frame { kind: REQUEST, call: 0, group, payload: Bytes::new() };
+            write_frame(&mut stream, &frame).await.unwrap();
+            assert!(read_frame(&mut stream).await.is_err(), "it is closed without an answer");
+        }
+    });
+}
+
+#[test]
+fn a_node_that_has_not_joined_neither_calls_nor_is_called_as_a_member() {
+    block_on(async {
+        let scope = scope();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let server = TcpServer::bind(address, LocalPeer::nobody(), Router::new(), &scope).await.unwrap();
+        let empty = Member { id: LISTENER, address: server.address().to_string() };
+        let refused = ask(&caller(CLUSTER, scope.clone()), &empty, 1).await.unwrap_err().to_string();
+        assert!(refused.contains("it has not joined a cluster"), "{refused}");
+        let peer = listen("127.0.0.1:0", &scope).await;
+        let refused = ask(&TcpTransport::new(LocalPeer::nobody(), scope), &peer, 1).await.unwrap_err();
+        assert!(matches!(refused, TransportError::Unreachable(_)), "{refused}");
     });
 }
 
 #[test]
 fn garbage_ends_its_own_connection_only() {
-    let mut hello = BytesMut::new();
-    hello.put_slice(&MAGIC);
-    hello.put_u32_le(VERSION);
-    hello.put_u128_le(CLUSTER);
+    let hello = Hello::to_member(PeerId { cluster: CLUSTER, voter: VoterId(2) }, LISTENER).encode();
     let after_hello = |bytes: &[u8]| [&hello[..], bytes].concat();
     let mut damaged = [0; HEAD];
     damaged[0] = 1;
@@ -81,7 +150,7 @@ fn garbage_ends_its_own_connection_only() {
     block_on(async {
         let scope = scope();
         let peer = listen("127.0.0.1:0", &scope).await;
-        let transport = TcpTransport::new(CLUSTER, scope);
+        let transport = caller(CLUSTER, scope);
         assert!(ask(&transport, &peer, 1).await.is_ok());
         for (case, bytes) in cases.into_iter().enumerate() {
             let mut stream = TcpStream::connect(&peer.address).await.unwrap();
@@ -89,7 +158,7 @@ fn garbage_ends_its_own_connection_only() {
             let mut answer = Vec::new();
             // Closed or reset, but ended.
             let _ = stream.read_to_end(&mut answer).await;
-            assert!(answer.len() <= HELLO, "case {case}");
+            assert!(answer.len() <= hello::HELLO, "case {case}");
             assert!(ask(&transport, &peer, 1).await.is_ok(), "case {case}");
         }
     });
@@ -99,11 +168,11 @@ fn garbage_ends_its_own_connection_only() {
 fn a_call_on_a_broken_connection_fails_and_the_next_connects_anew() {
     block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let peer = Member { id: VoterId(1), address: listener.local_addr().unwrap().to_string() };
-        let transport = TcpTransport::new(CLUSTER, scope());
+        let peer = Member { id: LISTENER, address: listener.local_addr().unwrap().to_string() };
+        let transport = caller(CLUSTER, scope());
         let breaks = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            greet(&mut stream, CLUSTER).await.unwrap();
+            hello::welcome(&mut stream, &local(CLUSTER, LISTENER)).await.unwrap();
             read_frame(&mut stream).await.unwrap();
         };
         let (broken, ()) = tokio::join!(ask(&transport, &peer, 1), breaks);
@@ -121,11 +190,11 @@ fn a_call_on_a_broken_connection_fails_and_the_next_connects_anew() {
 fn a_peer_that_stays_silent_is_given_up() {
     block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let peer = Member { id: VoterId(1), address: listener.local_addr().unwrap().to_string() };
-        let transport = TcpTransport::new(CLUSTER, scope());
+        let peer = Member { id: LISTENER, address: listener.local_addr().unwrap().to_string() };
+        let transport = caller(CLUSTER, scope());
         let silent = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            greet(&mut stream, CLUSTER).await.unwrap();
+            hello::welcome(&mut stream, &local(CLUSTER, LISTENER)).await.unwrap();
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest).await;
         };
@@ -160,9 +229,10 @@ fn services_answer_beside_the_groups_and_never_hold_them_up() {
         let scope = scope();
         let router = Router::new();
         let address = "127.0.0.1:0".parse().unwrap();
-        let server = TcpServer::bind(address, CLUSTER, router.clone(), &scope).await.unwrap();
-        let peer = Member { id: VoterId(1), address: server.address().to_string() };
-        let transport = TcpTransport::new(CLUSTER, scope);
+        let server =
+            TcpServer::bind(address, local(CLUSTER, LISTENER), router.clone(), &scope).await.unwrap();
+        let peer = Member { id: LISTENER, address: server.address().to_string() };
+        let transport = caller(CLUSTER, scope);
         let service = ServiceId(7);
         let asked =
             |text: &'static str| transport.ask(&peer, service, Bytes::from_static(text.as_bytes()), PATIENCE);

@@ -1,0 +1,239 @@
+//! Who is at the other end of a connection, settled before anything else is said.
+//!
+//! Both sides send a hello: magic, format version, cluster, the voter they are, and the voter they want to reach.
+//! Invariant: after [`greet`] a *member* connection joins two nodes of one cluster, and the one that was dialled is
+//! the voter the dialler meant. A message for voter 2 is never answered by a voter that took over its address: a vote
+//! given in another's name could elect a second history.
+//!
+//! A node that is in no cluster yet, and whoever asks a node to let it in, is a *visitor*: it may talk to the node's
+//! own service and to no group.
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::types::VoterId;
+
+const MAGIC: [u8; 8] = *b"moimpeer";
+const VERSION: u32 = 1;
+pub(super) const HELLO: usize = 44;
+pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A node as its peers know it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PeerId {
+    /// The cluster. Never 0.
+    pub cluster: u128,
+    /// The voter. Never 0.
+    pub voter: VoterId,
+}
+
+/// Who this process is; nobody until it has joined a cluster.
+#[derive(Clone, Default)]
+pub struct LocalPeer {
+    id: Arc<RwLock<Option<PeerId>>>,
+}
+
+impl LocalPeer {
+    /// A process that is in no cluster yet.
+    pub fn nobody() -> Self {
+        Self::default()
+    }
+
+    /// A member of a cluster.
+    pub fn member(id: PeerId) -> Self {
+        let peer = Self::default();
+        peer.become_member(id);
+        peer
+    }
+
+    /// From now on connections are made and taken in under this name.
+    pub fn become_member(&self, id: PeerId) {
+        *self.id.write().unwrap_or_else(PoisonError::into_inner) = Some(id);
+    }
+
+    /// Who that is now.
+    pub fn id(&self) -> Option<PeerId> {
+        *self.id.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a connection may be used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standing {
+    /// Everything members say to each other.
+    Member,
+    /// The node's own service.
+    Visitor,
+}
+
+/// Why two nodes do not talk.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum Unwelcome {
+    #[error("it does not speak the language of Moim's peer port")]
+    Stranger,
+    #[error("it speaks version {0} of the peer protocol, this build speaks version {VERSION}")]
+    Version(u32),
+    #[error("it belongs to another cluster")]
+    OtherCluster,
+    #[error("it has not joined a cluster")]
+    NotJoined,
+    #[error("voter {wanted} was meant, but voter {found} is there")]
+    OtherVoter { wanted: VoterId, found: VoterId },
+}
+
+impl From<Unwelcome> for io::Error {
+    fn from(why: Unwelcome) -> Self {
+        Self::new(io::ErrorKind::InvalidData, why)
+    }
+}
+
+/// One side's hello. Zero stands for "none".
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Hello {
+    cluster: u128,
+    from: u64,
+    to: u64,
+}
+
+impl Hello {
+    /// Of a dialler that means this voter.
+    pub(super) fn to_member(id: PeerId, to: VoterId) -> Self {
+        Self { cluster: id.cluster, from: id.voter.0, to: to.0 }
+    }
+
+    /// Of a dialler that is a visitor.
+    pub(super) fn visitor() -> Self {
+        Self { cluster: 0, from: 0, to: 0 }
+    }
+
+    /// Of the side that listens.
+    fn listener(id: Option<PeerId>) -> Self {
+        match id {
+            Some(id) => Self { cluster: id.cluster, from: id.voter.0, to: 0 },
+            None => Self::visitor(),
+        }
+    }
+
+    pub(super) fn encode(self) -> BytesMut {
+        let mut out = BytesMut::with_capacity(HELLO);
+        out.put_slice(&MAGIC);
+        out.put_u32_le(VERSION);
+        out.put_u128_le(self.cluster);
+        out.put_u64_le(self.from);
+        out.put_u64_le(self.to);
+        out
+    }
+
+    fn decode(bytes: [u8; HELLO]) -> Result<Self, Unwelcome> {
+        let mut bytes = &bytes[..];
+        let magic = bytes.copy_to_bytes(MAGIC.len());
+        let version = bytes.get_u32_le();
+        if magic != MAGIC[..] {
+            return Err(Unwelcome::Stranger);
+        }
+        if version != VERSION {
+            return Err(Unwelcome::Version(version));
+        }
+        Ok(Self { cluster: bytes.get_u128_le(), from: bytes.get_u64_le(), to: bytes.get_u64_le() })
+    }
+}
+
+/// What the listener makes of a dialler.
+fn judge(dialler: Hello, listener: Hello) -> Result<Standing, Unwelcome> {
+    if dialler.cluster == 0 {
+        return Ok(Standing::Visitor);
+    }
+    if listener.cluster == 0 {
+        return Err(Unwelcome::NotJoined);
+    }
+    if dialler.cluster != listener.cluster {
+        return Err(Unwelcome::OtherCluster);
+    }
+    if dialler.to != listener.from {
+        return Err(Unwelcome::OtherVoter { wanted: VoterId(dialler.to), found: VoterId(listener.from) });
+    }
+    Ok(Standing::Member)
+}
+
+/// The listening side's half. It answers before it judges, so that the dialler can tell why it is turned away.
+pub(super) async fn welcome(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    local: &LocalPeer,
+) -> io::Result<Standing> {
+    in_time(async {
+        let theirs = read_hello(stream).await?;
+        let ours = Hello::listener(local.id());
+        stream.write_all(&ours.encode()).await?;
+        Ok(judge(theirs, ours)?)
+    })
+    .await
+}
+
+/// The dialling side's half.
+pub(super) async fn greet(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    ours: Hello,
+) -> io::Result<Standing> {
+    in_time(async {
+        stream.write_all(&ours.encode()).await?;
+        let theirs = read_hello(stream).await?;
+        Ok(judge(ours, theirs)?)
+    })
+    .await
+}
+
+async fn read_hello(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Hello> {
+    let mut bytes = [0; HELLO];
+    // A stranger is known by its first bytes; it need not send a whole hello.
+    stream.read_exact(&mut bytes[..MAGIC.len()]).await?;
+    if bytes[..MAGIC.len()] != MAGIC {
+        return Err(Unwelcome::Stranger.into());
+    }
+    stream.read_exact(&mut bytes[MAGIC.len()..]).await?;
+    Ok(Hello::decode(bytes)?)
+}
+
+async fn in_time<T>(greeting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(HELLO_TIMEOUT, greeting).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_voter_that_was_meant_is_talked_to() {
+        let at = |cluster, voter| PeerId { cluster, voter: VoterId(voter) };
+        let listener = |id| Hello::listener(id);
+        let cases = [
+            (Hello::to_member(at(5, 1), VoterId(2)), listener(Some(at(5, 2))), Ok(Standing::Member)),
+            (Hello::visitor(), listener(Some(at(5, 2))), Ok(Standing::Visitor)),
+            (Hello::visitor(), listener(None), Ok(Standing::Visitor)),
+            (Hello::to_member(at(5, 1), VoterId(2)), listener(None), Err(Unwelcome::NotJoined)),
+            (Hello::to_member(at(5, 1), VoterId(2)), listener(Some(at(6, 2))), Err(Unwelcome::OtherCluster)),
+            (
+                Hello::to_member(at(5, 1), VoterId(2)),
+                listener(Some(at(5, 4))),
+                Err(Unwelcome::OtherVoter { wanted: VoterId(2), found: VoterId(4) }),
+            ),
+        ];
+        for (dialler, listener, wanted) in cases {
+            assert_eq!(judge(dialler, listener), wanted, "{dialler:?} {listener:?}");
+        }
+    }
+
+    #[test]
+    fn a_hello_survives_the_wire_and_nothing_else_does() {
+        let hello = Hello::to_member(PeerId { cluster: 7, voter: VoterId(1) }, VoterId(3));
+        let bytes: [u8; HELLO] = hello.encode()[..].try_into().unwrap();
+        assert_eq!(Hello::decode(bytes), Ok(hello));
+        let mut newer = bytes;
+        newer[8] = 9;
+        assert_eq!(Hello::decode(newer), Err(Unwelcome::Version(9)));
+        assert_eq!(Hello::decode([b'x'; HELLO]), Err(Unwelcome::Stranger));
+    }
+}

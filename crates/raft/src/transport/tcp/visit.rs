@@ -1,0 +1,45 @@
+//! Asking a node something before, or without, being a member of its cluster: one connection, one question, one answer.
+//!
+//! Visitors reach the node service and nothing else; what that answers to strangers is the node's own decision.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+
+use super::hello::{self, Hello, Standing};
+use super::{Frame, MAX_FRAME, REPLY, REQUEST, bad, read_frame, write_frame};
+use crate::transport::TransportError;
+use crate::transport::service::{self, ServiceError, ServiceId};
+use crate::types::GroupId;
+
+/// Whether a connection of this standing may ask this group or service.
+pub(super) fn is_allowed(standing: Standing, group: GroupId) -> bool {
+    match standing {
+        Standing::Member => true,
+        Standing::Visitor => group == ServiceId::NODE.as_group(),
+    }
+}
+
+/// Asks the node service of whoever listens at `address`, `timeout` at most. Works in every cluster and in none.
+pub async fn visit(address: &str, request: Bytes, timeout: Duration) -> Result<Bytes, ServiceError> {
+    if request.len() > MAX_FRAME {
+        return Err(TransportError::Broken("a request is too long".to_owned()).into());
+    }
+    let asked = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        hello::greet(&mut stream, Hello::visitor()).await?;
+        let frame = Frame { kind: REQUEST, call: 0, group: ServiceId::NODE.as_group(), payload: request };
+        write_frame(&mut stream, &frame).await?;
+        let reply = read_frame(&mut stream).await?;
+        if reply.kind == REPLY { Ok(reply.payload) } else { Err(bad("the listening side called")) }
+    };
+    let answer: io::Result<Bytes> = match tokio::time::timeout(timeout, asked).await {
+        Ok(answer) => answer,
+        Err(_) => return Err(TransportError::TimedOut.into()),
+    };
+    let answer = answer.map_err(|error| TransportError::Unreachable(format!("{address}: {error}")))?;
+    service::open_reply(answer)
+}
