@@ -10,8 +10,9 @@ use serde::Deserialize;
 use super::Finding;
 
 /// From the ground up. A crate may use any crate before it, unless `ONLY` or `NEVER` says otherwise.
-const ORDER: [&str; 20] = [
+const ORDER: [&str; 21] = [
     "base",
+    "history",
     "wire-kafka",
     "wire-resp",
     "wire-grpc",
@@ -34,7 +35,9 @@ const ORDER: [&str; 20] = [
 ];
 
 /// Crates that see less than their place allows.
-const ONLY: [(&str, &[&str]); 9] = [
+const ONLY: [(&str, &[&str]); 10] = [
+    // Judges what clients saw: it must not know what they talked to.
+    ("history", &[]),
     // Bytes to types and back: nothing to share with anybody.
     ("wire-kafka", &[]),
     ("wire-resp", &[]),
@@ -43,7 +46,7 @@ const ONLY: [(&str, &[&str]); 9] = [
     // Clients: they meet the servers over a socket only.
     ("slot-client", &["base", "wire-resp"]),
     ("pipeline", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client"]),
-    ("interop", &["base", "wire-kafka", "wire-resp", "wire-grpc"]),
+    ("interop", &["base", "history", "wire-kafka", "wire-resp", "wire-grpc"]),
     ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "slot-client"]),
     ("xtask", &["base", "bench", "interop"]),
 ];
