@@ -19,6 +19,8 @@ pub enum Code {
     FailedPrecondition = 9,
     /// A number outside of what exists.
     OutOfRange = 11,
+    /// Not now; the same request may succeed later.
+    Unavailable = 14,
     /// The data cannot be trusted.
     DataLoss = 15,
 }

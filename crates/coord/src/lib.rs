@@ -1,7 +1,8 @@
 //! The coordination core: keys with revisions, transactions, leases and watches, with the meaning etcd gives them.
 //!
-//! Everything here is a pure state machine: no clock, no randomness, no I/O, no await. The same commands in
-//! the same order give the same state on every node, and time enters only as an argument.
+//! All but [`engine`] is a pure state machine: no clock, no randomness, no I/O, no await. The same commands in
+//! the same order give the same state on every node, and time enters only as an argument. [`engine`] runs it on a Raft
+//! group.
 //!
 //! | part | what it is | who runs it |
 //! |---|---|---|
@@ -11,11 +12,13 @@
 //! | [`WatchHub`] | who wants to hear of which keys, and how far each has heard | the node that holds the stream |
 //! | [`LeaseClock`] | when leases end | the leader |
 //! | [`AutoCompactor`] | how far history may be forgotten | the leader |
+//! | [`Coordinator`] | all of this on a node: proposals, reads, renewals, watch streams | every node |
 
 #![warn(missing_docs)]
 
 mod auto_compact;
 mod codec;
+pub mod engine;
 mod error;
 mod lease;
 mod lease_clock;
@@ -25,10 +28,16 @@ mod request;
 pub mod snapshot;
 mod space;
 mod state;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod watch;
 
 pub use auto_compact::AutoCompactor;
 pub use codec::DecodeError;
+pub use engine::{
+    CoordError, Coordinator, CoordinatorOptions, Header, LeaseInfo, MemberInfo, Status, WatchItem,
+    WatchStream,
+};
 pub use error::{Code, Error};
 pub use lease::{Lease, LeaseId, MAX_LEASE_TTL_MS, MIN_CLIENT_TTL_MS, MIN_NODE_TTL_MS};
 pub use lease_clock::{LeaseClock, LeaseClockConfig, Renewal};

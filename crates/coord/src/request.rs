@@ -238,6 +238,16 @@ impl TxnRequest {
         })
     }
 
+    /// The bytes of keys and values in its puts.
+    pub(crate) fn put_bytes(&self) -> usize {
+        let bytes = |op: &TxnOp| match op {
+            TxnOp::Put(put) => put.key.len() + put.value.len(),
+            TxnOp::Range(_) | TxnOp::Delete(_) => 0,
+            TxnOp::Txn(inner) => inner.put_bytes(),
+        };
+        self.success.iter().chain(&self.failure).map(bytes).sum()
+    }
+
     fn all_ops(&self, holds: &dyn Fn(&TxnOp) -> bool) -> bool {
         self.success.iter().chain(&self.failure).all(holds)
     }

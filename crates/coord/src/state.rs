@@ -99,9 +99,9 @@ impl State {
         self.leases.by_id.iter().map(|(id, lease)| (*id, lease))
     }
 
-    /// Does what the command says. Each index is applied once, in order.
+    /// Does what the command says. Each command is applied once, in order; an entry of the log may hold several.
     pub fn apply(&mut self, index: u64, command: Command) -> Reply {
-        assert!(index > self.applied, "index {index} after {} was applied", self.applied);
+        assert!(index >= self.applied, "index {index} after {} was applied", self.applied);
         self.applied = index;
         let reply = self.run(command).unwrap_or_else(Reply::Error);
         self.user.commit();

@@ -18,8 +18,9 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{
     ClientWriteError, Fatal, ForwardToLeader, InitializeError, LinearizableReadError, RaftError,
 };
+use openraft::impls::ProgressResponder;
 use openraft::metrics::{RaftMetrics, RaftServerMetrics};
-use openraft::type_config::alias::WatchReceiverOf;
+use openraft::type_config::alias::{CommittedLeaderIdOf, WatchReceiverOf};
 use openraft::{BasicNode, ChangeMembers, Raft, ReadPolicy, ServerState};
 
 pub use self::options::{GroupOptions, Host, MAX_ENTRY_BYTES, Timers};
@@ -125,15 +126,39 @@ impl Group {
         }
     }
 
-    /// Returns when the state here contains everything that was acknowledged anywhere before the call; answers the
-    /// index it has reached. On any member: followers ask the leader.
-    pub async fn linearizable(&self) -> Result<u64, GroupError> {
-        let index = match self.read_index().await {
-            Err(GroupError::NotLeader { leader: Some(leader) }) if leader.id != self.voter() => {
-                self.ask_read_index(&leader).await?
+    /// Like [`Group::propose`], but only if this member still leads in `term`: what a leader decides by its own clock
+    /// must not be done in the name of another's.
+    pub async fn propose_in_term(&self, term: u64, entry: Bytes) -> Result<Applied, GroupError> {
+        let (responder, done) = ProgressResponder::complete_only();
+        let leader = CommittedLeaderIdOf::<Types>::from(term);
+        let write = self.raft().write(Proposal(entry)).with_leader(leader).responder(responder);
+        let written = async {
+            write.await.map_err(|error| stopped(&error))?;
+            match done.await {
+                Ok(Ok(done)) => Ok(Applied { index: done.log_id.index, reply: done.data }),
+                Ok(Err(error)) => Err(refused(RaftError::APIError(error))),
+                Err(_) => Err(GroupError::Unknown),
             }
-            index => index?,
         };
+        let timeout = self.core.options.proposal_timeout;
+        tokio::time::timeout(timeout, written).await.unwrap_or(Err(GroupError::Unknown))
+    }
+
+    /// The index up to which a read must wait to see everything that was acknowledged anywhere before the call. On
+    /// any member: followers ask the leader.
+    pub async fn read_point(&self) -> Result<u64, GroupError> {
+        match self.read_index().await {
+            Err(GroupError::NotLeader { leader: Some(leader) }) if leader.id != self.voter() => {
+                self.ask_read_index(&leader).await
+            }
+            index => index,
+        }
+    }
+
+    /// Returns when the state here contains everything that was acknowledged anywhere before the call; answers the
+    /// index it has reached. On any member.
+    pub async fn linearizable(&self) -> Result<u64, GroupError> {
+        let index = self.read_point().await?;
         let timeout = Some(self.core.options.proposal_timeout);
         let waited = self.raft().wait(timeout).applied_index_at_least(Some(index), "a read").await;
         waited.map_err(|error| GroupError::NoQuorum(error.to_string()))?;
@@ -211,6 +236,12 @@ impl Group {
         let change =
             if is_voter { ChangeMembers::RemoveVoters(ids) } else { ChangeMembers::RemoveNodes(ids) };
         self.changed(self.raft().change_membership(change, false)).await
+    }
+
+    /// Tells the members that one of them is reached elsewhere now.
+    pub async fn set_address(&self, member: &Member) -> Result<(), GroupError> {
+        let nodes = BTreeMap::from([(member.id.0, BasicNode::new(&member.address))]);
+        self.changed(self.raft().change_membership(ChangeMembers::SetNodes(nodes), true)).await
     }
 
     async fn changed<T>(

@@ -1,0 +1,74 @@
+//! No room: the quota and the disk, and the alarm that both raise.
+//!
+//! Every node looks at its own size and disk before it takes what grows; the first that has no room raises NOSPACE
+//! through the log, and from then on every node refuses. It stays until somebody takes it back, as in etcd: room that
+//! comes and goes would make writes come and go.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Inner;
+use super::error::CoordError;
+use crate::error::Error;
+use crate::range::SpaceId;
+use crate::reply::Reply;
+use crate::request::{Alarm, AlarmKind, Command, Op, Origin};
+
+/// Between two proposals of the same alarm.
+const ALARM_PAUSE_MS: u64 = 1_000;
+
+impl Inner {
+    /// Refuses what grows when there is no room, and sees to it that everybody knows.
+    pub(super) fn check_room(self: &Arc<Self>, command: &Command) -> Result<(), CoordError> {
+        let bytes = match &command.op {
+            Op::Put(put) if SpaceId::of(&put.key) == SpaceId::User => put.key.len() + put.value.len(),
+            Op::Txn(txn) if txn.has_put() && txn.space()? == SpaceId::User => txn.put_bytes(),
+            Op::LeaseGrant { .. } if command.origin == Origin::Client => 0,
+            _ => return Ok(()),
+        };
+        let size = self.shared.size_bytes().saturating_add(bytes as u64);
+        if size <= self.options.quota_bytes && !self.host.store.is_full() {
+            return Ok(());
+        }
+        self.raise_no_space();
+        Err(Error::NoSpace.into())
+    }
+
+    /// Raises the alarm when this node's disk is full.
+    pub(super) fn maybe_raise_disk_alarm(self: &Arc<Self>) {
+        if self.host.store.is_full() {
+            self.raise_no_space();
+        }
+    }
+
+    fn raise_no_space(self: &Arc<Self>) {
+        let alarm = Alarm { kind: AlarmKind::NoSpace, member: self.group.voter().0 };
+        let on = self.shared.state().alarms().any(|other| other == alarm);
+        let now_ms = self.now_ms();
+        let last_ms = self.alarmed_ms.load(Ordering::Relaxed);
+        if on || (last_ms > 0 && now_ms < last_ms + ALARM_PAUSE_MS) {
+            return;
+        }
+        self.alarmed_ms.store(now_ms, Ordering::Relaxed);
+        tracing::warn!("no room: the NOSPACE alarm is raised");
+        // Nobody waits for it; it is raised again by the next request if it gets lost.
+        if let Err(error) = self.queue.push(&Command::node(Op::AlarmOn(alarm)), now_ms) {
+            tracing::warn!(%error, "the alarm could not be raised");
+        }
+    }
+
+    pub(super) async fn alarm(&self, op: Op) -> Result<Vec<Alarm>, CoordError> {
+        match self.submit(&Command::node(op)).await? {
+            Reply::Alarms { changed, .. } => Ok(changed),
+            other => unreachable!("an alarm is answered as one, not with {other:?}"),
+        }
+    }
+
+    pub(super) fn describe(&self, alarm: Alarm) -> String {
+        let kind = match alarm.kind {
+            AlarmKind::NoSpace => "NOSPACE",
+            AlarmKind::Corrupt => "CORRUPT",
+        };
+        format!("memberID:{} alarm:{kind}", alarm.member)
+    }
+}

@@ -1,0 +1,146 @@
+//! Who belongs to the cluster: the group's members, with what the nodes say about themselves.
+//!
+//! Raft knows voter ids and peer addresses; names and client addresses are in the node records (`/moim/nodes/…`),
+//! which nodes write when they join. Changes are made by the leader, whoever is asked.
+
+use moim_raft::{GroupError, GroupMetrics, Member, VoterId};
+use serde::Deserialize;
+
+use super::Inner;
+use super::error::CoordError;
+use super::leases::Asked;
+use super::peer::{MemberChange, PeerReply, PeerRequest};
+use crate::request::RangeRequest;
+
+/// Where the nodes' records are.
+const NODES: &str = "/moim/nodes/";
+const NODES_END: &str = "/moim/nodes0";
+
+/// A member of the cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemberInfo {
+    /// Its id in the group, and the member id that clients see.
+    pub voter: VoterId,
+    /// The node it runs on, if that has said so.
+    pub node_id: Option<i32>,
+    /// The node's name; empty until it has joined.
+    pub name: String,
+    /// Where its peers reach it.
+    pub peer_addr: String,
+    /// Where clients reach it.
+    pub client_urls: Vec<String>,
+    /// Whether it has no vote.
+    pub learner: bool,
+}
+
+/// What is read of a node's record.
+#[derive(Deserialize)]
+struct NodeRecord {
+    node_id: i32,
+    voter: u64,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    etcd: Option<String>,
+}
+
+fn has(members: &[Member], id: VoterId) -> bool {
+    members.iter().any(|member| member.id == id)
+}
+
+fn knows(metrics: &GroupMetrics, id: VoterId) -> bool {
+    has(&metrics.voters, id) || has(&metrics.learners, id)
+}
+
+impl Inner {
+    /// The members as this node knows them.
+    pub(super) fn members(&self) -> Vec<MemberInfo> {
+        let metrics = self.group.metrics();
+        let request = RangeRequest::between(NODES, NODES_END);
+        let records = self.shared.state().range(&request).map(|reply| reply.kvs).unwrap_or_default();
+        let records: Vec<NodeRecord> =
+            records.iter().filter_map(|kv| serde_json::from_slice(&kv.value).ok()).collect();
+        let voters = metrics.voters.into_iter().map(|member| (member, false));
+        let learners = metrics.learners.into_iter().map(|member| (member, true));
+        let known = voters.chain(learners).map(|(member, learner)| {
+            let record = records.iter().find(|record| record.voter == member.id.0);
+            MemberInfo {
+                voter: member.id,
+                node_id: record.map(|record| record.node_id),
+                name: record.map(|record| record.name.clone()).unwrap_or_default(),
+                peer_addr: member.address,
+                client_urls: record
+                    .and_then(|record| record.etcd.as_ref())
+                    .map(|address| format!("http://{address}"))
+                    .into_iter()
+                    .collect(),
+                learner,
+            }
+        });
+        let mut members: Vec<MemberInfo> = known.collect();
+        members.sort_by_key(|member| member.voter);
+        members
+    }
+
+    /// Has the leader change the members.
+    pub(super) async fn change_members(&self, change: MemberChange) -> Result<(), CoordError> {
+        // Each change says what it wants to be so, not what to do: saying it twice is the same as once.
+        let request = PeerRequest::Change(change.clone());
+        match self.ask_leader(request, || self.change_here(change.clone())).await? {
+            Asked::Here(()) | Asked::Peer(PeerReply::Done) => Ok(()),
+            Asked::Peer(_) => Err(CoordError::Timeout),
+        }
+    }
+
+    /// Changes the members, on the leader itself.
+    pub(super) async fn change_here(&self, change: MemberChange) -> Result<(), CoordError> {
+        let metrics = self.group.metrics();
+        let done = match change {
+            MemberChange::AddLearner(member) => {
+                let mut others = metrics.voters.iter().chain(&metrics.learners);
+                if others.any(|other| other.address == member.address && other.id != member.id) {
+                    return Err(CoordError::MemberExists);
+                }
+                if has(&metrics.voters, member.id) {
+                    return Ok(());
+                }
+                self.group.add_learner(&member).await
+            }
+            MemberChange::Promote(id) => {
+                if has(&metrics.voters, id) {
+                    return Err(CoordError::NotLearner);
+                }
+                if !knows(&metrics, id) {
+                    return Err(CoordError::MemberNotFound);
+                }
+                let promoted = self.group.promote(&[id]).await;
+                if let Err(GroupError::Refused(_)) = promoted {
+                    return Err(CoordError::LearnerNotReady);
+                }
+                promoted
+            }
+            MemberChange::Remove(id) => {
+                if !knows(&metrics, id) {
+                    return Err(CoordError::MemberNotFound);
+                }
+                self.group.remove(id).await
+            }
+            MemberChange::Move(member) => {
+                if !knows(&metrics, member.id) {
+                    return Err(CoordError::MemberNotFound);
+                }
+                self.group.set_address(&member).await
+            }
+            MemberChange::Transfer(id) => {
+                if !has(&metrics.voters, id) {
+                    return Err(CoordError::BadLeaderTransferee);
+                }
+                if metrics.leadership.leader == Some(id) {
+                    return Ok(());
+                }
+                self.group.transfer_leadership(id).await
+            }
+        };
+        done.map_err(CoordError::of_group)
+    }
+}

@@ -1,0 +1,334 @@
+//! What the coordination cores of the nodes ask of each other, as bytes: always of the leader.
+//!
+//! A message is a format byte, a kind and its fields, in the codec of commands. Bytes from a peer are checked; those
+//! of a batch are decoded before they enter the log, because the log has no way to refuse.
+
+use std::sync::Weak;
+
+use bytes::Bytes;
+use moim_raft::{BoxFuture, GroupError, Member, Service, VoterId};
+
+use super::Inner;
+use super::entry::Batch;
+use super::error::CoordError;
+use super::leases::Kept;
+use crate::codec::{DecodeError, Input, put_bytes, put_i64, put_lease, put_u64};
+use crate::error::Error;
+use crate::lease::LeaseId;
+
+const FORMAT: u8 = 1;
+
+/// A request to the leader.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum PeerRequest {
+    /// Put this entry into the log. Answered when it is committed; the asker learns the replies from the log.
+    Propose(Bytes),
+    /// Give these leases their whole time again.
+    KeepAlive(Vec<LeaseId>),
+    /// What these leases have left.
+    Remaining(Vec<LeaseId>),
+    /// Change the members.
+    Change(MemberChange),
+}
+
+/// A change of the group's members.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum MemberChange {
+    AddLearner(Member),
+    Promote(VoterId),
+    Remove(VoterId),
+    Move(Member),
+    Transfer(VoterId),
+}
+
+/// The leader's answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum PeerReply {
+    Done,
+    Refused(CoordError),
+    /// To [`PeerRequest::KeepAlive`], in its order.
+    Kept(Vec<Kept>),
+    /// To [`PeerRequest::Remaining`], in its order; -1 is unknown.
+    Remaining(Vec<i64>),
+}
+
+fn put_member(out: &mut Vec<u8>, member: &Member) {
+    put_u64(out, member.id.0);
+    put_bytes(out, member.address.as_bytes());
+}
+
+fn member(input: &mut Input) -> Result<Member, DecodeError> {
+    let (id, address) = (VoterId(input.u64()?), input.bytes()?);
+    let address = String::from_utf8(address.to_vec());
+    Ok(Member { id, address: address.map_err(|_| unknown("an address", 0))? })
+}
+
+fn put_leases(out: &mut Vec<u8>, leases: &[LeaseId]) {
+    put_u64(out, leases.len() as u64);
+    leases.iter().for_each(|lease| put_lease(out, *lease));
+}
+
+fn list<T>(
+    input: &mut Input,
+    mut read: impl FnMut(&mut Input) -> Result<T, DecodeError>,
+) -> Result<Vec<T>, DecodeError> {
+    (0..input.u64()?).map(|_| read(input)).collect()
+}
+
+fn unknown(what: &'static str, found: u8) -> DecodeError {
+    DecodeError::Unknown { what, found: found.into() }
+}
+
+fn open(bytes: Bytes) -> Result<Input, DecodeError> {
+    let mut input = Input { bytes };
+    match input.u8()? {
+        FORMAT => Ok(input),
+        other => Err(DecodeError::Format(other)),
+    }
+}
+
+fn close<T>(input: &Input, message: T) -> Result<T, DecodeError> {
+    match input.bytes.len() {
+        0 => Ok(message),
+        left => Err(DecodeError::Trailing(left)),
+    }
+}
+
+impl PeerRequest {
+    pub(super) fn encode(&self) -> Bytes {
+        let mut out = vec![FORMAT];
+        match self {
+            Self::Propose(entry) => {
+                out.reserve(entry.len() + 16);
+                out.push(1);
+                put_bytes(&mut out, entry);
+            }
+            Self::KeepAlive(leases) => {
+                out.push(2);
+                put_leases(&mut out, leases);
+            }
+            Self::Remaining(leases) => {
+                out.push(3);
+                put_leases(&mut out, leases);
+            }
+            Self::Change(change) => {
+                out.push(4);
+                match change {
+                    MemberChange::AddLearner(member) => {
+                        out.push(1);
+                        put_member(&mut out, member);
+                    }
+                    MemberChange::Promote(id) => {
+                        out.push(2);
+                        put_u64(&mut out, id.0);
+                    }
+                    MemberChange::Remove(id) => {
+                        out.push(3);
+                        put_u64(&mut out, id.0);
+                    }
+                    MemberChange::Move(member) => {
+                        out.push(4);
+                        put_member(&mut out, member);
+                    }
+                    MemberChange::Transfer(id) => {
+                        out.push(5);
+                        put_u64(&mut out, id.0);
+                    }
+                }
+            }
+        }
+        out.into()
+    }
+
+    fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
+        let mut input = open(bytes)?;
+        let request = match input.u8()? {
+            1 => Self::Propose(input.bytes()?),
+            2 => Self::KeepAlive(list(&mut input, Input::lease)?),
+            3 => Self::Remaining(list(&mut input, Input::lease)?),
+            4 => Self::Change(match input.u8()? {
+                1 => MemberChange::AddLearner(member(&mut input)?),
+                2 => MemberChange::Promote(VoterId(input.u64()?)),
+                3 => MemberChange::Remove(VoterId(input.u64()?)),
+                4 => MemberChange::Move(member(&mut input)?),
+                5 => MemberChange::Transfer(VoterId(input.u64()?)),
+                other => return Err(unknown("a change of members", other)),
+            }),
+            other => return Err(unknown("a request", other)),
+        };
+        close(&input, request)
+    }
+}
+
+/// The numbers of errors between nodes never change; [`CoordError::Refused`] has its own.
+const ERRORS: [CoordError; 12] = [
+    CoordError::NoLeader,
+    CoordError::Timeout,
+    CoordError::LeaderChanged,
+    CoordError::TooManyRequests,
+    CoordError::NotLeader,
+    CoordError::BadLeaderTransferee,
+    CoordError::MemberNotFound,
+    CoordError::MemberExists,
+    CoordError::NotLearner,
+    CoordError::LearnerNotReady,
+    CoordError::UnhealthyCluster,
+    CoordError::Stopped,
+];
+
+fn put_error(out: &mut Vec<u8>, error: &CoordError) {
+    match error {
+        CoordError::Refused(error) => out.extend_from_slice(&[0, *error as u8]),
+        error => {
+            let at = ERRORS.iter().position(|known| known == error).expect("every error has a number");
+            out.extend_from_slice(&[1, at as u8]);
+        }
+    }
+}
+
+fn error(input: &mut Input) -> Result<CoordError, DecodeError> {
+    let (of, number) = (input.u8()?, input.u8()?);
+    let found = match of {
+        0 => Error::ALL.get(usize::from(number).wrapping_sub(1)).copied().map(CoordError::Refused),
+        1 => ERRORS.get(usize::from(number)).cloned(),
+        _ => None,
+    };
+    found.ok_or(unknown("an error", number))
+}
+
+impl PeerReply {
+    fn encode(&self) -> Bytes {
+        let mut out = vec![FORMAT];
+        match self {
+            Self::Done => out.push(1),
+            Self::Refused(error) => {
+                out.push(2);
+                put_error(&mut out, error);
+            }
+            Self::Kept(kept) => {
+                out.push(3);
+                put_u64(&mut out, kept.len() as u64);
+                for kept in kept {
+                    match kept {
+                        Kept::For { ttl_ms } => {
+                            out.push(1);
+                            put_i64(&mut out, *ttl_ms);
+                        }
+                        Kept::Ending => out.push(2),
+                        Kept::Unknown => out.push(3),
+                    }
+                }
+            }
+            Self::Remaining(left) => {
+                out.push(4);
+                put_u64(&mut out, left.len() as u64);
+                left.iter().for_each(|left_ms| put_i64(&mut out, *left_ms));
+            }
+        }
+        out.into()
+    }
+
+    pub(super) fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
+        let mut input = open(bytes)?;
+        let reply = match input.u8()? {
+            1 => Self::Done,
+            2 => Self::Refused(error(&mut input)?),
+            3 => Self::Kept(list(&mut input, |input| match input.u8()? {
+                1 => Ok(Kept::For { ttl_ms: input.i64()? }),
+                2 => Ok(Kept::Ending),
+                3 => Ok(Kept::Unknown),
+                other => Err(unknown("a renewal", other)),
+            })?),
+            4 => Self::Remaining(list(&mut input, Input::i64)?),
+            other => return Err(unknown("a reply", other)),
+        };
+        close(&input, reply)
+    }
+}
+
+/// Answers the other nodes.
+pub(super) struct PeerService(pub(super) Weak<Inner>);
+
+impl Service for PeerService {
+    fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
+        Box::pin(async move {
+            let Some(inner) = self.0.upgrade() else {
+                return PeerReply::Refused(CoordError::NotLeader).encode();
+            };
+            let reply = match PeerRequest::decode(request) {
+                Ok(request) => inner.answer(request).await,
+                Err(error) => {
+                    tracing::warn!(%error, "a peer asked something that this version does not understand");
+                    PeerReply::Refused(CoordError::UnhealthyCluster)
+                }
+            };
+            reply.encode()
+        })
+    }
+}
+
+impl Inner {
+    async fn answer(&self, request: PeerRequest) -> PeerReply {
+        match request {
+            PeerRequest::Propose(entry) => {
+                if let Err(error) = Batch::check(&entry) {
+                    tracing::warn!(%error, "a peer forwarded a batch that this version does not understand");
+                    return PeerReply::Refused(CoordError::UnhealthyCluster);
+                }
+                match self.group.propose(entry).await {
+                    Ok(_) => PeerReply::Done,
+                    Err(GroupError::Full) => PeerReply::Refused(Error::NoSpace.into()),
+                    Err(error) => PeerReply::Refused(CoordError::of_group(error)),
+                }
+            }
+            PeerRequest::KeepAlive(leases) => match self.keep_alive_here(&leases).await {
+                Ok(kept) => PeerReply::Kept(kept),
+                Err(error) => PeerReply::Refused(error),
+            },
+            PeerRequest::Remaining(leases) => match self.remaining_here(&leases).await {
+                Ok(left) => PeerReply::Remaining(left),
+                Err(error) => PeerReply::Refused(error),
+            },
+            PeerRequest::Change(change) => match self.change_here(change).await {
+                Ok(()) => PeerReply::Done,
+                Err(error) => PeerReply::Refused(error),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_and_cut_ones_do_not() {
+        let someone = Member { id: VoterId(3), address: "host:1".to_owned() };
+        let requests = [
+            PeerRequest::Propose(Bytes::from_static(b"entry")),
+            PeerRequest::KeepAlive(vec![LeaseId(1), LeaseId(-5)]),
+            PeerRequest::Remaining(vec![LeaseId(i64::MAX)]),
+            PeerRequest::Change(MemberChange::AddLearner(someone.clone())),
+            PeerRequest::Change(MemberChange::Promote(VoterId(4))),
+            PeerRequest::Change(MemberChange::Remove(VoterId(4))),
+            PeerRequest::Change(MemberChange::Move(someone)),
+            PeerRequest::Change(MemberChange::Transfer(VoterId(4))),
+        ];
+        for request in requests {
+            let bytes = request.encode();
+            for end in 0..bytes.len() {
+                assert!(PeerRequest::decode(bytes.slice(..end)).is_err(), "{request:?} cut at {end}");
+            }
+            assert_eq!(PeerRequest::decode(bytes), Ok(request));
+        }
+        let refusals = ERRORS.into_iter().chain(Error::ALL.map(CoordError::Refused)).map(PeerReply::Refused);
+        let kept = PeerReply::Kept(vec![Kept::For { ttl_ms: 7 }, Kept::Ending, Kept::Unknown]);
+        for reply in [PeerReply::Done, kept, PeerReply::Remaining(vec![-1, 9])].into_iter().chain(refusals) {
+            let bytes = reply.encode();
+            for end in 0..bytes.len() {
+                assert!(PeerReply::decode(bytes.slice(..end)).is_err(), "{reply:?} cut at {end}");
+            }
+            assert_eq!(PeerReply::decode(bytes), Ok(reply));
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! How a command gets into the log: commands that wait together travel as one entry.
+//!
+//! ```text
+//!  callers ──▶ queue: drafts, filled in place ──▶ run(): up to FLIGHTS entries under way
+//!                                                   ├─ leader here:  Group::propose
+//!                                                   └─ elsewhere:    asked over the peer connection, once
+//!  Machine::apply here ──▶ the waiters of the flight
+//! ```
+//!
+//! While entries are under way, new commands gather in the next draft, so entries grow with the load and a lone
+//! command waits for nobody. Waiters are answered where the entry is applied on this node, whoever led.
+//!
+//! Invariant: an entry is sent again only when it is certain that nobody took it. Otherwise it is waited for, and its
+//! waiters get [`CoordError::Timeout`] in the end.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use moim_raft::{GroupError, ServiceError, ServiceId, TransportError};
+use tokio::sync::{Notify, oneshot};
+
+use super::Inner;
+use super::entry::{BatchId, Draft};
+use super::error::CoordError;
+use super::peer::{PeerReply, PeerRequest};
+use super::shared::{Flight, Waiter};
+use crate::error::Error;
+use crate::reply::Reply;
+use crate::request::Command;
+
+/// Entries under way at a time.
+const FLIGHTS: usize = 4;
+/// A draft is closed at this many commands: what a reader may have to wait for while it is applied.
+const DRAFT_COMMANDS: usize = 512;
+/// And at this many bytes.
+const DRAFT_BYTES: usize = 1 << 20;
+/// Commands that may wait.
+const QUEUE_COMMANDS: usize = 32_768;
+/// Bytes that may wait.
+const QUEUE_BYTES: usize = 64 << 20;
+/// Between looks at what has waited too long.
+const SWEEP: Duration = Duration::from_millis(250);
+/// Before a leader that was not ready is asked again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Commands that wait to be proposed.
+#[derive(Default)]
+pub(super) struct Queue {
+    waiting: Mutex<Waiting>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct Waiting {
+    drafts: VecDeque<Filling>,
+    commands: usize,
+    bytes: usize,
+    closed: bool,
+}
+
+struct Filling {
+    draft: Draft,
+    waiters: Vec<Waiter>,
+    since_ms: u64,
+}
+
+impl Queue {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a command; its reply comes through the receiver.
+    pub(super) fn push(
+        &self,
+        command: &Command,
+        now_ms: u64,
+    ) -> Result<oneshot::Receiver<Result<Reply, CoordError>>, CoordError> {
+        let (waiter, reply) = oneshot::channel();
+        {
+            let mut waiting = self.waiting();
+            if waiting.closed {
+                return Err(CoordError::Stopped);
+            }
+            if waiting.commands >= QUEUE_COMMANDS || waiting.bytes >= QUEUE_BYTES {
+                return Err(CoordError::TooManyRequests);
+            }
+            let has_room = waiting
+                .drafts
+                .back()
+                .is_some_and(|last| last.draft.len() < DRAFT_BYTES && last.waiters.len() < DRAFT_COMMANDS);
+            if !has_room {
+                let filling = Filling { draft: Draft::new(), waiters: Vec::new(), since_ms: now_ms };
+                waiting.drafts.push_back(filling);
+            }
+            let Some(last) = waiting.drafts.back_mut() else { return Err(CoordError::Stopped) };
+            let before = last.draft.len();
+            if let Err(error) = last.draft.push(command) {
+                if last.waiters.is_empty() {
+                    waiting.drafts.pop_back();
+                }
+                return Err(error.into());
+            }
+            last.waiters.push(waiter);
+            let added = last.draft.len() - before;
+            waiting.bytes += added;
+            waiting.commands += 1;
+        }
+        self.wake.notify_one();
+        Ok(reply)
+    }
+
+    fn pop(&self) -> Option<Filling> {
+        let mut waiting = self.waiting();
+        let first = waiting.drafts.pop_front()?;
+        waiting.commands -= first.waiters.len();
+        waiting.bytes = waiting.bytes.saturating_sub(first.draft.len());
+        if waiting.drafts.is_empty() {
+            waiting.bytes = 0;
+        }
+        Some(first)
+    }
+
+    async fn next(&self) -> Filling {
+        loop {
+            if let Some(first) = self.pop() {
+                return first;
+            }
+            self.wake.notified().await;
+        }
+    }
+
+    /// Takes no more, and gives up what waits.
+    pub(super) fn close(&self) {
+        self.waiting().closed = true;
+        while let Some(filling) = self.pop() {
+            fail(filling, &CoordError::Stopped);
+        }
+    }
+
+    fn give_up_before(&self, since_ms: u64) {
+        while self.waiting().drafts.front().is_some_and(|first| first.since_ms < since_ms) {
+            if let Some(filling) = self.pop() {
+                fail(filling, &CoordError::NoLeader);
+            }
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.waiting().closed
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting().drafts.is_empty()
+    }
+}
+
+fn fail(filling: Filling, error: &CoordError) {
+    for waiter in filling.waiters {
+        let _ = waiter.send(Err(error.clone()));
+    }
+}
+
+/// What became of one try.
+enum Try {
+    /// It is in the log, or may be: whoever applies it tells.
+    Sent,
+    /// Nobody took it.
+    Again,
+    /// It will never be.
+    Refused(CoordError),
+}
+
+impl Inner {
+    /// Puts a command on its way and waits for what it comes to.
+    pub(super) async fn submit(&self, command: &Command) -> Result<Reply, CoordError> {
+        command.check()?;
+        let reply = self.queue.push(command, self.now_ms())?;
+        // A waiter is dropped unanswered only when the node goes down, and then nobody knows.
+        reply.await.unwrap_or(Err(CoordError::Timeout))
+    }
+
+    /// Carries drafts into the log until the node stops.
+    pub(super) async fn carry_proposals(self: Arc<Self>) {
+        let mut flights = FuturesUnordered::new();
+        let shutdown = self.shutdown.clone();
+        loop {
+            tokio::select! {
+                biased;
+                () = shutdown.stopped() => break,
+                Some(()) = flights.next(), if !flights.is_empty() => {}
+                filling = self.queue.next(), if flights.len() < FLIGHTS => {
+                    flights.push(self.carry(filling));
+                }
+            }
+        }
+    }
+
+    async fn carry(&self, filling: Filling) {
+        let number = self.next_batch();
+        let id = BatchId { nonce: self.shared.nonce, number };
+        let deadline_ms = filling.since_ms + self.timeout_ms();
+        let entry = filling.draft.finish(id);
+        let flight = Flight { waiters: filling.waiters, deadline_ms };
+        self.shared.flights().insert(number, flight);
+        self.took_off.notify_one();
+        loop {
+            match self.try_once(&entry, deadline_ms).await {
+                Try::Sent => return,
+                Try::Refused(error) => return self.shared.land(number, &error),
+                Try::Again if self.now_ms() >= deadline_ms => {
+                    return self.shared.land(number, &CoordError::NoLeader);
+                }
+                Try::Again => {}
+            }
+        }
+    }
+
+    async fn try_once(&self, entry: &Bytes, deadline_ms: u64) -> Try {
+        let Some(leader) = self.group.leader() else {
+            self.wait_leader(deadline_ms).await;
+            return Try::Again;
+        };
+        if leader.id == self.group.voter() {
+            return match self.group.propose(entry.clone()).await {
+                Ok(_) | Err(GroupError::Unknown) => Try::Sent,
+                Err(GroupError::NotLeader { .. }) => {
+                    tokio::time::sleep(PAUSE).await;
+                    Try::Again
+                }
+                Err(GroupError::Full) => Try::Refused(Error::NoSpace.into()),
+                Err(error) => Try::Refused(CoordError::of_group(error)),
+            };
+        }
+        let left = Duration::from_millis(deadline_ms.saturating_sub(self.now_ms()).max(1));
+        let request = PeerRequest::Propose(entry.clone()).encode();
+        let answer = self.transport.ask(&leader, ServiceId::COORDINATOR, request, left).await;
+        match answer.map(PeerReply::decode) {
+            Ok(Ok(PeerReply::Refused(error))) if !error.is_unknown() && error != CoordError::NotLeader => {
+                Try::Refused(error)
+            }
+            Ok(Ok(PeerReply::Refused(CoordError::NotLeader)))
+            | Err(
+                ServiceError::NotHere
+                | ServiceError::Busy
+                | ServiceError::Transport(TransportError::Unreachable(_)),
+            ) => {
+                tokio::time::sleep(PAUSE).await;
+                Try::Again
+            }
+            // Done, lost on the way, or not understood: from here on only the log knows.
+            Ok(_) | Err(ServiceError::Transport(TransportError::Broken(_) | TransportError::TimedOut)) => {
+                Try::Sent
+            }
+        }
+    }
+
+    /// Gives up what has waited too long, while anything waits.
+    pub(super) async fn sweep_flights(self: Arc<Self>) {
+        let shutdown = self.shutdown.clone();
+        loop {
+            tokio::select! {
+                () = shutdown.stopped() => return,
+                () = self.took_off.notified() => {}
+            }
+            while !self.shared.flights().is_empty() || !self.queue.is_empty() {
+                tokio::select! {
+                    () = shutdown.stopped() => return,
+                    () = tokio::time::sleep(SWEEP) => {}
+                }
+                let now_ms = self.now_ms();
+                self.queue.give_up_before(now_ms.saturating_sub(self.timeout_ms()));
+                let late: Vec<u64> = {
+                    let flights = self.shared.flights();
+                    let late = flights.iter().filter(|(_, flight)| flight.deadline_ms <= now_ms);
+                    late.map(|(number, _)| *number).collect()
+                };
+                for number in late {
+                    self.shared.land(number, &CoordError::Timeout);
+                }
+            }
+        }
+    }
+}

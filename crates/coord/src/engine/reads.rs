@@ -1,0 +1,93 @@
+//! Reads that see everything acknowledged before they began, on any node.
+//!
+//! A quorum confirms the leader once for everybody who waits; whoever comes while a round is under way rides the next
+//! one, because the round may have begun before their request did. Many readers therefore cost as much as one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use moim_raft::GroupError;
+use tokio::sync::{Notify, oneshot};
+
+use super::Inner;
+use super::error::CoordError;
+
+/// Before a round that failed is tried again.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Readers that may wait.
+const READERS: usize = 65_536;
+
+type Reader = oneshot::Sender<Result<(), CoordError>>;
+
+/// Readers that wait for the next round.
+#[derive(Default)]
+pub(super) struct Reads {
+    waiting: Mutex<Vec<Reader>>,
+    wake: Notify,
+}
+
+impl Reads {
+    fn take(&self) -> Vec<Reader> {
+        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Inner {
+    /// Returns when the state here contains everything that was acknowledged anywhere before the call.
+    pub(super) async fn linearizable(&self) -> Result<(), CoordError> {
+        let (reader, done) = oneshot::channel();
+        {
+            let mut waiting = self.reads.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            if waiting.len() >= READERS {
+                return Err(CoordError::TooManyRequests);
+            }
+            waiting.push(reader);
+        }
+        self.reads.wake.notify_one();
+        done.await.unwrap_or(Err(CoordError::Stopped))
+    }
+
+    /// Runs the rounds until the node stops.
+    pub(super) async fn confirm_reads(self: Arc<Self>) {
+        let shutdown = self.shutdown.clone();
+        loop {
+            tokio::select! {
+                () = shutdown.stopped() => break,
+                () = self.reads.wake.notified() => {}
+            }
+            let readers = self.reads.take();
+            if readers.is_empty() {
+                continue;
+            }
+            let outcome = tokio::select! {
+                () = shutdown.stopped() => Err(CoordError::Stopped),
+                outcome = self.round() => outcome,
+            };
+            for reader in readers {
+                let _ = reader.send(outcome.clone());
+            }
+        }
+        drop(self.reads.take());
+    }
+
+    /// One round, repeated while there is hope.
+    async fn round(&self) -> Result<(), CoordError> {
+        let deadline_ms = self.now_ms() + self.timeout_ms();
+        loop {
+            let error = match self.group.read_point().await {
+                Ok(index) => {
+                    let left = Duration::from_millis(deadline_ms.saturating_sub(self.now_ms()).max(1));
+                    let applied = tokio::time::timeout(left, self.shared.wait_applied(index)).await;
+                    return applied.map_err(|_| CoordError::Timeout);
+                }
+                Err(GroupError::Stopped(_)) => return Err(CoordError::Stopped),
+                Err(GroupError::NotLeader { leader: None }) => CoordError::NoLeader,
+                Err(_) => CoordError::Timeout,
+            };
+            if self.now_ms() >= deadline_ms {
+                return Err(error);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}

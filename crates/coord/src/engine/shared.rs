@@ -1,0 +1,293 @@
+//! What applying the log changes, and the state machine that applies it.
+//!
+//! Lock order: watches, then state, then lease clock, then flights. No lock is held across an await, and none but the
+//! state's while a command is applied.
+//!
+//! Invariant: whoever proposed a batch from this node hears of it here, when it is applied *here*: an answer never
+//! runs ahead of the state that the same node reads. A batch that left this node and does not come back in time has an
+//! unknown outcome.
+
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use bytes::Bytes;
+use hashbrown::HashMap;
+use moim_base::clock::Clock;
+use moim_raft::{SnapshotWriter, StateMachine};
+use tokio::sync::{Notify, oneshot};
+
+use super::entry::{Batch, BatchId};
+use super::error::CoordError;
+use super::leases::Timekeeper;
+use super::watches::Watches;
+use crate::reply::Reply;
+use crate::request::{Command, Op};
+use crate::snapshot::Restorer;
+use crate::state::State;
+
+/// Bytes of a snapshot between two looks at the lock.
+const SNAPSHOT_CHUNK: usize = 64 << 10;
+/// What each idle step gives back of forgotten history.
+const RECLAIM_STEP: usize = 1_024;
+
+/// Whoever waits for a command.
+pub(super) type Waiter = oneshot::Sender<Result<Reply, CoordError>>;
+
+/// A batch of this node that is on its way through the log.
+pub(super) struct Flight {
+    pub(super) waiters: Vec<Waiter>,
+    pub(super) deadline_ms: u64,
+}
+
+/// See the top of the file.
+pub(super) struct Shared {
+    state: RwLock<State>,
+    watches: Mutex<Watches>,
+    leases: Mutex<Timekeeper>,
+    flights: Mutex<HashMap<u64, Flight>>,
+    pub(super) nonce: u64,
+    pub(super) clock: Arc<dyn Clock>,
+    /// The last entry applied, those of Raft itself included.
+    applied: AtomicU64,
+    /// Bytes applied since the last snapshot.
+    pub(super) unsnapped: AtomicU64,
+    /// What the keys take, for the quota.
+    size: AtomicU64,
+    /// Wakes whoever waits for `applied`.
+    pub(super) progress: Notify,
+    /// Wakes the one who tells the watchers.
+    pub(super) news: Notify,
+    /// Wakes the one who ends leases.
+    pub(super) lease_news: Notify,
+    /// Wakes the one who gives back memory.
+    pub(super) forgotten: Notify,
+}
+
+impl Shared {
+    pub(super) fn new(clock: Arc<dyn Clock>, timekeeper: Timekeeper) -> Self {
+        let state = State::new();
+        let watches = Watches::new(&state);
+        Self {
+            state: RwLock::new(state),
+            watches: Mutex::new(watches),
+            leases: Mutex::new(timekeeper),
+            flights: Mutex::default(),
+            nonce: fastrand::u64(..),
+            clock,
+            applied: AtomicU64::new(0),
+            unsnapped: AtomicU64::new(0),
+            size: AtomicU64::new(0),
+            progress: Notify::new(),
+            news: Notify::new(),
+            lease_news: Notify::new(),
+            forgotten: Notify::new(),
+        }
+    }
+
+    pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn watches(&self) -> MutexGuard<'_, Watches> {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn leases(&self) -> MutexGuard<'_, Timekeeper> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn flights(&self) -> MutexGuard<'_, HashMap<u64, Flight>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn applied(&self) -> u64 {
+        self.applied.load(Ordering::Acquire)
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Returns when the entry at `index` is applied here.
+    pub(super) async fn wait_applied(&self, index: u64) {
+        loop {
+            let notified = self.progress.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if self.applied() >= index {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// Gives back a little of what compaction forgot; true when there is more.
+    pub(super) fn reclaim(&self) -> bool {
+        let more = self.state_mut().reclaim(RECLAIM_STEP);
+        self.note_size();
+        more
+    }
+
+    fn note_size(&self) {
+        self.size.store(self.state().size_bytes() as u64, Ordering::Relaxed);
+    }
+
+    /// Takes back a batch that never left this node.
+    pub(super) fn land(&self, number: u64, outcome: &CoordError) {
+        let flight = self.flights().remove(&number);
+        for waiter in flight.into_iter().flat_map(|flight| flight.waiters) {
+            let _ = waiter.send(Err(outcome.clone()));
+        }
+    }
+}
+
+impl Shared {
+    /// Takes back every batch.
+    pub(super) fn land_all(&self, outcome: &CoordError) {
+        let numbers: Vec<u64> = self.flights().keys().copied().collect();
+        for number in numbers {
+            self.land(number, outcome);
+        }
+    }
+}
+
+/// The state machine of the group.
+pub(super) struct Machine {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Machine {
+    /// The waiters of a batch, if it is this node's.
+    fn waiters(&self, id: BatchId) -> Vec<Waiter> {
+        if id.nonce != self.shared.nonce {
+            return Vec::new();
+        }
+        self.shared.flights().remove(&id.number).map(|flight| flight.waiters).unwrap_or_default()
+    }
+
+    /// What the leader's clock must know of a command that was applied.
+    fn keep_time(&self, now_ms: u64, told: &Told, reply: &Reply) {
+        let mut leases = self.shared.leases();
+        match (told, reply) {
+            (Told::Granted, Reply::LeaseGranted { id, ttl_ms, .. }) => {
+                leases.on_granted(*id, *ttl_ms, now_ms)
+            }
+            (Told::Revoked(id), Reply::LeaseRevoked { .. }) => leases.on_revoked(*id),
+            (Told::Noted(remaining), Reply::Done { .. }) => leases.on_checkpoint(remaining),
+            _ => return,
+        }
+        drop(leases);
+        self.shared.lease_news.notify_one();
+    }
+}
+
+/// What of a command others than the state want to know.
+enum Told {
+    Nothing,
+    Granted,
+    Revoked(crate::LeaseId),
+    Noted(Vec<(crate::LeaseId, i64)>),
+    Forgotten,
+}
+
+impl Told {
+    fn of(command: &Command) -> Self {
+        match &command.op {
+            Op::LeaseGrant { .. } => Self::Granted,
+            Op::LeaseRevoke { id } => Self::Revoked(*id),
+            Op::LeaseCheckpoint { remaining } => Self::Noted(remaining.clone()),
+            Op::Compact { .. } | Op::AutoCompact { .. } => Self::Forgotten,
+            Op::Put(_) | Op::Delete(_) | Op::Txn(_) | Op::AlarmOn(_) | Op::AlarmOff(_) | Op::Nothing => {
+                Self::Nothing
+            }
+        }
+    }
+}
+
+impl StateMachine for Machine {
+    fn apply(&mut self, index: u64, entry: &Bytes) -> Bytes {
+        // Every node must make the same of an entry, and none can make anything of this one: going on would be a
+        // wrong answer on some of them.
+        let mut batch = Batch::decode(entry.clone()).expect("the log holds batches that this version reads");
+        let waiters = self.waiters(batch.id);
+        let mut replies = Vec::with_capacity(waiters.len());
+        let now_ms = self.shared.clock.monotonic_ms();
+        {
+            let mut state = self.shared.state_mut();
+            while let Some(command) = batch.next() {
+                let command = command.expect("the log holds commands that this version reads");
+                let told = Told::of(&command);
+                let reply = state.apply(index, command);
+                match &told {
+                    Told::Nothing => {}
+                    Told::Forgotten => self.shared.forgotten.notify_one(),
+                    told => self.keep_time(now_ms, told, &reply),
+                }
+                if !waiters.is_empty() {
+                    replies.push(reply);
+                }
+            }
+            self.shared.size.store(state.size_bytes() as u64, Ordering::Relaxed);
+        }
+        self.shared.unsnapped.fetch_add(entry.len() as u64, Ordering::Relaxed);
+        for (waiter, reply) in waiters.into_iter().zip(replies) {
+            // Whoever asked may be gone.
+            let _ = waiter.send(match reply {
+                Reply::Error(error) => Err(CoordError::Refused(error)),
+                reply => Ok(reply),
+            });
+        }
+        Bytes::new()
+    }
+
+    fn on_applied(&mut self, index: u64) {
+        self.shared.applied.store(index, Ordering::Release);
+        self.shared.progress.notify_waiters();
+        self.shared.news.notify_one();
+    }
+
+    fn snapshot(&mut self) -> SnapshotWriter {
+        self.shared.unsnapped.store(0, Ordering::Relaxed);
+        let shared = Arc::clone(&self.shared);
+        let mut cursor = shared.state().begin_snapshot(SNAPSHOT_CHUNK);
+        Box::new(move |out| {
+            loop {
+                let chunk = cursor.next_chunk(&shared.state()).map_err(io::Error::other)?;
+                match chunk {
+                    Some(chunk) => out.write_all(&chunk)?,
+                    None => return Ok(()),
+                }
+            }
+        })
+    }
+
+    fn restore(&mut self, content: &mut dyn Read) -> io::Result<()> {
+        let bad = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let mut restorer = Restorer::new();
+        let mut buffer = vec![0; SNAPSHOT_CHUNK];
+        loop {
+            let read = content.read(&mut buffer)?;
+            if read == 0 {
+                break;
+            }
+            restorer.push(&buffer[..read]).map_err(bad)?;
+        }
+        let restored = restorer.finish().map_err(bad)?;
+        let mut watches = self.shared.watches();
+        let old = {
+            let mut state = self.shared.state_mut();
+            std::mem::replace(&mut *state, restored)
+        };
+        watches.on_restored(&self.shared.state());
+        drop(watches);
+        self.shared.note_size();
+        // Giving back a large state takes a while: nobody should wait for it.
+        drop(old);
+        Ok(())
+    }
+}
