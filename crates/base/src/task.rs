@@ -1,9 +1,12 @@
 //! Task scopes: every task has a name, somebody waits for it, and a panic in it stops the process in
 //! an orderly way instead of leaving a half-dead server.
 
+use std::cell::Cell;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -100,6 +103,30 @@ impl Scope {
     }
 }
 
+thread_local! {
+    static INLINE: Cell<Option<fn() -> Duration>> = const { Cell::new(None) };
+}
+
+/// Runs what may wait for a disk where waiting does no harm: on a thread for that. A panic in it is an error.
+pub async fn offload<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    if let Some(delay) = INLINE.get() {
+        tokio::time::sleep(delay()).await;
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// From now on, what this thread offloads runs on this thread, after the time that `delay` says; `None` takes that
+/// back. For tests whose runs must repeat themselves exactly.
+pub fn offload_inline(delay: Option<fn() -> Duration>) {
+    INLINE.set(delay);
+}
+
 struct PanicGuard {
     name: &'static str,
     shutdown: Shutdown,
@@ -133,6 +160,17 @@ mod tests {
             assert!(task.await.is_err());
             assert!(shutdown.has_panicked());
         });
+    }
+
+    #[test]
+    fn work_leaves_the_thread_unless_it_was_told_to_stay() {
+        let here = std::thread::current().id();
+        let run = || block_on(offload(|| Ok(std::thread::current().id()))).unwrap();
+        assert_ne!(run(), here);
+        offload_inline(Some(|| Duration::from_millis(1)));
+        assert_eq!(run(), here);
+        offload_inline(None);
+        assert_ne!(run(), here);
     }
 
     #[test]

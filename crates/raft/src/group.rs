@@ -57,7 +57,7 @@ impl Group {
         let log = LogStore::open(&host.store, host.router.logs(), options.place()).await?;
         let (disk, root) = (Arc::clone(&host.disk), host.root.clone());
         let folder = format!("{}/snapshots", options.folder);
-        let snapshots = crate::log::offload(move || SnapshotDir::open(disk, &root, &folder))
+        let snapshots = moim_base::task::offload(move || SnapshotDir::open(disk, &root, &folder))
             .await
             .map_err(|source| OpenError::Io { group, source })?;
         let network = Network {

@@ -11,6 +11,7 @@
 //! | `group.rs` | the interface: propose, read, change members; answering peers |
 //! | `log.rs` | entries and vote on the journal |
 //! | `machine.rs`, `snapshot.rs` | applying, snapshots as files |
+//! | `runtime.rs` | what openraft runs on, so that a simulator can repeat a run |
 //! | `transport.rs`, `network.rs`, `rpc.rs`, `codec.rs` | what members say to each other |
 //!
 //! Beside the groups, nodes ask each other's [`Service`]s over the same connections.
@@ -26,6 +27,7 @@ mod log;
 mod machine;
 mod network;
 mod rpc;
+mod runtime;
 mod snapshot;
 mod transport;
 mod types;

@@ -9,7 +9,7 @@
 //!   offsets mean other entries.
 //!
 //! What is durable is known through [`Logs::on_durable`]; without that call nothing is ever acknowledged.
-//! This file must never wait for the disk on the caller's thread: that goes through [`offload`].
+//! This file must never wait for the disk on the caller's thread: that goes through `offload`.
 
 mod meta;
 
@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, stream};
+use moim_base::task::offload;
 use moim_journal::{
     Append, AppendError, Durability, Frame, Journal, JournalError, JournalId, JournalOptions, PlainFraming,
     ReadError, Store,
@@ -128,16 +129,6 @@ impl State {
         while let Some(entry) = self.recent.pop_back_if(|entry| entry.log_id.index >= end) {
             self.recent_bytes -= codec::entry_len(&entry);
         }
-    }
-}
-
-/// Runs what may wait for the disk where waiting does no harm.
-pub(crate) async fn offload<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => Err(io::Error::other(error)),
     }
 }
 

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use futures_util::{Stream, TryStreamExt};
+use moim_base::task::offload;
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};
 use openraft::type_config::alias::SnapshotOf;
 
-use crate::log::offload;
 use crate::snapshot::{SnapshotDir, SnapshotFile};
 use crate::types::{LogId, Payload, SnapshotMeta, StoredMembership, Types};
 

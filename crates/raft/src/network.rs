@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::task::offload;
 use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
@@ -15,7 +16,6 @@ use openraft::raft::{
 use openraft::type_config::alias::SnapshotOf;
 use openraft::{AnyError, BasicNode};
 
-use crate::log::offload;
 use crate::rpc::{Reply, Request, SnapshotPiece, SnapshotReply};
 use crate::snapshot::SnapshotFile;
 use crate::transport::{Transport, TransportError};
@@ -135,6 +135,7 @@ impl RaftNetworkV2<Types> for Line {
         _option: RPCOption,
     ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
         tokio::select! {
+            biased;
             sent = self.send(vote, Arc::new(snapshot.snapshot)) => Ok(SnapshotResponse::new(sent?)),
             closed = cancel => Err(closed.into()),
         }

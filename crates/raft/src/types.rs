@@ -203,6 +203,7 @@ openraft::declare_raft_types!(
         D = Proposal,
         R = Bytes,
         LeaderId = leader_id_std::LeaderId<u64, u64>,
+        AsyncRuntime = crate::runtime::Runtime,
 );
 
 pub(crate) type LogId = alias::LogIdOf<Types>;

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use moim_base::task::offload;
 use moim_journal::Store;
 use openraft::Raft;
 use openraft::async_runtime::WatchReceiver;
@@ -14,7 +15,6 @@ use openraft::raft::VoteRequest;
 use openraft::storage::Snapshot;
 
 use super::GroupOptions;
-use crate::log::offload;
 use crate::machine::Machine;
 use crate::rpc::{ReadIndexReply, Reply, Request, SnapshotPiece, SnapshotReply};
 use crate::snapshot::{SnapshotDir, SnapshotFile};
