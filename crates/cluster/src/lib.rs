@@ -9,12 +9,14 @@
 //! |---|---|---|
 //! | [`MemoryRepository`] | nothing | tests, the simulator, throw-away nodes |
 //! | [`LocalRepository`] | a journal | one node |
+//! | [`EtcdRepository`] | an etcd, or a Moim, by its protocol | applications; nodes on an external etcd |
 //!
 //! Every backend passes the same suite (module `testing`).
 
 #![warn(missing_docs)]
 
 pub mod engine;
+pub mod etcd;
 pub mod local;
 pub mod memory;
 pub mod nodes;
@@ -22,6 +24,7 @@ pub mod repository;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use etcd::{EtcdClient, EtcdRepository};
 pub use local::LocalRepository;
 pub use memory::MemoryRepository;
 pub use repository::{
