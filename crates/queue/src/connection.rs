@@ -8,12 +8,13 @@
 //! [`MAX_IN_FLIGHT`] requests are open; a client that does not read its answers is not read from either, and
 //! is cut off when it has not read anything for as long as a connection may be idle.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -54,6 +55,11 @@ const TURN: Duration = Duration::from_millis(2);
 
 /// How long a connection waits when there is no memory for requests.
 const STARVED: Duration = Duration::from_millis(5);
+
+thread_local! {
+    /// A buffer that no connection of this loop has data in.
+    static SPARE: Cell<BytesMut> = Cell::default();
+}
 
 /// A request whose answer is not written yet.
 pub(crate) enum Slot {
@@ -108,7 +114,11 @@ pub(crate) struct Connection {
     /// Set while a range of a file is brought into memory; true when it is there.
     warming: Option<Arc<AtomicBool>>,
     sleep: Pin<Box<Sleep>>,
+    /// When this turn began, or its last request was done: the clock is read once for both.
+    pub(crate) now: Instant,
     last_active: Instant,
+    /// Somebody had news since the waiting requests were last looked at.
+    woken: bool,
     closing: bool,
     /// The broker stops: what waits for others is given up, what waits for the disk is not.
     draining: bool,
@@ -139,7 +149,9 @@ pub(crate) async fn serve(
         out: Writer::default(),
         warming: None,
         sleep: Box::pin(tokio::time::sleep_until(now + idle)),
+        now,
         last_active: now,
+        woken: false,
         closing: false,
         draining: false,
     };
@@ -168,6 +180,8 @@ impl Connection {
     async fn run(&mut self) -> io::Result<()> {
         let shutdown = self.broker.shutdown.clone();
         let mut stopped = pin!(shutdown.stopped());
+        // Whom the stop wakes; asked for once, because every wait of a task has the same waker.
+        let mut told: Option<Waker> = None;
         loop {
             // Looked at here too: for a client that never pauses there is always an event before the stop.
             if !self.draining && shutdown.is_stopped() {
@@ -175,19 +189,26 @@ impl Connection {
             }
             if self.turn()? {
                 tokio::task::yield_now().await;
+                self.now = Instant::now();
                 continue;
             }
             if self.closing && self.slots.is_empty() && self.out.is_empty() {
                 return Ok(());
             }
-            let event = tokio::select! {
-                biased;
-                event = std::future::poll_fn(|cx| self.poll_event(cx)) => event?,
-                () = &mut stopped, if !self.draining => {
-                    self.drain();
-                    continue;
+            let event = std::future::poll_fn(|cx| {
+                if !self.draining && shutdown.is_stopped() {
+                    return Poll::Ready(Ok(Event::Woken));
                 }
-            };
+                if !told.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+                    told = Some(cx.waker().clone());
+                    if stopped.as_mut().poll(cx).is_ready() && !self.draining {
+                        return Poll::Ready(Ok(Event::Woken));
+                    }
+                }
+                self.poll_event(cx)
+            });
+            let event = event.await?;
+            self.now = Instant::now();
             match event {
                 Event::Read(0) => {
                     if self.input.is_empty() || self.closing {
@@ -198,9 +219,10 @@ impl Connection {
                         "the client left in the middle of a frame",
                     ));
                 }
-                Event::Read(_) => self.last_active = Instant::now(),
+                Event::Read(_) => self.last_active = self.now,
                 Event::Timer if self.is_idle() => return Ok(()),
-                Event::Timer | Event::Writable | Event::Woken => {}
+                Event::Woken => self.woken = true,
+                Event::Timer | Event::Writable => {}
             }
         }
     }
@@ -209,10 +231,9 @@ impl Connection {
     fn drain(&mut self) {
         self.closing = true;
         self.draining = true;
-        let now = Instant::now();
         for slot in &mut self.slots {
             if let Slot::Fetch(fetch) = slot {
-                fetch.deadline = now;
+                fetch.deadline = self.now;
             }
         }
     }
@@ -220,14 +241,18 @@ impl Connection {
     /// Does what can be done without waiting, for about as long as [`TURN`]. Gives whether there may be more
     /// to do: a client that sends costly requests without a pause must not keep the loop from the others.
     fn turn(&mut self) -> io::Result<bool> {
-        let end = Instant::now() + TURN;
+        let end = self.now + TURN;
         loop {
             self.settle()?;
             while self.can_take()
                 && let Some(frame) = self.next_frame()?
             {
                 self.handle(frame)?;
-                if Instant::now() >= end {
+                if self.input.is_empty() {
+                    break;
+                }
+                self.now = Instant::now();
+                if self.now >= end {
                     self.settle()?;
                     self.flush()?;
                     return Ok(true);
@@ -257,7 +282,7 @@ impl Connection {
         let before = self.out.len();
         let flushed = self.out.flush(&mut *self.socket)?;
         if self.out.len() < before && !self.out.is_empty() {
-            self.last_active = Instant::now();
+            self.last_active = self.now;
         }
         if let Flushed::Cold(range) = flushed {
             let done = Arc::new(AtomicBool::new(false));
@@ -279,7 +304,7 @@ impl Connection {
 
     /// Whether the client neither asks for anything nor reads what it asked for.
     fn is_idle(&self) -> bool {
-        (self.slots.is_empty() || self.is_congested()) && Instant::now() >= self.idle_at()
+        (self.slots.is_empty() || self.is_congested()) && self.now >= self.idle_at()
     }
 
     fn idle_at(&self) -> Instant {
@@ -319,7 +344,7 @@ impl Connection {
         let produces = size >= MIN_FRAME && self.input[4..6] == (ApiKey::Produce as i16).to_be_bytes();
         if produces && self.broker.store.is_behind() {
             // The disk does not keep up: the request waits here, in order, instead of being refused.
-            self.starved = Some(Instant::now() + STARVED);
+            self.starved = Some(self.now + STARVED);
             return Ok(None);
         }
         self.broker.memory.release(std::mem::take(&mut self.charged));
@@ -331,7 +356,7 @@ impl Connection {
     /// have room, so that those who send large ones slowly cannot keep everybody else from being served.
     fn make_room(&mut self, total: usize) -> io::Result<()> {
         if total > UNCOUNTED_BYTES && self.charged == 0 && self.broker.memory.is_spent() {
-            self.starved = Some(Instant::now() + STARVED);
+            self.starved = Some(self.now + STARVED);
             return Ok(());
         }
         if total > UNCOUNTED_BYTES && self.broker.memory.is_overdrawn() {
@@ -355,7 +380,7 @@ impl Connection {
             if !sasl_authenticate::token(self, &frame) {
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, "wrong user name or password"));
             }
-            self.out.push_encoded(&0i32.to_be_bytes());
+            self.out.push_encoded(Bytes::from_static(&[0; 4]));
             return Ok(());
         }
         let mut decoder = Decoder::new(frame);
@@ -412,11 +437,10 @@ impl Connection {
                     }
                 }
                 Slot::Ready(bytes) => {
-                    let bytes = std::mem::take(bytes);
-                    self.out.push_encoded(&bytes);
+                    self.out.push_encoded(std::mem::take(bytes));
                 }
                 Slot::Later(later) => match later.take() {
-                    Some(Answer::Bytes(bytes)) => self.out.push_encoded(&bytes),
+                    Some(Answer::Bytes(bytes)) => self.out.push_encoded(bytes),
                     Some(Answer::Failed) => return Err(io::Error::other("a request has no answer")),
                     // A group that waits for members is not waited for; the client asks the next broker.
                     None if self.draining => return Err(io::ErrorKind::ConnectionAborted.into()),
@@ -424,7 +448,7 @@ impl Connection {
                 },
                 Slot::Produce(produce) => {
                     if !produce.acks.is_done() {
-                        if Instant::now() < produce.deadline {
+                        if self.now < produce.deadline {
                             return Ok(());
                         }
                         crate::handlers::produce::time_out(&mut produce.response);
@@ -434,7 +458,8 @@ impl Connection {
                     self.out.push(produce.call, &produce.response)?;
                 }
                 Slot::Fetch(fetch) => {
-                    if !fetch.poll(&self.broker, &self.wake) {
+                    let woken = std::mem::take(&mut self.woken);
+                    if !fetch.poll(&self.broker, &self.wake, self.now, woken) {
                         return Ok(());
                     }
                     fetch.write(&self.broker, &mut self.out)?;
@@ -466,6 +491,9 @@ impl Connection {
             return Poll::Ready(Ok(Event::Writable));
         }
         if self.can_take() && self.starved.is_none() {
+            if self.input.capacity() == 0 {
+                self.input = SPARE.take();
+            }
             if self.input.capacity() == self.input.len() {
                 self.input.reserve(self.read_bytes);
             }
@@ -478,8 +506,12 @@ impl Connection {
             }
             let idle = matches!(self.slots.front(), None | Some(Slot::Fetch(_) | Slot::Later(_)));
             if self.input.is_empty() && idle {
-                // Nobody knows when the next request comes: ten thousand idle clients hold no buffers.
-                self.input = BytesMut::new();
+                // Nobody knows when the next request comes: ten thousand idle clients hold no buffers. The loop
+                // keeps one for whoever asks next.
+                let mut spare = std::mem::take(&mut self.input);
+                if spare.try_reclaim(READ_BYTES) && spare.capacity() <= BUSY_READ_BYTES {
+                    SPARE.set(spare);
+                }
                 self.read_bytes = READ_BYTES;
             }
         }

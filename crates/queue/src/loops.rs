@@ -31,9 +31,9 @@ impl Wake {
 
     fn wake(&self) {
         if !self.woken.swap(true, Ordering::AcqRel)
-            && let Some(waker) = lock(&self.waker).take()
+            && let Some(waker) = &*lock(&self.waker)
         {
-            waker.wake();
+            waker.wake_by_ref();
         }
     }
 
@@ -42,12 +42,14 @@ impl Wake {
         if self.woken.swap(false, Ordering::AcqRel) {
             return Poll::Ready(());
         }
-        let mut waker = lock(&self.waker);
-        match &mut *waker {
-            Some(known) => known.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
+        {
+            // Kept from one wait to the next: a task has the same waker all its life.
+            let mut waker = lock(&self.waker);
+            match &mut *waker {
+                Some(known) => known.clone_from(cx.waker()),
+                none => *none = Some(cx.waker().clone()),
+            }
         }
-        drop(waker);
         if self.woken.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
     }
 }

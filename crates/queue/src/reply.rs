@@ -69,6 +69,11 @@ impl Writer {
         self.len() == 0
     }
 
+    /// An empty one with room for so many bytes.
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
+        Self { tail: BytesMut::with_capacity(bytes), ..Self::default() }
+    }
+
     /// Encodes an answer that has no holes.
     pub(crate) fn push(&mut self, call: Call, response: &impl Message) -> io::Result<()> {
         self.push_with_chunks(call, response, Vec::new())
@@ -107,8 +112,12 @@ impl Writer {
     }
 
     /// Adds an answer that is encoded already.
-    pub(crate) fn push_encoded(&mut self, answer: &[u8]) {
-        self.tail.extend_from_slice(answer);
+    pub(crate) fn push_encoded(&mut self, answer: Bytes) {
+        if self.tail.is_empty() {
+            self.tail = answer.into();
+        } else {
+            self.tail.extend_from_slice(&answer);
+        }
     }
 
     /// The whole content, for an answer without files.

@@ -24,8 +24,14 @@ use crate::loops::{Wake, lock};
 use crate::partition::{Fetched, Partition};
 use crate::reply::{Call, Writer};
 
-/// The grid on which long waits end.
-const GRID_MS: u64 = 10;
+/// The grid on which long waits end is a tenth of the wait, within these bounds.
+const GRID_MS: std::ops::RangeInclusive<u64> = 10..=50;
+
+/// About what an answer without records takes, and again for each partition in it.
+const EMPTY_BYTES: usize = 64;
+
+/// An empty answer is kept until the wait ends when it names at most so many partitions; a larger one is made again.
+const KEPT_PARTITIONS: usize = 64;
 
 /// A fetch that has not been answered yet.
 pub(crate) struct PendingFetch {
@@ -36,9 +42,17 @@ pub(crate) struct PendingFetch {
     max_bytes: usize,
     stable_only: bool,
     /// Filled when the fetch is ready.
-    answer: Option<Found>,
-    /// Partitions that hold a wish of this fetch.
-    waiting: Vec<Arc<Partition>>,
+    answer: Option<Answer>,
+    /// The answer to give if the wait ends before any of the wishes comes true; encoded, because it is small and
+    /// a thousand consumers wait with one.
+    kept: Option<Bytes>,
+    /// Partitions that hold a wish of this fetch, and what each wishes for.
+    waiting: Vec<(Arc<Partition>, i64)>,
+}
+
+enum Answer {
+    Found(Found),
+    Empty(Bytes),
 }
 
 enum Target {
@@ -78,11 +92,12 @@ pub(crate) fn handle(
     let fetch = Box::new(PendingFetch {
         call,
         plan,
-        deadline: deadline(&broker, wait),
+        deadline: deadline(connection.now, broker.started, wait),
         min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit),
         max_bytes: usize::try_from(request.max_bytes).unwrap_or(0).min(limit),
         stable_only: request.isolation_level == 1,
         answer: None,
+        kept: None,
         waiting: Vec::new(),
     });
     // The connection looks at it at once if nothing stands before it.
@@ -91,52 +106,74 @@ pub(crate) fn handle(
 }
 
 /// When a fetch is answered with what there is. Long waits end together, on a grid of [`GRID_MS`]: a thousand idle
-/// consumers then wake the loop a hundred times a second and not two thousand times.
-fn deadline(broker: &Broker, wait_ms: u64) -> Instant {
-    let now = Instant::now();
-    if wait_ms < 10 * GRID_MS {
+/// consumers then wake the loop twenty times a second and not two thousand times.
+fn deadline(now: Instant, started: Instant, wait_ms: u64) -> Instant {
+    let grid_ms = (wait_ms / 10).clamp(*GRID_MS.start(), *GRID_MS.end());
+    if wait_ms < 10 * GRID_MS.start() {
         return now + Duration::from_millis(wait_ms);
     }
-    let since = u64::try_from((now - broker.started).as_millis()).unwrap_or(u64::MAX);
-    let end = since.saturating_add(wait_ms).next_multiple_of(GRID_MS);
-    broker.started + Duration::from_millis(end)
+    let since = u64::try_from((now - started).as_millis()).unwrap_or(u64::MAX);
+    let end = since.saturating_add(wait_ms).next_multiple_of(grid_ms);
+    started + Duration::from_millis(end)
 }
 
 impl PendingFetch {
     /// Looks whether the fetch can be answered; if not, leaves its wish where the data will be.
-    pub(crate) fn poll(&mut self, broker: &Broker, wake: &Arc<Wake>) -> bool {
+    /// Without news it does not look again: what it waits for has not come.
+    pub(crate) fn poll(&mut self, broker: &Broker, wake: &Arc<Wake>, now: Instant, news: bool) -> bool {
+        let expired = now >= self.deadline;
+        if !news && !self.waiting.is_empty() {
+            if !expired {
+                return false;
+            }
+            if let Some(empty) = self.kept.take() {
+                self.forget(wake);
+                self.answer = Some(Answer::Empty(empty));
+                return true;
+            }
+        }
         loop {
-            let found = match &self.plan {
+            let mut found = match &self.plan {
                 Target::Once(wanted) => self.look(broker, wanted, true, 0),
                 Target::Session { id, session, full } => self.look(broker, &lock(session).wanted, *full, *id),
             };
-            if found.bytes >= self.min_bytes || found.failed || Instant::now() >= self.deadline {
+            if found.bytes >= self.min_bytes || found.failed || expired {
                 self.forget(wake);
-                self.answer = Some(found);
+                self.answer = Some(Answer::Found(found));
                 return true;
             }
-            if self.leave_wishes(found.seen, wake) {
+            if self.leave_wishes(std::mem::take(&mut found.seen), wake) {
+                self.kept = self.keep(&found);
                 return false;
             }
         }
+    }
+
+    /// Encodes an answer without records that stays true until a wish comes true. Not for those who read only what is
+    /// stable (a transaction moves the watermark without giving them anything), nor for a session that would have to
+    /// remember what it was told.
+    fn keep(&self, found: &Found) -> Option<Bytes> {
+        let untold = matches!(self.plan, Target::Once(_)) || found.response.responses.is_empty();
+        let small = self.waiting.len() <= KEPT_PARTITIONS;
+        if found.bytes > 0 || self.stable_only || !untold || !small {
+            return None;
+        }
+        let mut own = Writer::with_capacity(EMPTY_BYTES * (1 + self.waiting.len()));
+        own.push(self.call, &found.response).ok()?;
+        Some(own.into_bytes())
     }
 
     /// Leaves a wish with every partition; false when one of them has news already. What is news is measured
     /// from what the look saw: a watermark that another thread moved since then must not be slept through.
     fn leave_wishes(&mut self, seen: Vec<(Arc<Partition>, i64)>, wake: &Arc<Wake>) -> bool {
         self.forget(wake);
-        for (partition, next) in seen {
-            if !partition.wait_for(next, self.stable_only, wake) {
-                return false;
-            }
-            self.waiting.push(partition);
-        }
-        true
+        self.waiting = seen;
+        self.waiting.iter().all(|(partition, next)| partition.wait_for(*next, self.stable_only, wake))
     }
 
     /// Takes back every wish.
     pub(crate) fn forget(&mut self, wake: &Wake) {
-        for partition in self.waiting.drain(..) {
+        for (partition, _) in self.waiting.drain(..) {
             partition.stop_waiting(wake.connection);
         }
     }
@@ -241,8 +278,13 @@ impl PendingFetch {
 
     /// Writes the answer and, for a session, notes what the client knows now.
     pub(crate) fn write(&mut self, broker: &Broker, out: &mut Writer) -> io::Result<()> {
-        let Some(found) = self.answer.take() else {
-            return Err(io::Error::other("a fetch without an answer"));
+        let found = match self.answer.take() {
+            Some(Answer::Found(found)) => found,
+            Some(Answer::Empty(answer)) => {
+                out.push_encoded(answer);
+                return Ok(());
+            }
+            None => return Err(io::Error::other("a fetch without an answer")),
         };
         broker.metrics.fetched_bytes.inc_by(found.bytes as u64);
         if let Target::Session { session, .. } = &self.plan {
