@@ -41,6 +41,9 @@ use crate::types::{
     ScrubReport, StoreOptions, StoreStats,
 };
 
+/// The share of `min_free_bytes` that stays free of priority journals, too.
+const RESERVE_SHARE: u64 = 4;
+
 /// Many journals and the commit log they share. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -231,6 +234,11 @@ impl Store {
         self.inner.is_full()
     }
 
+    /// Whether not even priority journals may append: what is kept free for them is used up.
+    pub fn is_exhausted(&self) -> bool {
+        self.inner.is_exhausted()
+    }
+
     /// Counters and gauges.
     pub fn stats(&self) -> StoreStats {
         let inner = &self.inner;
@@ -297,12 +305,13 @@ impl Inner {
         self.journals.read().expect("nobody panics holding the map").get(&id).cloned()
     }
 
-    /// Whether appends may come in.
-    pub(crate) fn check_accepting(&self) -> Result<(), AppendError> {
+    /// Whether appends may come in. Those of priority journals may use up most of what is kept free: deletions and
+    /// alarms go through them, and nobody could make room without.
+    pub(crate) fn check_accepting(&self, priority: bool) -> Result<(), AppendError> {
         if self.closed.load(Ordering::Acquire) || self.dead.load(Ordering::Acquire) {
             return Err(AppendError::Closed);
         }
-        if self.is_full() {
+        if self.is_full() && (!priority || self.is_exhausted()) {
             return Err(AppendError::Full);
         }
         let ring = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes.saturating_mul(2);
@@ -332,6 +341,13 @@ impl Inner {
 
     fn is_full(&self) -> bool {
         self.low_space.load(Ordering::Relaxed) || self.no_space.load(Ordering::Relaxed)
+    }
+
+    fn is_exhausted(&self) -> bool {
+        let reserve = self.options.min_free_bytes / RESERVE_SHARE;
+        self.no_space.load(Ordering::Relaxed)
+            || (self.low_space.load(Ordering::Relaxed)
+                && self.counters.free_bytes.load(Ordering::Relaxed) < reserve)
     }
 
     /// A write failed for lack of space: refuse appends until one succeeds.

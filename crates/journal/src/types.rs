@@ -71,7 +71,7 @@ pub struct StoreOptions {
     pub recent_bytes: usize,
     /// Frames at least this large go straight to their segment.
     pub bypass_bytes: usize,
-    /// Appends are refused below this much free disk.
+    /// Appends are refused below this much free disk; those of priority journals below a quarter of it.
     pub min_free_bytes: u64,
     /// Unsynced segment bytes that start a checkpoint.
     pub checkpoint_bytes: u64,

@@ -199,6 +199,33 @@ fn a_full_disk_refuses_appends_serves_reads_and_recovers_by_itself() {
 }
 
 #[test]
+fn priority_journals_may_use_most_of_what_is_kept_free() {
+    let mut bed = Bed::new();
+    bed.options.min_free_bytes = 100_000;
+    let store = bed.open();
+    let first = fsync(&store);
+    let other = journal_of(&store, 1, Durability::Fsync, 64 << 10);
+    assert!(first.set_priority(true));
+    let free = |bytes| {
+        bed.disk.set_free_bytes(Some(bytes));
+        bed.clock.advance_ms(600);
+        store.pump();
+    };
+    free(50_000);
+    assert!(store.is_full() && !store.is_exhausted());
+    assert!(matches!(try_append(&other, 10, 0), Err(AppendError::Full)));
+    append(&first, 1, 10);
+    store.pump();
+    assert_eq!(first.durable_end(), 1);
+    free(20_000);
+    assert!(store.is_exhausted());
+    assert!(matches!(try_append(&first, 10, 0), Err(AppendError::Full)));
+    free(500_000);
+    append(&first, 1, 10);
+    append(&other, 1, 10);
+}
+
+#[test]
 fn no_space_while_writing_behind_loses_nothing() {
     let mut bed = Bed::new();
     bed.options.recent_bytes = 16 << 10;

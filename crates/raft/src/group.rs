@@ -115,7 +115,7 @@ impl Group {
         if entry.len() > MAX_ENTRY_BYTES {
             return Err(GroupError::TooLarge { bytes: entry.len(), limit: MAX_ENTRY_BYTES });
         }
-        if self.core.store.is_full() {
+        if self.core.store.is_exhausted() {
             return Err(GroupError::Full);
         }
         let written = self.raft().client_write(Proposal(entry));

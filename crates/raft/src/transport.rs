@@ -34,7 +34,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Why there was no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
-    /// Nobody there; worth a pause before the next try.
+    /// Nobody there, and nothing was sent; worth a pause before the next try.
     #[error("unreachable: {0}")]
     Unreachable(String),
     /// Lost on the way; worth another try at once.

@@ -122,7 +122,7 @@ pub enum GroupError {
         /// The limit.
         limit: usize,
     },
-    /// The disk is full: reads go on, proposals do not.
+    /// The disk is full, and so is what was kept free for Raft: reads go on, proposals do not.
     #[error("the disk is full")]
     Full,
     /// The change cannot be made as things stand.

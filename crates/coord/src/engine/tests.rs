@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::request::PutRequest;
-use crate::testing::TestCluster;
+use crate::testing::{TestCluster, until};
+use crate::watch::WatchRequest;
 
 fn usual(_: &mut CoordinatorOptions) {}
 
@@ -60,4 +61,327 @@ fn every_node_takes_writes_and_sees_them_at_once() {
     assert_eq!(refused, CoordError::Refused(crate::Error::EmptyKey));
     let refused = cluster.wait(cluster.node(1).execute(put("/moim/x", "x"))).unwrap_err();
     assert_eq!(refused, CoordError::Refused(crate::Error::PermissionDenied));
+}
+
+/// Counts how often each command was applied: every put appends a key of its own under its number.
+fn count(node: &Coordinator) -> i64 {
+    node.read(|state| state.range(&RangeRequest { count_only: true, ..RangeRequest::between("n/", "n0") }))
+        .unwrap()
+        .count
+}
+
+#[test]
+fn commands_that_wait_together_share_entries_and_each_gets_its_own_reply() {
+    let cluster = TestCluster::start(3, usual);
+    cluster.settle();
+    for at in 0..3 {
+        let node = cluster.node(at);
+        let before = node.inner.shared.applied();
+        let puts = (0..1_000).map(|number| {
+            let node = node.clone();
+            async move {
+                let key = format!("n/{at}/{number}");
+                let reply = node.execute(put(key.clone(), "v")).await.unwrap();
+                let made = node.range(RangeRequest::key(key), true).await.unwrap();
+                assert_eq!(made.kvs[0].mod_revision, revision(&reply));
+            }
+        });
+        cluster.wait(futures_util::future::join_all(puts));
+        let entries = node.inner.shared.applied() - before;
+        assert!(entries < 200, "1,000 commands took {entries} entries");
+    }
+    cluster.settle();
+    assert!((0..3).all(|at| count(&cluster.node(at)) == 3_000));
+}
+
+/// Puts until told to stop; answers what was acknowledged and what is unknown.
+async fn load(
+    node: Coordinator,
+    name: String,
+    stop: Arc<std::sync::atomic::AtomicBool>,
+) -> (Vec<String>, u64) {
+    let (mut done, mut unknown) = (Vec::new(), 0);
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let key = format!("n/{name}/{number}");
+        // The value counts: a command that was applied twice shows as version 2.
+        match node.execute(put(key.clone(), "v")).await {
+            Ok(_) => done.push(key),
+            Err(CoordError::Timeout) => unknown += 1,
+            Err(CoordError::NoLeader | CoordError::TooManyRequests) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    (done, unknown)
+}
+
+#[test]
+fn a_leader_that_dies_under_load_loses_no_answer_and_doubles_no_command() {
+    let mut cluster = TestCluster::start(3, usual);
+    cluster.settle();
+    let leader = cluster.leader();
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let others: Vec<usize> = (0..3).filter(|at| *at != leader).collect();
+    let mut loads = Vec::new();
+    for at in &others {
+        for lane in 0..8 {
+            let work = load(cluster.node(*at), format!("{at}-{lane}"), Arc::clone(&stop));
+            #[allow(clippy::disallowed_methods)] // a test's load
+            loads.push(cluster.runtime(*at).spawn(work));
+        }
+    }
+    until("the load runs", || (count(&cluster.node(others[0])) > 200).then_some(()));
+    cluster.kill(leader);
+    let new = cluster.leader_among(&others);
+    let before = count(&cluster.node(new));
+    until("the load goes on", || (count(&cluster.node(new)) > before + 200).then_some(()));
+    stop.store(true, Ordering::Relaxed);
+    let mut acknowledged = 0;
+    for work in loads {
+        let (done, _) = cluster.wait(work).unwrap();
+        acknowledged += done.len();
+        for key in done {
+            let found = cluster.wait(cluster.node(new).range(RangeRequest::key(key.clone()), true)).unwrap();
+            assert_eq!(found.kvs.first().map(|kv| kv.version), Some(1), "{key}");
+        }
+    }
+    let node = cluster.node(new);
+    let all = node.read(|state| state.range(&RangeRequest::between("n/", "n0"))).unwrap();
+    assert!(all.kvs.iter().all(|kv| kv.version == 1));
+    assert!(all.count >= i64::try_from(acknowledged).unwrap());
+    cluster.start_node(leader);
+    cluster.settle();
+    assert_eq!(count(&cluster.node(leader)), count(&node));
+}
+
+#[test]
+fn a_node_cut_off_answers_unknown_or_no_leader_and_never_a_lie() {
+    let cluster = TestCluster::start(3, usual);
+    cluster.settle();
+    let old = cluster.leader();
+    cluster.isolate(old);
+    let lonely = cluster.node(old);
+    let error = cluster.wait(lonely.execute(put("k", "lost?"))).unwrap_err();
+    assert!(matches!(error, CoordError::Timeout | CoordError::NoLeader), "{error:?}");
+    let error = cluster.wait(lonely.range(RangeRequest::key("k"), false)).unwrap_err();
+    assert!(matches!(error, CoordError::Timeout | CoordError::NoLeader), "{error:?}");
+    // What it knows it still tells to whoever asks for no more.
+    assert_eq!(cluster.wait(value(&lonely, "k", true)), None);
+    let others: Vec<usize> = (0..3).filter(|at| *at != old).collect();
+    cluster.leader_among(&others);
+    cluster.insist(others[0], |node| async move { node.execute(put("k", "new")).await });
+    cluster.network.heal();
+    cluster.settle();
+    assert_eq!(cluster.wait(value(&lonely, "k", false)), Some("new".into()));
+}
+
+async fn next_events(stream: &mut WatchStream, count: usize) -> Vec<(i64, String)> {
+    let mut seen = Vec::new();
+    while seen.len() < count {
+        match stream.next().await.expect("the node runs") {
+            WatchItem::Events { batch, .. } => {
+                seen.extend(batch.events.iter().map(|event| {
+                    (event.kv.mod_revision, String::from_utf8_lossy(&event.kv.value).into_owned())
+                }))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    seen
+}
+
+fn short_log(options: &mut CoordinatorOptions) {
+    options.group.snapshot_after = 50;
+    options.group.keep_entries = 10;
+}
+
+#[test]
+fn a_watch_misses_nothing_across_a_leader_change_and_a_snapshot() {
+    let mut cluster = TestCluster::start(3, short_log);
+    cluster.settle();
+    let (leader, watched) = (cluster.leader(), cluster.follower());
+    let node = cluster.node(watched);
+    let mut stream = node.watcher();
+    let (id, now) = stream.create(WatchRequest { key: "k".into(), ..WatchRequest::default() }).unwrap();
+    assert_eq!(now, 1);
+    let mut expected = Vec::new();
+    let write = |cluster: &TestCluster, at: usize, expected: &mut Vec<(i64, String)>| {
+        let text = expected.len().to_string();
+        let reply = cluster.insist(at, |node| {
+            let text = text.clone();
+            async move { node.execute(put("k", text)).await }
+        });
+        expected.push((revision(&reply), text));
+    };
+    for _ in 0..20 {
+        write(&cluster, leader, &mut expected);
+    }
+    assert_eq!(cluster.wait(next_events(&mut stream, 20)), expected);
+    // Far behind: it is brought up to date by a snapshot, not by the log.
+    cluster.isolate(watched);
+    let others: Vec<usize> = (0..3).filter(|at| *at != watched).collect();
+    for _ in 0..200 {
+        write(&cluster, others[0], &mut expected);
+    }
+    let leader = cluster.leader_among(&others);
+    until("the log is cut", || (cluster.node(leader).group().metrics().purged > Some(100)).then_some(()));
+    cluster.network.heal();
+    cluster.settle();
+    assert!(node.group().metrics().snapshot.is_some(), "it came by snapshot");
+    cluster.kill(leader);
+    let rest: Vec<usize> = others.iter().copied().filter(|at| *at != leader).collect();
+    for _ in 0..20 {
+        write(&cluster, rest[0], &mut expected);
+    }
+    assert_eq!(cluster.wait(next_events(&mut stream, 220)), expected[20..]);
+    stream.request_progress();
+    let progress = cluster.wait(stream.next()).unwrap();
+    assert_eq!(progress, WatchItem::Progress { watcher: None, revision: expected.last().unwrap().0 });
+    assert!(stream.cancel(id) && !stream.cancel(id));
+}
+
+#[test]
+fn a_watch_that_compaction_overtakes_is_told_so() {
+    let cluster = TestCluster::start(1, usual);
+    cluster.settle();
+    let node = cluster.node(0);
+    for number in 0..10 {
+        cluster.wait(node.execute(put("k", number.to_string()))).unwrap();
+    }
+    let mut stream = node.watcher();
+    let request = WatchRequest { key: "k".into(), start_revision: 3, ..WatchRequest::default() };
+    let (late, _) = stream.create(request.clone()).unwrap();
+    assert_eq!(cluster.wait(node.compact(Origin::Client, SpaceId::User, 8, true)), Ok(11));
+    let (later, _) = stream.create(request).unwrap();
+    for watcher in [late, later] {
+        let told = cluster.wait(stream.next()).unwrap();
+        assert_eq!(told, WatchItem::Canceled { watcher, compact_revision: 8 });
+    }
+    let refused = cluster.wait(node.compact(Origin::Client, SpaceId::User, 8, false)).unwrap_err();
+    assert_eq!(refused, CoordError::Refused(crate::Error::Compacted));
+}
+
+#[test]
+fn leases_end_on_time_whoever_leads_and_renewals_count_anywhere() {
+    let mut cluster = TestCluster::start(3, usual);
+    cluster.settle();
+    let (leader, follower) = (cluster.leader(), cluster.follower());
+    let node = cluster.node(follower);
+    let grant = |ttl_ms| cluster.wait(node.lease_grant(Origin::Client, LeaseId::NONE, ttl_ms)).unwrap();
+    let ((short, ttl_ms), (long, _)) = (grant(1_000), grant(60_000));
+    assert_eq!(ttl_ms, 1_000);
+    let leased = |key: &'static str, lease| {
+        Command::client(Op::Put(PutRequest { lease, ..PutRequest::new(key, "v") }))
+    };
+    cluster.wait(node.execute(leased("short", short))).unwrap();
+    cluster.wait(node.execute(leased("long", long))).unwrap();
+    assert_eq!(cluster.wait(node.lease_keep_alive(long)), Ok(60_000));
+    assert_eq!(cluster.wait(node.lease_keep_alive(LeaseId(5))), Ok(0));
+    let info = cluster.wait(node.lease_time_to_live(long, true)).unwrap();
+    assert_eq!((info.granted_ms, &info.keys[..]), (60_000, &[Bytes::from("long")][..]));
+    assert!((1..=60_000).contains(&info.remaining_ms), "{info:?}");
+    let unknown = cluster.wait(node.lease_time_to_live(LeaseId(5), true)).unwrap();
+    assert_eq!((unknown.granted_ms, unknown.remaining_ms), (0, -1));
+    // Renewed through a follower for three times its length, it stays.
+    let clock = moim_base::clock::SystemClock::new();
+    while clock.monotonic_ms() < 3_000 {
+        assert_eq!(cluster.wait(node.lease_keep_alive(short)), Ok(1_000));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(cluster.wait(value(&node, "short", false)), Some("v".into()));
+    // Nobody renews it, and the one who kept its time dies: its successor ends it.
+    cluster.kill(leader);
+    let died = clock.monotonic_ms();
+    let others: Vec<usize> = (0..3).filter(|at| *at != leader).collect();
+    cluster.leader_among(&others);
+    until("it ends", || cluster.node(follower).read(|state| state.lease(short).is_none().then_some(())));
+    let lived_ms = clock.monotonic_ms() - died;
+    assert!(lived_ms >= 900, "it ended {lived_ms} ms after its last renewal");
+    assert_eq!(cluster.wait(value(&node, "short", false)), None);
+    assert_eq!(cluster.wait(value(&node, "long", false)), Some("v".into()));
+    assert_eq!(cluster.wait(node.leases()), Ok(vec![long]));
+    cluster.wait(node.lease_revoke(Origin::Client, long)).unwrap();
+    assert_eq!(cluster.wait(value(&node, "long", false)), None);
+}
+
+#[test]
+fn a_full_store_refuses_puts_everywhere_until_the_alarm_is_taken_back() {
+    let cluster = TestCluster::start(3, |options| options.quota_bytes = 64 << 10);
+    cluster.settle();
+    let node = cluster.node(cluster.follower());
+    let big = || put("big", vec![7; 8 << 10]);
+    let error = until("it is full", || cluster.wait(node.execute(big())).err());
+    assert_eq!(error, CoordError::Refused(crate::Error::NoSpace));
+    let alarms = until("the alarm is on", || {
+        let alarms = cluster.wait(node.alarms()).unwrap();
+        (!alarms.is_empty()).then_some(alarms)
+    });
+    for at in 0..3 {
+        let refused = cluster.wait(cluster.node(at).execute(put("small", "v"))).unwrap_err();
+        assert_eq!(refused, CoordError::Refused(crate::Error::NoSpace), "node {at}");
+    }
+    assert!(cluster.wait(value(&node, "big", false)).is_some(), "reads go on");
+    let delete = Command::client(Op::Delete(crate::request::DeleteRequest::key("big")));
+    cluster.wait(node.execute(delete)).unwrap();
+    let now = node.header(SpaceId::User).revision;
+    for at in 0..3 {
+        // Each node gives its memory back by itself.
+        let _ = cluster.wait(cluster.node(at).compact(Origin::Client, SpaceId::User, now, true));
+        until("there is room again", || (cluster.node(at).status().db_size < 32 << 10).then_some(()));
+    }
+    for alarm in alarms {
+        assert_eq!(cluster.wait(node.alarm_off(alarm)), Ok(vec![alarm]));
+    }
+    cluster.wait(node.execute(put("small", "v"))).unwrap();
+}
+
+#[test]
+fn members_come_go_and_lead_whoever_is_asked() {
+    let mut cluster = TestCluster::without_founders(4, usual);
+    cluster.found(3);
+    cluster.settle();
+    let follower = cluster.follower();
+    let node = cluster.node(follower);
+    cluster.start_node(3);
+    let newcomer = cluster.member(3);
+    cluster.wait(node.add_learner(newcomer.clone())).unwrap();
+    let stranger = Member { id: VoterId(9), address: newcomer.address.clone() };
+    assert_eq!(cluster.wait(node.add_learner(stranger)), Err(CoordError::MemberExists));
+    until("it has caught up", || cluster.wait(node.promote_member(newcomer.id)).ok());
+    assert_eq!(cluster.wait(node.promote_member(newcomer.id)), Err(CoordError::NotLearner));
+    assert_eq!(cluster.wait(node.promote_member(VoterId(9))), Err(CoordError::MemberNotFound));
+    assert_eq!(cluster.wait(node.move_leader(VoterId(9))), Err(CoordError::BadLeaderTransferee));
+    let record = br#"{"node_id":4,"voter":4,"name":"four","etcd":"127.0.0.1:2379","peer":"node-4"}"#;
+    let record = Command::node(Op::Put(PutRequest::new("/moim/nodes/4", &record[..])));
+    cluster.wait(node.execute(record)).unwrap();
+    let fourth = node.members().into_iter().find(|member| member.voter == newcomer.id).unwrap();
+    assert_eq!((fourth.node_id, fourth.name.as_str(), fourth.learner), (Some(4), "four", false));
+    assert_eq!(fourth.client_urls, ["http://127.0.0.1:2379"]);
+    until("leadership moves", || cluster.wait(node.move_leader(newcomer.id)).ok());
+    assert_eq!(cluster.leader(), 3);
+    let gone = VoterId(1 + u64::try_from((0..3).find(|at| *at != follower).unwrap()).unwrap());
+    cluster.wait(node.remove_member(gone)).unwrap();
+    until("it is gone", || (!node.members().iter().any(|member| member.voter == gone)).then_some(()));
+    cluster.wait(node.execute(put("k", "v"))).unwrap();
+}
+
+#[test]
+fn a_snapshot_taken_while_puts_go_on_is_a_whole_state() {
+    let cluster = TestCluster::start(1, usual);
+    cluster.settle();
+    let node = cluster.node(0);
+    for number in 0..100 {
+        cluster.wait(node.execute(put(format!("n/{number}"), vec![1; 4 << 10]))).unwrap();
+    }
+    let mut snapshot = node.snapshot();
+    let mut chunks = vec![snapshot.next().unwrap().unwrap()];
+    cluster.wait(node.execute(put("n/later", "v"))).unwrap();
+    chunks.extend(snapshot.map(Result::unwrap));
+    let state = State::restore(chunks).unwrap();
+    assert_eq!(state.live_keys(SpaceId::User), 100);
+    let (mine, theirs) =
+        (node.hash_kv(SpaceId::User, 101).unwrap(), state.hash_kv(SpaceId::User, 101).unwrap());
+    assert_eq!(mine.hash, theirs.hash);
 }

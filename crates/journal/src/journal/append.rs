@@ -30,7 +30,7 @@ impl Journal {
     /// the disk, with one exception: the very first Replicated append of a journal waits for one group commit.
     /// `Busy` and `Full` are refusals: nothing was taken, the caller may try again.
     pub fn append(&self, append: Append<'_>) -> Result<(), AppendError> {
-        self.store.check_accepting()?;
+        self.store.check_accepting(self.priority.load(Ordering::Relaxed))?;
         let len = append.prefix.len() + append.body.len();
         let frame = Frame {
             len,

@@ -95,7 +95,8 @@ impl Transport for MemoryTransport {
             let reply = tokio::time::timeout(timeout, router.handle(group, request)).await;
             let reply = reply.map_err(|_| TransportError::TimedOut)?;
             // The way back may have been cut meanwhile.
-            self.network.route(&to.address, &self.address).ok_or_else(unreachable)?;
+            let back = self.network.route(&to.address, &self.address);
+            back.ok_or_else(|| TransportError::Broken(to.address.clone()))?;
             Ok(reply)
         })
     }

@@ -316,7 +316,7 @@ impl TcpTransport {
             let ended = tokio::select! {
                 ended = run(&to, local, inbox, &shared) => ended,
                 () = shared.give_up.notified() => TransportError::Broken(format!("{}: no answers", to.address)),
-                () = shutdown.stopped() => TransportError::Unreachable("this node stops".to_owned()),
+                () = shutdown.stopped() => TransportError::Broken("this node stops".to_owned()),
             };
             tracing::debug!(error = %ended, "a connection to a peer ended");
             shared.on_broken(ended);
