@@ -207,6 +207,7 @@ impl Inner {
         loop {
             let nap = Duration::from_millis(next_progress_ms.saturating_sub(self.now_ms()).max(1));
             tokio::select! {
+                biased;
                 () = shutdown.stopped() => break,
                 () = self.shared.news.notified() => {}
                 () = tokio::time::sleep(nap) => {}
@@ -227,6 +228,7 @@ impl Inner {
         let shutdown = self.shutdown.clone();
         loop {
             tokio::select! {
+                biased;
                 () = shutdown.stopped() => return,
                 () = self.shared.forgotten.notified() => {}
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
@@ -249,6 +251,7 @@ impl Inner {
     async fn guard(self: Arc<Self>) {
         let shutdown = self.shutdown.clone();
         tokio::select! {
+            biased;
             () = shutdown.stopped() => {}
             why = self.group.stopped() => {
                 self.queue.close();

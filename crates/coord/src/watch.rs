@@ -227,7 +227,8 @@ impl WatchHub {
     /// Makes every watcher of a space read history from `revision` on, or from where it is.
     fn mark_all(&mut self, space: SpaceId, revision: i64) {
         let of_space = self.watchers.iter().filter(|(_, watcher)| watcher.space == space);
-        let due: Vec<_> = of_space.map(|(id, watcher)| (*id, watcher.next.max(revision))).collect();
+        let mut due: Vec<_> = of_space.map(|(id, watcher)| (*id, watcher.next.max(revision))).collect();
+        due.sort_unstable();
         for (id, next) in due {
             self.mark(id, next);
         }

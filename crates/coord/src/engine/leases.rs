@@ -152,6 +152,7 @@ impl Inner {
         let shutdown = self.shutdown.clone();
         loop {
             tokio::select! {
+                biased;
                 () = shutdown.stopped() => break,
                 () = self.renewals.wake.notified() => {}
             }
@@ -160,6 +161,7 @@ impl Inner {
                 continue;
             }
             let outcome = tokio::select! {
+                biased;
                 () = shutdown.stopped() => break,
                 outcome = self.renew(&leases) => outcome,
             };
@@ -310,6 +312,7 @@ impl Inner {
             self.on_leadership(&now);
             let reign = self.reign(&now);
             tokio::select! {
+                biased;
                 () = shutdown.stopped() => return,
                 next = changes.changed() => match next {
                     Some(next) => now = next,
@@ -353,6 +356,7 @@ impl Inner {
             let nap =
                 next_ms.map_or(NAP, |at| Duration::from_millis(at.saturating_sub(now_ms).max(1)).min(NAP));
             tokio::select! {
+                biased;
                 () = self.shared.lease_news.notified() => {}
                 () = tokio::time::sleep(nap) => {}
             }

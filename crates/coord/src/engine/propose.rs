@@ -263,21 +263,24 @@ impl Inner {
         let shutdown = self.shutdown.clone();
         loop {
             tokio::select! {
+                biased;
                 () = shutdown.stopped() => return,
                 () = self.took_off.notified() => {}
             }
             while !self.shared.flights().is_empty() || !self.queue.is_empty() {
                 tokio::select! {
+                    biased;
                     () = shutdown.stopped() => return,
                     () = tokio::time::sleep(SWEEP) => {}
                 }
                 let now_ms = self.now_ms();
                 self.queue.give_up_before(now_ms.saturating_sub(self.timeout_ms()));
-                let late: Vec<u64> = {
+                let mut late: Vec<u64> = {
                     let flights = self.shared.flights();
                     let late = flights.iter().filter(|(_, flight)| flight.deadline_ms <= now_ms);
                     late.map(|(number, _)| *number).collect()
                 };
+                late.sort_unstable();
                 for number in late {
                     self.shared.land(number, &CoordError::Timeout);
                 }

@@ -52,6 +52,7 @@ impl Inner {
         let shutdown = self.shutdown.clone();
         loop {
             tokio::select! {
+                biased;
                 () = shutdown.stopped() => break,
                 () = self.reads.wake.notified() => {}
             }
@@ -60,6 +61,7 @@ impl Inner {
                 continue;
             }
             let outcome = tokio::select! {
+                biased;
                 () = shutdown.stopped() => Err(CoordError::Stopped),
                 outcome = self.round() => outcome,
             };
