@@ -1,0 +1,451 @@
+//! The leader of one partition: what followers have, what is committed, who is in sync.
+//!
+//! Owns the high watermark and proposes changes of the in-sync set. It never reads records and never writes the
+//! repository itself.
+//!
+//! Invariants:
+//! - the high watermark never goes back, and moves only over what every member of the *maximal* in-sync set has: the
+//!   set on record and everybody whose addition was proposed and not seen to fail;
+//! - it stands still while the record has fewer in sync than the effective minimum (see [`crate::transition`]);
+//! - a follower counts only after a fetch of this leader epoch showed that its log is a beginning of ours;
+//! - proposals are made on the newest record known. One whose outcome is unknown may still happen, even after a later
+//!   read: its additions count until the record has another revision, and if nothing else is to be changed the record
+//!   is written once more for that purpose.
+
+mod progress;
+
+use moim_base::{BrokerId, LeaderEpoch, Offset};
+
+use self::progress::Progress;
+use crate::acks::AckError;
+use crate::log::LogView;
+use crate::message::{Answer, Fetch, Refusal, Report};
+use crate::mutant::{Mutant, Mutants};
+use crate::replica::{Effect, Proposal};
+use crate::state::{InSync, PartitionState};
+use crate::transition::Draft;
+use crate::types::{Durability, PartitionId, Versioned};
+
+/// The leader's times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeaderTuning {
+    /// A follower that has not caught up for this long is not waited for.
+    pub lag_ms: u64,
+    /// A follower whose connection broke this long ago is not waited for. A broken connection proves nothing, but
+    /// leaving somebody out is always safe, and he comes back within one fetch.
+    pub disconnect_grace_ms: u64,
+    /// Pause after a proposal that was not taken.
+    pub retry_ms: u64,
+}
+
+impl Default for LeaderTuning {
+    fn default() -> Self {
+        Self { lag_ms: 10_000, disconnect_grace_ms: 500, retry_ms: 200 }
+    }
+}
+
+/// How a proposal ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The record was changed, at this revision.
+    Done {
+        /// The repository's revision after the change.
+        revision: i64,
+    },
+    /// A condition did not hold: it did not happen and never will.
+    Conflict,
+    /// The repository took nothing and says so.
+    Refused,
+    /// Nobody knows; it may still happen.
+    Unknown,
+}
+
+/// A proposal that may still happen.
+#[derive(Debug)]
+struct Pending {
+    id: u64,
+    next: PartitionState,
+    adds: Vec<BrokerId>,
+    /// Whether an answer is still expected.
+    in_flight: bool,
+}
+
+/// One partition, led.
+#[derive(Debug)]
+pub struct Leader {
+    me: BrokerId,
+    partition: PartitionId,
+    /// The newest record known, and its revision.
+    record: Versioned<PartitionState>,
+    /// Invariant: all were made on `record.revision`.
+    pending: Vec<Pending>,
+    next_id: u64,
+    retry_at_ms: u64,
+    /// Where this leadership began.
+    epoch_start: Offset,
+    high_watermark: Offset,
+    end: Offset,
+    written: Offset,
+    durable: Offset,
+    followers: Vec<Progress>,
+    wanted_durability: Durability,
+    tuning: LeaderTuning,
+    mutants: Mutants,
+}
+
+impl Leader {
+    /// Becomes the leader that `record` names. The first effect has the new epoch noted in the log; it must be carried
+    /// out before anything is appended. `high_watermark` is the last one known here.
+    pub fn become_leader(
+        me: BrokerId,
+        partition: PartitionId,
+        record: Versioned<PartitionState>,
+        log: &dyn LogView,
+        high_watermark: Offset,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Self {
+        let mut leader = Self {
+            me,
+            partition,
+            pending: Vec::new(),
+            next_id: 1,
+            retry_at_ms: 0,
+            epoch_start: log.end(),
+            high_watermark: high_watermark.clamp(log.start(), log.end()),
+            end: log.end(),
+            written: log.written(),
+            durable: log.durable(),
+            followers: Vec::new(),
+            wanted_durability: record.value.durability,
+            record,
+            tuning: LeaderTuning::default(),
+            mutants: Mutants::default(),
+        };
+        let epoch = leader.record.value.leader_epoch;
+        effects.push(Effect::NoteEpoch { epoch, start: leader.epoch_start });
+        leader.follow_replicas(now_ms);
+        leader.maybe_advance(effects);
+        leader
+    }
+
+    pub(crate) fn set_tuning(&mut self, tuning: LeaderTuning, mutants: Mutants) {
+        self.tuning = tuning;
+        self.mutants = mutants;
+    }
+
+    /// The record it acts on.
+    pub fn record(&self) -> &Versioned<PartitionState> {
+        &self.record
+    }
+
+    /// The leadership.
+    pub fn epoch(&self) -> LeaderEpoch {
+        self.record.value.leader_epoch
+    }
+
+    /// Everything below is committed.
+    pub fn high_watermark(&self) -> Offset {
+        self.high_watermark
+    }
+
+    /// Whether it knows all that was committed before it: a new leader may have heard of less than its predecessor
+    /// announced, and must not tell anybody where the end is until it has caught up with its own epoch.
+    pub fn knows_the_end(&self) -> bool {
+        self.high_watermark >= self.epoch_start
+    }
+
+    /// Whether an append that waits for the in-sync set may be taken.
+    pub fn admit(&self) -> Result<(), AckError> {
+        match self.is_under_min() {
+            true => Err(AckError::NotEnoughReplicas),
+            false => Ok(()),
+        }
+    }
+
+    /// What a follower is known to have: (written, durable). For progress of reassignments.
+    pub fn progress_of(&self, node: BrokerId) -> Option<(Offset, Offset)> {
+        let follower = self.followers.iter().find(|follower| follower.node == node)?;
+        follower.matched.then_some((follower.written, follower.durable))
+    }
+
+    /// The topic's setting changed. Takes effect on record when it is safe.
+    pub fn want_durability(&mut self, durability: Durability, now_ms: u64, effects: &mut Vec<Effect>) {
+        self.wanted_durability = durability;
+        self.maybe_propose(now_ms, effects);
+    }
+
+    /// Records were appended: the log ends here now.
+    pub fn on_append(&mut self, end: Offset) {
+        self.end = self.end.max(end);
+    }
+
+    /// Our own disk has got further.
+    pub fn on_durable(&mut self, written: Offset, durable: Offset, effects: &mut Vec<Effect>) {
+        self.written = self.written.max(written);
+        self.durable = self.durable.max(durable);
+        self.maybe_advance(effects);
+    }
+
+    /// A follower fetches. The answer says what to read for it.
+    pub fn on_fetch(
+        &mut self,
+        fetch: &Fetch,
+        log: &dyn LogView,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Answer, Refusal> {
+        let blind = self.mutants.has(Mutant::IgnoreEpoch);
+        if !blind {
+            self.check_epoch(fetch.leader_epoch, effects)?;
+        }
+        let follower = Self::follower(&mut self.followers, fetch.from.node)?;
+        follower.check_run(fetch.from, now_ms)?;
+        follower.disconnected_ms = None;
+        if fetch.offset < log.start() {
+            follower.matched = false;
+            return Ok(Answer::OutOfRange { log_start: log.start() });
+        }
+        if !blind && let Some(diverging) = diverges(fetch, log) {
+            follower.matched = false;
+            return Ok(diverging);
+        }
+        self.end = log.end();
+        let measure = self.measures_durable();
+        let (written, durable) = (fetch.written.min(self.end), fetch.durable.min(self.end));
+        let follower = Self::follower(&mut self.followers, fetch.from.node)?;
+        follower.on_fetch(written, durable, measure, self.end, now_ms);
+        self.maybe_advance(effects);
+        self.maybe_propose(now_ms, effects);
+        Ok(Answer::Records { high_watermark: self.high_watermark, log_start: log.start(), log_end: self.end })
+    }
+
+    /// A follower's disk has got further.
+    pub fn on_report(
+        &mut self,
+        report: &Report,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        self.check_epoch(report.leader_epoch, effects)?;
+        let measure = self.measures_durable();
+        let follower = Self::follower(&mut self.followers, report.from.node)?;
+        follower.check_run(report.from, now_ms)?;
+        if !follower.matched {
+            return Ok(()); // from before it was asked to truncate
+        }
+        let (written, durable) = (report.written.min(self.end), report.durable.min(self.end));
+        follower.on_report(written, durable, measure, self.end, now_ms);
+        self.maybe_advance(effects);
+        self.maybe_propose(now_ms, effects);
+        Ok(())
+    }
+
+    /// The connection to a follower broke.
+    pub fn on_disconnected(&mut self, node: BrokerId, now_ms: u64) {
+        if let Ok(follower) = Self::follower(&mut self.followers, node) {
+            follower.disconnected_ms.get_or_insert(now_ms);
+        }
+    }
+
+    /// The record as it was seen in the repository, still naming this leadership.
+    pub fn on_record(&mut self, record: Versioned<PartitionState>, now_ms: u64, effects: &mut Vec<Effect>) {
+        if record.revision > self.record.revision {
+            self.adopt(record, now_ms, effects);
+        }
+    }
+
+    /// A proposal ended.
+    pub fn on_outcome(&mut self, id: u64, outcome: Outcome, now_ms: u64, effects: &mut Vec<Effect>) {
+        let Some(at) = self.pending.iter().position(|pending| pending.id == id) else { return };
+        match outcome {
+            Outcome::Done { revision } => {
+                let next = self.pending.swap_remove(at).next;
+                self.on_record(Versioned { revision, value: next }, now_ms, effects);
+            }
+            Outcome::Conflict | Outcome::Refused => {
+                self.pending.swap_remove(at);
+                self.retry_at_ms = now_ms + self.tuning.retry_ms;
+                effects.push(Effect::Refresh);
+                // What was proposed to join is no longer waited for.
+                self.maybe_advance(effects);
+            }
+            Outcome::Unknown => {
+                self.pending[at].in_flight = false;
+                self.retry_at_ms = now_ms + self.tuning.retry_ms;
+                effects.push(Effect::Refresh);
+                if self.mutants.has(Mutant::ForgetPendingIsr) {
+                    self.pending.swap_remove(at);
+                    self.maybe_advance(effects);
+                }
+            }
+        }
+    }
+
+    /// Time passed. To be called a few times a second.
+    pub fn on_tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
+        self.maybe_propose(now_ms, effects);
+    }
+
+    fn adopt(&mut self, record: Versioned<PartitionState>, now_ms: u64, effects: &mut Vec<Effect>) {
+        let was_under = self.is_under_min();
+        self.record = record;
+        // Whatever was proposed on the older record has happened by now or never will.
+        self.pending.clear();
+        self.follow_replicas(now_ms);
+        if self.is_under_min() && !was_under {
+            effects.push(Effect::UnderMinIsr);
+        }
+        self.maybe_advance(effects);
+        self.maybe_propose(now_ms, effects);
+    }
+
+    fn follow_replicas(&mut self, now_ms: u64) {
+        let state = &self.record.value;
+        self.followers.retain(|follower| state.replicas.contains(&follower.node));
+        for node in state.replicas.iter().copied().filter(|node| *node != self.me) {
+            if !self.followers.iter().any(|follower| follower.node == node) {
+                self.followers.push(Progress::new(node, now_ms));
+            }
+        }
+    }
+
+    fn check_epoch(&self, epoch: LeaderEpoch, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
+        match epoch.cmp(&self.epoch()) {
+            std::cmp::Ordering::Less => Err(Refusal::FencedEpoch(self.epoch())),
+            std::cmp::Ordering::Equal => Ok(()),
+            std::cmp::Ordering::Greater => {
+                effects.push(Effect::Refresh);
+                Err(Refusal::UnknownEpoch(self.epoch()))
+            }
+        }
+    }
+
+    fn follower(followers: &mut [Progress], node: BrokerId) -> Result<&mut Progress, Refusal> {
+        followers.iter_mut().find(|follower| follower.node == node).ok_or(Refusal::NotReplica)
+    }
+
+    fn is_under_min(&self) -> bool {
+        self.record.value.isr.len() < self.record.value.min_isr as usize
+    }
+
+    /// Commits wait for stable storage when the record says so, and already when it is about to or may.
+    fn measures_durable(&self) -> bool {
+        self.record.value.durability == Durability::Fsync
+            || self.wanted_durability == Durability::Fsync
+            || self.pending.iter().any(|pending| pending.next.durability == Durability::Fsync)
+    }
+
+    /// Everybody who is in sync or may be without our knowing yet, ourselves left out.
+    fn maximal(&self) -> impl Iterator<Item = BrokerId> {
+        let recorded = self.record.value.isr.iter().map(|member| member.node);
+        let proposed = self.pending.iter().flat_map(|pending| pending.adds.iter().copied());
+        recorded.chain(proposed).filter(|node| *node != self.me)
+    }
+
+    fn maybe_advance(&mut self, effects: &mut Vec<Effect>) {
+        let state = &self.record.value;
+        if state.isr.len() < state.effective_min() && !self.mutants.has(Mutant::CommitUnderMinIsr) {
+            return;
+        }
+        let measure = self.measures_durable();
+        let mut low = if measure { self.durable } else { self.written };
+        if !self.mutants.has(Mutant::AckBeforeIsr) {
+            for node in self.maximal() {
+                match self.followers.iter().find(|follower| follower.node == node) {
+                    Some(follower) if follower.matched => low = low.min(follower.measure(measure)),
+                    _ => return,
+                }
+            }
+        }
+        if low > self.high_watermark {
+            self.high_watermark = low;
+            effects.push(Effect::HighWatermark(low));
+        }
+    }
+
+    fn maybe_propose(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
+        if now_ms < self.retry_at_ms || self.pending.iter().any(|pending| pending.in_flight) {
+            return;
+        }
+        let measure = self.measures_durable();
+        let state = &self.record.value;
+        let leaving = |node: BrokerId| {
+            let follower = self.followers.iter().find(|follower| follower.node == node);
+            follower.is_some_and(|follower| {
+                follower.is_too_slow(measure, self.end, now_ms, &self.tuning) && node != self.me
+            })
+        };
+        let joining = |follower: &&Progress| {
+            let entry = state.in_sync(follower.node);
+            let known = follower.run.is_some_and(|run| entry.is_some_and(|e| e.epoch == run.epoch));
+            let reached = follower.measure(measure) >= self.high_watermark.max(self.epoch_start);
+            !known && follower.matched && reached && follower.disconnected_ms.is_none()
+        };
+        let hardens = self.wanted_durability != state.durability && self.may_change_durability();
+        let settles = !self.pending.is_empty();
+        let idle = !hardens
+            && !settles
+            && !state.isr.iter().any(|member| leaving(member.node))
+            && !self.followers.iter().any(|follower| joining(&follower));
+        if idle {
+            return;
+        }
+        let mut draft = Draft::new(&self.record);
+        for member in state.isr.iter().filter(|member| leaving(member.node)) {
+            draft.lose(member.node);
+        }
+        let mut adds = Vec::new();
+        for follower in self.followers.iter().filter(joining) {
+            let Some(run) = follower.run else { continue };
+            draft.join(InSync { node: run.node, epoch: run.epoch, directory: run.directory });
+            adds.push(run.node);
+        }
+        if hardens {
+            draft.set_durability(self.wanted_durability);
+        }
+        if settles {
+            draft.touch();
+        }
+        let Some(change) = draft.finish(self.partition) else { return };
+        let id = self.next_id;
+        self.next_id += 1;
+        let next = change.next.clone().expect("a leader deletes nothing");
+        self.pending.push(Pending { id, next, adds, in_flight: true });
+        effects.push(Effect::Propose(Box::new(Proposal { id, change })));
+    }
+
+    /// Commits may wait for less at any time. They may wait for stable storage only once all that is committed is
+    /// there, on everybody who could be elected.
+    fn may_change_durability(&self) -> bool {
+        if self.wanted_durability == Durability::Replicated {
+            return true;
+        }
+        let state = &self.record.value;
+        let hardened = |node: BrokerId| {
+            let follower = self.followers.iter().find(|follower| follower.node == node);
+            follower.is_some_and(|f| f.matched && f.durable >= self.high_watermark)
+        };
+        state.isr.len() >= state.effective_min()
+            && self.durable >= self.high_watermark
+            && self.maximal().all(hardened)
+    }
+}
+
+/// Whether the follower's log is not a beginning of ours, and where the two part at the latest.
+fn diverges(fetch: &Fetch, log: &dyn LogView) -> Option<Answer> {
+    let Some(last_epoch) = fetch.last_epoch else {
+        // An empty log that never had a record cannot differ, but it cannot be ahead either.
+        return (fetch.offset > log.end()).then(|| Answer::Diverging { epoch: None, end: log.start() });
+    };
+    match log.end_of_epoch(last_epoch) {
+        None => Some(Answer::Diverging { epoch: None, end: log.start() }),
+        Some((epoch, end)) if epoch < last_epoch || end < fetch.offset => {
+            Some(Answer::Diverging { epoch: Some(epoch), end })
+        }
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! What the leader knows of one follower.
+
+use moim_base::{BrokerId, Offset};
+
+use super::LeaderTuning;
+use crate::message::{Refusal, Sender};
+
+/// One follower.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    pub(super) node: BrokerId,
+    /// The newest run it was heard in.
+    pub(super) run: Option<Sender>,
+    /// Whether a fetch of this leader epoch and of this run has shown that its log is a beginning of ours. What it
+    /// says of itself counts only then.
+    pub(super) matched: bool,
+    pub(super) written: Offset,
+    pub(super) durable: Offset,
+    /// The last moment at which it had all we had.
+    caught_up_ms: u64,
+    /// An end we had at some moment: when the follower reaches it, it had caught up with that moment. Kept until it is
+    /// reached: a follower under steady load is always a little behind the newest end.
+    mark: (Offset, u64),
+    /// Since when its connection is broken.
+    pub(super) disconnected_ms: Option<u64>,
+}
+
+impl Progress {
+    pub(super) fn new(node: BrokerId, now_ms: u64) -> Self {
+        Self {
+            node,
+            run: None,
+            matched: false,
+            written: Offset(0),
+            durable: Offset(0),
+            caught_up_ms: now_ms,
+            mark: (Offset(i64::MAX), now_ms),
+            disconnected_ms: None,
+        }
+    }
+
+    /// A newer run starts from nothing: what the older one had may be gone. An older one is a ghost.
+    pub(super) fn check_run(&mut self, from: Sender, now_ms: u64) -> Result<(), Refusal> {
+        match self.run {
+            Some(run) if run.epoch > from.epoch => return Err(Refusal::StaleBroker),
+            Some(run) if run == from => {}
+            _ => {
+                let caught_up_ms = self.caught_up_ms;
+                *self = Self::new(self.node, now_ms);
+                // A restart is no excuse for being slow.
+                self.caught_up_ms = caught_up_ms;
+                self.run = Some(from);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a commit may count on.
+    pub(super) fn measure(&self, durable: bool) -> Offset {
+        if durable { self.durable } else { self.written }
+    }
+
+    /// A fetch is the follower's own word on its log and may be less than what we knew.
+    pub(super) fn on_fetch(
+        &mut self,
+        written: Offset,
+        durable: Offset,
+        measure: bool,
+        end: Offset,
+        now_ms: u64,
+    ) {
+        self.matched = true;
+        (self.written, self.durable) = (written, durable);
+        self.note_caught_up(measure, end, now_ms);
+    }
+
+    /// A report may be overtaken by a fetch: it only adds.
+    pub(super) fn on_report(
+        &mut self,
+        written: Offset,
+        durable: Offset,
+        measure: bool,
+        end: Offset,
+        now_ms: u64,
+    ) {
+        self.written = self.written.max(written);
+        self.durable = self.durable.max(durable);
+        self.note_caught_up(measure, end, now_ms);
+    }
+
+    fn note_caught_up(&mut self, measure: bool, end: Offset, now_ms: u64) {
+        let has = self.measure(measure);
+        if has >= end {
+            self.caught_up_ms = now_ms;
+            self.mark = (end, now_ms);
+        } else if has >= self.mark.0 || self.mark.0 == Offset(i64::MAX) {
+            if has >= self.mark.0 {
+                self.caught_up_ms = self.caught_up_ms.max(self.mark.1);
+            }
+            self.mark = (end, now_ms);
+        }
+    }
+
+    /// Whether commits should no longer wait for it.
+    pub(super) fn is_too_slow(&self, measure: bool, end: Offset, now_ms: u64, tuning: &LeaderTuning) -> bool {
+        let behind = !self.matched || self.measure(measure) < end;
+        let lags = now_ms.saturating_sub(self.caught_up_ms) > tuning.lag_ms;
+        let gone = self
+            .disconnected_ms
+            .is_some_and(|since_ms| now_ms.saturating_sub(since_ms) > tuning.disconnect_grace_ms);
+        behind && (lags || gone)
+    }
+}

@@ -1,0 +1,359 @@
+//! A leader on node 1 with followers 2 and 3.
+
+use moim_base::TopicId;
+
+use super::*;
+use crate::message::Sender;
+use crate::toy::{Entry, ToyLog};
+use crate::types::{BrokerEpoch, DirectoryId};
+
+const ID: PartitionId = PartitionId { topic: TopicId(1), index: 0 };
+const EPOCH: LeaderEpoch = LeaderEpoch(3);
+
+fn sender(node: i32) -> Sender {
+    Sender {
+        node: BrokerId(node),
+        epoch: BrokerEpoch(100 + i64::from(node)),
+        directory: DirectoryId(node as u64),
+    }
+}
+
+fn record(isr: &[i32], min_isr: u32) -> Versioned<PartitionState> {
+    let members = [1, 2, 3].map(|node| (node, 100 + i64::from(node), node as u64).into());
+    let mut state = PartitionState::new(members.to_vec(), min_isr, Durability::Fsync);
+    state.isr.retain(|member| isr.contains(&member.node.0));
+    state.leader_epoch = EPOCH;
+    Versioned { revision: 10, value: state }
+}
+
+struct Led {
+    leader: Leader,
+    log: ToyLog,
+    effects: Vec<Effect>,
+}
+
+impl Led {
+    fn new(record: Versioned<PartitionState>, entries: u64) -> Self {
+        let mut log = ToyLog::default();
+        for value in 0..entries {
+            log.append(Entry { epoch: LeaderEpoch(1), value });
+        }
+        log.sync(Offset(entries as i64));
+        let mut effects = Vec::new();
+        let leader = Leader::become_leader(BrokerId(1), ID, record, &log, Offset(0), 0, &mut effects);
+        assert_eq!(effects[0], Effect::NoteEpoch { epoch: EPOCH, start: Offset(entries as i64) });
+        log.note_epoch(EPOCH, Offset(entries as i64));
+        effects.clear();
+        Self { leader, log, effects }
+    }
+
+    fn append(&mut self, count: u64) {
+        for value in 0..count {
+            self.log.append(Entry { epoch: EPOCH, value });
+        }
+        self.leader.on_append(self.log.end());
+    }
+
+    fn sync(&mut self) {
+        self.log.sync(self.log.end());
+        self.leader.on_durable(self.log.written(), self.log.durable(), &mut self.effects);
+    }
+
+    fn fetch(&mut self, node: i32, offset: i64, durable: i64, now_ms: u64) -> Result<Answer, Refusal> {
+        let last_epoch = self.log.get(Offset(offset - 1)).map(|entry| entry.epoch);
+        self.fetch_as(
+            Fetch {
+                from: sender(node),
+                leader_epoch: EPOCH,
+                offset: Offset(offset),
+                last_epoch,
+                written: Offset(offset),
+                durable: Offset(durable),
+            },
+            now_ms,
+        )
+    }
+
+    fn fetch_as(&mut self, fetch: Fetch, now_ms: u64) -> Result<Answer, Refusal> {
+        self.leader.on_fetch(&fetch, &self.log, now_ms, &mut self.effects)
+    }
+
+    fn hw(&self) -> i64 {
+        self.leader.high_watermark().0
+    }
+
+    /// The proposals made so far: (id, in-sync nodes proposed).
+    fn proposals(&mut self) -> Vec<(u64, Vec<i32>)> {
+        let effects = std::mem::take(&mut self.effects);
+        let made = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Propose(proposal) => {
+                let isr = proposal.change.next.unwrap().isr;
+                Some((proposal.id, isr.iter().map(|member| member.node.0).collect()))
+            }
+            _ => None,
+        });
+        made.collect()
+    }
+}
+
+#[test]
+fn the_high_watermark_waits_for_stable_storage_of_everybody_in_sync() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 0);
+    led.append(10);
+    led.fetch(2, 10, 10, 0).unwrap();
+    led.fetch(3, 10, 4, 0).unwrap();
+    assert_eq!(led.hw(), 0, "our own disk has nothing");
+    led.sync();
+    assert_eq!(led.hw(), 4);
+    let report = Report { from: sender(3), leader_epoch: EPOCH, written: Offset(10), durable: Offset(9) };
+    led.leader.on_report(&report, 0, &mut led.effects).unwrap();
+    assert_eq!(led.hw(), 9);
+    // A fetch that was overtaken says less; what is committed stays so.
+    led.fetch(3, 10, 4, 0).unwrap();
+    assert_eq!(led.hw(), 9);
+}
+
+#[test]
+fn under_replicated_durability_written_is_enough() {
+    let mut state = record(&[1, 2, 3], 2);
+    state.value.durability = Durability::Replicated;
+    let mut led = Led::new(state, 0);
+    led.append(10);
+    led.log.write(Offset(10));
+    led.leader.on_durable(Offset(10), Offset(0), &mut led.effects);
+    led.fetch(2, 10, 0, 0).unwrap();
+    led.fetch(3, 7, 0, 0).unwrap();
+    assert_eq!(led.hw(), 7);
+}
+
+#[test]
+fn a_follower_counts_only_after_a_fetch_that_matches() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 5);
+    led.sync();
+    let report = Report { from: sender(2), leader_epoch: EPOCH, written: Offset(5), durable: Offset(5) };
+    led.leader.on_report(&report, 0, &mut led.effects).unwrap();
+    led.fetch(3, 5, 5, 0).unwrap();
+    assert_eq!(led.hw(), 0, "node 2 has only said so");
+    assert!(!led.leader.knows_the_end());
+    led.fetch(2, 5, 5, 0).unwrap();
+    assert_eq!(led.hw(), 5);
+    assert!(led.leader.knows_the_end());
+}
+
+#[test]
+fn another_epoch_is_refused() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 5);
+    let fetch = |epoch| Fetch {
+        from: sender(2),
+        leader_epoch: LeaderEpoch(epoch),
+        offset: Offset(5),
+        last_epoch: Some(LeaderEpoch(1)),
+        written: Offset(5),
+        durable: Offset(5),
+    };
+    assert_eq!(led.fetch_as(fetch(2), 0), Err(Refusal::FencedEpoch(EPOCH)));
+    assert_eq!(led.fetch_as(fetch(4), 0), Err(Refusal::UnknownEpoch(EPOCH)));
+    assert_eq!(led.effects, [Effect::Refresh], "somebody knows a newer leadership");
+    let stranger = Fetch { from: sender(9), ..fetch(3) };
+    assert_eq!(led.fetch_as(stranger, 0), Err(Refusal::NotReplica));
+    let ghost = Sender { epoch: BrokerEpoch(1), ..sender(2) };
+    led.fetch_as(fetch(3), 0).unwrap();
+    assert_eq!(led.fetch_as(Fetch { from: ghost, ..fetch(3) }, 0), Err(Refusal::StaleBroker));
+}
+
+#[test]
+fn a_log_that_is_no_beginning_of_ours_is_told_where_it_parts() {
+    // Ours: epoch 1 at 0..5, epoch 3 from 5.
+    let mut led = Led::new(record(&[1, 2, 3], 2), 5);
+    led.append(3);
+    let mut check = |offset, last_epoch: Option<i32>, expected| {
+        let fetch = Fetch {
+            from: sender(2),
+            leader_epoch: EPOCH,
+            offset: Offset(offset),
+            last_epoch: last_epoch.map(LeaderEpoch),
+            written: Offset(offset),
+            durable: Offset(offset),
+        };
+        assert_eq!(led.fetch_as(fetch, 0), Ok(expected), "{offset} in {last_epoch:?}");
+    };
+    let parts = |epoch, end| Answer::Diverging { epoch: Some(LeaderEpoch(epoch)), end: Offset(end) };
+    let records = Answer::Records { high_watermark: Offset(0), log_start: Offset(0), log_end: Offset(8) };
+    check(7, Some(1), parts(1, 5));
+    check(6, Some(2), parts(1, 5));
+    check(9, Some(3), parts(3, 8));
+    check(5, Some(1), records);
+    check(8, Some(3), records);
+    check(0, None, records);
+    check(1, Some(0), Answer::Diverging { epoch: None, end: Offset(0) });
+}
+
+#[test]
+fn a_fetch_before_the_log_start_is_out_of_range() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 5);
+    led.log.set_start(Offset(3));
+    assert_eq!(led.fetch(2, 2, 2, 0), Ok(Answer::OutOfRange { log_start: Offset(3) }));
+    assert!(matches!(led.fetch(2, 3, 3, 0), Ok(Answer::Records { .. })));
+}
+
+#[test]
+fn a_follower_that_caught_up_is_proposed_and_waited_for_at_once() {
+    let mut led = Led::new(record(&[1, 2], 1), 5);
+    led.append(5);
+    led.sync();
+    led.fetch(2, 10, 10, 0).unwrap();
+    assert_eq!(led.hw(), 10);
+    led.fetch(3, 9, 9, 0).unwrap();
+    assert_eq!(led.proposals(), [], "behind the high watermark");
+    led.fetch(3, 10, 10, 0).unwrap();
+    assert_eq!(led.proposals(), [(1, vec![1, 2, 3])]);
+    led.append(1);
+    led.sync();
+    led.fetch(2, 11, 11, 0).unwrap();
+    assert_eq!(led.hw(), 10, "node 3 may be in sync already");
+    led.leader.on_outcome(1, Outcome::Done { revision: 11 }, 0, &mut led.effects);
+    led.fetch(3, 11, 11, 0).unwrap();
+    assert_eq!(led.hw(), 11);
+}
+
+#[test]
+fn a_refused_addition_is_no_longer_waited_for() {
+    let mut led = Led::new(record(&[1, 2], 1), 0);
+    led.fetch(3, 0, 0, 0).unwrap();
+    assert_eq!(led.proposals().len(), 1);
+    led.append(1);
+    led.sync();
+    led.fetch(2, 1, 1, 0).unwrap();
+    assert_eq!(led.hw(), 0);
+    led.leader.on_outcome(1, Outcome::Conflict, 0, &mut led.effects);
+    assert_eq!(led.hw(), 1);
+    assert!(led.effects.contains(&Effect::Refresh));
+    led.fetch(3, 1, 1, 10).unwrap();
+    assert_eq!(led.proposals(), [], "not at once");
+    led.fetch(3, 1, 1, 300).unwrap();
+    assert_eq!(led.proposals(), [(2, vec![1, 2, 3])]);
+}
+
+#[test]
+fn an_unknown_outcome_keeps_the_maximal_set_until_the_record_has_another_revision() {
+    let mut led = Led::new(record(&[1, 2], 1), 0);
+    led.fetch(3, 0, 0, 0).unwrap();
+    assert_eq!(led.proposals().len(), 1);
+    led.leader.on_outcome(1, Outcome::Unknown, 0, &mut led.effects);
+    led.append(1);
+    led.sync();
+    led.fetch(2, 1, 1, 0).unwrap();
+    // The old record, read again: the proposal may be on its way still.
+    led.leader.on_record(record(&[1, 2], 1), 0, &mut led.effects);
+    assert_eq!(led.hw(), 0);
+    // Node 3 is gone meanwhile. The record is written once more, which settles it.
+    led.leader.on_disconnected(BrokerId(3), 0);
+    led.leader.on_tick(1_000, &mut led.effects);
+    assert_eq!(led.proposals(), [(2, vec![1, 2])]);
+    assert_eq!(led.hw(), 0);
+    led.leader.on_outcome(2, Outcome::Done { revision: 12 }, 1_000, &mut led.effects);
+    assert_eq!(led.hw(), 1);
+}
+
+#[test]
+fn a_slow_follower_leaves_and_commits_go_on() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 0);
+    led.append(10);
+    led.sync();
+    led.fetch(2, 10, 10, 0).unwrap();
+    led.fetch(3, 5, 5, 0).unwrap();
+    led.leader.on_tick(10_000, &mut led.effects);
+    assert_eq!(led.proposals(), [], "not yet");
+    led.leader.on_tick(10_001, &mut led.effects);
+    assert_eq!(led.proposals(), [(1, vec![1, 2])]);
+    assert_eq!(led.hw(), 5, "only a proposal");
+    led.leader.on_outcome(1, Outcome::Done { revision: 11 }, 10_001, &mut led.effects);
+    assert_eq!(led.hw(), 10);
+}
+
+#[test]
+fn a_follower_under_steady_load_is_in_sync_although_always_behind() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 0);
+    for now in 1..200u64 {
+        led.append(1);
+        led.sync();
+        let behind = (now as i64 - 3).max(0);
+        led.fetch(2, behind, behind, now * 100).unwrap();
+        led.fetch(3, behind, behind, now * 100).unwrap();
+    }
+    assert_eq!(led.proposals(), []);
+    assert_eq!(led.hw(), 196);
+}
+
+#[test]
+fn a_broken_connection_shortens_the_wait() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 0);
+    led.append(1);
+    led.sync();
+    led.fetch(2, 1, 1, 0).unwrap();
+    led.fetch(3, 0, 0, 0).unwrap();
+    led.leader.on_disconnected(BrokerId(3), 100);
+    led.leader.on_tick(500, &mut led.effects);
+    assert_eq!(led.proposals(), []);
+    led.leader.on_tick(601, &mut led.effects);
+    assert_eq!(led.proposals(), [(1, vec![1, 2])]);
+}
+
+#[test]
+fn below_the_minimum_nothing_commits_and_nothing_is_admitted() {
+    let mut led = Led::new(record(&[1, 2], 2), 0);
+    assert_eq!(led.leader.admit(), Ok(()));
+    led.append(1);
+    led.sync();
+    let mut alone = record(&[1], 2);
+    alone.revision = 11;
+    led.leader.on_record(alone, 0, &mut led.effects);
+    assert_eq!(led.effects, [Effect::UnderMinIsr]);
+    assert_eq!(led.hw(), 0);
+    assert_eq!(led.leader.admit(), Err(AckError::NotEnoughReplicas));
+}
+
+#[test]
+fn a_follower_in_a_new_run_starts_from_nothing() {
+    let mut led = Led::new(record(&[1, 2], 2), 0);
+    led.append(2);
+    led.sync();
+    led.fetch(2, 1, 1, 0).unwrap();
+    assert_eq!(led.hw(), 1);
+    let again = Sender { epoch: BrokerEpoch(500), ..sender(2) };
+    let report = Report { from: again, leader_epoch: EPOCH, written: Offset(2), durable: Offset(2) };
+    led.leader.on_report(&report, 0, &mut led.effects).unwrap();
+    assert_eq!(led.hw(), 1, "its log is not known to be ours");
+    let fetch = Fetch {
+        from: again,
+        leader_epoch: EPOCH,
+        offset: Offset(1),
+        last_epoch: Some(EPOCH),
+        written: Offset(1),
+        durable: Offset(1),
+    };
+    led.fetch_as(fetch, 0).unwrap();
+    assert_eq!(led.proposals(), [(1, vec![1, 2])], "the entry is to name the new run");
+}
+
+#[test]
+fn stable_storage_is_promised_on_record_only_once_what_is_committed_is_there() {
+    let mut state = record(&[1, 2], 2);
+    state.value.durability = Durability::Replicated;
+    let mut led = Led::new(state, 0);
+    led.append(4);
+    led.log.write(Offset(4));
+    led.leader.on_durable(Offset(4), Offset(0), &mut led.effects);
+    led.fetch(2, 4, 0, 0).unwrap();
+    assert_eq!(led.hw(), 4);
+    led.leader.want_durability(Durability::Fsync, 0, &mut led.effects);
+    assert_eq!(led.proposals(), []);
+    led.sync();
+    led.append(1);
+    led.log.write(Offset(5));
+    led.leader.on_durable(Offset(5), Offset(4), &mut led.effects);
+    led.fetch(2, 5, 3, 0).unwrap();
+    assert_eq!((led.hw(), led.proposals()), (4, vec![]), "node 2 has not synced what is committed");
+    led.fetch(2, 5, 4, 0).unwrap();
+    assert_eq!(led.proposals(), [(1, vec![1, 2])]);
+}

@@ -1,0 +1,335 @@
+//! The legal changes of a partition's record, and what each must compare when it is written.
+//!
+//! A [`Draft`] starts from a record that was read, takes one or more steps, and ends as a [`Change`]: the next record
+//! and its conditions. Nobody writes a record that was not made here.
+//!
+//! # Why the eligible set is safe
+//! *Claim:* a replica in `eligible` has every record below any high watermark a leader ever announced. The high
+//! watermark moves only over offsets that the whole maximal in-sync set of the leader has, and only while the leader's
+//! record has `effective_min` members in sync. Let `E` be eligible in record *n*; it left the in-sync set with some
+//! record *j+1*, and every record since has had too few in sync (otherwise [`Draft::finish`] would have emptied the
+//! set). A leader that acts on record *k* is either at *k > j*: it may not move its high watermark at all; or at
+//! *k ≤ j*: then `E` is in its in-sync set, because only the leader itself adds a node between *k* and *j*, and it
+//! would know; so nothing commits without `E`. Minimum and durability are part of the record for this reason: if
+//! leader and controller took them from elsewhere, one could still commit under a minimum by which the other no longer
+//! counts. A change that lowers the minimum empties the eligible set in the same write where it must.
+//!
+//! *Limit:* this holds for what replicas keep. One that may have lost data leaves the set by [`Draft::distrust`] or
+//! [`Draft::forget`], decided by the restart rules, before anybody may elect it: an election compares the create
+//! revision of the elected member's key, so a restarted node is never elected on the strength of its former run.
+
+use moim_base::{BrokerId, LeaderEpoch};
+
+use crate::state::{InSync, PartitionState};
+use crate::types::{BrokerEpoch, Durability, PartitionId, Versioned};
+
+/// What the partition's key must be for a change to happen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Expected {
+    /// It does not exist.
+    Absent,
+    /// It was last changed at this revision.
+    Revision(i64),
+}
+
+/// A change of one record and its conditions. The controller's writes also compare its own key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// Whose record.
+    pub partition: PartitionId,
+    /// What it must be.
+    pub expected: Expected,
+    /// What it becomes; `None` deletes it.
+    pub next: Option<PartitionState>,
+    /// Members whose key must have been created at this revision: they are alive, in this very run.
+    pub members: Vec<(BrokerId, BrokerEpoch)>,
+    /// The topic that must still be the one of this create revision.
+    pub topic: Option<(String, i64)>,
+}
+
+impl Change {
+    /// The first record of a partition. Everybody in sync: all logs are empty.
+    pub fn create(partition: PartitionId, state: PartitionState, topic: Option<(String, i64)>) -> Self {
+        state.check().expect("a new record is sound");
+        let members = state.isr.iter().map(|member| (member.node, member.epoch)).collect();
+        Self { partition, expected: Expected::Absent, next: Some(state), members, topic }
+    }
+
+    /// The end of a record.
+    pub fn delete(partition: PartitionId, revision: i64) -> Self {
+        Self {
+            partition,
+            expected: Expected::Revision(revision),
+            next: None,
+            members: Vec::new(),
+            topic: None,
+        }
+    }
+}
+
+impl PartitionState {
+    /// The record of a partition that begins now: the first replica leads, in leader epoch 0.
+    pub fn new(isr: Vec<InSync>, min_isr: u32, durability: Durability) -> Self {
+        Self {
+            replicas: isr.iter().map(|member| member.node).collect(),
+            adding: Vec::new(),
+            removing: Vec::new(),
+            leader: isr.first().map(|member| member.node),
+            isr,
+            eligible: Vec::new(),
+            last_known: Vec::new(),
+            leader_epoch: LeaderEpoch(0),
+            min_isr: min_isr.max(1),
+            durability,
+            unclean: None,
+            version: 0,
+        }
+    }
+}
+
+/// A record on its way to the next one.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    before: PartitionState,
+    revision: i64,
+    next: PartitionState,
+    /// Who has everything that is committed, in sync or not: in sync or eligible before, and trusted still.
+    pool: Vec<InSync>,
+    distrusted: Vec<InSync>,
+    members: Vec<(BrokerId, BrokerEpoch)>,
+    touched: bool,
+}
+
+impl Draft {
+    /// From a record as it was read.
+    pub fn new(current: &Versioned<PartitionState>) -> Self {
+        let before = current.value.clone();
+        let pool = before.isr.iter().chain(&before.eligible).copied().collect();
+        let next = before.clone();
+        Self {
+            before,
+            revision: current.revision,
+            next,
+            pool,
+            distrusted: Vec::new(),
+            members: Vec::new(),
+            touched: false,
+        }
+    }
+
+    /// What it is so far. The eligible and last-known sets are settled at the end only.
+    pub fn state(&self) -> &PartitionState {
+        &self.next
+    }
+
+    /// Who is out of the in-sync set and could be elected when it is empty.
+    pub fn candidates(&self) -> impl Iterator<Item = &InSync> {
+        self.pool.iter().filter(|member| {
+            self.next.in_sync(member.node).is_none() && self.next.replicas.contains(&member.node)
+        })
+    }
+
+    /// A node is no longer waited for: gone, or too slow. It may still be eligible. A leader that leaves leads no more.
+    pub fn lose(&mut self, node: BrokerId) {
+        self.next.isr.retain(|member| member.node != node);
+        if self.next.leader == Some(node) {
+            self.next.leader = None;
+        }
+    }
+
+    /// A node has caught up (the leader's finding), in this run.
+    pub fn join(&mut self, member: InSync) {
+        match self.next.isr.iter_mut().find(|known| known.node == member.node) {
+            Some(known) => *known = member,
+            None => self.next.isr.push(member),
+        }
+        self.pool.retain(|known| known.node != member.node);
+        self.pool.push(member);
+        self.guard(member);
+    }
+
+    /// A node is back in a new run with all its data: its entries name the new run. Leadership does not come along,
+    /// because a new run begins a new leader epoch before its first append.
+    pub fn restamp(&mut self, member: InSync) {
+        if self.next.leader == Some(member.node) {
+            self.next.leader = None;
+        }
+        for known in self.next.isr.iter_mut().chain(&mut self.pool) {
+            if known.node == member.node {
+                *known = member;
+            }
+        }
+        self.guard(member);
+    }
+
+    /// A node is back and may have lost written data: it leaves the in-sync and eligible sets, and is remembered in
+    /// case nobody better is left.
+    pub fn distrust(&mut self, member: InSync) {
+        self.forget(member.node);
+        self.distrusted.push(member);
+        self.guard(member);
+    }
+
+    /// A node has nothing of this partition, or nothing that can be trusted.
+    pub fn forget(&mut self, node: BrokerId) {
+        self.lose(node);
+        self.pool.retain(|member| member.node != node);
+        self.next.last_known.retain(|member| member.node != node);
+        self.distrusted.retain(|member| member.node != node);
+    }
+
+    /// Elects a member of the in-sync set or, when that is empty, an eligible one. Answers whether it could.
+    pub fn elect(&mut self, node: BrokerId) -> bool {
+        let member = match self.next.in_sync(node) {
+            Some(member) => *member,
+            None if self.next.isr.is_empty() => {
+                let Some(member) = self.candidates().find(|member| member.node == node).copied() else {
+                    return false;
+                };
+                self.next.isr.push(member);
+                member
+            }
+            None => return false,
+        };
+        self.lead(member);
+        true
+    }
+
+    /// Elects a node that may lack committed records; `recorded` says whether that is to be kept on record (the last
+    /// known members' best log is not: under `replicated` it is what was promised).
+    pub fn elect_anyway(&mut self, member: InSync, recorded: bool) {
+        self.next.isr = vec![member];
+        // Nobody else's log can be held against this one any more.
+        self.pool = vec![member];
+        self.next.last_known.clear();
+        self.distrusted.clear();
+        self.lead(member);
+        if recorded {
+            self.next.unclean = Some(self.next.leader_epoch);
+        }
+    }
+
+    fn lead(&mut self, member: InSync) {
+        self.next.leader = Some(member.node);
+        self.next.leader_epoch = LeaderEpoch(self.before.leader_epoch.0 + 1);
+        self.guard(member);
+    }
+
+    /// Begins to move the partition to `target`, or changes where a move under way is going. Answers whether it could:
+    /// somebody in sync must stay.
+    pub fn begin_move(&mut self, target: &[BrokerId]) -> bool {
+        let settled = self.next.settled();
+        let mut replicas = target.to_vec();
+        replicas.extend(settled.iter().copied().filter(|node| !target.contains(node)));
+        if target.is_empty() || !self.keeps_somebody(&replicas) {
+            return false;
+        }
+        self.next.adding = target.iter().copied().filter(|node| !settled.contains(node)).collect();
+        self.next.removing = settled.iter().copied().filter(|node| !target.contains(node)).collect();
+        self.keep_only(replicas);
+        true
+    }
+
+    /// Ends a move whose target is wholly in sync; `min_isr` is the one for the new number of replicas. Answers
+    /// whether it could.
+    pub fn finish_move(&mut self, min_isr: u32) -> bool {
+        let target = self.next.target();
+        if !target.iter().all(|node| self.next.in_sync(*node).is_some()) {
+            return false;
+        }
+        self.next.adding.clear();
+        self.next.removing.clear();
+        self.keep_only(target);
+        self.next.min_isr = min_isr.max(1);
+        true
+    }
+
+    /// Gives a move up. Answers whether it could: somebody of the old replicas must be in sync.
+    pub fn cancel_move(&mut self) -> bool {
+        let settled = self.next.settled();
+        if !self.keeps_somebody(&settled) {
+            return false;
+        }
+        self.next.adding.clear();
+        self.next.removing.clear();
+        self.keep_only(settled);
+        true
+    }
+
+    /// Changes the minimum.
+    pub fn set_min_isr(&mut self, min_isr: u32) {
+        self.next.min_isr = min_isr.max(1);
+    }
+
+    /// Changes what commits wait for. Only the leader may, when what is committed is on stable storage of the whole
+    /// in-sync set or need no longer be.
+    pub fn set_durability(&mut self, durability: Durability) {
+        self.next.durability = durability;
+    }
+
+    /// Has the record written even if nothing else changes: whatever was proposed on the same revision and may still be
+    /// under way can then no longer happen.
+    pub fn touch(&mut self) {
+        self.touched = true;
+    }
+
+    fn keeps_somebody(&self, replicas: &[BrokerId]) -> bool {
+        self.next.isr.is_empty() || self.next.isr.iter().any(|member| replicas.contains(&member.node))
+    }
+
+    fn keep_only(&mut self, replicas: Vec<BrokerId>) {
+        self.next.isr.retain(|member| replicas.contains(&member.node));
+        if self.next.leader.is_some_and(|leader| !replicas.contains(&leader)) {
+            self.next.leader = None;
+        }
+        self.next.replicas = replicas;
+    }
+
+    fn guard(&mut self, member: InSync) {
+        let guard = (member.node, member.epoch);
+        if !self.members.contains(&guard) {
+            self.members.push(guard);
+        }
+    }
+
+    /// Settles who is eligible and who is last known. `None` when nothing would change.
+    pub fn finish(mut self, partition: PartitionId) -> Option<Change> {
+        let candidates: Vec<InSync> = self.candidates().copied().collect();
+        let mut next = self.next;
+        let enough = next.isr.len() >= next.effective_min();
+        next.eligible = if enough { Vec::new() } else { candidates };
+        // With a leader and enough in sync the partition goes on: nobody will be waited for.
+        if enough && next.leader.is_some() {
+            next.last_known.clear();
+        } else {
+            let trusted = |node| next.in_sync(node).is_some() || next.eligible(node).is_some();
+            let mut last_known = self.distrusted;
+            last_known.extend(next.last_known.iter().copied());
+            let mut kept: Vec<InSync> = Vec::new();
+            for member in last_known {
+                let named = kept.iter().any(|known| known.node == member.node);
+                if !named && !trusted(member.node) && next.replicas.contains(&member.node) {
+                    kept.push(member);
+                }
+            }
+            next.last_known = kept;
+        }
+        if next == self.before && !self.touched {
+            return None;
+        }
+        next.version = self.before.version + 1;
+        next.check().expect("a legal change leads from a sound record to a sound one");
+        assert!(next.leader_epoch >= self.before.leader_epoch, "leader epochs only grow");
+        self.members.retain(|(node, _)| next.replicas.contains(node));
+        Some(Change {
+            partition,
+            expected: Expected::Revision(self.revision),
+            next: Some(next),
+            members: self.members,
+            topic: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

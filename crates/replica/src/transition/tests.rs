@@ -1,0 +1,190 @@
+//! Table of changes, each in the short form `isr=.. elr=.. last=.. leader=..`.
+
+use super::*;
+
+const ID: PartitionId = PartitionId { topic: moim_base::TopicId(1), index: 0 };
+
+fn member(node: i32) -> InSync {
+    (node, 100 + i64::from(node), node as u64).into()
+}
+
+fn start(isr: &[i32], eligible: &[i32], min_isr: u32) -> Versioned<PartitionState> {
+    let mut state = PartitionState::new(vec![member(1), member(2), member(3)], min_isr, Durability::Fsync);
+    state.isr = isr.iter().map(|node| member(*node)).collect();
+    state.eligible = eligible.iter().map(|node| member(*node)).collect();
+    state.leader = state.isr.first().map(|member| member.node);
+    state.leader_epoch = LeaderEpoch(5);
+    state.check().unwrap();
+    Versioned { revision: 40, value: state }
+}
+
+fn show(state: &PartitionState) -> String {
+    let nodes = |members: &[InSync]| members.iter().map(|m| m.node.to_string()).collect::<Vec<_>>().join(",");
+    format!(
+        "isr={} elr={} last={} leader={} epoch={}",
+        nodes(&state.isr),
+        nodes(&state.eligible),
+        nodes(&state.last_known),
+        state.leader.map_or("-".into(), |leader| leader.to_string()),
+        state.leader_epoch
+    )
+}
+
+fn check(from: &Versioned<PartitionState>, steps: impl FnOnce(&mut Draft), expected: &str) -> Change {
+    let mut draft = Draft::new(from);
+    steps(&mut draft);
+    let change = draft.finish(ID).expect("something changes");
+    assert_eq!(show(change.next.as_ref().unwrap()), expected);
+    assert_eq!(change.expected, Expected::Revision(40));
+    assert_eq!(change.next.as_ref().unwrap().version, from.value.version + 1);
+    change
+}
+
+#[test]
+fn who_leaves_above_the_minimum_is_not_eligible() {
+    let from = start(&[1, 2, 3], &[], 2);
+    check(&from, |d| d.lose(BrokerId(3)), "isr=1,2 elr= last= leader=1 epoch=5");
+}
+
+#[test]
+fn who_leaves_below_the_minimum_is_eligible() {
+    check(&start(&[1, 2], &[], 2), |d| d.lose(BrokerId(2)), "isr=1 elr=2 last= leader=1 epoch=5");
+    let both = |d: &mut Draft| {
+        d.lose(BrokerId(3));
+        d.lose(BrokerId(2));
+    };
+    check(&start(&[1, 2, 3], &[], 2), both, "isr=1 elr=2,3 last= leader=1 epoch=5");
+    // The last one in sync leaves too: a leader with a minimum of one may have committed alone.
+    check(&start(&[1], &[], 1), |d| d.lose(BrokerId(1)), "isr= elr=1 last= leader=- epoch=5");
+}
+
+#[test]
+fn enough_in_sync_empties_the_eligible_set() {
+    let change = check(
+        &start(&[1], &[2, 3], 2),
+        |d| d.join((3, 700, 3).into()),
+        "isr=1,3 elr= last= leader=1 epoch=5",
+    );
+    assert_eq!(change.members, [(BrokerId(3), BrokerEpoch(700))], "the added member's run is compared");
+}
+
+#[test]
+fn an_eligible_replica_is_elected_only_when_nobody_is_in_sync() {
+    let mut draft = Draft::new(&start(&[1], &[2, 3], 2));
+    assert!(!draft.elect(BrokerId(2)), "node 1 may have more");
+    let elect = |d: &mut Draft| {
+        d.lose(BrokerId(1));
+        assert!(d.elect(BrokerId(2)));
+    };
+    let change = check(&start(&[1], &[2, 3], 2), elect, "isr=2 elr=1,3 last= leader=2 epoch=6");
+    assert_eq!(change.members, [(BrokerId(2), BrokerEpoch(102))], "the elected member's run is compared");
+}
+
+#[test]
+fn a_replica_that_left_above_the_minimum_is_never_elected() {
+    let mut draft = Draft::new(&start(&[1, 2], &[], 2));
+    draft.lose(BrokerId(1));
+    draft.lose(BrokerId(2));
+    assert!(!draft.elect(BrokerId(3)));
+}
+
+#[test]
+fn lowering_the_minimum_empties_the_eligible_set_in_the_same_write() {
+    check(&start(&[1], &[2], 2), |d| d.set_min_isr(1), "isr=1 elr= last= leader=1 epoch=5");
+    // Without anybody in sync nothing was committed under the lower minimum yet.
+    check(&start(&[], &[1, 2], 2), |d| d.set_min_isr(1), "isr= elr=1,2 last= leader=- epoch=5");
+}
+
+#[test]
+fn a_leader_that_comes_back_in_a_new_run_keeps_its_place_and_not_its_leadership() {
+    let from = start(&[1, 2, 3], &[], 2);
+    let change = check(&from, |d| d.restamp((1, 900, 1).into()), "isr=1,2,3 elr= last= leader=- epoch=5");
+    assert_eq!(change.next.unwrap().in_sync(BrokerId(1)).unwrap().epoch, BrokerEpoch(900));
+    let again = |d: &mut Draft| {
+        d.restamp((1, 900, 1).into());
+        assert!(d.elect(BrokerId(1)));
+    };
+    check(&from, again, "isr=1,2,3 elr= last= leader=1 epoch=6");
+}
+
+#[test]
+fn distrusted_replicas_are_remembered_until_the_partition_goes_on() {
+    let from = start(&[], &[1, 2, 3], 2);
+    let first = check(&from, |d| d.distrust((1, 900, 1).into()), "isr= elr=2,3 last=1 leader=- epoch=5");
+    let mut next = Versioned { revision: 40, value: first.next.unwrap() };
+    for node in [2, 3] {
+        let mut draft = Draft::new(&next);
+        draft.distrust((node, 900, node as u64).into());
+        next.value = draft.finish(ID).unwrap().next.unwrap();
+    }
+    assert_eq!(show(&next.value), "isr= elr= last=3,2,1 leader=- epoch=5");
+    let best = |d: &mut Draft| d.elect_anyway((2, 900, 2).into(), false);
+    let elected = check(&next, best, "isr=2 elr= last= leader=2 epoch=6");
+    assert_eq!(elected.next.unwrap().unclean, None);
+}
+
+#[test]
+fn a_replica_without_its_data_is_forgotten_everywhere() {
+    check(&start(&[1], &[2, 3], 3), |d| d.forget(BrokerId(2)), "isr=1 elr=3 last= leader=1 epoch=5");
+    check(&start(&[1, 2], &[], 2), |d| d.forget(BrokerId(1)), "isr=2 elr= last= leader=- epoch=5");
+}
+
+#[test]
+fn an_unclean_election_is_kept_on_record() {
+    let from = start(&[], &[1], 2);
+    let change = check(&from, |d| d.elect_anyway(member(3), true), "isr=3 elr= last= leader=3 epoch=6");
+    assert_eq!(change.next.unwrap().unclean, Some(LeaderEpoch(6)));
+}
+
+#[test]
+fn a_move_adds_first_and_takes_away_when_the_target_is_in_sync() {
+    let mut from = start(&[1, 2, 3], &[], 2);
+    let target = [BrokerId(4), BrokerId(1)];
+    let begun = check(&from, |d| assert!(d.begin_move(&target)), "isr=1,2,3 elr= last= leader=1 epoch=5");
+    from.value = begun.next.unwrap();
+    assert_eq!(from.value.replicas, [4, 1, 2, 3].map(BrokerId));
+    assert_eq!((from.value.adding.len(), from.value.removing.len()), (1, 2));
+    assert_eq!(from.value.effective_min(), 2, "the node that is added does not count yet");
+    assert!(!Draft::new(&from).finish_move(1), "node 4 is not in sync");
+    from.value.isr.push(member(4));
+    let end = |d: &mut Draft| {
+        assert!(d.finish_move(1));
+        assert!(d.elect(BrokerId(4)));
+    };
+    let done = check(&from, end, "isr=1,4 elr= last= leader=4 epoch=6").next.unwrap();
+    assert_eq!(done.replicas, [4, 1].map(BrokerId));
+    assert!(!done.is_moving());
+    assert_eq!(done.min_isr, 1);
+}
+
+#[test]
+fn a_move_can_be_given_up_unless_only_the_new_ones_are_in_sync() {
+    let mut from = start(&[1, 2, 3], &[], 2);
+    let mut draft = Draft::new(&from);
+    assert!(draft.begin_move(&[BrokerId(4)]));
+    from.value = draft.finish(ID).unwrap().next.unwrap();
+    from.value.isr = vec![member(1), member(4)];
+    let back = check(&from, |d| assert!(d.cancel_move()), "isr=1 elr= last= leader=1 epoch=5").next.unwrap();
+    assert_eq!(back.replicas, [1, 2, 3].map(BrokerId));
+    from.value.isr = vec![member(4)];
+    from.value.leader = Some(BrokerId(4));
+    assert!(!Draft::new(&from).cancel_move());
+}
+
+#[test]
+fn a_leader_outside_of_the_target_leads_no_more() {
+    let mut from = start(&[1, 2, 3], &[], 2);
+    let mut draft = Draft::new(&from);
+    assert!(draft.begin_move(&[BrokerId(2), BrokerId(3)]));
+    from.value = draft.finish(ID).unwrap().next.unwrap();
+    check(&from, |d| assert!(d.finish_move(2)), "isr=2,3 elr= last= leader=- epoch=5");
+}
+
+#[test]
+fn nothing_to_do_is_no_change() {
+    let from = start(&[1, 2, 3], &[], 2);
+    assert_eq!(Draft::new(&from).finish(ID), None);
+    let mut draft = Draft::new(&from);
+    draft.set_min_isr(2);
+    assert_eq!(draft.finish(ID), None);
+}
