@@ -8,13 +8,15 @@
 //! | backend | keeps | for |
 //! |---|---|---|
 //! | [`MemoryRepository`] | nothing | tests, the simulator, throw-away nodes |
-//! | [`LocalRepository`] | a journal | one node |
 //! | [`EtcdRepository`] | an etcd, or a Moim, by its protocol | applications; nodes on an external etcd |
+//! | [`LocalRepository`] | a journal | one node, before it had a coordination core |
+//! | [`CoordRepository`] | the coordination core | a node of a cluster, also of one |
 //!
 //! Every backend passes the same suite (module `testing`).
 
 #![warn(missing_docs)]
 
+pub mod embedded;
 pub mod engine;
 pub mod etcd;
 pub mod local;
@@ -24,6 +26,7 @@ pub mod repository;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use embedded::CoordRepository;
 pub use etcd::{EtcdClient, EtcdRepository};
 pub use local::LocalRepository;
 pub use memory::MemoryRepository;
