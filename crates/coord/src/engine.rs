@@ -402,10 +402,16 @@ impl Coordinator {
 
     /// The beginning of an answer about `space`.
     pub fn header(&self, space: SpaceId) -> Header {
+        let revision = self.inner.shared.state().revision(space);
+        self.stamp(revision)
+    }
+
+    /// The beginning of an answer whose revision is known. Takes no lock.
+    pub fn stamp(&self, revision: i64) -> Header {
         Header {
             cluster_id: self.inner.options.cluster_id,
             member_id: self.inner.group.voter().0,
-            revision: self.inner.shared.state().revision(space),
+            revision,
             raft_term: self.inner.term.load(Ordering::Relaxed),
         }
     }

@@ -1,6 +1,6 @@
 //! The coordination core: keys with revisions, transactions, leases and watches, with the meaning etcd gives them.
 //!
-//! All but [`engine`] is a pure state machine: no clock, no randomness, no I/O, no await. The same commands in
+//! All but [`engine`] and [`api`] is a pure state machine: no clock, no randomness, no I/O, no await. The same commands in
 //! the same order give the same state on every node, and time enters only as an argument. [`engine`] runs it on a Raft
 //! group.
 //!
@@ -12,10 +12,12 @@
 //! | [`WatchHub`] | who wants to hear of which keys, and how far each has heard | the node that holds the stream |
 //! | [`LeaseClock`] | when leases end | the leader |
 //! | [`AutoCompactor`] | how far history may be forgotten | the leader |
+//! | [`api`] | the etcd v3 API on a port | every node |
 //! | [`Coordinator`] | all of this on a node: proposals, reads, renewals, watch streams | every node |
 
 #![warn(missing_docs)]
 
+pub mod api;
 mod auto_compact;
 mod codec;
 pub mod engine;

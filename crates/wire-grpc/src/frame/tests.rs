@@ -1,3 +1,5 @@
+//! Frames in pieces of any size, golden bytes, and input that is wrong.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,0 +1,284 @@
+//! One gRPC call: its messages in, its messages out, its status.
+//!
+//! Owns what every method shares: frames of a body, flow control, headers and trailers. Knows nothing of etcd.
+//!
+//! Invariants:
+//! - What waits to be sent is bounded. A small answer goes to the connection at once; anything larger waits for
+//!   the client's window piece by piece, and large answers of all calls together have a budget.
+//! - A client that takes nothing of a large answer for [`STALL`] loses the call, so it cannot keep the budget. A
+//!   stream without budget, a watch, waits as long as its client likes: it holds one message.
+//! - A call whose client has gone is dropped at its next await.
+
+use std::borrow::Cow;
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use moim_wire_grpc::{Code, FrameError, FrameReader, Message, Status, encode_frame, status};
+use tokio::sync::Semaphore;
+
+/// The largest message a client may send, as in etcd: the largest request and room for what is around it.
+pub(super) const MAX_MESSAGE_BYTES: usize = crate::MAX_REQUEST_BYTES + 512 * 1024;
+/// An answer up to this size is handed over without waiting for the client's window.
+const SMALL_BYTES: usize = 16 * 1024;
+/// How long a client may take nothing of an answer that waits for it.
+const STALL: Duration = Duration::from_secs(30);
+/// Large answers of all calls together, in units of [`BUDGET_UNIT`].
+const BUDGET_UNITS: usize = 256 * 1024;
+const BUDGET_UNIT: usize = 1024;
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const STATUS_OK: HeaderValue = HeaderValue::from_static("0");
+
+/// The client has gone; nobody hears an answer.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+/// Memory for large answers, shared by all calls.
+pub(super) struct Budget {
+    units: Semaphore,
+}
+
+impl Budget {
+    pub(super) fn new() -> Self {
+        Self { units: Semaphore::new(BUDGET_UNITS) }
+    }
+
+    /// Waits for room for an answer. A single answer larger than the budget takes all of it.
+    async fn room(&self, bytes: usize) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        let units = bytes.div_ceil(BUDGET_UNIT).min(BUDGET_UNITS);
+        self.units.acquire_many(u32::try_from(units).unwrap_or(u32::MAX)).await.ok()
+    }
+}
+
+/// The messages a client sends in one call.
+pub(super) struct Body {
+    stream: RecvStream,
+    frames: FrameReader,
+}
+
+impl Body {
+    pub(super) fn new(stream: RecvStream) -> Self {
+        Self { stream, frames: FrameReader::new(MAX_MESSAGE_BYTES) }
+    }
+
+    /// The next message, or `None` when the client has said everything. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        loop {
+            if let Some(frame) = self.frames.next_frame().map_err(frame_status)? {
+                return Ok(Some(frame));
+            }
+            match self.stream.data().await {
+                Some(Ok(piece)) => {
+                    // It is copied or consumed now: the client may send as much again.
+                    let _ = self.stream.flow_control().release_capacity(piece.len());
+                    self.frames.push(piece);
+                }
+                Some(Err(error)) => return Err(Status::new(Code::Canceled, error.to_string())),
+                None => return self.frames.finish().map(|()| None).map_err(frame_status),
+            }
+        }
+    }
+
+    /// The next message, decoded. Cancel-safe.
+    pub(super) async fn next_message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+        match self.next().await? {
+            Some(frame) => decode(frame).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The one message of a call that has one.
+    pub(super) async fn only<M: Message + Default>(&mut self) -> Result<M, Status> {
+        self.next_message()
+            .await?
+            .ok_or_else(|| Status::new(Code::Internal, "grpc: the call ended without a request message"))
+    }
+}
+
+fn decode<M: Message + Default>(frame: Bytes) -> Result<M, Status> {
+    moim_wire_grpc::decode(frame)
+        .map_err(|error| Status::new(Code::Internal, format!("grpc: error unmarshalling request: {error}")))
+}
+
+fn frame_status(error: FrameError) -> Status {
+    let code = match error {
+        FrameError::TooLarge { .. } => Code::ResourceExhausted,
+        FrameError::Compressed | FrameError::Flag(_) | FrameError::Truncated => Code::Internal,
+    };
+    Status::new(code, error.to_string())
+}
+
+/// Where the answer of a call goes, before anything was said.
+pub(super) struct Respond {
+    inner: SendResponse<Bytes>,
+}
+
+impl Respond {
+    pub(super) fn new(inner: SendResponse<Bytes>) -> Self {
+        Self { inner }
+    }
+
+    /// Runs `work` until it is done or the client gives the call up.
+    pub(super) async fn while_wanted<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
+        let mut work = std::pin::pin!(work);
+        poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(Ok(done));
+            }
+            self.inner.poll_reset(context).map(|_| Err(Gone))
+        })
+        .await
+    }
+
+    /// Ends the call with one message or an error.
+    pub(super) async fn unary<M: Message>(
+        self,
+        budget: &Budget,
+        answer: Result<M, Status>,
+    ) -> Result<(), Gone> {
+        let message = match answer {
+            Ok(message) => message,
+            Err(status) => return self.fail(&status),
+        };
+        let bytes = message.encoded_len();
+        if bytes <= SMALL_BYTES {
+            let mut stream = self.start()?.stream;
+            stream.send_data(encode_frame(&message), false).map_err(|_| Gone)?;
+            return stream.send_trailers(ok_trailers()).map_err(|_| Gone);
+        }
+        let _room = budget.room(bytes).await;
+        let frame = encode_frame(&message);
+        drop(message);
+        let mut sender = self.start()?;
+        sender.limit_stalls();
+        sender.send_frame(frame).await?;
+        sender.finish(Ok(()))
+    }
+
+    /// Begins an answer of many messages.
+    pub(super) fn start(mut self) -> Result<Sender, Gone> {
+        let mut response = Response::new(());
+        response.headers_mut().insert(CONTENT_TYPE, GRPC);
+        let stream = self.inner.send_response(response, false).map_err(|_| Gone)?;
+        Ok(Sender { stream, stall: None })
+    }
+
+    /// Ends the call with an error and no message: one block of headers.
+    pub(super) fn fail(mut self, status: &Status) -> Result<(), Gone> {
+        let mut response = Response::new(());
+        response.headers_mut().insert(CONTENT_TYPE, GRPC);
+        add_status(response.headers_mut(), status);
+        self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
+    }
+
+    /// Answers what is not gRPC.
+    pub(super) fn refuse(mut self, http_status: http::StatusCode, status: &Status) -> Result<(), Gone> {
+        let mut response = Response::new(());
+        *response.status_mut() = http_status;
+        add_status(response.headers_mut(), status);
+        self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
+    }
+
+    /// Ends the call because of the encoding of its messages, naming the one that is spoken.
+    pub(super) fn refuse_encoding(mut self, status: &Status) -> Result<(), Gone> {
+        let mut response = Response::new(());
+        response.headers_mut().insert(CONTENT_TYPE, GRPC);
+        response.headers_mut().insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
+        add_status(response.headers_mut(), status);
+        self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
+    }
+}
+
+/// An answer of many messages, under way.
+pub(super) struct Sender {
+    stream: SendStream<Bytes>,
+    /// How long the client may take nothing, if there is a limit.
+    stall: Option<Duration>,
+}
+
+impl Sender {
+    /// From now on a client that takes nothing for a while loses the call.
+    pub(super) fn limit_stalls(&mut self) {
+        self.stall = Some(STALL);
+    }
+
+    /// Sends a message, waiting for the client's window.
+    pub(super) async fn send<M: Message>(&mut self, message: &M) -> Result<(), Gone> {
+        self.send_frame(encode_frame(message)).await
+    }
+
+    /// Sends a frame, waiting for the client's window.
+    async fn send_frame(&mut self, mut frame: Bytes) -> Result<(), Gone> {
+        while !frame.is_empty() {
+            self.stream.reserve_capacity(frame.len());
+            let mut room = self.stream.capacity();
+            if room == 0 {
+                room = self.wait_for_room().await?;
+            }
+            let piece = frame.split_to(room.min(frame.len()));
+            self.stream.send_data(piece, false).map_err(|_| Gone)?;
+        }
+        Ok(())
+    }
+
+    async fn wait_for_room(&mut self) -> Result<usize, Gone> {
+        let Some(stall) = self.stall else { return self.room().await };
+        tokio::time::timeout(stall, self.room()).await.unwrap_or_else(|_| {
+            self.stream.send_reset(Reason::CANCEL);
+            Err(Gone)
+        })
+    }
+
+    async fn room(&mut self) -> Result<usize, Gone> {
+        loop {
+            match poll_fn(|context| self.stream.poll_capacity(context)).await {
+                Some(Ok(0)) => {}
+                Some(Ok(room)) => return Ok(room),
+                Some(Err(_)) | None => return Err(Gone),
+            }
+        }
+    }
+
+    /// Returns when the client gives the call up.
+    pub(super) async fn reset(&mut self) -> Gone {
+        // Whatever the reason, and when the connection is lost, too.
+        let _ = poll_fn(|context| self.stream.poll_reset(context)).await;
+        Gone
+    }
+
+    /// Ends the call.
+    pub(super) fn finish(mut self, outcome: Result<(), Status>) -> Result<(), Gone> {
+        let trailers = match outcome {
+            Ok(()) => ok_trailers(),
+            Err(status) => {
+                let mut trailers = HeaderMap::with_capacity(2);
+                add_status(&mut trailers, &status);
+                trailers
+            }
+        };
+        self.stream.send_trailers(trailers).map_err(|_| Gone)
+    }
+}
+
+fn ok_trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(GRPC_STATUS, STATUS_OK);
+    trailers
+}
+
+fn add_status(headers: &mut HeaderMap, outcome: &Status) {
+    headers.insert(GRPC_STATUS, HeaderValue::from_static(outcome.code.as_header()));
+    let text: Cow<'_, str> = status::encode_message(&outcome.message);
+    // The encoding leaves printable ASCII only, so this cannot fail.
+    if let Ok(value) = HeaderValue::from_str(&text) {
+        headers.insert(GRPC_MESSAGE, value);
+    }
+}

@@ -1,0 +1,136 @@
+//! One HTTP/2 connection: takes calls and runs them, all in one task.
+//!
+//! A call is not a task of its own. Its future lives in the connection's set and is polled where the bytes are,
+//! which saves a spawn, a wake and a thread hop for each call.
+//!
+//! Invariant: the set is no larger than the number of streams the client may have open, since a call ends when its
+//! stream is reset.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use h2::RecvStream;
+use h2::server::{Builder, Connection, SendResponse};
+use http::Request;
+use moim_base::task::Shutdown;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::Api;
+use super::dispatch::serve_call;
+
+/// How many calls a client may have open on a connection. Clients open a stream for each watch.
+const MAX_STREAMS: u32 = 8_192;
+/// How much of one call, and of all calls of a connection, a client may send before it is taken.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
+/// The headers of one call.
+const MAX_HEADER_BYTES: u32 = 32 * 1024;
+/// What may wait in the connection for the socket.
+const SEND_BUFFER_BYTES: usize = 512 * 1024;
+/// Small pieces of bodies that may wait to be taken. They are taken before the next read of the socket.
+const SMALL_PIECES_BYTES: usize = 4 * 1024 * 1024;
+/// Calls that were given up before they were looked at; more in one read is an attack.
+const MAX_RESET_BEFORE_ACCEPT: usize = 1_024;
+/// How long a client may take for its greeting.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long calls may take to end when the server stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+type Accepted = (Request<RecvStream>, SendResponse<Bytes>);
+
+/// Serves a connection until either side ends it.
+pub(super) async fn serve<S>(api: Arc<Api>, socket: S, peer: SocketAddr, shutdown: Shutdown)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = builder().handshake::<_, Bytes>(socket);
+    let mut connection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(error)) => {
+            tracing::info!(%peer, %error, "etcd port: no HTTP/2 connection came about");
+            return;
+        }
+        Err(_) => {
+            tracing::info!(%peer, "etcd port: a client did not finish its greeting");
+            return;
+        }
+    };
+    let mut calls = FuturesUnordered::new();
+    let mut take = |(request, respond)| serve_call(Arc::clone(&api), request, respond);
+    let stopped = {
+        let mut stopped = pin!(shutdown.stopped());
+        poll_fn(|context| {
+            if stopped.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Ok(true));
+            }
+            poll_connection(&mut connection, &mut calls, &mut take, context).map_ok(|()| false)
+        })
+        .await
+    };
+    let outcome = match stopped {
+        Ok(false) => Ok(()),
+        Ok(true) => {
+            connection.graceful_shutdown();
+            let drain = poll_fn(|context| poll_connection(&mut connection, &mut calls, &mut take, context));
+            tokio::time::timeout(DRAIN_TIMEOUT, drain).await.unwrap_or(Ok(()))
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = outcome
+        && !error.is_io()
+    {
+        tracing::info!(%peer, %error, "etcd port: a connection was ended");
+    }
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .data_frame_budget(SMALL_PIECES_BYTES)
+        .max_pending_accept_reset_streams(MAX_RESET_BEFORE_ACCEPT);
+    builder
+}
+
+/// Moves everything on as far as it goes: takes calls, polls those that were woken, writes what they said.
+///
+/// Ready when the connection is closed.
+fn poll_connection<S, F>(
+    connection: &mut Connection<S, Bytes>,
+    calls: &mut FuturesUnordered<F>,
+    take: &mut impl FnMut(Accepted) -> F,
+    context: &mut Context<'_>,
+) -> Poll<Result<(), h2::Error>>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    F: Future<Output = ()>,
+{
+    loop {
+        // Reading, and writing what earlier rounds left.
+        while let Poll::Ready(accepted) = connection.poll_accept(context) {
+            match accepted {
+                Some(Ok(accepted)) => calls.push(take(accepted)),
+                Some(Err(error)) => return Poll::Ready(Err(error)),
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let mut some_ended = false;
+        while let Poll::Ready(Some(())) = calls.poll_next_unpin(context) {
+            some_ended = true;
+        }
+        if !some_ended {
+            return Poll::Pending;
+        }
+        // An answer is in the connection's buffer: another round writes it.
+    }
+}

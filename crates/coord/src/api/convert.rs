@@ -1,0 +1,181 @@
+//! Between the messages of the protocol and the types of the state machine. Byte strings are moved, not copied.
+
+use moim_wire_grpc::etcd as wire;
+use moim_wire_grpc::{Code, Status};
+
+use crate::error::Error;
+use crate::reply::{DeleteReply, KeyValue, PutReply, RangeReply, TxnOpReply, TxnReply};
+use crate::request::{
+    Compare, CompareResult, CompareTarget, DeleteRequest, PutRequest, RangeRequest, SortOrder, SortTarget,
+    TxnOp, TxnRequest,
+};
+use crate::watch::Event;
+use crate::{LeaseId, SpaceId};
+
+/// A read, and whether it may be served from what this node has.
+pub(super) fn range(request: wire::RangeRequest) -> Result<(RangeRequest, bool), Error> {
+    let sort_order = match request.sort_order {
+        0 => SortOrder::None,
+        1 => SortOrder::Ascend,
+        2 => SortOrder::Descend,
+        _ => return Err(Error::InvalidSortOption),
+    };
+    let sort_target = match request.sort_target {
+        0 => SortTarget::Key,
+        1 => SortTarget::Version,
+        2 => SortTarget::Create,
+        3 => SortTarget::Mod,
+        4 => SortTarget::Value,
+        _ => return Err(Error::InvalidSortOption),
+    };
+    let range = RangeRequest {
+        key: request.key,
+        range_end: request.range_end,
+        limit: request.limit.max(0),
+        revision: request.revision,
+        sort_order,
+        sort_target,
+        keys_only: request.keys_only,
+        count_only: request.count_only,
+        min_mod_revision: request.min_mod_revision,
+        max_mod_revision: request.max_mod_revision,
+        min_create_revision: request.min_create_revision,
+        max_create_revision: request.max_create_revision,
+    };
+    Ok((range, request.serializable))
+}
+
+pub(super) fn put(request: wire::PutRequest) -> PutRequest {
+    PutRequest {
+        key: request.key,
+        value: request.value,
+        lease: LeaseId(request.lease),
+        prev_kv: request.prev_kv,
+        ignore_value: request.ignore_value,
+        ignore_lease: request.ignore_lease,
+    }
+}
+
+pub(super) fn delete(request: wire::DeleteRangeRequest) -> DeleteRequest {
+    DeleteRequest { key: request.key, range_end: request.range_end, prev_kv: request.prev_kv }
+}
+
+/// A transaction. Its nesting is bounded by the decoder.
+pub(super) fn txn(request: wire::TxnRequest) -> Result<TxnRequest, Status> {
+    Ok(TxnRequest {
+        compares: request.compare.into_iter().map(compare).collect::<Result<_, _>>()?,
+        success: request.success.into_iter().map(op).collect::<Result<_, _>>()?,
+        failure: request.failure.into_iter().map(op).collect::<Result<_, _>>()?,
+    })
+}
+
+/// Whether a transaction that only reads may be served from what this node has: all its reads say so.
+pub(super) fn is_serializable(request: &wire::TxnRequest) -> bool {
+    let mut ops = request.success.iter().chain(&request.failure);
+    ops.all(|op| matches!(&op.op, Some(wire::RequestOpKind::Range(range)) if range.serializable))
+}
+
+fn op(op: wire::RequestOp) -> Result<TxnOp, Status> {
+    use wire::RequestOpKind as Kind;
+    Ok(match op.op {
+        Some(Kind::Range(request)) => TxnOp::Range(range(request)?.0),
+        Some(Kind::Put(request)) => TxnOp::Put(put(request)),
+        Some(Kind::DeleteRange(request)) => TxnOp::Delete(delete(request)),
+        Some(Kind::Txn(request)) => TxnOp::Txn(txn(request)?),
+        // What etcd says of a step that is none.
+        None => return Err(Error::KeyNotFound.into()),
+    })
+}
+
+/// A condition. One whose value is missing, or belongs to another target, compares with nothing: 0 or no bytes.
+fn compare(compare: wire::Compare) -> Result<Compare, Status> {
+    use wire::CompareValue as Value;
+    let value = compare.value;
+    let target = match (compare.target, value) {
+        (0, Some(Value::Version(version))) => CompareTarget::Version(version),
+        (0, _) => CompareTarget::Version(0),
+        (1, Some(Value::CreateRevision(revision))) => CompareTarget::Create(revision),
+        (1, _) => CompareTarget::Create(0),
+        (2, Some(Value::ModRevision(revision))) => CompareTarget::Mod(revision),
+        (2, _) => CompareTarget::Mod(0),
+        (3, Some(Value::Value(bytes))) => CompareTarget::Value(bytes),
+        (3, _) => CompareTarget::Value(bytes::Bytes::new()),
+        (4, Some(Value::Lease(lease))) => CompareTarget::Lease(LeaseId(lease)),
+        (4, _) => CompareTarget::Lease(LeaseId::NONE),
+        (other, _) => return Err(unknown("compare target", other)),
+    };
+    let result = match compare.result {
+        0 => CompareResult::Equal,
+        1 => CompareResult::Greater,
+        2 => CompareResult::Less,
+        3 => CompareResult::NotEqual,
+        other => return Err(unknown("compare result", other)),
+    };
+    Ok(Compare { key: compare.key, range_end: compare.range_end, target, result })
+}
+
+fn unknown(what: &str, number: i32) -> Status {
+    Status::new(Code::InvalidArgument, format!("moim: unknown {what} {number}"))
+}
+
+pub(super) fn key_value(kv: KeyValue) -> wire::KeyValue {
+    wire::KeyValue {
+        key: kv.key,
+        create_revision: kv.create_revision,
+        mod_revision: kv.mod_revision,
+        version: kv.version,
+        value: kv.value,
+        lease: kv.lease.0,
+    }
+}
+
+fn key_values(kvs: Vec<KeyValue>) -> Vec<wire::KeyValue> {
+    kvs.into_iter().map(key_value).collect()
+}
+
+pub(super) fn range_reply(header: wire::ResponseHeader, reply: RangeReply) -> wire::RangeResponse {
+    wire::RangeResponse {
+        header: Some(header),
+        kvs: key_values(reply.kvs),
+        more: reply.more,
+        count: reply.count,
+    }
+}
+
+pub(super) fn put_reply(header: wire::ResponseHeader, reply: PutReply) -> wire::PutResponse {
+    wire::PutResponse { header: Some(header), prev_kv: reply.prev_kv.map(key_value) }
+}
+
+pub(super) fn delete_reply(header: wire::ResponseHeader, reply: DeleteReply) -> wire::DeleteRangeResponse {
+    wire::DeleteRangeResponse {
+        header: Some(header),
+        deleted: reply.deleted,
+        prev_kvs: key_values(reply.prev_kvs),
+    }
+}
+
+pub(super) fn txn_reply(header: wire::ResponseHeader, reply: TxnReply) -> wire::TxnResponse {
+    let responses = reply.responses.into_iter().map(op_reply).collect();
+    wire::TxnResponse { header: Some(header), succeeded: reply.succeeded, responses }
+}
+
+/// The answers inside a transaction have a header with a revision and nothing else.
+fn op_reply(reply: TxnOpReply) -> wire::ResponseOp {
+    use wire::ResponseOpKind as Kind;
+    let header = |revision| wire::ResponseHeader { revision, ..wire::ResponseHeader::default() };
+    let op = match reply {
+        TxnOpReply::Range(reply) => Kind::Range(range_reply(header(reply.revision), reply)),
+        TxnOpReply::Put(reply) => Kind::Put(put_reply(header(reply.revision), reply)),
+        TxnOpReply::Delete(reply) => Kind::DeleteRange(delete_reply(header(reply.revision), reply)),
+        TxnOpReply::Txn(reply) => Kind::Txn(txn_reply(header(reply.revision), reply)),
+    };
+    wire::ResponseOp { op: Some(op) }
+}
+
+pub(super) fn event(event: Event) -> wire::Event {
+    let kind = if event.is_delete { wire::EventType::Delete } else { wire::EventType::Put };
+    wire::Event { kind: kind.into(), kv: Some(key_value(event.kv)), prev_kv: event.prev_kv.map(key_value) }
+}
+
+/// The space of a key that a client names; compaction and checksums are the user's.
+pub(super) const CLIENT_SPACE: SpaceId = SpaceId::User;

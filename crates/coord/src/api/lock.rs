@@ -1,0 +1,212 @@
+//! The Lock service: a lock is the oldest key under its name, and a waiter watches the key before its own.
+//!
+//! The keys are those that etcd's own recipe makes (`name/<lease in hex>`), so a client that locks by itself and one that has
+//! the server do it exclude each other. A lock alone excludes nobody who was slow: the create revision of the key
+//! is the fencing token, and `header.revision` of the answer is at least that.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use moim_wire_grpc::lock as wire;
+use moim_wire_grpc::{Code, Status};
+
+use super::{Api, status};
+use crate::LeaseId;
+use crate::engine::WatchItem;
+use crate::reply::{RangeReply, Reply, TxnOpReply, TxnReply};
+use crate::request::{
+    Command, Compare, CompareResult, CompareTarget, DeleteRequest, Op, Origin, PutRequest, RangeRequest,
+    SortOrder, SortTarget, TxnOp, TxnRequest,
+};
+use crate::watch::WatchRequest;
+
+/// What a lease lives that the server grants because the caller named none.
+const SESSION_TTL_MS: i64 = 60_000;
+
+pub(super) async fn lock(api: &Arc<Api>, request: wire::LockRequest) -> Result<wire::LockResponse, Status> {
+    let lease = session(api, request.lease).await?;
+    let place = enter(api, &request.name, lease, Bytes::new()).await?;
+    let key = place.key.clone();
+    let mut revision = place.entered_at;
+    if place.oldest != Some(place.revision) {
+        revision = place.wait(api).await?;
+        // The lease may have ended while others held the lock.
+        let own = api.coordinator.range(RangeRequest::key(key.clone()), false).await?;
+        if own.kvs.is_empty() {
+            place.keep();
+            return Err(Status::new(Code::Unknown, "mutex: session is expired"));
+        }
+        revision = revision.max(own.revision);
+    }
+    place.keep();
+    Ok(wire::LockResponse { header: Some(api.header(revision)), key })
+}
+
+pub(super) async fn unlock(
+    api: &Arc<Api>,
+    request: wire::UnlockRequest,
+) -> Result<wire::UnlockResponse, Status> {
+    let command = Command::client(Op::Delete(DeleteRequest::key(request.key)));
+    match api.coordinator.execute(command).await? {
+        Reply::Delete(reply) => Ok(wire::UnlockResponse { header: Some(api.header(reply.revision)) }),
+        _ => Err(status::mismatched()),
+    }
+}
+
+/// The lease to work with: the caller's, or a new one.
+pub(super) async fn session(api: &Api, lease: i64) -> Result<LeaseId, Status> {
+    if lease != 0 {
+        return Ok(LeaseId(lease));
+    }
+    let (id, _) = api.coordinator.lease_grant(Origin::Client, LeaseId::NONE, SESSION_TTL_MS).await?;
+    Ok(id)
+}
+
+/// A place in the queue of a name. Dropping it gives the place up, unless it was kept.
+pub(super) struct Place {
+    api: Arc<Api>,
+    pub(super) key: Bytes,
+    prefix: Bytes,
+    /// The create revision of the key: the order of the queue, and the fencing token.
+    pub(super) revision: i64,
+    /// The create revision of the first in the queue when this place was taken.
+    oldest: Option<i64>,
+    /// What the key held before this call, when the lease had it already.
+    pub(super) held: Option<Bytes>,
+    /// The revision of the store when the place was taken.
+    pub(super) entered_at: i64,
+    kept: bool,
+}
+
+/// Takes a place in the queue of `name`, or finds the one that the lease has.
+pub(super) async fn enter(
+    api: &Arc<Api>,
+    name: &[u8],
+    lease: LeaseId,
+    value: Bytes,
+) -> Result<Place, Status> {
+    let prefix = prefix_of(name);
+    let mut key = prefix.to_vec();
+    key.extend_from_slice(hex(lease).as_bytes());
+    let key = Bytes::from(key);
+    let put = PutRequest { lease, ..PutRequest::new(key.clone(), value) };
+    let txn = TxnRequest {
+        compares: vec![created_at(&key, 0)],
+        success: vec![TxnOp::Put(put), TxnOp::Range(oldest_of(&prefix))],
+        failure: vec![TxnOp::Range(RangeRequest::key(key.clone())), TxnOp::Range(oldest_of(&prefix))],
+    };
+    let reply = api.coordinator.txn(Origin::Client, txn, false).await?;
+    let entered_at = reply.revision;
+    let (own, oldest) = answers(reply)?;
+    let (revision, held) = match own.and_then(|own| own.kvs.into_iter().next()) {
+        Some(kv) => (kv.create_revision, Some(kv.value)),
+        None => (entered_at, None),
+    };
+    let oldest = oldest.kvs.first().map(|kv| kv.create_revision);
+    Ok(Place { api: Arc::clone(api), key, prefix, revision, oldest, held, entered_at, kept: false })
+}
+
+/// What the key held when it was there already, and the first of the queue.
+fn answers(reply: TxnReply) -> Result<(Option<RangeReply>, RangeReply), Status> {
+    let mut responses = reply.responses.into_iter();
+    match (responses.next(), responses.next()) {
+        (Some(TxnOpReply::Put(_)), Some(TxnOpReply::Range(oldest))) => Ok((None, oldest)),
+        (Some(TxnOpReply::Range(own)), Some(TxnOpReply::Range(oldest))) => Ok((Some(own), oldest)),
+        _ => Err(status::mismatched()),
+    }
+}
+
+impl Place {
+    /// Waits until everybody who came before has left. Returns the revision at which that was seen.
+    pub(super) async fn wait(&self, api: &Api) -> Result<i64, Status> {
+        loop {
+            let before = RangeRequest {
+                limit: 1,
+                sort_order: SortOrder::Descend,
+                sort_target: SortTarget::Create,
+                max_create_revision: self.revision - 1,
+                ..under(&self.prefix)
+            };
+            let reply = api.coordinator.range(before, false).await?;
+            match reply.kvs.into_iter().next() {
+                None => return Ok(reply.revision),
+                Some(kv) => wait_deleted(api, kv.key, reply.revision).await?,
+            }
+        }
+    }
+
+    /// The place outlives the call.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.kept || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let (api, key, revision) = (Arc::clone(&self.api), self.key.clone(), self.revision);
+        let scope = api.scope.clone();
+        scope.spawn("give up a place in a queue", async move {
+            let txn = TxnRequest {
+                compares: vec![created_at(&key, revision)],
+                success: vec![TxnOp::Delete(DeleteRequest::key(key))],
+                failure: Vec::new(),
+            };
+            // If it cannot be given up now, it ends with its lease.
+            let _ = api.coordinator.txn(Origin::Client, txn, false).await;
+        });
+    }
+}
+
+/// Returns when the key is gone, or when that can no longer be told from here.
+async fn wait_deleted(api: &Api, key: Bytes, seen_at: i64) -> Result<(), Status> {
+    let mut watch = api.coordinator.watcher();
+    let request = WatchRequest { key, start_revision: seen_at + 1, no_put: true, ..WatchRequest::default() };
+    watch.create(request)?;
+    loop {
+        match watch.next().await {
+            Some(WatchItem::Events { .. } | WatchItem::Canceled { .. }) => return Ok(()),
+            Some(WatchItem::Progress { .. }) => {}
+            None => return Err(status::stopped()),
+        }
+    }
+}
+
+/// What the keys of a name begin with.
+pub(super) fn prefix_of(name: &[u8]) -> Bytes {
+    let mut prefix = Vec::with_capacity(name.len() + 1);
+    prefix.extend_from_slice(name);
+    prefix.push(b'/');
+    prefix.into()
+}
+
+/// Every key under a prefix, which ends with a slash.
+pub(super) fn under(prefix: &Bytes) -> RangeRequest {
+    let mut end = prefix.to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1; // a slash, so there is no carry
+    }
+    RangeRequest::between(prefix.clone(), end)
+}
+
+/// The first of a queue.
+pub(super) fn oldest_of(prefix: &Bytes) -> RangeRequest {
+    RangeRequest { limit: 1, sort_order: SortOrder::Ascend, sort_target: SortTarget::Create, ..under(prefix) }
+}
+
+/// That a key appeared at a revision; 0 is a key that does not exist.
+pub(super) fn created_at(key: &Bytes, revision: i64) -> Compare {
+    Compare {
+        key: key.clone(),
+        range_end: Bytes::new(),
+        target: CompareTarget::Create(revision),
+        result: CompareResult::Equal,
+    }
+}
+
+/// A lease as etcd's recipes write it into keys: hexadecimal, with a sign.
+fn hex(lease: LeaseId) -> String {
+    if lease.0 < 0 { format!("-{:x}", lease.0.unsigned_abs()) } else { format!("{:x}", lease.0) }
+}

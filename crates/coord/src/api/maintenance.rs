@@ -1,0 +1,161 @@
+//! The Maintenance service: status, alarms, checksums, snapshots, leadership.
+
+use moim_raft::VoterId;
+use moim_wire_grpc::etcd as wire;
+use moim_wire_grpc::{Code, Status};
+
+use super::backup::Backup;
+use super::call::{Body, Gone, Respond, Sender};
+use super::convert::CLIENT_SPACE;
+use super::dispatch::Terms;
+use super::{Api, VERSION};
+use crate::request::{Alarm, AlarmKind};
+
+pub(super) async fn status(api: &Api, _: wire::StatusRequest) -> Result<wire::StatusResponse, Status> {
+    let status = api.coordinator.status();
+    Ok(wire::StatusResponse {
+        header: Some(api.header_now()),
+        version: VERSION.to_owned(),
+        db_size: signed(status.db_size),
+        leader: status.leader.map_or(0, |leader| leader.0),
+        raft_index: status.raft_index,
+        raft_term: status.term,
+        raft_applied_index: status.applied,
+        errors: status.errors,
+        db_size_in_use: signed(status.db_size_in_use),
+        is_learner: status.is_learner,
+        ..Default::default()
+    })
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+pub(super) async fn alarm(api: &Api, request: wire::AlarmRequest) -> Result<wire::AlarmResponse, Status> {
+    use wire::{AlarmAction as Action, AlarmType as Kind};
+    let kind = Kind::try_from(request.alarm).map_err(|_| unknown("alarm", request.alarm))?;
+    let kind = match kind {
+        Kind::None => None,
+        Kind::NoSpace => Some(AlarmKind::NoSpace),
+        Kind::Corrupt => Some(AlarmKind::Corrupt),
+    };
+    let named = kind.map(|kind| Alarm { kind, member: request.member_id });
+    let action = Action::try_from(request.action).map_err(|_| unknown("alarm action", request.action))?;
+    let alarms = match (action, named) {
+        (Action::Get, _) => {
+            let mut alarms = api.coordinator.alarms().await?;
+            alarms.retain(|alarm| kind.is_none_or(|kind| kind == alarm.kind));
+            alarms
+        }
+        (Action::Activate, Some(alarm)) => api.coordinator.alarm_on(alarm).await?,
+        (Action::Deactivate, Some(alarm)) => api.coordinator.alarm_off(alarm).await?,
+        (Action::Activate | Action::Deactivate, None) => Vec::new(),
+    };
+    let alarms = alarms.into_iter().map(|alarm| {
+        let kind = match alarm.kind {
+            AlarmKind::NoSpace => Kind::NoSpace,
+            AlarmKind::Corrupt => Kind::Corrupt,
+        };
+        wire::AlarmMember { member_id: alarm.member, alarm: kind.into() }
+    });
+    Ok(wire::AlarmResponse { header: Some(api.header_now()), alarms: alarms.collect() })
+}
+
+fn unknown(what: &str, number: i32) -> Status {
+    Status::new(Code::InvalidArgument, format!("moim: unknown {what} {number}"))
+}
+
+/// Nothing is ever fragmented: what compaction forgot is given back by itself. The answer is the truth.
+pub(super) async fn defragment(
+    api: &Api,
+    _: wire::DefragmentRequest,
+) -> Result<wire::DefragmentResponse, Status> {
+    Ok(wire::DefragmentResponse { header: Some(api.header_now()) })
+}
+
+pub(super) async fn hash(api: &Api, _: wire::HashRequest) -> Result<wire::HashResponse, Status> {
+    let reply = api.coordinator.hash_kv(CLIENT_SPACE, 0)?;
+    Ok(wire::HashResponse { header: Some(api.header(reply.revision)), hash: reply.hash })
+}
+
+pub(super) async fn hash_kv(api: &Api, request: wire::HashKvRequest) -> Result<wire::HashKvResponse, Status> {
+    let reply = api.coordinator.hash_kv(CLIENT_SPACE, request.revision)?;
+    Ok(wire::HashKvResponse {
+        header: Some(api.header(reply.revision)),
+        hash: reply.hash,
+        compact_revision: reply.compact_revision,
+        hash_revision: reply.hash_revision,
+    })
+}
+
+/// Hands the leadership over. Unlike etcd's, any member can be asked.
+pub(super) async fn move_leader(
+    api: &Api,
+    request: wire::MoveLeaderRequest,
+) -> Result<wire::MoveLeaderResponse, Status> {
+    api.coordinator.move_leader(VoterId(request.target_id)).await?;
+    Ok(wire::MoveLeaderResponse { header: Some(api.header_now()) })
+}
+
+/// There is no older version of this cluster that speaks this protocol.
+pub(super) async fn downgrade(
+    _: &Api,
+    request: wire::DowngradeRequest,
+) -> Result<wire::DowngradeResponse, Status> {
+    let is_version = |text: &str| {
+        let parts: Vec<&str> = text.split('.').collect();
+        (2..=3).contains(&parts.len()) && parts.iter().all(|part| part.parse::<u32>().is_ok())
+    };
+    Err(match wire::DowngradeAction::try_from(request.action) {
+        Ok(wire::DowngradeAction::Cancel) => {
+            Status::new(Code::FailedPrecondition, "etcdserver: no inflight downgrade job")
+        }
+        Ok(_) if !is_version(&request.version) => {
+            Status::new(Code::InvalidArgument, "etcdserver: wrong downgrade target version format")
+        }
+        Ok(_) => Status::new(Code::InvalidArgument, "etcdserver: invalid downgrade target version"),
+        Err(_) => unknown("downgrade action", request.action),
+    })
+}
+
+/// The store as a file that `etcdctl snapshot save` accepts and `moim` restores from.
+pub(super) async fn snapshot(api: &Api, terms: Terms, mut body: Body, respond: Respond) -> Result<(), Gone> {
+    if let Err(status) = body.only::<wire::SnapshotRequest>().await {
+        return respond.fail(&status);
+    }
+    let mut sender = respond.start()?;
+    // A snapshot holds on to history: a client that does not read it must not.
+    sender.limit_stalls();
+    let mut end = std::pin::pin!(api.stream_end(terms));
+    let outcome = tokio::select! {
+        status = &mut end => Err(status),
+        sent = send_snapshot(api, &mut sender) => sent?,
+    };
+    sender.finish(outcome)
+}
+
+async fn send_snapshot(api: &Api, sender: &mut Sender) -> Result<Result<(), Status>, Gone> {
+    let about_bytes = api.coordinator.status().db_size;
+    let mut sent_bytes = 0;
+    let mut backup = Backup::new(api.coordinator.snapshot());
+    while let Some(piece) = backup.next() {
+        let piece = match piece {
+            Ok(piece) => piece,
+            Err(error) => return Ok(Err(Status::new(Code::Unavailable, format!("etcdserver: {error}")))),
+        };
+        sent_bytes += piece.bytes.len() as u64;
+        // Some clients take 0 for the end, and the checksum is that.
+        let remaining_bytes = if piece.is_last { 0 } else { about_bytes.saturating_sub(sent_bytes).max(32) };
+        let response = wire::SnapshotResponse {
+            header: Some(api.header_now()),
+            remaining_bytes,
+            blob: piece.bytes,
+            version: VERSION.to_owned(),
+        };
+        sender.send(&response).await?;
+        // Others have their turn: a large store has many pieces.
+        tokio::task::yield_now().await;
+    }
+    Ok(Ok(()))
+}
