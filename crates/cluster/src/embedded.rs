@@ -1,46 +1,150 @@
-//! The state repository over the node's own coordination core.
+//! The state repository of a node: the coordination core in its own process, without a socket in between.
 //!
-//! Requests are a node's ([`Origin::Node`]), so the system keys may be written. What the repository calls a conflict
-//! is the failure branch of a transaction; what it found is read in that branch, at the same revision.
+//! Keys are the core's keys, `/moim/…` among them the cluster's own: the repository asks as a node, so it may write
+//! them. A transaction stays inside or outside of `/moim/`; the two have revisions of their own. Watches miss nothing
+//! and never lag: they are positions in history, and end only when history before them is forgotten or the node stops.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
 use moim_coord::{
-    Compare as CoordCompare, CompareResult, CompareTarget, CoordError, Coordinator, DeleteRequest,
-    Error as Refusal, KeyValue, LeaseId as CoordLease, Origin, PutRequest, RangeRequest, TxnOp, TxnOpReply,
-    TxnRequest, WatchItem, WatchRequest, WatchStream,
+    self as coord, Command, CoordError, Coordinator, Origin, RangeRequest, WatchItem, WatchStream,
 };
 
+use crate::etcd::prefix_range;
 use crate::repository::{
     BoxFuture, Compare, Entry, Event, Lease, LeaseId, Op, RepositoryError, StateRepository, Txn, TxnOutcome,
     Watch, WatchGap,
 };
 
-/// The repository of a node with a coordination core.
+/// A state repository in this node's coordination core.
 #[derive(Clone)]
 pub struct CoordRepository {
     coordinator: Coordinator,
+    prefix: String,
 }
 
 impl CoordRepository {
-    /// A repository over this core.
+    /// All keys, by their own names.
     pub fn new(coordinator: Coordinator) -> Self {
-        Self { coordinator }
+        Self::under(coordinator, "")
+    }
+
+    /// The keys under `prefix`, which callers never see.
+    pub fn under(coordinator: Coordinator, prefix: impl Into<String>) -> Self {
+        Self { coordinator, prefix: prefix.into() }
+    }
+
+    /// The core underneath.
+    pub fn coordinator(&self) -> &Coordinator {
+        &self.coordinator
+    }
+
+    fn key(&self, key: &str) -> Bytes {
+        // An empty key is refused, whatever the prefix.
+        if key.is_empty() { Bytes::new() } else { format!("{}{key}", self.prefix).into() }
+    }
+
+    fn range(&self, prefix: &str) -> (Bytes, Bytes) {
+        let (key, range_end) = prefix_range(format!("{}{prefix}", self.prefix).as_bytes());
+        (key.into(), range_end.into())
+    }
+
+    /// Keys that are not text are nobody's we know.
+    fn entry(&self, kv: &coord::KeyValue) -> Option<Entry> {
+        let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&self.prefix)?;
+        Some(Entry {
+            key: key.to_owned(),
+            value: kv.value.clone(),
+            create_revision: kv.create_revision,
+            mod_revision: kv.mod_revision,
+            version: kv.version,
+            lease: (!kv.lease.is_none()).then_some(LeaseId(kv.lease.0)),
+        })
+    }
+
+    fn event(&self, event: &coord::Event) -> Option<Event> {
+        let entry = self.entry(&event.kv)?;
+        Some(if event.is_delete {
+            Event::Delete { key: entry.key, revision: entry.mod_revision }
+        } else {
+            Event::Put(entry)
+        })
+    }
+
+    fn request(&self, txn: &Txn) -> coord::TxnRequest {
+        let found = |compare: &Compare| coord::TxnOp::Range(RangeRequest::key(self.key(compare.key())));
+        coord::TxnRequest {
+            compares: txn.compares.iter().map(|compare| self.compare(compare)).collect(),
+            success: txn.ops.iter().map(|op| self.op(op)).collect(),
+            // What each comparison found, for the caller who lost.
+            failure: txn.compares.iter().map(found).collect(),
+        }
+    }
+
+    /// A missing key has 0 everywhere, so a revision above 0 says that the key is there.
+    fn compare(&self, compare: &Compare) -> coord::Compare {
+        use coord::CompareResult::{Equal, Greater, Less};
+        use coord::CompareTarget::{Create, Mod, Value, Version};
+        let (target, result) = match compare {
+            Compare::Absent(_) => (Version(0), Equal),
+            Compare::Present(_) => (Version(0), Greater),
+            Compare::ModRevision(_, revision) if *revision > 0 => (Mod(*revision), Equal),
+            Compare::CreateRevision(_, revision) if *revision > 0 => (Create(*revision), Equal),
+            // No key has such a revision: never true.
+            Compare::ModRevision(..) | Compare::CreateRevision(..) => (Version(0), Less),
+            Compare::Value(_, value) => (Value(value.clone()), Equal),
+        };
+        coord::Compare { key: self.key(compare.key()), range_end: Bytes::new(), target, result }
+    }
+
+    fn op(&self, op: &Op) -> coord::TxnOp {
+        match op {
+            Op::Put { key, value, lease } => coord::TxnOp::Put(coord::PutRequest {
+                lease: lease.map_or(coord::LeaseId::NONE, |lease| coord::LeaseId(lease.0)),
+                ..coord::PutRequest::new(self.key(key), value.clone())
+            }),
+            Op::Delete { key } => coord::TxnOp::Delete(coord::DeleteRequest::key(self.key(key))),
+        }
+    }
+
+    fn outcome(&self, reply: coord::TxnReply) -> TxnOutcome {
+        let revision = reply.revision;
+        if reply.succeeded {
+            return TxnOutcome::Done { revision };
+        }
+        let found = |reply: coord::TxnOpReply| match reply {
+            coord::TxnOpReply::Range(range) => range.kvs.first().and_then(|kv| self.entry(kv)),
+            coord::TxnOpReply::Put(_) | coord::TxnOpReply::Delete(_) | coord::TxnOpReply::Txn(_) => None,
+        };
+        TxnOutcome::Conflict { revision, current: reply.responses.into_iter().map(found).collect() }
+    }
+
+    /// Which of the leases that a refused transaction names does not exist.
+    fn missing_lease(&self, txn: &Txn) -> LeaseId {
+        let named = txn.ops.iter().filter_map(|op| match op {
+            Op::Put { lease, .. } => *lease,
+            Op::Delete { .. } => None,
+        });
+        let is_missing =
+            |lease: &LeaseId| self.coordinator.read(|state| state.lease(coord::LeaseId(lease.0)).is_none());
+        let mut named = named.collect::<Vec<_>>().into_iter();
+        // One that ended and was granted anew meanwhile is no longer missing; any name will do then.
+        let last = named.clone().next_back();
+        named.find(is_missing).or(last).unwrap_or(LeaseId(0))
     }
 }
 
-/// What a refusal means here. `lease` is the one that was asked about.
-fn failed(error: CoordError, lease: LeaseId) -> RepositoryError {
+/// What an error of the core means; `lease` is the one the request was about.
+fn failed(error: CoordError, lease: impl FnOnce() -> LeaseId) -> RepositoryError {
+    use coord::Error;
     match error {
-        CoordError::Refused(Refusal::LeaseNotFound) => RepositoryError::LeaseNotFound(lease),
-        CoordError::Refused(Refusal::NoSpace | Refusal::Corrupt) => {
-            RepositoryError::Unavailable(error.to_string())
-        }
-        CoordError::Refused(refusal) => RepositoryError::Invalid(refusal.to_string()),
         CoordError::Timeout => RepositoryError::Unknown,
+        CoordError::Refused(Error::LeaseNotFound) => RepositoryError::LeaseNotFound(lease()),
+        CoordError::Refused(Error::Corrupt) => RepositoryError::Damaged(error.to_string()),
+        CoordError::Refused(Error::NoSpace) => RepositoryError::Unavailable(error.to_string()),
+        CoordError::Refused(_) => RepositoryError::Invalid(error.to_string()),
         CoordError::NoLeader
         | CoordError::LeaderChanged
         | CoordError::TooManyRequests
@@ -55,135 +159,66 @@ fn failed(error: CoordError, lease: LeaseId) -> RepositoryError {
     }
 }
 
-const NO_LEASE: LeaseId = LeaseId(0);
-
-fn text(key: &Bytes) -> Result<String, RepositoryError> {
-    String::from_utf8(key.to_vec()).map_err(|_| RepositoryError::Damaged("a key is not text".to_owned()))
-}
-
-fn entry(kv: &KeyValue) -> Result<Entry, RepositoryError> {
-    Ok(Entry {
-        key: text(&kv.key)?,
-        value: kv.value.clone(),
-        create_revision: kv.create_revision,
-        mod_revision: kv.mod_revision,
-        version: kv.version,
-        lease: Some(LeaseId(kv.lease.0)).filter(|lease| *lease != NO_LEASE),
-    })
-}
-
-/// The first key after every key that begins with `prefix`; one zero byte when there is none.
-fn end_of(prefix: &str) -> Bytes {
-    let mut end = prefix.as_bytes().to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return end.into();
-        }
+/// A read changes nothing, so it is never unknown.
+fn unread(error: CoordError) -> RepositoryError {
+    match failed(error, || LeaseId(0)) {
+        RepositoryError::Unknown => RepositoryError::Unavailable(CoordError::Timeout.to_string()),
+        other => other,
     }
-    Bytes::from_static(&[0])
 }
 
-/// The first key of a prefix: an empty one stands for every key, and no key is empty.
-fn start_of(prefix: &str) -> Bytes {
-    if prefix.is_empty() { Bytes::from_static(&[0]) } else { Bytes::copy_from_slice(prefix.as_bytes()) }
-}
-
-fn compare(compare: &Compare) -> CoordCompare {
-    let (target, result) = match compare {
-        Compare::Absent(_) => (CompareTarget::Version(0), CompareResult::Equal),
-        Compare::Present(_) => (CompareTarget::Version(0), CompareResult::Greater),
-        // A missing key has revision 0, so a revision that no key has must not be found there.
-        Compare::ModRevision(_, revision) | Compare::CreateRevision(_, revision) if *revision <= 0 => {
-            (CompareTarget::Version(0), CompareResult::Less)
-        }
-        Compare::ModRevision(_, revision) => (CompareTarget::Mod(*revision), CompareResult::Equal),
-        Compare::CreateRevision(_, revision) => (CompareTarget::Create(*revision), CompareResult::Equal),
-        Compare::Value(_, value) => (CompareTarget::Value(value.clone()), CompareResult::Equal),
-    };
-    let key = Bytes::copy_from_slice(compare.key().as_bytes());
-    CoordCompare { key, range_end: Bytes::new(), target, result }
-}
-
-fn change(op: Op) -> TxnOp {
-    match op {
-        Op::Put { key, value, lease } => {
-            let lease = CoordLease(lease.unwrap_or(NO_LEASE).0);
-            TxnOp::Put(PutRequest { lease, ..PutRequest::new(key, value) })
-        }
-        Op::Delete { key } => TxnOp::Delete(DeleteRequest::key(key)),
-    }
+fn duration(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
 impl StateRepository for CoordRepository {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, RepositoryError>> {
         Box::pin(async move {
-            let request = RangeRequest::key(Bytes::copy_from_slice(key.as_bytes()));
-            let found = self.coordinator.range(request, false).await.map_err(|e| failed(e, NO_LEASE))?;
-            found.kvs.first().map(entry).transpose()
+            let request = RangeRequest::key(self.key(key));
+            let reply = self.coordinator.range(request, false).await.map_err(unread)?;
+            Ok(reply.kvs.first().and_then(|kv| self.entry(kv)))
         })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<(i64, Vec<Entry>), RepositoryError>> {
         Box::pin(async move {
-            let request = RangeRequest::between(start_of(prefix), end_of(prefix));
-            let found = self.coordinator.range(request, false).await.map_err(|e| failed(e, NO_LEASE))?;
-            let entries = found.kvs.iter().map(entry).collect::<Result<_, _>>()?;
-            Ok((found.revision, entries))
+            let (key, range_end) = self.range(prefix);
+            let request = RangeRequest::between(key, range_end);
+            let reply = self.coordinator.range(request, false).await.map_err(unread)?;
+            Ok((reply.revision, reply.kvs.iter().filter_map(|kv| self.entry(kv)).collect()))
         })
     }
 
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, RepositoryError>> {
         Box::pin(async move {
-            let lease = txn.ops.iter().find_map(|op| match op {
-                Op::Put { lease, .. } => *lease,
-                Op::Delete { .. } => None,
-            });
-            let look = |compare: &Compare| {
-                TxnOp::Range(RangeRequest::key(Bytes::copy_from_slice(compare.key().as_bytes())))
-            };
-            let request = TxnRequest {
-                failure: txn.compares.iter().map(look).collect(),
-                compares: txn.compares.iter().map(compare).collect(),
-                success: txn.ops.into_iter().map(change).collect(),
-            };
-            let reply = self.coordinator.txn(Origin::Node, request, false).await;
-            let reply = reply.map_err(|error| failed(error, lease.unwrap_or(NO_LEASE)))?;
-            if reply.succeeded {
-                return Ok(TxnOutcome::Done { revision: reply.revision });
-            }
-            let current = reply.responses.iter().map(|response| match response {
-                TxnOpReply::Range(range) => range.kvs.first().map(entry).transpose(),
-                _ => Err(RepositoryError::Damaged("a read was not answered as one".to_owned())),
-            });
-            let current = current.collect::<Result<_, _>>()?;
-            Ok(TxnOutcome::Conflict { revision: reply.revision, current })
+            let done = self.coordinator.txn(Origin::Node, self.request(&txn), false).await;
+            done.map(|reply| self.outcome(reply)).map_err(|error| failed(error, || self.missing_lease(&txn)))
         })
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, RepositoryError>> {
         Box::pin(async move {
             let ttl_ms = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
-            let granted = self.coordinator.lease_grant(Origin::Node, CoordLease(0), ttl_ms).await;
-            let (id, ttl_ms) = granted.map_err(|error| failed(error, NO_LEASE))?;
-            Ok(Lease { id: LeaseId(id.0), ttl: millis(ttl_ms) })
+            let granted = self.coordinator.lease_grant(Origin::Node, coord::LeaseId::NONE, ttl_ms).await;
+            let (id, ttl_ms) = granted.map_err(|error| failed(error, || LeaseId(0)))?;
+            Ok(Lease { id: LeaseId(id.0), ttl: duration(ttl_ms) })
         })
     }
 
     fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, RepositoryError>> {
         Box::pin(async move {
-            match self.coordinator.lease_keep_alive(CoordLease(lease.0)).await {
+            match self.coordinator.lease_keep_alive(coord::LeaseId(lease.0)).await {
                 Ok(0) => Err(RepositoryError::LeaseNotFound(lease)),
-                Ok(ttl_ms) => Ok(millis(ttl_ms)),
-                Err(error) => Err(failed(error, lease)),
+                Ok(ttl_ms) => Ok(duration(ttl_ms)),
+                Err(error) => Err(failed(error, || lease)),
             }
         })
     }
 
     fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), RepositoryError>> {
         Box::pin(async move {
-            let revoked = self.coordinator.lease_revoke(Origin::Node, CoordLease(lease.0)).await;
-            revoked.map_err(|error| failed(error, lease))
+            let revoke = Command::node(coord::Op::LeaseRevoke { id: coord::LeaseId(lease.0) });
+            self.coordinator.execute(revoke).await.map(drop).map_err(|error| failed(error, || lease))
         })
     }
 
@@ -193,62 +228,51 @@ impl StateRepository for CoordRepository {
         from_revision: i64,
     ) -> BoxFuture<'a, Result<Watch, RepositoryError>> {
         Box::pin(async move {
-            // "After this call" is counted from what everybody else can know, not from what this node has heard.
-            self.coordinator.linearizable().await.map_err(|error| failed(error, NO_LEASE))?;
+            if from_revision == 0 {
+                // "After this call" is after everything that was acknowledged before it, on any node.
+                self.coordinator.linearizable().await.map_err(unread)?;
+            }
+            let (key, range_end) = self.range(prefix);
             let mut stream = self.coordinator.watcher();
-            let request = WatchRequest {
-                key: start_of(prefix),
-                range_end: end_of(prefix),
-                start_revision: from_revision,
-                ..WatchRequest::default()
-            };
-            stream.create(request).map_err(|error| failed(error.into(), NO_LEASE))?;
-            let feed = Feed { stream, due: VecDeque::new(), ended: false };
-            Ok(Watch::new(stream::unfold(feed, Feed::next)))
+            let request =
+                coord::WatchRequest { key, range_end, start_revision: from_revision, ..Default::default() };
+            stream.create(request).map_err(|error| unread(error.into()))?;
+            let delivery = Delivery { stream, ready: Vec::new().into_iter(), repository: self.clone() };
+            Ok(Watch::new(stream::unfold(Some(delivery), |delivery| async {
+                let mut delivery = delivery?;
+                match delivery.next().await? {
+                    Ok(event) => Some((Ok(event), Some(delivery))),
+                    Err(gap) => Some((Err(gap), None)),
+                }
+            })))
         })
     }
 }
 
-fn millis(ttl_ms: i64) -> Duration {
-    Duration::from_millis(u64::try_from(ttl_ms).unwrap_or(0))
-}
-
-/// One watch, event by event.
-struct Feed {
+/// A watch, and what it has received and not given on yet.
+struct Delivery {
     stream: WatchStream,
-    due: VecDeque<Event>,
-    ended: bool,
+    ready: std::vec::IntoIter<coord::Event>,
+    repository: CoordRepository,
 }
 
-impl Feed {
-    async fn next(mut self) -> Option<(Result<Event, WatchGap>, Self)> {
+impl Delivery {
+    async fn next(&mut self) -> Option<Result<Event, WatchGap>> {
         loop {
-            if let Some(event) = self.due.pop_front() {
-                return Some((Ok(event), self));
-            }
-            if self.ended {
-                return None;
+            for event in self.ready.by_ref() {
+                if let Some(event) = self.repository.event(&event) {
+                    return Some(Ok(event));
+                }
             }
             match self.stream.next().await? {
-                WatchItem::Events { batch, .. } => {
-                    // A key that is not text cannot be one of ours: nobody asked for it.
-                    self.due.extend(batch.events.iter().filter_map(|event| to_event(event).ok()));
-                }
+                WatchItem::Events { batch, .. } => self.ready = batch.events.into_iter(),
                 WatchItem::Canceled { compact_revision, .. } => {
-                    self.ended = true;
-                    return Some((Err(WatchGap::Compacted { oldest: compact_revision }), self));
+                    return Some(Err(WatchGap::Compacted { oldest: compact_revision }));
                 }
                 WatchItem::Progress { .. } => {}
             }
         }
     }
-}
-
-fn to_event(event: &moim_coord::Event) -> Result<Event, RepositoryError> {
-    if event.is_delete {
-        return Ok(Event::Delete { key: text(&event.kv.key)?, revision: event.kv.mod_revision });
-    }
-    entry(&event.kv).map(Event::Put)
 }
 
 #[cfg(test)]

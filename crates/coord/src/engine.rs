@@ -524,6 +524,13 @@ impl Coordinator {
         self.inner.group.leader_changes()
     }
 
+    /// Whether this node, as the leader, has a lease to end; makes it look at once.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn is_lease_overdue(&self) -> bool {
+        self.inner.shared.lease_news.notify_one();
+        self.inner.shared.leases().is_overdue(self.inner.now_ms())
+    }
+
     /// Stops this member; what is durable stays. Whoever waits is told.
     pub async fn stop(&self) {
         self.inner.queue.close();

@@ -138,6 +138,12 @@ impl LeaseClock {
         self.ends.first().map(|(at, _)| *at)
     }
 
+    /// When the first lease ends, whether or not its end was proposed.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn next_deadline_ms(&self) -> Option<u64> {
+        self.leases.values().map(|lease| lease.deadline_ms).min()
+    }
+
     /// The revocations to propose now, at most `max` of them.
     pub fn expired(&mut self, now_ms: u64, max: usize) -> Vec<Command> {
         let mut commands = Vec::new();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use moim_base::clock::SystemClock;
+use moim_base::clock::{Clock, SystemClock};
 use moim_base::task::{Scope, Shutdown};
 use moim_journal::{DurableSink, OpenError as StoreError, RealDisk, Store, StoreOptions};
 use moim_raft::{GroupId, GroupOptions, Host, Member, MemoryNetwork, Router, VoterId};
@@ -48,7 +48,8 @@ pub struct TestCluster {
     pub network: MemoryNetwork,
     driver: Runtime,
     tune: Tune,
-    min_free_bytes: u64,
+    /// Of leases and requests; Raft's own timers are real.
+    clock: Arc<dyn Clock>,
     /// Last: the folders go after everything in them.
     _dir: TempDir,
 }
@@ -69,7 +70,13 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 impl TestCluster {
     /// A cluster of `count` nodes that all found it.
     pub fn start(count: usize, tune: Tune) -> Self {
+        Self::start_at(count, tune, Arc::new(SystemClock::new()))
+    }
+
+    /// The same, with leases that end by this clock.
+    pub fn start_at(count: usize, tune: Tune, clock: Arc<dyn Clock>) -> Self {
         let mut cluster = Self::without_founders(count, tune);
+        cluster.clock = clock;
         cluster.found(count);
         cluster
     }
@@ -84,7 +91,8 @@ impl TestCluster {
         });
         let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let nodes = nodes.collect();
-        Self { nodes, network: MemoryNetwork::new(), driver, tune, min_free_bytes: 0, _dir: dir }
+        let clock = Arc::new(SystemClock::new());
+        Self { nodes, network: MemoryNetwork::new(), driver, tune, clock, _dir: dir }
     }
 
     /// Starts the first `founders` nodes as a new cluster.
@@ -102,7 +110,7 @@ impl TestCluster {
         let node = &mut self.nodes[at];
         std::fs::create_dir_all(&node.dir).expect("a folder");
         let store = until("the folder is free", || {
-            let options = StoreOptions { min_free_bytes: self.min_free_bytes, ..StoreOptions::default() };
+            let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
             match Store::open(&node.dir, Arc::new(RealDisk), Arc::new(SystemClock::new()), options) {
                 Ok(store) => Some(store),
                 Err(StoreError::Locked) => None,
@@ -127,7 +135,7 @@ impl TestCluster {
         let mut options = CoordinatorOptions::new(group, 0xC1);
         (self.tune)(&mut options);
         let scope = Scope::new(Shutdown::new());
-        let open = Coordinator::open(&host, options, Arc::new(SystemClock::new()), &scope);
+        let open = Coordinator::open(&host, options, Arc::clone(&self.clock), &scope);
         let coordinator = runtime.block_on(open).expect("it opens");
         node.running = Some(Running { runtime, coordinator, store });
     }
@@ -204,6 +212,14 @@ impl TestCluster {
         for at in self.alive() {
             until("the cluster settles", || self.wait(self.node(at).linearizable()).ok());
         }
+    }
+
+    /// Waits until no lease lives that is over by the clock.
+    pub fn wait_leases_ended(&self) {
+        until("leases end", || {
+            (!self.alive().into_iter().any(|at| self.node(at).is_lease_overdue())).then_some(())
+        });
+        self.settle();
     }
 
     /// Does something on a node again and again until it succeeds.

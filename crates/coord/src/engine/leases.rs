@@ -88,6 +88,11 @@ impl Timekeeper {
         self.term = Some(term);
     }
 
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn is_overdue(&self, now_ms: u64) -> bool {
+        self.clock.next_deadline_ms().is_some_and(|at| at <= now_ms)
+    }
+
     fn lose_leadership(&mut self) {
         self.clock.on_lose_leadership();
         self.term = None;

@@ -41,7 +41,7 @@ struct NodeRecord {
     #[serde(default)]
     name: String,
     #[serde(default)]
-    etcd: Option<String>,
+    etcd: String,
 }
 
 fn has(members: &[Member], id: VoterId) -> bool {
@@ -70,7 +70,8 @@ impl Inner {
                 name: record.map(|record| record.name.clone()).unwrap_or_default(),
                 peer_addr: member.address,
                 client_urls: record
-                    .and_then(|record| record.etcd.as_ref())
+                    .map(|record| record.etcd.as_str())
+                    .filter(|address| !address.is_empty())
                     .map(|address| format!("http://{address}"))
                     .into_iter()
                     .collect(),
