@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::cmd::coord::CoordArgs;
 use crate::cmd::dev::DevArgs;
 use crate::cmd::group::GroupArgs;
 use crate::cmd::topic::TopicArgs;
@@ -47,6 +48,8 @@ pub(crate) enum Command {
     Topic(TopicArgs),
     /// Inspect and move consumer groups
     Group(GroupArgs),
+    /// Read, write and watch keys of the coordination core, or of an etcd
+    Coord(CoordArgs),
     /// Check and show the configuration of a node
     Config(ConfigArgs),
     /// Print a completion script for a shell

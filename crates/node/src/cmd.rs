@@ -1,6 +1,7 @@
 //! What the commands do, one file per noun or verb. A command gets its parsed flags and prints one report.
 
 pub(crate) mod config;
+pub(crate) mod coord;
 pub(crate) mod dev;
 pub(crate) mod group;
 pub(crate) mod topic;

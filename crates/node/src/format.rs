@@ -160,7 +160,7 @@ pub(crate) fn message_json(topic: &str, partition: i32, record: &Record) -> Valu
 }
 
 /// Bytes as text when they are text, else as base64; null stays null.
-fn bytes_json(bytes: Option<&[u8]>) -> (Value, Value) {
+pub(crate) fn bytes_json(bytes: Option<&[u8]>) -> (Value, Value) {
     match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
         None => (Value::Null, Value::Null),
         Some((_, Ok(text))) => (text.into(), "utf8".into()),

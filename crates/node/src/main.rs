@@ -5,6 +5,7 @@ mod cli;
 mod client;
 mod cmd;
 mod config;
+mod coordination;
 mod data_dir;
 mod exit;
 mod format;
@@ -47,6 +48,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Dev(args) => cmd::dev::run(*args, output),
         Command::Topic(args) => cmd::topic::run(args, output),
         Command::Group(args) => cmd::group::run(args, output),
+        Command::Coord(args) => cmd::coord::run(args, output),
         Command::Config(args) => cmd::config::run(&args.verb, output),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "moim", &mut std::io::stdout());

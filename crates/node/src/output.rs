@@ -29,7 +29,7 @@ pub(crate) trait Report: Serialize {
 }
 
 /// One table.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Section {
     /// Column names; one that starts with `>` is a column of numbers and aligns to the right.
     columns: Vec<&'static str>,

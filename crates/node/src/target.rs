@@ -92,7 +92,6 @@ impl ClientArgs {
 }
 
 impl EtcdArgs {
-    #[allow(dead_code)] // for the commands of the coordination core
     /// The servers this command talks to.
     pub(crate) fn target(&self) -> Outcome<Target> {
         target(Service::Etcd, self.etcd.as_deref())
@@ -172,6 +171,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A duration where a bare number is seconds, as etcd's tools have it.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<u64>() {
+        Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+        Ok(_) => Err("must be more than 0".to_owned()),
+        Err(_) => duration(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +212,11 @@ mod tests {
     #[test]
     fn a_timeout_is_a_positive_duration() {
         assert_eq!(duration("2s"), Ok(Duration::from_secs(2)));
+        assert_eq!(
+            (seconds("2"), seconds("1500ms")),
+            (Ok(Duration::from_secs(2)), Ok(Duration::from_millis(1_500)))
+        );
+        assert!(seconds("0").is_err());
         assert!(duration("0").is_err() && duration("-1").is_err() && duration("x").is_err());
     }
 }
