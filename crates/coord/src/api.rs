@@ -106,3 +106,6 @@ fn header(header: Header) -> ResponseHeader {
         raft_term: header.raft_term,
     }
 }
+
+#[cfg(test)]
+mod tests;
