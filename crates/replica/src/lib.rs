@@ -13,6 +13,8 @@
 //! | [`follower`] | the fetch loop: truncation by epoch, out of range, high watermark, backoff |
 //! | [`replica`] | which of the two a replica is, from the records it has seen |
 //! | [`acks`] | who waits for the high watermark |
+//! | [`restart`] | what a replica's place is worth after a restart |
+//! | [`controller`] | places replicas, elects leaders, moves replicas |
 //! | [`machine`] | a state machine on top of a journal: applying what is committed, snapshots |
 //! | [`log`] | what these machines see of a journal |
 //! | [`message`] | what followers and leaders tell each other |
@@ -20,6 +22,7 @@
 #![warn(missing_docs)]
 
 pub mod acks;
+pub mod controller;
 pub mod follower;
 pub mod keys;
 pub mod leader;
@@ -28,6 +31,7 @@ pub mod machine;
 pub mod message;
 pub mod mutant;
 pub mod replica;
+pub mod restart;
 pub mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod toy;
@@ -35,10 +39,12 @@ pub mod transition;
 pub mod types;
 
 pub use acks::{AckError, Waiting};
+pub use controller::{Controller, ControllerTuning, Plan};
 pub use follower::{Follower, FollowerTuning, ResetPolicy};
 pub use leader::{Leader, LeaderTuning, Outcome};
 pub use log::LogView;
 pub use replica::{Effect, Replica, Role};
+pub use restart::Member;
 pub use state::{InSync, PartitionState};
 pub use transition::{Change, Expected};
 pub use types::{BrokerEpoch, DirectoryId, Durability, PartitionId, Versioned};

@@ -129,6 +129,11 @@ impl Draft {
         })
     }
 
+    /// Who is remembered for want of somebody better, so far.
+    pub fn last_known(&self) -> impl Iterator<Item = &InSync> {
+        self.next.last_known.iter().chain(&self.distrusted)
+    }
+
     /// A node is no longer waited for: gone, or too slow. It may still be eligible. A leader that leaves leads no more.
     pub fn lose(&mut self, node: BrokerId) {
         self.next.isr.retain(|member| member.node != node);

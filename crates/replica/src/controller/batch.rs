@@ -1,0 +1,244 @@
+//! Changes on their way to the repository: as few transactions as its limits allow, each fenced by the controller's term.
+//!
+//! A transaction changes all of its records or none. When a condition fails (a leader changed its in-sync set at the
+//! same moment, a member died) the changes it concerns are left out and the rest is tried again at once, so one busy
+//! partition does not hold up a hundred others.
+
+use bytes::Bytes;
+use moim_base::BrokerId;
+use moim_cluster::repository::{MAX_TXN_BYTES, MAX_TXN_OPS};
+use moim_cluster::{Compare, Entry, Op, Txn};
+
+use crate::keys;
+use crate::transition::{Change, Expected};
+use crate::types::BrokerEpoch;
+
+/// Changes that are made together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Batch {
+    /// What it changes.
+    pub changes: Vec<Change>,
+    term: Option<i64>,
+}
+
+/// What to do after a conflict.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Conflict {
+    /// There is another controller: stop.
+    Deposed,
+    /// Some changes cannot be made; the others are worth another try.
+    Retry {
+        /// What is left, if anything is.
+        rest: Option<Batch>,
+        /// What was left out; to be looked at again.
+        failed: Vec<Change>,
+    },
+}
+
+/// Packs changes, in their order, into transactions. `term` is the controller's; a leader's own change has none.
+pub fn pack(changes: Vec<Change>, term: Option<i64>) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    let mut batch = Batch { changes: Vec::new(), term };
+    let (mut compares, mut bytes) = (1, 0);
+    for change in changes {
+        let size = 64 + change.next.as_ref().map_or(0, |next| next.encode().len());
+        let full = compares + batch.cost(&change) > MAX_TXN_OPS || bytes + size > MAX_TXN_BYTES / 2;
+        if full && !batch.changes.is_empty() {
+            let next = Batch { changes: Vec::new(), term };
+            batches.push(std::mem::replace(&mut batch, next));
+            (compares, bytes) = (1, 0);
+        }
+        compares += batch.cost(&change);
+        bytes += size;
+        batch.changes.push(change);
+    }
+    if !batch.changes.is_empty() {
+        batches.push(batch);
+    }
+    batches
+}
+
+impl Batch {
+    /// The transaction that makes it.
+    pub fn txn(&self) -> Txn {
+        let compares = self.compares().into_iter().map(|(compare, _)| compare).collect();
+        let op = |change: &Change| {
+            let key = keys::partition(change.partition);
+            match &change.next {
+                Some(next) => Op::Put { key, value: Bytes::from(next.encode()), lease: None },
+                None => Op::Delete { key },
+            }
+        };
+        Txn { compares, ops: self.changes.iter().map(op).collect() }
+    }
+
+    /// What is left after a conflict; `current` is what each comparison of [`Batch::txn`] found.
+    pub fn on_conflict(self, current: &[Option<Entry>]) -> Conflict {
+        let mut failed = vec![false; self.changes.len()];
+        let compares = self.compares();
+        for ((compare, whose), found) in compares.iter().zip(current) {
+            if holds(compare, found.as_ref()) {
+                continue;
+            }
+            match whose {
+                Whose::Controller => return Conflict::Deposed,
+                Whose::Change(at) => failed[*at] = true,
+                Whose::Member(guard) => {
+                    for (at, change) in self.changes.iter().enumerate() {
+                        failed[at] |= change.members.contains(guard);
+                    }
+                }
+                Whose::Topic(topic) => {
+                    for (at, change) in self.changes.iter().enumerate() {
+                        failed[at] |= change.topic.as_ref() == Some(topic);
+                    }
+                }
+            }
+        }
+        if !failed.contains(&true) {
+            // It changed back meanwhile, or the answer is not understood: nothing is tried blindly.
+            failed.fill(true);
+        }
+        let mut marks = failed.iter();
+        let (failed, rest): (Vec<Change>, Vec<Change>) =
+            self.changes.into_iter().partition(|_| marks.next() == Some(&true));
+        let rest = (!rest.is_empty()).then_some(Batch { changes: rest, term: self.term });
+        Conflict::Retry { rest, failed }
+    }
+
+    fn compares(&self) -> Vec<(Compare, Whose)> {
+        let mut compares = Vec::new();
+        if let Some(term) = self.term {
+            let compare = Compare::CreateRevision(keys::CONTROLLER.to_owned(), term);
+            compares.push((compare, Whose::Controller));
+        }
+        let mut members = Vec::new();
+        let mut topics = Vec::new();
+        for (at, change) in self.changes.iter().enumerate() {
+            let key = keys::partition(change.partition);
+            let compare = match change.expected {
+                Expected::Absent => Compare::Absent(key),
+                Expected::Revision(revision) => Compare::ModRevision(key, revision),
+            };
+            compares.push((compare, Whose::Change(at)));
+            for guard in &change.members {
+                if !members.contains(guard) {
+                    members.push(*guard);
+                }
+            }
+            if let Some(topic) = &change.topic
+                && !topics.contains(topic)
+            {
+                topics.push(topic.clone());
+            }
+        }
+        for (node, epoch) in members {
+            let compare = Compare::CreateRevision(keys::member(node), epoch.0);
+            compares.push((compare, Whose::Member((node, epoch))));
+        }
+        for (name, revision) in topics {
+            let compare = Compare::CreateRevision(keys::topic(&name), revision);
+            compares.push((compare, Whose::Topic((name, revision))));
+        }
+        compares
+    }
+
+    /// How many comparisons a further change adds.
+    fn cost(&self, change: &Change) -> usize {
+        let new = |guard: &&(BrokerId, BrokerEpoch)| {
+            !self.changes.iter().any(|other| other.members.contains(guard))
+        };
+        let topic = change.topic.is_some() && !self.changes.iter().any(|other| other.topic == change.topic);
+        1 + change.members.iter().filter(new).count() + usize::from(topic)
+    }
+}
+
+/// Whom a comparison protects.
+enum Whose {
+    Controller,
+    Change(usize),
+    Member((BrokerId, BrokerEpoch)),
+    Topic((String, i64)),
+}
+
+fn holds(compare: &Compare, found: Option<&Entry>) -> bool {
+    match (compare, found) {
+        (Compare::Absent(_), found) => found.is_none(),
+        (_, None) => false,
+        (Compare::Present(_), Some(_)) => true,
+        (Compare::ModRevision(_, revision), Some(entry)) => entry.mod_revision == *revision,
+        (Compare::CreateRevision(_, revision), Some(entry)) => entry.create_revision == *revision,
+        (Compare::Value(_, value), Some(entry)) => entry.value == *value,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moim_base::TopicId;
+
+    use super::*;
+    use crate::state::PartitionState;
+    use crate::types::{Durability, PartitionId, Versioned};
+
+    fn change(index: u32, member: i32) -> Change {
+        let state = PartitionState::new(
+            vec![(1, 101, 1).into(), (2, 102, 2).into(), (3, 103, 3).into()],
+            2,
+            Durability::Fsync,
+        );
+        let mut draft = crate::transition::Draft::new(&Versioned { revision: 50, value: state });
+        assert!(draft.elect(BrokerId(member)));
+        draft.finish(PartitionId { topic: TopicId(1), index }).unwrap()
+    }
+
+    fn found(txn: &Txn, wrong: impl Fn(&Compare) -> bool) -> Vec<Option<Entry>> {
+        let entry = |compare: &Compare| {
+            let (revision, shift) = match compare {
+                Compare::ModRevision(_, revision) | Compare::CreateRevision(_, revision) => {
+                    (*revision, i64::from(wrong(compare)))
+                }
+                _ => return None,
+            };
+            let revision = revision + shift;
+            Some(Entry {
+                key: compare.key().to_owned(),
+                value: Bytes::new(),
+                create_revision: revision,
+                mod_revision: revision,
+                version: 1,
+                lease: None,
+            })
+        };
+        txn.compares.iter().map(entry).collect()
+    }
+
+    #[test]
+    fn transactions_keep_to_the_limits_and_compare_the_term() {
+        let changes: Vec<Change> = (0..1_000).map(|index| change(index, 1 + (index % 3) as i32)).collect();
+        let batches = pack(changes.clone(), Some(77));
+        assert!(batches.len() <= 9, "{} transactions", batches.len());
+        for batch in &batches {
+            let txn = batch.txn();
+            assert!(txn.compares.len() <= MAX_TXN_OPS && txn.ops.len() <= MAX_TXN_OPS);
+            assert!(txn.compares.contains(&Compare::CreateRevision(keys::CONTROLLER.into(), 77)));
+        }
+        assert_eq!(batches.into_iter().flat_map(|b| b.changes).collect::<Vec<_>>(), changes);
+    }
+
+    #[test]
+    fn one_conflict_costs_one_change() {
+        let batch =
+            pack((0..10).map(|index| change(index, 1 + (index % 2) as i32)).collect(), Some(77)).remove(0);
+        let txn = batch.txn();
+        let key = keys::partition(PartitionId { topic: TopicId(1), index: 4 });
+        let current = found(&txn, |compare| compare.key() == key);
+        let Conflict::Retry { rest, failed } = batch.clone().on_conflict(&current) else { panic!("deposed") };
+        assert_eq!((rest.unwrap().changes.len(), failed.len()), (9, 1));
+        // A member that died takes every change along that counts on it.
+        let current = found(&txn, |compare| compare.key() == keys::member(BrokerId(2)));
+        let Conflict::Retry { rest, failed } = batch.clone().on_conflict(&current) else { panic!("deposed") };
+        assert_eq!((rest.unwrap().changes.len(), failed.len()), (5, 5));
+        let current = found(&txn, |compare| compare.key() == keys::CONTROLLER);
+        assert_eq!(batch.on_conflict(&current), Conflict::Deposed);
+    }
+}

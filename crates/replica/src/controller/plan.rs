@@ -1,0 +1,345 @@
+//! Deciding: from the view to changes.
+//!
+//! One record is decided in a fixed order, and all that is wanted of it goes into one change: what its members are
+//! worth, the minimum, moves, and last who leads, because only then is it known who may.
+
+use std::collections::BTreeMap;
+
+use moim_base::{BrokerId, TopicId};
+
+use super::placement::{Spot, Spots};
+use super::{Controller, NodeState, Order, PartitionView, Plan, Topic};
+use crate::restart::{Member, Place, judge};
+use crate::state::{InSync, PartitionState};
+use crate::transition::{Change, Draft};
+use crate::types::{PartitionId, Versioned};
+
+/// Which changes go first: clients wait for a leader, then for an in-sync set without the dead.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    Leaderless,
+    Members,
+    Rest,
+}
+
+impl Controller {
+    /// Everything that is to be done now. The changes count as under way until a newer record or
+    /// [`Controller::on_failed`] is seen.
+    pub fn decide(&mut self, now_ms: u64) -> Plan {
+        let mut plan = Plan::default();
+        let mut ranked = Vec::new();
+        self.pass_time(now_ms, &mut plan);
+        let mut spots = self.spots();
+        for id in std::mem::take(&mut self.dirty_topics) {
+            self.create_missing(id, &mut spots, &mut ranked);
+        }
+        let mut budget = Budget {
+            returns: self.tuning.returns,
+            moves: self.tuning.moves.saturating_sub(self.moving),
+            leads: self.nodes.iter().map(|(id, node)| (*id, node.load.leads)).collect(),
+        };
+        let mut later = Vec::new();
+        for id in std::mem::take(&mut self.dirty) {
+            if self.partitions.get(&id).is_none_or(|view| view.busy) {
+                continue;
+            }
+            self.looks += 1;
+            let (decided, again) = self.decide_one(id, &mut spots, &mut budget, &mut plan);
+            if again {
+                later.push(id);
+            }
+            if let Some((urgency, change)) = decided {
+                if let Some(view) = self.partitions.get_mut(&id) {
+                    view.busy = true;
+                }
+                ranked.push((urgency, change));
+            }
+        }
+        if !later.is_empty() {
+            plan.wake_at(now_ms + 200);
+            self.dirty.extend(later);
+        }
+        // Stable: within a rank the order of partitions is kept, so that neighbours share transactions.
+        ranked.sort_by_key(|(urgency, _)| *urgency);
+        plan.changes = ranked.into_iter().map(|(_, change)| change).collect();
+        plan
+    }
+
+    /// Timers: suspicions that have lasted, members that have been back for long enough.
+    fn pass_time(&mut self, now_ms: u64, plan: &mut Plan) {
+        let mut touched = Vec::new();
+        // Whoever suspects half of the cluster is more likely cut off himself.
+        let alive = self.nodes.values().filter(|node| node.member.is_some()).count();
+        let suspected =
+            |node: &&NodeState| node.member.is_some() && (node.suspect || node.suspect_since_ms.is_some());
+        let believes = self.nodes.values().filter(suspected).count() * 2 < alive;
+        for (id, node) in &mut self.nodes {
+            if node.member.is_none() {
+                continue;
+            }
+            if let Some(since_ms) = node.suspect_since_ms.filter(|_| !node.suspect && believes) {
+                let due_ms = since_ms + self.tuning.suspect_ms;
+                if now_ms >= due_ms {
+                    node.suspect = true;
+                    touched.push(*id);
+                } else {
+                    plan.wake_at(due_ms);
+                }
+            }
+            if !node.settled {
+                let due_ms = node.alive_since_ms + self.tuning.return_ms;
+                if now_ms >= due_ms {
+                    node.settled = true;
+                    touched.push(*id);
+                } else {
+                    plan.wake_at(due_ms);
+                }
+            }
+        }
+        for id in touched {
+            self.mark_node(id);
+        }
+    }
+
+    /// Records for partitions that a topic has and the repository does not.
+    fn create_missing(&mut self, id: TopicId, spots: &mut Spots, ranked: &mut Vec<(Urgency, Change)>) {
+        let Some(topic) = self.topics.get(&id) else { return };
+        for index in 0..topic.partitions {
+            let partition = PartitionId { topic: id, index };
+            if self.partitions.contains_key(&partition) || self.creating.contains(&partition) {
+                continue;
+            }
+            self.looks += 1;
+            let wanted = topic.factor.unwrap_or(self.tuning.default_factor).max(1);
+            let replicas = match topic.assignment.get(index as usize) {
+                Some(asked) => asked.clone(),
+                None => spots.place(&[], wanted),
+            };
+            let alive: Vec<InSync> =
+                replicas.iter().filter_map(|node| self.alive(*node)).map(Member::in_sync).collect();
+            if alive.is_empty() {
+                continue; // looked at again when a member comes
+            }
+            let min_isr = topic.min_isr_for(replicas.len());
+            let mut state = PartitionState::new(alive, min_isr, topic.durability);
+            state.replicas = replicas;
+            let change = Change::create(partition, state, Some((topic.name.clone(), topic.create_revision)));
+            self.creating.insert(partition);
+            ranked.push((Urgency::Leaderless, change));
+        }
+    }
+
+    /// One record. Also answers whether it wants to be looked at again, for lack of budget.
+    fn decide_one(
+        &self,
+        id: PartitionId,
+        spots: &mut Spots,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> (Option<(Urgency, Change)>, bool) {
+        let Some(view) = self.partitions.get(&id) else { return (None, false) };
+        let Some(topic) = self.topics.get(&id.topic) else {
+            return (Some((Urgency::Rest, Change::delete(id, view.record.revision))), false);
+        };
+        let leaderless = |state: &PartitionState| state.leader.is_none();
+        let mut draft = Draft::new(&view.record);
+        self.judge_members(id, &view.record, &mut draft);
+        let members_changed = draft.state().isr != view.record.value.isr;
+        if draft.state().is_moving() {
+            let min_isr = topic.min_isr_for(draft.state().target().len());
+            // A leader outside of the target hands over in the same change.
+            draft.finish_move(min_isr);
+        }
+        if !draft.state().is_moving() {
+            draft.set_min_isr(topic.min_isr_for(draft.state().replicas.len()));
+        }
+        let was_leaderless = leaderless(draft.state());
+        let mut again = self.maybe_move(topic, &mut draft, spots, budget);
+        again |= self.maybe_lead(id, topic, &mut draft, budget, plan);
+        let urgency = match (was_leaderless, members_changed) {
+            (true, _) => Urgency::Leaderless,
+            (false, true) => Urgency::Members,
+            (false, false) => Urgency::Rest,
+        };
+        (draft.finish(id).map(|change| (urgency, change)), again)
+    }
+
+    /// Who is dead leaves; who came back in a new run is judged.
+    fn judge_members(&self, id: PartitionId, record: &Versioned<PartitionState>, draft: &mut Draft) {
+        let state = &record.value;
+        let anybody = state.isr.iter().any(|entry| self.trusted(entry.node).is_some());
+        for entry in &state.isr {
+            match self.trusted(entry.node).or_else(|| self.alive(entry.node).filter(|_| !anybody)) {
+                Some(member) => self.judge_one(id, entry, member, draft),
+                // Dead, or under suspicion while somebody else can go on.
+                None => draft.lose(entry.node),
+            }
+        }
+        for entry in state.eligible.iter().chain(&state.last_known) {
+            if let Some(member) = self.alive(entry.node) {
+                self.judge_one(id, entry, member, draft);
+            }
+        }
+    }
+
+    fn judge_one(&self, id: PartitionId, entry: &InSync, member: &Member, draft: &mut Draft) {
+        let durability = draft.state().durability;
+        match judge(entry, member, id, durability, self.mutants) {
+            Place::Current => {}
+            Place::Kept => draft.restamp(member.in_sync()),
+            Place::Doubtful => draft.distrust(member.in_sync()),
+            Place::Lost => draft.forget(entry.node),
+        }
+    }
+
+    /// Who leads, if that is to change. Answers whether more is wanted than the budget allows.
+    fn maybe_lead(
+        &self,
+        id: PartitionId,
+        topic: &Topic,
+        draft: &mut Draft,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> bool {
+        let state = draft.state();
+        let serves = |node: &BrokerId| self.order(*node) == Order::Serve;
+        let in_sync = |node: &BrokerId| state.in_sync(*node).is_some();
+        let ready: Vec<BrokerId> = state.replicas.iter().copied().filter(in_sync).collect();
+        let serving = ready.iter().copied().filter(serves);
+        match state.leader {
+            Some(leader) if serves(&leader) => {
+                let preferred = state.replicas[0];
+                let settled = self.nodes.get(&preferred).is_some_and(|node| node.settled);
+                if preferred == leader || !ready.contains(&preferred) || !serves(&preferred) || !settled {
+                    return false;
+                }
+                if budget.returns == 0 {
+                    return true;
+                }
+                budget.returns -= 1;
+                budget.elect(preferred, draft);
+            }
+            Some(_) => {
+                if let Some(best) = budget.least_busy(serving) {
+                    budget.elect(best, draft);
+                }
+            }
+            None => match budget.least_busy(serving).or(ready.first().copied()) {
+                Some(best) => budget.elect(best, draft),
+                None => self.elect_out_of_sync(id, topic, draft, plan),
+            },
+        }
+        false
+    }
+
+    /// Nobody is in sync: an eligible replica, or the best of those that last were, or, where it is allowed, any.
+    fn elect_out_of_sync(&self, id: PartitionId, topic: &Topic, draft: &mut Draft, plan: &mut Plan) {
+        let replicas = draft.state().replicas.clone();
+        let eligible: Vec<InSync> = draft.candidates().copied().collect();
+        let current = |node: &BrokerId| {
+            let entry = eligible.iter().find(|entry| entry.node == *node);
+            let member = self.trusted(*node);
+            entry.zip(member).is_some_and(|(entry, member)| entry.epoch == member.epoch)
+        };
+        if let Some(node) = replicas.iter().find(|node| current(node)) {
+            draft.elect(*node);
+            return;
+        }
+        if eligible.is_empty() && self.elect_last_known(id, draft, plan) {
+            return;
+        }
+        if topic.unclean {
+            let usable = |node: &BrokerId| self.trusted(*node).filter(|member| !member.is_damaged(id));
+            let mut order: Vec<BrokerId> = draft.last_known().map(|entry| entry.node).collect();
+            order.extend(replicas);
+            if let Some(member) = order.iter().find_map(usable) {
+                draft.elect_anyway(member.in_sync(), true);
+            }
+        }
+    }
+
+    /// Nobody is left who surely has everything. When all who last had it are back, the longest log has the most.
+    fn elect_last_known(&self, id: PartitionId, draft: &mut Draft, plan: &mut Plan) -> bool {
+        let members: Option<Vec<&Member>> =
+            draft.last_known().map(|entry| self.trusted(entry.node)).collect();
+        let Some(members) = members.filter(|members| !members.is_empty()) else { return false };
+        let mut best = None;
+        let mut missing = false;
+        for member in members {
+            match self.log_ends.get(&(id, member.node)) {
+                Some((run, end)) if *run == member.epoch => best = best.max(Some((*end, member.node))),
+                _ => {
+                    missing = true;
+                    plan.asks.push((member.node, id));
+                }
+            }
+        }
+        let Some((_, node)) = best.filter(|_| !missing) else { return false };
+        let Some(member) = self.trusted(node) else { return false };
+        draft.elect_anyway(member.in_sync(), false);
+        true
+    }
+
+    pub(super) fn spots(&self) -> Spots {
+        let usable = self.nodes.values().filter(|node| node.is_usable());
+        let spot =
+            |node: &NodeState| Spot { node: node.node.id, zone: node.node.zone.clone(), load: node.load };
+        Spots::new(usable.map(spot).collect(), self.partitions.len() + self.creating.len())
+    }
+
+    pub(super) fn wanted_factor(&self) -> usize {
+        let usable = self.nodes.values().filter(|node| node.is_usable()).count();
+        self.tuning.default_factor.min(usable).max(1)
+    }
+
+    pub(super) fn order(&self, node: BrokerId) -> Order {
+        self.nodes.get(&node).map_or(Order::Serve, |state| state.node.order)
+    }
+
+    /// A member whose key exists.
+    pub(super) fn alive(&self, node: BrokerId) -> Option<&Member> {
+        self.nodes.get(&node)?.member.as_ref()
+    }
+
+    /// A member whose key exists and that nobody has suspected for too long.
+    fn trusted(&self, node: BrokerId) -> Option<&Member> {
+        self.nodes.get(&node).filter(|state| !state.suspect)?.member.as_ref()
+    }
+
+    pub(super) fn view(&self, id: PartitionId) -> Option<(&Topic, &PartitionView)> {
+        self.topics.get(&id.topic).zip(self.partitions.get(&id))
+    }
+}
+
+/// What one decision may do of its own accord.
+pub(super) struct Budget {
+    pub(super) returns: usize,
+    pub(super) moves: usize,
+    /// What every node leads, with what this decision adds: leaderships of a lost node are shared out evenly.
+    leads: BTreeMap<BrokerId, usize>,
+}
+
+impl Budget {
+    fn least_busy(&self, nodes: impl Iterator<Item = BrokerId>) -> Option<BrokerId> {
+        nodes.min_by_key(|node| self.leads.get(node))
+    }
+
+    fn elect(&mut self, node: BrokerId, draft: &mut Draft) {
+        if draft.elect(node) {
+            *self.leads.entry(node).or_default() += 1;
+        }
+    }
+}
+
+impl NodeState {
+    /// Whether new replicas may go there.
+    fn is_usable(&self) -> bool {
+        self.member.is_some() && !self.suspect && self.node.order == Order::Serve
+    }
+}
+
+impl Plan {
+    fn wake_at(&mut self, at_ms: u64) {
+        self.wake_ms = Some(self.wake_ms.map_or(at_ms, |known| known.min(at_ms)));
+    }
+}

@@ -1,0 +1,510 @@
+//! A controller over a repository that takes everything it writes, if its conditions hold.
+
+use super::*;
+use crate::state::InSync;
+use crate::transition::Expected;
+use crate::types::DirectoryId;
+
+struct World {
+    controller: Controller,
+    records: BTreeMap<PartitionId, Versioned<PartitionState>>,
+    members: BTreeMap<BrokerId, Member>,
+    revision: i64,
+    now_ms: u64,
+    asks: Vec<(BrokerId, PartitionId)>,
+}
+
+const TOPIC: TopicId = TopicId(1);
+
+fn id(index: u32) -> PartitionId {
+    PartitionId { topic: TOPIC, index }
+}
+
+fn topic(partitions: u32) -> Topic {
+    Topic {
+        id: TOPIC,
+        name: "orders".into(),
+        create_revision: 1,
+        partitions,
+        factor: None,
+        assignment: Vec::new(),
+        min_isr: None,
+        durability: Durability::Fsync,
+        unclean: false,
+    }
+}
+
+impl World {
+    fn new(nodes: i32) -> Self {
+        let mut world = Self {
+            controller: Controller::new(7, ControllerTuning::default()),
+            records: BTreeMap::new(),
+            members: BTreeMap::new(),
+            revision: 1_000,
+            now_ms: 0,
+            asks: Vec::new(),
+        };
+        for node in 1..=nodes {
+            world.start(node, None);
+        }
+        world
+    }
+
+    fn start(&mut self, node: i32, intact_since: Option<i64>) {
+        self.revision += 1;
+        let member = Member {
+            node: BrokerId(node),
+            epoch: BrokerEpoch(self.revision),
+            directory: DirectoryId(node as u64),
+            intact_since: intact_since.map(BrokerEpoch),
+            damaged: vec![],
+        };
+        self.join(member);
+    }
+
+    fn join(&mut self, member: Member) {
+        self.members.insert(member.node, member.clone());
+        self.controller.on_member(member, self.now_ms);
+    }
+
+    fn order(&mut self, node: i32, order: Order) {
+        self.controller.on_node(Node { id: BrokerId(node), zone: String::new(), order });
+    }
+
+    fn kill(&mut self, node: i32) {
+        self.members.remove(&BrokerId(node));
+        self.controller.on_member_lost(BrokerId(node));
+    }
+
+    /// Decides and writes until nothing is left to do. Answers how many transactions that took.
+    fn settle(&mut self) -> usize {
+        let mut transactions = 0;
+        for _ in 0..1_000 {
+            let plan = self.controller.decide(self.now_ms);
+            self.asks.extend(plan.asks);
+            if plan.changes.is_empty() {
+                return transactions;
+            }
+            for batch in batch::pack(plan.changes, Some(self.controller.term())) {
+                transactions += 1;
+                self.revision += 1;
+                for change in batch.changes {
+                    self.write(change);
+                }
+            }
+        }
+        panic!("the controller never rests");
+    }
+
+    fn write(&mut self, change: Change) {
+        for (node, epoch) in &change.members {
+            assert_eq!(self.members.get(node).map(|m| m.epoch), Some(*epoch), "a member is compared");
+        }
+        let found = self.records.get(&change.partition).map(|record| record.revision);
+        match change.expected {
+            Expected::Absent => assert_eq!(found, None),
+            Expected::Revision(revision) => assert_eq!(found, Some(revision)),
+        }
+        let record = change.next.map(|value| Versioned { revision: self.revision, value });
+        match &record {
+            Some(record) => self.records.insert(change.partition, record.clone()),
+            None => self.records.remove(&change.partition),
+        };
+        self.controller.on_record(change.partition, record);
+    }
+
+    /// Somebody else (a leader) writes a record.
+    fn rewrite(&mut self, id: PartitionId, change: impl FnOnce(&mut PartitionState)) {
+        self.revision += 1;
+        let record = self.records.get_mut(&id).unwrap();
+        change(&mut record.value);
+        record.value.check().unwrap();
+        record.revision = self.revision;
+        self.controller.on_record(id, Some(record.clone()));
+    }
+
+    /// Every replica that is alive is in sync, as after the leader saw it catch up.
+    fn catch_up(&mut self) {
+        for index in self.records.keys().copied().collect::<Vec<_>>() {
+            let members = self.members.clone();
+            self.rewrite(index, |state| {
+                if state.leader.is_none() {
+                    return;
+                }
+                for node in &state.replicas {
+                    if let Some(member) = members.get(node).filter(|_| state.in_sync(*node).is_none()) {
+                        state.isr.push(member.in_sync());
+                        state.eligible.clear();
+                        state.last_known.clear();
+                    }
+                }
+            });
+        }
+    }
+
+    fn state(&self, index: u32) -> &PartitionState {
+        &self.records[&id(index)].value
+    }
+
+    fn leaders(&self) -> BTreeMap<Option<i32>, usize> {
+        let mut counts = BTreeMap::new();
+        for record in self.records.values() {
+            *counts.entry(record.value.leader.map(|node| node.0)).or_default() += 1;
+        }
+        counts
+    }
+
+    fn nodes(members: &[InSync]) -> Vec<i32> {
+        let mut nodes: Vec<i32> = members.iter().map(|member| member.node.0).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+}
+
+#[test]
+fn a_new_topic_is_spread_over_the_nodes() {
+    let mut world = World::new(5);
+    world.controller.on_topic(topic(100));
+    world.settle();
+    assert_eq!(world.records.len(), 100);
+    assert!(world.leaders().values().all(|count| (19..=21).contains(count)), "{:?}", world.leaders());
+    assert!((1..=5).all(|node| world.controller.replicas_of(BrokerId(node)) == 60));
+    assert_eq!((world.state(0).min_isr, world.state(0).leader_epoch), (2, LeaderEpoch(0)));
+}
+
+#[test]
+fn a_lost_node_leads_nothing_and_is_waited_for_by_nobody() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(30));
+    world.settle();
+    world.kill(2);
+    world.settle();
+    assert_eq!(world.leaders().values().sum::<usize>(), 30);
+    assert_eq!(world.leaders().get(&Some(2)), None);
+    for record in world.records.values() {
+        assert_eq!(World::nodes(&record.value.isr), [1, 3]);
+        assert_eq!(record.value.eligible, [], "two are enough");
+    }
+    let led = world.leaders();
+    assert_eq!((led[&Some(1)], led[&Some(3)]), (15, 15), "the load is shared");
+}
+
+#[test]
+fn ten_thousand_partitions_fail_over_in_a_bounded_number_of_steps() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(10_000));
+    world.settle();
+    let before = world.controller.looks();
+    world.kill(1);
+    let transactions = world.settle();
+    // Every record names node 1; each is looked at when the node goes and once more when its change is seen.
+    assert!(world.controller.looks() - before <= 20_000, "{} looks", world.controller.looks() - before);
+    assert!(transactions <= 82, "{transactions} transactions");
+    assert_eq!(world.leaders(), [(Some(2), 5_000), (Some(3), 5_000)].into());
+    // The first transactions are for those without a leader.
+    let mut world = World::new(6);
+    world.controller.on_topic(topic(600));
+    world.settle();
+    let before = world.controller.looks();
+    world.kill(1);
+    let plan = world.controller.decide(world.now_ms);
+    assert_eq!(world.controller.looks() - before, 300, "only what node 1 has a part in");
+    let led = |change: &Change| {
+        let state = change.next.as_ref().unwrap();
+        world.records[&change.partition].value.leader != state.leader
+    };
+    assert_eq!(plan.changes.iter().take_while(|change| led(change)).count(), 100);
+    assert_eq!(plan.changes.iter().filter(|change| led(change)).count(), 100);
+}
+
+#[test]
+fn a_node_that_comes_back_intact_keeps_its_place_in_a_new_leader_epoch() {
+    let mut world = World::new(1);
+    world.controller.on_topic(topic(2));
+    world.settle();
+    world.start(1, None);
+    world.settle();
+    let state = world.state(0);
+    assert_eq!((state.leader, state.leader_epoch), (Some(BrokerId(1)), LeaderEpoch(1)));
+    assert_eq!(state.isr[0].epoch, world.members[&BrokerId(1)].epoch);
+}
+
+#[test]
+fn under_replicated_durability_a_crash_costs_the_place() {
+    let mut world = World::new(3);
+    world.controller.on_topic(Topic { durability: Durability::Replicated, ..topic(1) });
+    world.settle();
+    let leader = world.state(0).leader.unwrap().0;
+    world.start(leader, None);
+    world.settle();
+    assert_eq!(world.state(0).isr.len(), 2);
+    assert_ne!(world.state(0).leader, Some(BrokerId(leader)));
+    world.catch_up();
+    world.settle();
+    // A clean stop does not.
+    let other = world.state(0).leader.unwrap().0;
+    let since = world.members[&BrokerId(other)].epoch.0;
+    world.start(other, Some(since));
+    world.settle();
+    assert_eq!(world.state(0).isr.len(), 3);
+}
+
+#[test]
+fn when_all_crashed_the_longest_log_of_all_is_elected_once_all_are_back() {
+    let mut world = World::new(3);
+    world.controller.on_topic(Topic { durability: Durability::Replicated, ..topic(1) });
+    world.settle();
+    for node in 1..=3 {
+        world.kill(node);
+    }
+    world.settle();
+    assert_eq!((world.state(0).leader, World::nodes(&world.state(0).eligible)), (None, vec![1, 2, 3]));
+    world.start(1, None);
+    world.start(3, None);
+    world.settle();
+    assert_eq!(World::nodes(&world.state(0).last_known), [1, 3]);
+    assert_eq!(World::nodes(&world.state(0).eligible), [2], "it may be back with everything");
+    world.start(2, None);
+    world.settle();
+    let mut asked: Vec<i32> = world.asks.drain(..).map(|(node, _)| node.0).collect();
+    asked.sort_unstable();
+    asked.dedup();
+    assert_eq!((world.state(0).leader, asked), (None, vec![1, 2, 3]));
+    for (node, epoch, end) in [(1, 5, 90), (2, 6, 70), (3, 6, 80)] {
+        let run = world.members[&BrokerId(node)].epoch;
+        let end = LogEnd { epoch: LeaderEpoch(epoch), end: Offset(end) };
+        world.controller.on_log_end(id(0), BrokerId(node), run, end);
+    }
+    world.settle();
+    assert_eq!(world.state(0).leader, Some(BrokerId(3)), "the newest epoch, then the longest log");
+    assert_eq!(world.state(0).unclean, None);
+}
+
+#[test]
+fn an_empty_or_damaged_copy_is_never_elected() {
+    for change in [(|member: &mut Member| member.directory = DirectoryId(99)) as fn(&mut Member), |member| {
+        member.damaged = vec![id(0)]
+    }] {
+        let mut world = World::new(3);
+        world.controller.on_topic(topic(1));
+        world.settle();
+        for node in 1..=3 {
+            world.kill(node);
+        }
+        world.settle();
+        let mut member = Member {
+            node: BrokerId(1),
+            epoch: BrokerEpoch(9_000),
+            directory: DirectoryId(1),
+            intact_since: None,
+            damaged: vec![],
+        };
+        change(&mut member);
+        world.revision = 9_000;
+        world.join(member);
+        world.settle();
+        assert_eq!(world.state(0).leader, None);
+        assert_eq!(World::nodes(&world.state(0).eligible), [2, 3]);
+        world.start(2, None);
+        world.settle();
+        assert_eq!(world.state(0).leader, Some(BrokerId(2)));
+    }
+}
+
+#[test]
+fn an_unclean_election_happens_only_where_it_is_allowed() {
+    for unclean in [false, true] {
+        let mut world = World::new(3);
+        world.controller.on_topic(Topic { unclean, min_isr: Some(1), ..topic(1) });
+        world.settle();
+        for node in 1..=3 {
+            world.kill(node);
+            world.settle();
+        }
+        assert_eq!(World::nodes(&world.state(0).eligible), [3], "the last one in sync");
+        world.start(1, None);
+        world.settle();
+        assert_eq!(world.state(0).leader, unclean.then_some(BrokerId(1)));
+        assert_eq!(world.state(0).unclean.is_some(), unclean);
+    }
+}
+
+#[test]
+fn suspicion_that_lasts_is_acted_on_unless_too_many_are_suspected() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(3));
+    world.settle();
+    world.controller.on_suspect(BrokerId(1), Some(100));
+    world.now_ms = 700;
+    assert_eq!(world.controller.decide(world.now_ms).wake_ms, Some(800));
+    world.now_ms = 800;
+    world.settle();
+    assert_eq!(world.leaders().get(&Some(1)), None);
+    assert!(world.records.values().all(|record| World::nodes(&record.value.isr) == [2, 3]));
+    world.controller.on_suspect(BrokerId(1), None);
+    world.catch_up();
+    world.settle();
+    world.controller.on_suspect(BrokerId(1), Some(1_000));
+    world.controller.on_suspect(BrokerId(2), Some(1_000));
+    world.now_ms = 2_000;
+    world.settle();
+    assert!(world.records.values().all(|record| record.value.isr.len() == 3), "we are cut off ourselves");
+}
+
+#[test]
+fn leaders_move_off_a_node_that_is_drained_and_return_after_it() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(30));
+    world.settle();
+    world.order(2, Order::Drain);
+    world.settle();
+    assert_eq!(world.controller.leaderships_of(BrokerId(2)), 0);
+    assert!(world.records.values().all(|record| record.value.isr.len() == 3), "it goes on following");
+    world.now_ms = 10_000;
+    world.settle();
+    world.order(2, Order::Serve);
+    world.settle();
+    assert_eq!(world.controller.leaderships_of(BrokerId(2)), 10);
+}
+
+#[test]
+fn preferred_leaders_return_after_a_while() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(30));
+    world.settle();
+    world.kill(2);
+    world.settle();
+    world.start(2, None);
+    world.settle();
+    world.catch_up();
+    world.settle();
+    assert_eq!(world.controller.leaderships_of(BrokerId(2)), 0);
+    let wake = world.controller.decide(world.now_ms).wake_ms.unwrap();
+    assert!(wake <= 3_000);
+    world.now_ms = wake;
+    world.settle();
+    assert_eq!(world.controller.leaderships_of(BrokerId(2)), 10);
+}
+
+#[test]
+fn a_cluster_that_grows_from_one_to_three_raises_the_factor_of_what_exists() {
+    let mut world = World::new(1);
+    world.controller.on_topic(topic(100));
+    world.settle();
+    assert_eq!((world.state(0).replicas.len(), world.state(0).min_isr), (1, 1));
+    world.start(2, None);
+    world.start(3, None);
+    world.now_ms = 10_000;
+    let mut rounds = 0;
+    while world.records.values().any(|record| record.value.replicas.len() < 3 || record.value.is_moving()) {
+        world.settle();
+        let moving = world.records.values().filter(|record| record.value.is_moving()).count();
+        assert!(moving <= 64, "{moving} moves at once");
+        world.catch_up();
+        rounds += 1;
+        assert!(rounds < 20, "growth does not end");
+    }
+    world.settle();
+    assert!(world.records.values().all(|record| record.value.isr.len() == 3 && record.value.min_isr == 2));
+    let led = world.leaders();
+    assert!(led.values().all(|count| (33..=34).contains(count)), "{led:?}");
+    // The first node may go now.
+    world.kill(1);
+    world.settle();
+    assert_eq!(world.leaders().get(&None), None);
+}
+
+#[test]
+fn a_node_that_is_removed_is_emptied_while_serving() {
+    let mut world = World::new(4);
+    world.controller.on_topic(topic(40));
+    world.settle();
+    world.now_ms = 10_000;
+    world.order(1, Order::Remove);
+    for _ in 0..10 {
+        world.settle();
+        assert_eq!(world.leaders().get(&None), None);
+        world.catch_up();
+    }
+    world.settle();
+    assert_eq!(world.controller.replicas_of(BrokerId(1)), 0);
+    assert!(world.records.values().all(|record| record.value.replicas.len() == 3));
+    // With three nodes left there is nowhere to go to: nothing begins.
+    world.order(2, Order::Remove);
+    world.settle();
+    assert!(world.records.values().all(|record| !record.value.is_moving()));
+}
+
+#[test]
+fn a_reassignment_goes_through_and_can_be_given_up() {
+    let mut world = World::new(4);
+    world.controller.on_topic(Topic {
+        factor: Some(2),
+        assignment: vec![vec![BrokerId(1), BrokerId(2)]],
+        ..topic(1)
+    });
+    world.settle();
+    let target = [BrokerId(4), BrokerId(3)];
+    let change = world.controller.reassign(id(0), Some(&target)).unwrap().unwrap();
+    assert_eq!(world.controller.reassign(id(0), Some(&target)), Err(MoveError::Busy));
+    world.revision += 1;
+    world.write(change);
+    world.settle();
+    assert_eq!(world.state(0).replicas, [4, 3, 1, 2].map(BrokerId));
+    let change = world.controller.reassign(id(0), None).unwrap().unwrap();
+    world.revision += 1;
+    world.write(change);
+    world.settle();
+    assert_eq!(world.state(0).replicas, [1, 2].map(BrokerId));
+    assert_eq!(world.controller.reassign(id(0), None), Err(MoveError::NoneInProgress));
+    assert_eq!(world.controller.reassign(id(0), Some(&[BrokerId(9)])), Err(MoveError::InvalidReplicas));
+    assert_eq!(world.controller.reassign(id(5), Some(&target)), Err(MoveError::UnknownPartition));
+    let change = world.controller.reassign(id(0), Some(&target)).unwrap().unwrap();
+    world.revision += 1;
+    world.write(change);
+    world.catch_up();
+    world.settle();
+    let state = world.state(0);
+    assert_eq!((state.replicas.as_slice(), state.leader), (&target[..], Some(BrokerId(4))));
+    assert_eq!(World::nodes(&state.isr), [3, 4]);
+}
+
+#[test]
+fn a_deleted_topic_takes_its_records_along() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(300));
+    world.settle();
+    world.controller.on_topic_deleted(TOPIC);
+    assert!(world.settle() <= 3);
+    assert_eq!(world.records.len(), 0);
+    assert_eq!(world.controller.replicas_of(BrokerId(1)), 0);
+}
+
+#[test]
+fn a_topic_that_grows_gets_its_new_partitions() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(3));
+    world.settle();
+    world.controller.on_topic(topic(6));
+    world.settle();
+    assert_eq!(world.records.len(), 6);
+    assert_eq!(world.leaders(), [(Some(1), 2), (Some(2), 2), (Some(3), 2)].into());
+}
+
+#[test]
+fn a_change_that_failed_is_decided_again() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(1));
+    let plan = world.controller.decide(0);
+    assert_eq!(plan.changes.len(), 1);
+    assert_eq!(world.controller.decide(0).changes.len(), 0, "under way");
+    world.controller.on_failed(id(0));
+    assert_eq!(world.controller.decide(0).changes, plan.changes.clone());
+    world.controller.on_failed(id(0));
+    world.settle();
+    world.kill(world.state(0).leader.unwrap().0);
+    let lost = world.controller.decide(0);
+    assert_eq!((lost.changes.len(), world.controller.decide(0).changes.len()), (1, 0));
+    world.controller.on_failed(id(0));
+    assert_eq!(world.controller.decide(0).changes, lost.changes);
+}
