@@ -16,6 +16,17 @@ pub fn moim_binary() -> Result<&'static Path> {
     }
 }
 
+/// Whether it has the etcd port yet.
+pub fn serves_etcd() -> Result<bool> {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    if let Some(answer) = ANSWER.get() {
+        return Ok(*answer);
+    }
+    let help = Command::new(moim_binary()?).args(["serve", "--help"]).output().context("moim did not start")?;
+    let answer = String::from_utf8_lossy(&help.stdout).contains("--etcd-port");
+    Ok(*ANSWER.get_or_init(|| answer))
+}
+
 fn find() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("MOIM_BIN") {
         let path = PathBuf::from(path);
@@ -67,8 +78,9 @@ fn build(profile: &Path) -> Result<()> {
 fn is_fresh(binary: &Path) -> bool {
     let Some(built) = modified(binary) else { return false };
     let crates = workspace().join("crates");
-    let parts = ["base", "wire-kafka", "journal", "cluster", "queue", "node"];
-    parts.iter().all(|part| newest(&crates.join(part)).is_some_and(|changed| changed <= built))
+    let parts = ["base", "wire-kafka", "wire-grpc", "journal", "raft", "coord", "cluster", "replica", "queue", "node"];
+    let mut parts = parts.iter().filter(|part| crates.join(part).is_dir());
+    parts.all(|part| newest(&crates.join(part)).is_some_and(|changed| changed <= built))
 }
 
 fn newest(dir: &Path) -> Option<SystemTime> {

@@ -9,11 +9,14 @@
 #![allow(clippy::disallowed_methods)] // real processes, real time
 
 mod binary;
+pub mod cluster;
+pub mod net;
+mod process;
 pub mod proxy;
 pub mod raw;
 mod server;
 mod wait;
 
-pub use binary::moim_binary;
+pub use binary::{moim_binary, serves_etcd};
 pub use server::{Options, Server};
 pub use wait::{Deadline, until};

@@ -4,15 +4,16 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::binary::moim_binary;
+use crate::binary::{moim_binary, serves_etcd};
+use crate::process::Process;
 
 /// How long a start may take. Recovery is measured elsewhere; this only has to end.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -24,6 +25,8 @@ pub struct Options {
     pub env: Vec<(String, String)>,
     /// Further arguments of `moim serve`.
     pub args: Vec<String>,
+    /// `HOST:PORT` of the peer listener, where other nodes must know it beforehand.
+    pub peer: Option<String>,
 }
 
 impl Options {
@@ -53,32 +56,37 @@ pub struct Server {
     options: Options,
     kafka: String,
     admin: String,
+    etcd: String,
+    peer: String,
     ready_after: Duration,
     process: Option<Process>,
     dir: Option<TempDir>,
     log: PathBuf,
 }
 
-struct Process {
-    child: Child,
-    guard: Guard,
-}
-
 impl Server {
     /// A fresh server with an empty data folder.
     pub fn start(options: Options) -> Result<Self> {
+        Self::start_watched(options, |_| {})
+    }
+
+    /// The same, for one who must know the process id before the server is ready.
+    pub fn start_watched(options: Options, on_spawn: impl FnOnce(u32)) -> Result<Self> {
         let dir = scratch()?;
         let log = dir.path().join("stderr.log");
+        let any = || "127.0.0.1:0".to_owned();
         let mut server = Self {
+            kafka: any(),
+            admin: any(),
+            etcd: any(),
+            peer: options.peer.clone().unwrap_or_else(any),
             options,
-            kafka: "127.0.0.1:0".to_owned(),
-            admin: "127.0.0.1:0".to_owned(),
             ready_after: Duration::ZERO,
             process: None,
             dir: Some(dir),
             log,
         };
-        server.launch()?;
+        server.launch(on_spawn)?;
         Ok(server)
     }
 
@@ -89,6 +97,8 @@ impl Server {
             options: Options::new(),
             kafka,
             admin: String::new(),
+            etcd: String::new(),
+            peer: String::new(),
             ready_after: Duration::ZERO,
             process: None,
             dir: None,
@@ -106,6 +116,16 @@ impl Server {
         &self.admin
     }
 
+    /// `HOST:PORT` of the etcd listener.
+    pub fn etcd(&self) -> &str {
+        &self.etcd
+    }
+
+    /// `HOST:PORT` of the listener for other nodes.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
     /// The data folder.
     pub fn data(&self) -> PathBuf {
         self.dir.as_ref().map(|dir| dir.path().join("data")).unwrap_or_default()
@@ -118,18 +138,28 @@ impl Server {
 
     /// The process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(|process| process.child.id())
+        self.process.as_ref().map(|process| process.id())
     }
 
     /// Whether the process is still there.
     pub fn is_running(&mut self) -> bool {
-        self.process.as_mut().is_some_and(|process| matches!(process.child.try_wait(), Ok(None)))
+        self.process.as_mut().is_some_and(Process::is_running)
     }
 
     /// Ends the process at once, as a power cut ends it (the machine's caches survive).
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
         self.wait(Duration::from_secs(10)).map(drop)
+    }
+
+    /// Stops the process in its tracks: its connections stay open and nobody answers.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets a paused process go on.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::CONT)
     }
 
     /// Asks the process to stop and waits until it has.
@@ -140,10 +170,15 @@ impl Server {
 
     /// Starts it again after a stop: same data, same ports.
     pub fn restart(&mut self) -> Result<()> {
+        self.restart_watched(|_| {})
+    }
+
+    /// The same, for one who must know the process id before the server is ready.
+    pub fn restart_watched(&mut self, on_spawn: impl FnOnce(u32)) -> Result<()> {
         if self.process.is_some() {
             bail!("the server still runs");
         }
-        self.launch()
+        self.launch(on_spawn)
     }
 
     /// The end of what the server logged, for the message of a failed test.
@@ -153,7 +188,7 @@ impl Server {
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
-    fn launch(&mut self) -> Result<()> {
+    fn launch(&mut self, on_spawn: impl FnOnce(u32)) -> Result<()> {
         let start = Instant::now();
         let log = File::options().create(true).append(true).open(&self.log).context("the log file")?;
         let mut command = Command::new(moim_binary()?);
@@ -167,15 +202,20 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
-        let mut child = command.spawn().context("moim did not start")?;
-        let guard = Guard::over(child.id())?;
-        let stdout = child.stdout.take().context("its output")?;
-        self.process = Some(Process { child, guard });
+        if serves_etcd()? {
+            command.args(["--etcd-port", port(&self.etcd), "--peer-port", port(&self.peer)]);
+        }
+        let mut process = Process::spawn(&mut command)?;
+        on_spawn(process.id());
+        let stdout = process.child().stdout.take().context("its output")?;
+        self.process = Some(process);
         let ready = self.ready_line(stdout)?;
         for word in ready.split_whitespace() {
             match word.split_once('=') {
                 Some(("kafka", address)) => self.kafka = address.to_owned(),
                 Some(("admin", address)) => self.admin = address.to_owned(),
+                Some(("etcd", address)) => self.etcd = address.to_owned(),
+                Some(("peer", address)) => self.peer = address.to_owned(),
                 _ => {}
             }
         }
@@ -204,23 +244,12 @@ impl Server {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let process = self.process.as_ref().context("the server does not run")?;
-        let pid = i32::try_from(process.child.id()).ok().and_then(Pid::from_raw).context("a process id")?;
-        kill_process(pid, signal).context("the signal was not delivered")
+        self.process.as_ref().context("the server does not run")?.signal(signal)
     }
 
     fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + patience;
         let process = self.process.as_mut().context("the server does not run")?;
-        let status = loop {
-            if let Some(status) = process.child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > deadline {
-                bail!("moim did not end within {patience:?}\n{}", self.log_tail());
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        };
+        let status = process.wait(patience).with_context(|| self.log_tail())?;
         self.process = None;
         Ok(status)
     }
@@ -228,11 +257,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            process.guard.dismiss(); // first: its process id must not be used again meanwhile
-            let _ = process.child.kill();
-            let _ = process.child.wait();
-        }
+        self.process = None;
         if std::thread::panicking() && self.dir.is_some() {
             eprintln!("--- the server's log ends with:\n{}", self.log_tail());
         }
@@ -244,45 +269,13 @@ fn port(address: &str) -> &str {
 }
 
 /// A folder below the build folder: on a real disk, where /tmp may be memory, and gone with it.
-fn scratch() -> Result<TempDir> {
+pub(crate) fn scratch() -> Result<TempDir> {
     let exe = std::env::current_exe().context("the path of this program")?;
     let target = exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).map(Path::to_path_buf);
     let target = target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"));
     let parent = target.join("interop-data");
     std::fs::create_dir_all(&parent).context("the folder for data")?;
     tempfile::Builder::new().prefix("server-").tempdir_in(parent).context("a folder for data")
-}
-
-/// Kills the server when this process ends without having done so, even by SIGKILL: a shell that waits for the end of
-/// its input, which we hold.
-struct Guard {
-    shell: Child,
-    _input: ChildStdin,
-}
-
-impl Guard {
-    fn over(pid: u32) -> Result<Self> {
-        let mut shell = Command::new("sh")
-            .args(["-c", "read _; kill -9 \"$0\"", &pid.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("sh did not start")?;
-        let input = shell.stdin.take().context("its input")?;
-        Ok(Self { shell, _input: input })
-    }
-
-    fn dismiss(&mut self) {
-        let _ = self.shell.kill();
-        let _ = self.shell.wait();
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.dismiss();
-    }
 }
 
 #[cfg(test)]
@@ -296,19 +289,5 @@ mod tests {
             options.env,
             [("MOIM__KAFKA__GROUP_MIN_SESSION_TIMEOUT_MS".to_owned(), "1000".to_owned())]
         );
-    }
-
-    #[test]
-    fn the_guard_kills_what_it_guards_when_its_input_ends() {
-        let mut sleeper = Command::new("sleep").arg("60").spawn().unwrap();
-        let mut guard = Guard::over(sleeper.id()).unwrap();
-        let Guard { shell, _input } = &mut guard;
-        drop(std::mem::replace(
-            _input,
-            Command::new("true").stdin(Stdio::piped()).spawn().unwrap().stdin.take().unwrap(),
-        ));
-        shell.wait().unwrap();
-        let status = sleeper.wait().unwrap();
-        assert!(!status.success());
     }
 }

@@ -1,0 +1,309 @@
+//! A network between nodes that can be cut: one TCP proxy in front of each node's peer listener.
+//!
+//! A node must advertise its proxy. Who connects is found out by process: the kernel says which socket is at the other
+//! end and which process has it. So any pair of nodes can be cut, in one direction or both, without privileges. A
+//! cut link loses nothing by itself: bytes wait, as they do in a network that drops packets, and go on when it heals,
+//! unless the healing also resets the connection.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// How long a new connection may stay unexplained: its process may just have been started.
+const WHO_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The network. Dropping it closes every connection.
+pub struct Net {
+    addresses: Vec<SocketAddr>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    closed: AtomicBool,
+}
+
+struct State {
+    /// Where the listener of each node is.
+    targets: Vec<String>,
+    /// The process of each node.
+    pids: Vec<Option<u32>>,
+    /// `cut[from][to]`: bytes on that way wait.
+    cut: Vec<Vec<bool>>,
+    /// Open connections between two nodes.
+    open: HashMap<u64, Connection>,
+    next: u64,
+}
+
+struct Connection {
+    from: Option<usize>,
+    to: usize,
+    ends: [TcpStream; 2],
+}
+
+impl Net {
+    /// Proxies for this many nodes, on free ports.
+    pub fn between(nodes: usize) -> Result<Self> {
+        let state = State {
+            targets: vec![String::new(); nodes],
+            pids: vec![None; nodes],
+            cut: vec![vec![false; nodes]; nodes],
+            open: HashMap::new(),
+            next: 0,
+        };
+        let shared =
+            Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), closed: AtomicBool::new(false) });
+        let mut addresses = Vec::new();
+        for node in 0..nodes {
+            let listener = TcpListener::bind("127.0.0.1:0").context("a free port")?;
+            addresses.push(listener.local_addr()?);
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || accept(&shared, &listener, node));
+        }
+        Ok(Self { addresses, shared })
+    }
+
+    /// `HOST:PORT` under which others reach a node.
+    pub fn address(&self, node: usize) -> String {
+        self.addresses[node].to_string()
+    }
+
+    /// Where a node really listens.
+    pub fn forward(&self, node: usize, target: &str) {
+        self.shared.lock().targets[node] = target.to_owned();
+    }
+
+    /// A function that tells the network which process a node is.
+    pub fn identify(&self, node: usize) -> impl FnOnce(u32) + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        move |pid| shared.lock().pids[node] = Some(pid)
+    }
+
+    /// Cuts one way between two nodes.
+    pub fn cut(&self, from: usize, to: usize) {
+        self.shared.lock().cut[from][to] = true;
+    }
+
+    /// Cuts a node off from all others, both ways.
+    pub fn isolate(&self, node: usize) {
+        let mut state = self.shared.lock();
+        for other in 0..state.pids.len() {
+            if other != node {
+                state.cut[node][other] = true;
+                state.cut[other][node] = true;
+            }
+        }
+    }
+
+    /// Every way is open again. With `reset` connections that were cut break; else what waited arrives.
+    pub fn heal(&self, reset: bool) {
+        let mut state = self.shared.lock();
+        if reset {
+            for connection in state.open.values() {
+                let Some(from) = connection.from else { continue };
+                if state.cut[from][connection.to] || state.cut[connection.to][from] {
+                    connection.close();
+                }
+            }
+        }
+        state.cut.iter_mut().flatten().for_each(|cut| *cut = false);
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        for address in &self.addresses {
+            let _ = TcpStream::connect_timeout(address, Duration::from_secs(1)); // wakes the accepting thread
+        }
+        for (_, connection) in self.shared.lock().open.drain() {
+            connection.close();
+        }
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Connection {
+    fn close(&self) {
+        for end in &self.ends {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while the way is cut.
+    fn pass(&self, from: Option<usize>, to: Option<usize>) {
+        let (Some(from), Some(to)) = (from, to) else { return };
+        let mut state = self.lock();
+        while state.cut[from][to] && !self.closed.load(Ordering::SeqCst) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn accept(shared: &Arc<Shared>, listener: &TcpListener, node: usize) {
+    for client in listener.incoming() {
+        if shared.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(client) = client else { continue };
+        let shared = Arc::clone(shared);
+        std::thread::spawn(move || {
+            let _ = serve(&shared, client, node); // a broken connection is the nodes' business
+        });
+    }
+}
+
+fn serve(shared: &Arc<Shared>, client: TcpStream, to: usize) -> Result<()> {
+    let from = who(shared, &client);
+    shared.pass(from, Some(to));
+    shared.pass(Some(to), from);
+    let target = shared.lock().targets[to].clone();
+    let server = TcpStream::connect(&target).context("the node is away")?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let id = {
+        let mut state = shared.lock();
+        let id = state.next;
+        state.next += 1;
+        state.open.insert(id, Connection { from, to, ends: [client.try_clone()?, server.try_clone()?] });
+        id
+    };
+    let (back, mut from_server, mut to_client) = (Arc::clone(shared), server.try_clone()?, client.try_clone()?);
+    let answers = std::thread::spawn(move || pump(&back, &mut from_server, &mut to_client, Some(to), from));
+    let (mut from_client, mut to_server) = (client, server);
+    pump(shared, &mut from_client, &mut to_server, from, Some(to));
+    let _ = answers.join();
+    shared.lock().open.remove(&id);
+    Ok(())
+}
+
+/// Moves bytes one way until that way ends, and tells the other side so.
+fn pump(
+    shared: &Shared,
+    source: &mut TcpStream,
+    sink: &mut TcpStream,
+    from: Option<usize>,
+    to: Option<usize>,
+) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = source.read(&mut buffer) {
+        shared.pass(from, to);
+        if sink.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    shared.pass(from, to);
+    let _ = source.shutdown(Shutdown::Both);
+    let _ = sink.shutdown(Shutdown::Both);
+}
+
+/// The node whose process has the other end of this connection.
+fn who(shared: &Shared, client: &TcpStream) -> Option<usize> {
+    let (theirs, ours) = (client.peer_addr().ok()?, client.local_addr().ok()?);
+    let deadline = Instant::now() + WHO_PATIENCE;
+    while Instant::now() < deadline {
+        let pids = shared.lock().pids.clone();
+        if let Some(inode) = socket_inode(theirs, ours) {
+            let socket = format!("socket:[{inode}]");
+            let found = pids.iter().position(|pid| pid.is_some_and(|pid| has_file(pid, &socket)));
+            if found.is_some() {
+                return found;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    None
+}
+
+/// The kernel's number of the socket that is bound to `local` and connected to `remote`.
+fn socket_inode(local: SocketAddr, remote: SocketAddr) -> Option<String> {
+    let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
+    table.lines().skip(1).find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let port = |word: &str| u16::from_str_radix(word.rsplit(':').next()?, 16).ok();
+        let matches = port(words.get(1)?)? == local.port() && port(words.get(2)?)? == remote.port();
+        (matches && *words.get(9)? != "0").then(|| words[9].to_owned())
+    })
+}
+
+fn has_file(pid: u32, name: &str) -> bool {
+    let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    files.filter_map(Result::ok).any(|file| {
+        std::fs::read_link(file.path()).is_ok_and(|target| target.to_str() == Some(name))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two nodes that are both this process: node 0 connects to node 1, which answers with what it gets.
+    fn echo(net: &Net) -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        net.forward(1, &listener.local_addr().unwrap().to_string());
+        net.identify(0)(std::process::id());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                std::thread::spawn(move || {
+                    let mut byte = [0];
+                    while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+                });
+            }
+        });
+        let stream = TcpStream::connect(net.address(1)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        stream
+    }
+
+    fn silent(stream: &mut TcpStream) -> bool {
+        stream.read_exact(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+
+    #[test]
+    fn what_waits_on_a_cut_way_arrives_when_it_heals() {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let net = Net::between(2).unwrap();
+            let mut stream = echo(&net);
+            let mut byte = [0];
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            stream.write_all(b"a").unwrap();
+            stream.read_exact(&mut byte).unwrap();
+            stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            net.cut(from, to);
+            stream.write_all(b"b").unwrap();
+            assert!(silent(&mut stream), "{from} to {to}");
+            net.heal(false);
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            stream.read_exact(&mut byte).unwrap();
+            assert_eq!(&byte, b"b");
+        }
+    }
+
+    #[test]
+    fn a_reset_breaks_what_was_cut() {
+        let net = Net::between(2).unwrap();
+        let mut stream = echo(&net);
+        stream.write_all(b"a").unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        net.isolate(0);
+        stream.write_all(b"b").unwrap();
+        net.heal(true);
+        assert!(stream.read_exact(&mut [0]).is_err());
+    }
+}
