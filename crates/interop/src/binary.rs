@@ -22,7 +22,8 @@ pub fn serves_etcd() -> Result<bool> {
     if let Some(answer) = ANSWER.get() {
         return Ok(*answer);
     }
-    let help = Command::new(moim_binary()?).args(["serve", "--help"]).output().context("moim did not start")?;
+    let help =
+        Command::new(moim_binary()?).args(["serve", "--help"]).output().context("moim did not start")?;
     let answer = String::from_utf8_lossy(&help.stdout).contains("--etcd-port");
     Ok(*ANSWER.get_or_init(|| answer))
 }
@@ -78,7 +79,18 @@ fn build(profile: &Path) -> Result<()> {
 fn is_fresh(binary: &Path) -> bool {
     let Some(built) = modified(binary) else { return false };
     let crates = workspace().join("crates");
-    let parts = ["base", "wire-kafka", "wire-grpc", "journal", "raft", "coord", "cluster", "replica", "queue", "node"];
+    let parts = [
+        "base",
+        "wire-kafka",
+        "wire-grpc",
+        "journal",
+        "raft",
+        "coord",
+        "cluster",
+        "replica",
+        "queue",
+        "node",
+    ];
     let mut parts = parts.iter().filter(|part| crates.join(part).is_dir());
     parts.all(|part| newest(&crates.join(part)).is_some_and(|changed| changed <= built))
 }

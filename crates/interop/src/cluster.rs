@@ -70,7 +70,8 @@ impl Cluster {
             Some(net) => (0..nodes).map(|node| net.address(node)).collect(),
             None => listeners.clone(),
         };
-        let initial: Vec<String> = (1..).zip(&advertised).map(|(id, address)| format!("{id}={address}")).collect();
+        let initial: Vec<String> =
+            (1..).zip(&advertised).map(|(id, address)| format!("{id}={address}")).collect();
         let started = std::thread::scope(|scope| {
             let mut starting = Vec::new();
             for node in 0..nodes {
@@ -92,7 +93,8 @@ impl Cluster {
             }
             starting.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>()
         });
-        let members = started.into_iter().map(|server| Ok(Member::Moim(Box::new(server?)))).collect::<Result<_>>()?;
+        let members =
+            started.into_iter().map(|server| Ok(Member::Moim(Box::new(server?)))).collect::<Result<_>>()?;
         Ok(Self { members, net, external: Vec::new() })
     }
 
@@ -115,8 +117,14 @@ impl Cluster {
             (1..).zip(&advertised).map(|(id, address)| format!("n{id}=http://{address}")).collect();
         let mut members = Vec::new();
         for node in 0..nodes {
-            let mut server =
-                EtcdServer::new(program, node + 1, &clients[node], &peers[node], &advertised[node], &initial)?;
+            let mut server = EtcdServer::new(
+                program,
+                node + 1,
+                &clients[node],
+                &peers[node],
+                &advertised[node],
+                &initial,
+            )?;
             server.launch()?;
             if let (Some(net), Some(process)) = (&net, &server.process) {
                 net.forward(node, &peers[node]);

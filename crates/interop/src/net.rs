@@ -57,8 +57,11 @@ impl Net {
             open: HashMap::new(),
             next: 0,
         };
-        let shared =
-            Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), closed: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            closed: AtomicBool::new(false),
+        });
         let mut addresses = Vec::new();
         for node in 0..nodes {
             let listener = TcpListener::bind("127.0.0.1:0").context("a free port")?;
@@ -182,7 +185,8 @@ fn serve(shared: &Arc<Shared>, client: TcpStream, to: usize) -> Result<()> {
         state.open.insert(id, Connection { from, to, ends: [client.try_clone()?, server.try_clone()?] });
         id
     };
-    let (back, mut from_server, mut to_client) = (Arc::clone(shared), server.try_clone()?, client.try_clone()?);
+    let (back, mut from_server, mut to_client) =
+        (Arc::clone(shared), server.try_clone()?, client.try_clone()?);
     let answers = std::thread::spawn(move || pump(&back, &mut from_server, &mut to_client, Some(to), from));
     let (mut from_client, mut to_server) = (client, server);
     pump(shared, &mut from_client, &mut to_server, from, Some(to));
@@ -242,9 +246,9 @@ fn socket_inode(local: SocketAddr, remote: SocketAddr) -> Option<String> {
 
 fn has_file(pid: u32, name: &str) -> bool {
     let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    files.filter_map(Result::ok).any(|file| {
-        std::fs::read_link(file.path()).is_ok_and(|target| target.to_str() == Some(name))
-    })
+    files
+        .filter_map(Result::ok)
+        .any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target.to_str() == Some(name)))
 }
 
 #[cfg(test)]

@@ -54,7 +54,8 @@ pub(crate) async fn keys_and_values_are_any_bytes(t: &mut Scene) {
     let found: Vec<&[u8]> = all.kvs().iter().map(|kv| &kv.key()[base.len()..]).collect();
     assert_eq!(found, sorted, "keys are ordered as bytes");
     // The prefix of a key that ends in 0xff ends at the next shorter one.
-    let high = t.client.get([&base[..], b"\xff"].concat(), Some(GetOptions::new().with_prefix())).await.unwrap();
+    let high =
+        t.client.get([&base[..], b"\xff"].concat(), Some(GetOptions::new().with_prefix())).await.unwrap();
     assert_eq!(high.count(), 2);
 }
 
@@ -73,11 +74,16 @@ pub(crate) async fn ranges_by_prefix_end_and_from_key(t: &mut Scene) {
     for (from, options, expected) in cases {
         assert_eq!(t.names(from, options.clone()).await, expected, "{from} {options:?}");
     }
-    let from = t.client.get(t.key("b/2"), Some(GetOptions::new().with_from_key().with_limit(3))).await.unwrap();
+    let from =
+        t.client.get(t.key("b/2"), Some(GetOptions::new().with_from_key().with_limit(3))).await.unwrap();
     let found: Vec<String> = from.kvs().iter().map(|kv| t.name_of(kv)).collect();
     assert_eq!(found, ["b/2", "c", "d"]);
     let backwards = t.client.get(t.key("d"), Some(GetOptions::new().with_range(t.key("a")))).await.unwrap();
-    assert_eq!((backwards.kvs().len(), backwards.count()), (0, 0), "a range that ends before it begins is empty");
+    assert_eq!(
+        (backwards.kvs().len(), backwards.count()),
+        (0, 0),
+        "a range that ends before it begins is empty"
+    );
 }
 
 pub(crate) async fn a_limit_cuts_the_answer_and_says_so(t: &mut Scene) {
@@ -118,25 +124,35 @@ pub(crate) async fn every_sort_target_and_order(t: &mut Scene) {
         let options = GetOptions::new().with_prefix().with_sort(target, SortOrder::Descend);
         assert_eq!(t.names("", options).await, expected, "{target:?} descending");
     }
-    // An order sorts all and then cuts; no order cuts and then sorts.
+    // An order sorts all and then cuts; no order cuts to one more than the limit, sorts, and cuts again.
+    t.put("d", "0").await;
+    t.put("e", "0").await;
     let first = |order| GetOptions::new().with_prefix().with_sort(SortTarget::Value, order).with_limit(2);
-    assert_eq!(t.names("", first(SortOrder::Ascend)).await, ["c", "b"]);
-    assert_eq!(t.names("", first(SortOrder::None)).await, ["b", "a"]);
+    assert_eq!(t.names("", first(SortOrder::Ascend)).await, ["d", "e"]);
+    assert_eq!(t.names("", first(SortOrder::None)).await, ["c", "b"]);
 }
 
 pub(crate) async fn keys_only_and_count_only(t: &mut Scene) {
     for i in 0..3 {
         t.put(&format!("k{i}"), "value").await;
     }
-    let keys = t.client.get(t.prefix(), Some(GetOptions::new().with_prefix().with_keys_only())).await.unwrap();
+    let keys =
+        t.client.get(t.prefix(), Some(GetOptions::new().with_prefix().with_keys_only())).await.unwrap();
     assert_eq!(keys.kvs().len(), 3);
     assert!(keys.kvs().iter().all(|kv| kv.value().is_empty() && kv.mod_revision() > 0 && kv.version() == 1));
-    let counted = t.client.get(t.prefix(), Some(GetOptions::new().with_prefix().with_count_only())).await.unwrap();
+    let counted =
+        t.client.get(t.prefix(), Some(GetOptions::new().with_prefix().with_count_only())).await.unwrap();
     assert_eq!((counted.kvs().len(), counted.count(), counted.more()), (0, 3, false));
     let limited = GetOptions::new().with_prefix().with_count_only().with_limit(1);
     assert_eq!(t.client.get(t.prefix(), Some(limited)).await.unwrap().count(), 3);
-    assert_eq!(t.client.get(t.key("k1"), Some(GetOptions::new().with_count_only())).await.unwrap().count(), 1);
-    assert_eq!(t.client.get(t.key("none"), Some(GetOptions::new().with_count_only())).await.unwrap().count(), 0);
+    assert_eq!(
+        t.client.get(t.key("k1"), Some(GetOptions::new().with_count_only())).await.unwrap().count(),
+        1
+    );
+    assert_eq!(
+        t.client.get(t.key("none"), Some(GetOptions::new().with_count_only())).await.unwrap().count(),
+        0
+    );
 }
 
 pub(crate) async fn revision_bounds_filter_keys(t: &mut Scene) {
@@ -157,7 +173,11 @@ pub(crate) async fn revision_bounds_filter_keys(t: &mut Scene) {
         assert_eq!(t.names("", options.clone()).await, expected, "{options:?}");
     }
     let bounded = t.client.get(t.prefix(), Some(all().with_min_mod_revision(c).with_limit(1))).await.unwrap();
-    assert_eq!((bounded.kvs().len(), bounded.more(), bounded.count()), (1, true, 3), "bounds come before the limit");
+    assert_eq!(
+        (bounded.kvs().len(), bounded.more(), bounded.count()),
+        (1, true, 3),
+        "bounds come before the limit"
+    );
 }
 
 pub(crate) async fn old_revisions_are_readable(t: &mut Scene) {
@@ -170,8 +190,11 @@ pub(crate) async fn old_revisions_are_readable(t: &mut Scene) {
     {
         let options = GetOptions::new().with_prefix().with_revision(at);
         let response = t.client.get(t.prefix(), Some(options)).await.unwrap();
-        let found: Vec<String> =
-            response.kvs().iter().map(|kv| format!("{}={}", t.name_of(kv), kv.value_str().unwrap())).collect();
+        let found: Vec<String> = response
+            .kvs()
+            .iter()
+            .map(|kv| format!("{}={}", t.name_of(kv), kv.value_str().unwrap()))
+            .collect();
         assert_eq!(found, expected, "at {at}");
         assert_eq!(response.count(), i64::try_from(expected.len()).unwrap());
     }
@@ -205,16 +228,26 @@ pub(crate) async fn put_keeps_value_or_lease_if_asked(t: &mut Scene) {
     refused(t.client.put(key.clone(), "", keep_value()).await, INVALID_ARGUMENT, missing);
     refused(t.client.put(key.clone(), "x", keep_lease()).await, INVALID_ARGUMENT, missing);
     t.client.put(key.clone(), "kept", None).await.unwrap();
-    t.client.put(key.clone(), "", Some(PutOptions::new().with_ignore_value().with_lease(lease))).await.unwrap();
+    t.client
+        .put(key.clone(), "", Some(PutOptions::new().with_ignore_value().with_lease(lease)))
+        .await
+        .unwrap();
     let kv = t.get("k").await.unwrap();
     assert_eq!((kv.value(), kv.lease(), kv.version()), (&b"kept"[..], lease, 2));
     t.client.put(key.clone(), "new", keep_lease()).await.unwrap();
     let kv = t.get("k").await.unwrap();
     assert_eq!((kv.value(), kv.lease(), kv.version()), (&b"new"[..], lease, 3));
-    t.client.put(key.clone(), "", Some(PutOptions::new().with_ignore_value().with_ignore_lease())).await.unwrap();
+    t.client
+        .put(key.clone(), "", Some(PutOptions::new().with_ignore_value().with_ignore_lease()))
+        .await
+        .unwrap();
     let kv = t.get("k").await.unwrap();
     assert_eq!((kv.value(), kv.lease(), kv.version()), (&b"new"[..], lease, 4));
-    refused(t.client.put(key.clone(), "x", keep_value()).await, INVALID_ARGUMENT, "etcdserver: value is provided");
+    refused(
+        t.client.put(key.clone(), "x", keep_value()).await,
+        INVALID_ARGUMENT,
+        "etcdserver: value is provided",
+    );
     let both = PutOptions::new().with_ignore_lease().with_lease(lease);
     refused(t.client.put(key, "x", Some(both)).await, INVALID_ARGUMENT, "etcdserver: lease is provided");
 }

@@ -45,7 +45,8 @@ pub(crate) async fn keys_end_with_their_lease(t: &mut Scene) {
     t.put("free", "x").await;
     let with_keys = LeaseTimeToLiveOptions::new().with_keys();
     let info = t.client.lease_time_to_live(lease, Some(with_keys)).await.unwrap();
-    let mut keys: Vec<String> = info.keys().iter().map(|key| String::from_utf8(key.clone()).unwrap()).collect();
+    let mut keys: Vec<String> =
+        info.keys().iter().map(|key| String::from_utf8(key.clone()).unwrap()).collect();
     keys.sort();
     assert_eq!(keys, [t.key("a"), t.key("b"), t.key("c")]);
     let mut watch = t.client.watch(t.prefix(), Some(WatchOptions::new().with_prefix())).await.unwrap();

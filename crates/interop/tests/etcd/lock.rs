@@ -43,7 +43,9 @@ pub(crate) async fn the_end_of_a_lease_frees_its_lock(t: &mut Scene) {
     t.client.lock(name.clone(), Some(LockOptions::new().with_lease(first))).await.unwrap();
     let mut client = t.client.clone();
     let waiter =
-        tokio::spawn(async move { client.lock(name, Some(LockOptions::new().with_lease(second))).await.unwrap() });
+        tokio::spawn(
+            async move { client.lock(name, Some(LockOptions::new().with_lease(second))).await.unwrap() },
+        );
     t.client.lease_revoke(first).await.unwrap();
     let next = tokio::time::timeout(PATIENCE, waiter).await.expect("the lock passes on").unwrap();
     t.client.unlock(next.key()).await.unwrap();
@@ -57,7 +59,7 @@ pub(crate) async fn a_lock_needs_no_lease(t: &mut Scene) {
     t.client.unlock(held.key()).await.unwrap();
     assert_eq!(t.client.get(held.key(), None).await.unwrap().count(), 0);
     let unknown = t.client.lock(name, Some(LockOptions::new().with_lease(0x5555))).await;
-    refused(unknown, NOT_FOUND, "etcdserver: requested lease not found");
+    refused(unknown, UNKNOWN, "etcdserver: requested lease not found");
 }
 
 pub(crate) async fn never_two_holders(t: &mut Scene) {
@@ -72,7 +74,8 @@ pub(crate) async fn never_two_holders(t: &mut Scene) {
         tasks.spawn(async move {
             let lease = client.lease_grant(60, None).await.unwrap().id();
             for _ in 0..5 {
-                let held = client.lock(name.clone(), Some(LockOptions::new().with_lease(lease))).await.unwrap();
+                let held =
+                    client.lock(name.clone(), Some(LockOptions::new().with_lease(lease))).await.unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 inside.fetch_sub(1, Ordering::SeqCst);

@@ -59,7 +59,11 @@ pub(crate) async fn a_snapshot_ends_with_its_checksum(t: &mut Scene) {
     }
     assert_eq!(last_remaining, 0);
     assert!(bytes.len() > 50_000, "{}", bytes.len());
-    assert_eq!(bytes.len() % 512, 32, "whole sectors and a SHA-256, which is how etcdctl tells that there is one");
+    assert_eq!(
+        bytes.len() % 512,
+        32,
+        "whole sectors and a SHA-256, which is how etcdctl tells that there is one"
+    );
 }
 
 pub(crate) async fn defragment_changes_nothing(t: &mut Scene) {
@@ -84,7 +88,10 @@ pub(crate) async fn no_space_refuses_what_grows(t: &mut Scene) {
     assert_eq!(raised.alarms().len(), 1);
     for mut node in t.nodes().await {
         let listed = node.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap();
-        assert_eq!((listed.alarms()[0].member_id(), listed.alarms()[0].alarm()), (member, AlarmType::Nospace));
+        assert_eq!(
+            (listed.alarms()[0].member_id(), listed.alarms()[0].alarm()),
+            (member, AlarmType::Nospace)
+        );
     }
     let full = "etcdserver: mvcc: database space exceeded";
     let key = t.key("k");
@@ -109,7 +116,14 @@ pub(crate) async fn leadership_moves_on_request(t: &mut Scene) {
     let mut nodes = t.nodes().await;
     let mut ids = Vec::new();
     for node in &mut nodes {
-        ids.push(node.get("x", Some(GetOptions::new().with_count_only())).await.unwrap().header().unwrap().member_id());
+        ids.push(
+            node.get("x", Some(GetOptions::new().with_count_only()))
+                .await
+                .unwrap()
+                .header()
+                .unwrap()
+                .member_id(),
+        );
     }
     let leader = nodes[0].status().await.unwrap().leader();
     let at = ids.iter().position(|id| *id == leader).unwrap();

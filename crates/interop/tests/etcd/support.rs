@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Error, GetOptions, KeyValue, ResponseHeader, WatchResponse, WatchStream};
+use etcd_client::{
+    Client, ConnectOptions, Error, GetOptions, KeyValue, ResponseHeader, WatchResponse, WatchStream,
+};
 use moim_interop::cluster::{Cluster, RealEtcd};
 use moim_interop::{Options, serves_etcd};
 
@@ -67,7 +69,7 @@ fn cluster(target: Target) -> Option<Arc<Cluster>> {
     }
     let cluster = match target {
         Target::Etcd => match RealEtcd::find() {
-            Some(real) => Cluster::etcd(&real, 1, false),
+            Some(real) => Cluster::etcd(&real, etcd_nodes(), false),
             None => {
                 eprintln!("SKIPPED: no etcd on this machine and no MOIM_TEST_ETCD");
                 return None;
@@ -83,6 +85,11 @@ fn cluster(target: Target) -> Option<Arc<Cluster>> {
     let cluster = Arc::new(cluster.unwrap_or_else(|error| panic!("{error:#}")));
     *shared = Arc::downgrade(&cluster);
     Some(cluster)
+}
+
+/// How many nodes the real etcd has: `INTEROP_ETCD_NODES`, to see that the suite is fair to three.
+fn etcd_nodes() -> usize {
+    std::env::var("INTEROP_ETCD_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
 /// The configuration of every node here.
@@ -218,7 +225,9 @@ pub(crate) fn described(response: &WatchResponse, prefix: &str) -> Vec<String> {
         let key = kv.key_str().unwrap();
         let key = key.strip_prefix(prefix).unwrap_or(key);
         match event.event_type() {
-            etcd_client::EventType::Put => format!("+{key}={}@{}", kv.value_str().unwrap(), kv.mod_revision()),
+            etcd_client::EventType::Put => {
+                format!("+{key}={}@{}", kv.value_str().unwrap(), kv.mod_revision())
+            }
             etcd_client::EventType::Delete => format!("-{key}@{}", kv.mod_revision()),
         }
     };

@@ -19,7 +19,12 @@ pub(crate) async fn every_comparison(t: &mut Scene) {
     let created = t.put("k", "1").await;
     let put = t.client.put(key.clone(), "m", Some(PutOptions::new().with_lease(lease))).await.unwrap();
     let changed = revision(put.header());
-    let orders = [(Equal, [false, true, false]), (NotEqual, [true, false, true]), (Greater, [true, false, false]), (Less, [false, false, true])];
+    let orders = [
+        (Equal, [false, true, false]),
+        (NotEqual, [true, false, true]),
+        (Greater, [true, false, false]),
+        (Less, [false, false, true]),
+    ];
     for (op, expected) in orders {
         // The key's number is 2, the lease's, …; compared with one less, itself, one more.
         for (with, expected) in [-1, 0, 1].into_iter().zip(expected) {
@@ -77,7 +82,10 @@ pub(crate) async fn a_range_is_compared_key_by_key(t: &mut Scene) {
     let some = Compare::value(prefix.clone(), CompareOp::Equal, "1").with_range(end);
     assert!(holds(t, vec![some]).await);
     let nothing = t.key("none/");
-    assert!(holds(t, all(Compare::version(nothing.clone(), CompareOp::Equal, 0))).await, "an empty range has version 0");
+    assert!(
+        holds(t, all(Compare::version(nothing.clone(), CompareOp::Equal, 0))).await,
+        "an empty range has version 0"
+    );
     assert!(!holds(t, all(Compare::version(nothing, CompareOp::Greater, 0))).await);
 }
 
@@ -164,14 +172,19 @@ pub(crate) async fn a_refused_step_refuses_the_whole(t: &mut Scene) {
     let (a, b) = (t.key("a"), t.key("b"));
     let not_found = "etcdserver: requested lease not found";
     let unknown_lease = Some(PutOptions::new().with_lease(0x6666));
-    let txn = Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::put(b.clone(), "1", unknown_lease)]);
+    let txn =
+        Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::put(b.clone(), "1", unknown_lease)]);
     refused(t.client.txn(txn).await, NOT_FOUND, not_found);
     let missing = Some(PutOptions::new().with_ignore_value());
     let txn = Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::put(b.clone(), "", missing)]);
     refused(t.client.txn(txn).await, INVALID_ARGUMENT, "etcdserver: key not found");
     let future = Some(GetOptions::new().with_revision(1 << 40));
     let txn = Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::get(b.clone(), future)]);
-    refused(t.client.txn(txn).await, OUT_OF_RANGE, "etcdserver: mvcc: required revision is a future revision");
+    refused(
+        t.client.txn(txn).await,
+        OUT_OF_RANGE,
+        "etcdserver: mvcc: required revision is a future revision",
+    );
     let no_key = "etcdserver: key is not provided";
     for txn in [
         Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::put("", "1", None)]),
@@ -261,9 +274,11 @@ pub(crate) async fn counters_lose_no_increment(t: &mut Scene) {
                     let kv = client.get(key.clone(), None).await.unwrap().take_kvs().pop().unwrap();
                     let more = kv.value_str().unwrap().parse::<usize>().unwrap() + 1;
                     let unchanged = Compare::mod_revision(key.clone(), CompareOp::Equal, kv.mod_revision());
-                    let txn = Txn::new()
-                        .when([unchanged])
-                        .and_then([TxnOp::put(key.clone(), more.to_string(), None)]);
+                    let txn = Txn::new().when([unchanged]).and_then([TxnOp::put(
+                        key.clone(),
+                        more.to_string(),
+                        None,
+                    )]);
                     if client.txn(txn).await.unwrap().succeeded() {
                         break;
                     }

@@ -44,9 +44,14 @@ pub(crate) async fn history_is_replayed_from_a_revision(t: &mut Scene) {
     let prefix = t.prefix();
     assert_eq!(events(&mut from, &prefix, 40).await, expected[10..]);
     let at = t.put("k0", "live").await;
-    assert_eq!(events(&mut from, &prefix, 1).await, [format!("+k0=live@{at}")], "and goes on with what is new");
+    assert_eq!(
+        events(&mut from, &prefix, 1).await,
+        [format!("+k0=live@{at}")],
+        "and goes on with what is new"
+    );
     let mut one = watch(t, "k1", WatchOptions::new().with_start_revision(start)).await;
-    let of_one: Vec<String> = expected[10..].iter().filter(|event| event.starts_with("+k1=")).cloned().collect();
+    let of_one: Vec<String> =
+        expected[10..].iter().filter(|event| event.starts_with("+k1=")).cloned().collect();
     assert_eq!(events(&mut one, &prefix, of_one.len()).await, of_one);
 }
 
@@ -68,7 +73,8 @@ pub(crate) async fn a_future_revision_is_awaited(t: &mut Scene) {
 
 pub(crate) async fn a_transaction_arrives_whole(t: &mut Scene) {
     let mut all = watch(t, "", WatchOptions::new().with_prefix()).await;
-    let ops: Vec<TxnOp> = (0..100).map(|i| TxnOp::put(t.key(&format!("{i:03}")), vec![b'x'; 1000], None)).collect();
+    let ops: Vec<TxnOp> =
+        (0..100).map(|i| TxnOp::put(t.key(&format!("{i:03}")), vec![b'x'; 1000], None)).collect();
     let done = t.client.txn(Txn::new().and_then(ops)).await.unwrap();
     let response = next(&mut all).await;
     assert_eq!(response.events().len(), 100, "all of a revision in one message");
