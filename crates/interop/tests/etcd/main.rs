@@ -75,6 +75,7 @@ suite! {
             nested_transactions
             all_changes_have_one_revision
             a_refused_step_refuses_the_whole
+            a_read_of_the_future_refuses_the_whole
             duplicate_keys_are_refused
             operations_are_counted
             counters_lose_no_increment;

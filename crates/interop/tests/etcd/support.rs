@@ -39,6 +39,7 @@ pub(crate) enum Use {
 
 /// One case on one target: a client of all nodes, and a prefix nobody else has.
 pub(crate) struct Scene {
+    pub(crate) target: Target,
     pub(crate) client: Client,
     pub(crate) cluster: Arc<Cluster>,
     prefix: String,
@@ -54,7 +55,7 @@ pub(crate) fn run<F: AsyncFnOnce(&mut Scene)>(target: Target, with: Use, case: F
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = connect(&cluster.endpoints()).await;
-        let mut scene = Scene { client, cluster, prefix: unique() };
+        let mut scene = Scene { target, client, cluster, prefix: unique() };
         let case = tokio::time::timeout(CASE_PATIENCE, case(&mut scene));
         case.await.expect("the case ends in time");
     });

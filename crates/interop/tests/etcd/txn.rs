@@ -178,13 +178,6 @@ pub(crate) async fn a_refused_step_refuses_the_whole(t: &mut Scene) {
     let missing = Some(PutOptions::new().with_ignore_value());
     let txn = Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::put(b.clone(), "", missing)]);
     refused(t.client.txn(txn).await, INVALID_ARGUMENT, "etcdserver: key not found");
-    let future = Some(GetOptions::new().with_revision(1 << 40));
-    let txn = Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::get(b.clone(), future)]);
-    refused(
-        t.client.txn(txn).await,
-        OUT_OF_RANGE,
-        "etcdserver: mvcc: required revision is a future revision",
-    );
     let no_key = "etcdserver: key is not provided";
     for txn in [
         Txn::new().and_then([TxnOp::put(a.clone(), "1", None), TxnOp::put("", "1", None)]),
@@ -195,6 +188,26 @@ pub(crate) async fn a_refused_step_refuses_the_whole(t: &mut Scene) {
         refused(t.client.txn(txn).await, INVALID_ARGUMENT, no_key);
     }
     assert!(t.names("", GetOptions::new().with_prefix()).await.is_empty());
+}
+
+/// Not for a real etcd of several nodes: there the nodes nobody waits for leave reads out of a transaction, so they
+/// make the put that the others refuse, and differ from then on.
+pub(crate) async fn a_read_of_the_future_refuses_the_whole(t: &mut Scene) {
+    if t.target == Target::Etcd && t.cluster.endpoints().len() > 1 {
+        return;
+    }
+    let (a, b) = (t.key("a"), t.key("b"));
+    let future = Some(GetOptions::new().with_revision(1 << 40));
+    let txn = Txn::new().and_then([TxnOp::put(a, "1", None), TxnOp::get(b, future)]);
+    refused(
+        t.client.txn(txn).await,
+        OUT_OF_RANGE,
+        "etcdserver: mvcc: required revision is a future revision",
+    );
+    for mut node in t.nodes().await {
+        let options = GetOptions::new().with_prefix().with_count_only();
+        assert_eq!(node.get(t.prefix(), Some(options)).await.unwrap().count(), 0);
+    }
 }
 
 pub(crate) async fn duplicate_keys_are_refused(t: &mut Scene) {
