@@ -42,14 +42,15 @@ pub(crate) async fn keys_end_with_their_lease(t: &mut Scene) {
         let key = t.key(name);
         t.client.put(key, "x", Some(PutOptions::new().with_lease(lease))).await.unwrap();
     }
-    t.put("free", "x").await;
+    let last = t.put("free", "x").await;
     let with_keys = LeaseTimeToLiveOptions::new().with_keys();
     let info = t.client.lease_time_to_live(lease, Some(with_keys)).await.unwrap();
     let mut keys: Vec<String> =
         info.keys().iter().map(|key| String::from_utf8(key.clone()).unwrap()).collect();
     keys.sort();
     assert_eq!(keys, [t.key("a"), t.key("b"), t.key("c")]);
-    let mut watch = t.client.watch(t.prefix(), Some(WatchOptions::new().with_prefix())).await.unwrap();
+    let later = WatchOptions::new().with_prefix().with_start_revision(last + 1);
+    let mut watch = t.client.watch(t.prefix(), Some(later)).await.unwrap();
     created(&mut watch).await;
     let revoked = t.client.lease_revoke(lease).await.unwrap();
     assert_eq!(t.names("", GetOptions::new().with_prefix()).await, ["free"]);
