@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use moim_base::clock::{Clock, SystemClock};
 use moim_base::task::{Scope, Shutdown};
-use moim_journal::{DurableSink, OpenError as StoreError, RealDisk, Store, StoreOptions};
+use moim_journal::{Disk, DurableSink, OpenError as StoreError, RealDisk, Store, StoreOptions};
 use moim_raft::{GroupId, GroupOptions, Host, Member, MemoryNetwork, Router, VoterId};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -50,6 +50,7 @@ pub struct TestCluster {
     tune: Tune,
     /// Of leases and requests; Raft's own timers are real.
     clock: Arc<dyn Clock>,
+    min_free_bytes: u64,
     /// Last: the folders go after everything in them.
     _dir: TempDir,
 }
@@ -92,7 +93,7 @@ impl TestCluster {
         let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let nodes = nodes.collect();
         let clock = Arc::new(SystemClock::new());
-        Self { nodes, network: MemoryNetwork::new(), driver, tune, clock, _dir: dir }
+        Self { nodes, network: MemoryNetwork::new(), driver, tune, clock, min_free_bytes: 0, _dir: dir }
     }
 
     /// Starts the first `founders` nodes as a new cluster.
@@ -110,7 +111,7 @@ impl TestCluster {
         let node = &mut self.nodes[at];
         std::fs::create_dir_all(&node.dir).expect("a folder");
         let store = until("the folder is free", || {
-            let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
+            let options = StoreOptions { min_free_bytes: self.min_free_bytes, ..StoreOptions::default() };
             match Store::open(&node.dir, Arc::new(RealDisk), Arc::new(SystemClock::new()), options) {
                 Ok(store) => Some(store),
                 Err(StoreError::Locked) => None,
@@ -138,6 +139,13 @@ impl TestCluster {
         let open = Coordinator::open(&host, options, Arc::clone(&self.clock), &scope);
         let coordinator = runtime.block_on(open).expect("it opens");
         node.running = Some(Running { runtime, coordinator, store });
+    }
+
+    /// Nodes started from now on want this many times as much free space as there is.
+    pub fn want_free_space(&mut self, times: u64) {
+        let dir = self.nodes[0].dir.parent().expect("folders have a parent").to_path_buf();
+        let free = RealDisk.free_bytes(&dir).expect("a disk that can be asked");
+        self.min_free_bytes = free * times;
     }
 
     /// As `kill -9` does it: nothing is flushed, nobody is told.

@@ -112,12 +112,7 @@ impl Group {
 
     /// Replicates an entry and applies it. On the leader only.
     pub async fn propose(&self, entry: Bytes) -> Result<Applied, GroupError> {
-        if entry.len() > MAX_ENTRY_BYTES {
-            return Err(GroupError::TooLarge { bytes: entry.len(), limit: MAX_ENTRY_BYTES });
-        }
-        if self.core.store.is_exhausted() {
-            return Err(GroupError::Full);
-        }
+        self.check_proposal(&entry)?;
         let written = self.raft().client_write(Proposal(entry));
         match tokio::time::timeout(self.core.options.proposal_timeout, written).await {
             Ok(Ok(done)) => Ok(Applied { index: done.log_id.index, reply: done.data }),
@@ -126,9 +121,18 @@ impl Group {
         }
     }
 
+    fn check_proposal(&self, entry: &Bytes) -> Result<(), GroupError> {
+        if entry.len() > MAX_ENTRY_BYTES {
+            return Err(GroupError::TooLarge { bytes: entry.len(), limit: MAX_ENTRY_BYTES });
+        }
+        if self.core.store.is_exhausted() { Err(GroupError::Full) } else { Ok(()) }
+    }
+
     /// Like [`Group::propose`], but only if this member still leads in `term`: what a leader decides by its own clock
-    /// must not be done in the name of another's.
+    /// must not be done in the name of another's. And once an entry of a later term is applied, it is known what
+    /// became of this one.
     pub async fn propose_in_term(&self, term: u64, entry: Bytes) -> Result<Applied, GroupError> {
+        self.check_proposal(&entry)?;
         let (responder, done) = ProgressResponder::complete_only();
         let leader = CommittedLeaderIdOf::<Types>::from(term);
         let write = self.raft().write(Proposal(entry)).with_leader(leader).responder(responder);
@@ -193,10 +197,15 @@ impl Group {
 
     /// The leader this member knows of.
     pub fn leader(&self) -> Option<Member> {
+        self.leader_in_term().map(|(_, leader)| leader)
+    }
+
+    /// The leader this member knows of, and the term it leads in.
+    pub fn leader_in_term(&self) -> Option<(u64, Member)> {
         let metrics = self.raft().metrics().borrow_watched().clone();
         let id = metrics.current_leader?;
         let node = metrics.membership_config.get_node(&id)?;
-        Some(Member { id: VoterId(id), address: node.addr.clone() })
+        Some((metrics.current_term, Member { id: VoterId(id), address: node.addr.clone() }))
     }
 
     /// Whether this member believes it leads. Only [`Group::read_index`] knows.

@@ -29,9 +29,12 @@ pub trait StateMachine: Send + Sync + 'static {
     /// Applies a committed entry. Quick: everything of the group waits for it.
     fn apply(&mut self, index: u64, entry: &Bytes) -> Bytes;
 
-    /// A run of entries has been applied, up to `index`: the time to wake watchers.
-    fn on_applied(&mut self, index: u64) {
-        let _ = index;
+    /// A run of entries has been applied, up to `index`, which is an entry of `term`: the time to wake watchers.
+    ///
+    /// Terms never fall along a log. So an entry that was proposed for an earlier term only
+    /// ([`crate::Group::propose_in_term`]) and was not among those applied so far never will be.
+    fn on_applied(&mut self, index: u64, term: u64) {
+        let _ = (index, term);
     }
 
     /// A frozen view of the state. Taking it is quick; it is written on another thread.
@@ -87,7 +90,7 @@ impl RaftStateMachine<Types> for Machine {
             }
         }
         if let Some(applied) = self.applied {
-            self.machine()?.on_applied(applied.index);
+            self.machine()?.on_applied(applied.index, **applied.committed_leader_id());
         }
         Ok(())
     }
@@ -115,7 +118,7 @@ impl RaftStateMachine<Types> for Machine {
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
         if let Some(applied) = self.applied {
-            self.machine()?.on_applied(applied.index);
+            self.machine()?.on_applied(applied.index, **applied.committed_leader_id());
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use std::sync::Weak;
 
 use bytes::Bytes;
-use moim_raft::{BoxFuture, GroupError, Member, Service, VoterId};
+use moim_raft::{BoxFuture, Member, Service, VoterId};
 
 use super::Inner;
 use super::entry::Batch;
@@ -21,8 +21,9 @@ const FORMAT: u8 = 1;
 /// A request to the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerRequest {
-    /// Put this entry into the log. Answered when it is committed; the asker learns the replies from the log.
-    Propose(Bytes),
+    /// Put this entry into the log, if you lead in this term. Answered when it is committed; the asker learns the
+    /// replies from the log.
+    Propose { term: u64, entry: Bytes },
     /// Give these leases their whole time again.
     KeepAlive(Vec<LeaseId>),
     /// What these leases have left.
@@ -98,9 +99,10 @@ impl PeerRequest {
     pub(super) fn encode(&self) -> Bytes {
         let mut out = vec![FORMAT];
         match self {
-            Self::Propose(entry) => {
-                out.reserve(entry.len() + 16);
+            Self::Propose { term, entry } => {
+                out.reserve(entry.len() + 32);
                 out.push(1);
+                put_u64(&mut out, *term);
                 put_bytes(&mut out, entry);
             }
             Self::KeepAlive(leases) => {
@@ -143,7 +145,7 @@ impl PeerRequest {
     fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
         let mut input = open(bytes)?;
         let request = match input.u8()? {
-            1 => Self::Propose(input.bytes()?),
+            1 => Self::Propose { term: input.u64()?, entry: input.bytes()? },
             2 => Self::KeepAlive(list(&mut input, Input::lease)?),
             3 => Self::Remaining(list(&mut input, Input::lease)?),
             4 => Self::Change(match input.u8()? {
@@ -270,14 +272,13 @@ impl Service for PeerService {
 impl Inner {
     async fn answer(&self, request: PeerRequest) -> PeerReply {
         match request {
-            PeerRequest::Propose(entry) => {
+            PeerRequest::Propose { term, entry } => {
                 if let Err(error) = Batch::check(&entry) {
                     tracing::warn!(%error, "a peer forwarded a batch that this version does not understand");
                     return PeerReply::Refused(CoordError::UnhealthyCluster);
                 }
-                match self.group.propose(entry).await {
+                match self.group.propose_in_term(term, entry).await {
                     Ok(_) => PeerReply::Done,
-                    Err(GroupError::Full) => PeerReply::Refused(Error::NoSpace.into()),
                     Err(error) => PeerReply::Refused(CoordError::of_group(error)),
                 }
             }
@@ -305,7 +306,7 @@ mod tests {
     fn messages_come_back_and_cut_ones_do_not() {
         let someone = Member { id: VoterId(3), address: "host:1".to_owned() };
         let requests = [
-            PeerRequest::Propose(Bytes::from_static(b"entry")),
+            PeerRequest::Propose { term: 300, entry: Bytes::from_static(b"entry") },
             PeerRequest::KeepAlive(vec![LeaseId(1), LeaseId(-5)]),
             PeerRequest::Remaining(vec![LeaseId(i64::MAX)]),
             PeerRequest::Change(MemberChange::AddLearner(someone.clone())),

@@ -10,8 +10,9 @@
 //! While entries are under way, new commands gather in the next draft, so entries grow with the load and a lone
 //! command waits for nobody. Waiters are answered where the entry is applied on this node, whoever led.
 //!
-//! Invariant: an entry is sent again only when it is certain that nobody took it. Otherwise it is waited for, and its
-//! waiters get [`CoordError::Timeout`] in the end.
+//! Invariant: an entry is sent again only when it is certain that it is in no log that counts: nobody took it, or the
+//! term it was sent for has passed without it (see `shared.rs`). Otherwise it is waited for, and its waiters get
+//! [`CoordError::Timeout`] in the end.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,15 +21,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use moim_raft::{GroupError, ServiceError, ServiceId, TransportError};
+use moim_raft::{GroupError, Member, ServiceError, ServiceId, TransportError};
 use tokio::sync::{Notify, oneshot};
 
 use super::Inner;
 use super::entry::{BatchId, Draft};
 use super::error::CoordError;
 use super::peer::{PeerReply, PeerRequest};
-use super::shared::{Flight, Waiter};
-use crate::error::Error;
+use super::shared::{Flight, NeverApplied, Takeoff, Waiter};
 use crate::reply::Reply;
 use crate::request::Command;
 
@@ -166,11 +166,21 @@ fn fail(filling: Filling, error: &CoordError) {
 
 /// What became of one try.
 enum Try {
-    /// It is in the log, or may be: whoever applies it tells.
-    Sent,
-    /// Nobody took it.
+    /// Its waiters have been answered.
+    Landed,
+    /// Nobody took it, or nobody ever will.
     Again,
     /// It will never be.
+    Refused(CoordError),
+}
+
+/// What is known of an entry that was sent.
+enum Sent {
+    /// It is in the log, or may be: whoever applies it tells.
+    Perhaps,
+    /// Nobody took it.
+    Nobody,
+    /// It was refused for good.
     Refused(CoordError),
 }
 
@@ -204,12 +214,11 @@ impl Inner {
         let id = BatchId { nonce: self.shared.nonce, number };
         let deadline_ms = filling.since_ms + self.timeout_ms();
         let entry = filling.draft.finish(id);
-        let flight = Flight { waiters: filling.waiters, deadline_ms };
-        self.shared.flights().insert(number, flight);
+        self.shared.flights().by_number.insert(number, Flight::new(filling.waiters, deadline_ms));
         self.took_off.notify_one();
         loop {
-            match self.try_once(&entry, deadline_ms).await {
-                Try::Sent => return,
+            match self.try_once(number, &entry, deadline_ms).await {
+                Try::Landed => return,
                 Try::Refused(error) => return self.shared.land(number, &error),
                 Try::Again if self.now_ms() >= deadline_ms => {
                     return self.shared.land(number, &CoordError::NoLeader);
@@ -219,41 +228,59 @@ impl Inner {
         }
     }
 
-    async fn try_once(&self, entry: &Bytes, deadline_ms: u64) -> Try {
-        let Some(leader) = self.group.leader() else {
+    /// Sends an entry to whoever leads, for that term only, and waits until it is known what became of it.
+    async fn try_once(&self, number: u64, entry: &Bytes, deadline_ms: u64) -> Try {
+        let Some((term, leader)) = self.group.leader_in_term() else {
             self.wait_leader(deadline_ms).await;
             return Try::Again;
         };
+        let mut verdict = match self.shared.take_off(number, term) {
+            Takeoff::Go(verdict) => verdict,
+            Takeoff::Gone => return Try::Landed,
+            Takeoff::TooLate => {
+                tokio::time::sleep(PAUSE).await;
+                return Try::Again;
+            }
+        };
+        let judged = |told: Result<NeverApplied, _>| if told.is_ok() { Try::Again } else { Try::Landed };
+        let sent = tokio::select! {
+            biased;
+            told = &mut verdict => return judged(told),
+            sent = self.send(term, &leader, entry, deadline_ms) => sent,
+        };
+        match sent {
+            Sent::Perhaps => judged(verdict.await),
+            Sent::Refused(error) => Try::Refused(error),
+            Sent::Nobody => {
+                self.shared.call_back(number);
+                tokio::time::sleep(PAUSE).await;
+                Try::Again
+            }
+        }
+    }
+
+    async fn send(&self, term: u64, leader: &Member, entry: &Bytes, deadline_ms: u64) -> Sent {
         if leader.id == self.group.voter() {
-            return match self.group.propose(entry.clone()).await {
-                Ok(_) | Err(GroupError::Unknown) => Try::Sent,
-                Err(GroupError::NotLeader { .. }) => {
-                    tokio::time::sleep(PAUSE).await;
-                    Try::Again
-                }
-                Err(GroupError::Full) => Try::Refused(Error::NoSpace.into()),
-                Err(error) => Try::Refused(CoordError::of_group(error)),
+            return match self.group.propose_in_term(term, entry.clone()).await {
+                Ok(_) | Err(GroupError::Unknown) => Sent::Perhaps,
+                Err(GroupError::NotLeader { .. }) => Sent::Nobody,
+                Err(error) => Sent::Refused(CoordError::of_group(error)),
             };
         }
         let left = Duration::from_millis(deadline_ms.saturating_sub(self.now_ms()).max(1));
-        let request = PeerRequest::Propose(entry.clone()).encode();
-        let answer = self.transport.ask(&leader, ServiceId::COORDINATOR, request, left).await;
+        let request = PeerRequest::Propose { term, entry: entry.clone() }.encode();
+        let answer = self.transport.ask(leader, ServiceId::COORDINATOR, request, left).await;
         match answer.map(PeerReply::decode) {
-            Ok(Ok(PeerReply::Refused(error))) if !error.is_unknown() && error != CoordError::NotLeader => {
-                Try::Refused(error)
-            }
             Ok(Ok(PeerReply::Refused(CoordError::NotLeader)))
             | Err(
                 ServiceError::NotHere
                 | ServiceError::Busy
                 | ServiceError::Transport(TransportError::Unreachable(_)),
-            ) => {
-                tokio::time::sleep(PAUSE).await;
-                Try::Again
-            }
+            ) => Sent::Nobody,
+            Ok(Ok(PeerReply::Refused(error))) if !error.is_unknown() => Sent::Refused(error),
             // Done, lost on the way, or not understood: from here on only the log knows.
             Ok(_) | Err(ServiceError::Transport(TransportError::Broken(_) | TransportError::TimedOut)) => {
-                Try::Sent
+                Sent::Perhaps
             }
         }
     }
@@ -267,7 +294,7 @@ impl Inner {
                 () = shutdown.stopped() => return,
                 () = self.took_off.notified() => {}
             }
-            while !self.shared.flights().is_empty() || !self.queue.is_empty() {
+            while !self.shared.flights().by_number.is_empty() || !self.queue.is_empty() {
                 tokio::select! {
                     biased;
                     () = shutdown.stopped() => return,
@@ -277,7 +304,7 @@ impl Inner {
                 self.queue.give_up_before(now_ms.saturating_sub(self.timeout_ms()));
                 let mut late: Vec<u64> = {
                     let flights = self.shared.flights();
-                    let late = flights.iter().filter(|(_, flight)| flight.deadline_ms <= now_ms);
+                    let late = flights.by_number.iter().filter(|(_, flight)| flight.deadline_ms <= now_ms);
                     late.map(|(number, _)| *number).collect()
                 };
                 late.sort_unstable();

@@ -4,8 +4,12 @@
 //! state's while a command is applied.
 //!
 //! Invariant: whoever proposed a batch from this node hears of it here, when it is applied *here*: an answer never
-//! runs ahead of the state that the same node reads. A batch that left this node and does not come back in time has an
-//! unknown outcome.
+//! runs ahead of the state that the same node reads.
+//!
+//! A batch leaves this node for one term at a time. When an entry of a later term is applied and the batch has not
+//! been, it never will be, because terms do not fall along the log: it may be sent again. So a change of leader costs a
+//! command time and nothing else. Its outcome is unknown only when no leader commits anything in time, or when a
+//! snapshot takes the place of the entries it may be among.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,10 +38,37 @@ const RECLAIM_STEP: usize = 1_024;
 /// Whoever waits for a command.
 pub(super) type Waiter = oneshot::Sender<Result<Reply, CoordError>>;
 
+/// Told that a batch will never be applied; dropped when there is nothing more to tell.
+pub(super) type Verdict = oneshot::Receiver<NeverApplied>;
+
+/// A batch was sent for a term that is over, and was not applied.
+#[derive(Debug)]
+pub(super) struct NeverApplied;
+
 /// A batch of this node that is on its way through the log.
 pub(super) struct Flight {
     pub(super) waiters: Vec<Waiter>,
     pub(super) deadline_ms: u64,
+    /// The term for which it may be in a log, and who waits to hear that it is in none.
+    ///
+    /// Invariant: `None` while nobody can have taken it.
+    sent: Option<(u64, oneshot::Sender<NeverApplied>)>,
+}
+
+impl Flight {
+    pub(super) fn new(waiters: Vec<Waiter>, deadline_ms: u64) -> Self {
+        Self { waiters, deadline_ms, sent: None }
+    }
+}
+
+/// What becomes of a batch that is about to be sent.
+pub(super) enum Takeoff {
+    /// Send it, and listen.
+    Go(Verdict),
+    /// The term is over already.
+    TooLate,
+    /// Its waiters have been answered.
+    Gone,
 }
 
 /// See the top of the file.
@@ -45,7 +76,7 @@ pub(super) struct Shared {
     state: RwLock<State>,
     watches: Mutex<Watches>,
     leases: Mutex<Timekeeper>,
-    flights: Mutex<HashMap<u64, Flight>>,
+    flights: Mutex<Flights>,
     pub(super) nonce: u64,
     pub(super) clock: Arc<dyn Clock>,
     /// The last entry applied, those of Raft itself included.
@@ -101,7 +132,7 @@ impl Shared {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn flights(&self) -> MutexGuard<'_, HashMap<u64, Flight>> {
+    pub(super) fn flights(&self) -> MutexGuard<'_, Flights> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -137,9 +168,28 @@ impl Shared {
         self.size.store(self.state().size_bytes() as u64, Ordering::Relaxed);
     }
 
-    /// Takes back a batch that never left this node.
+    /// Notes that a batch is about to be sent for a term.
+    pub(super) fn take_off(&self, number: u64, term: u64) -> Takeoff {
+        let mut flights = self.flights();
+        if flights.term > term {
+            return Takeoff::TooLate;
+        }
+        let Some(flight) = flights.by_number.get_mut(&number) else { return Takeoff::Gone };
+        let (judge, verdict) = oneshot::channel();
+        flight.sent = Some((term, judge));
+        Takeoff::Go(verdict)
+    }
+
+    /// Notes that nobody took a batch.
+    pub(super) fn call_back(&self, number: u64) {
+        if let Some(flight) = self.flights().by_number.get_mut(&number) {
+            flight.sent = None;
+        }
+    }
+
+    /// Answers the waiters of a batch.
     pub(super) fn land(&self, number: u64, outcome: &CoordError) {
-        let flight = self.flights().remove(&number);
+        let flight = self.flights().by_number.remove(&number);
         for waiter in flight.into_iter().flat_map(|flight| flight.waiters) {
             let _ = waiter.send(Err(outcome.clone()));
         }
@@ -149,10 +199,38 @@ impl Shared {
 impl Shared {
     /// Takes back every batch.
     pub(super) fn land_all(&self, outcome: &CoordError) {
-        let numbers: Vec<u64> = self.flights().keys().copied().collect();
+        let numbers: Vec<u64> = self.flights().by_number.keys().copied().collect();
         for number in numbers {
             self.land(number, outcome);
         }
+    }
+}
+
+/// The batches of this node that are on their way.
+#[derive(Default)]
+pub(super) struct Flights {
+    pub(super) by_number: HashMap<u64, Flight>,
+    /// The term of the last entry applied.
+    term: u64,
+}
+
+impl Flights {
+    /// An entry of `term` was applied: batches sent for an earlier one are either applied or dead.
+    fn on_applied(&mut self, term: u64) {
+        if term <= self.term {
+            return;
+        }
+        self.term = term;
+        for flight in self.by_number.values_mut() {
+            if let Some((_, judge)) = flight.sent.take_if(|sent| sent.0 < term) {
+                let _ = judge.send(NeverApplied);
+            }
+        }
+    }
+
+    /// The batches that may be anywhere.
+    fn sent(&self) -> Vec<u64> {
+        self.by_number.iter().filter(|(_, flight)| flight.sent.is_some()).map(|(number, _)| *number).collect()
     }
 }
 
@@ -167,7 +245,7 @@ impl Machine {
         if id.nonce != self.shared.nonce {
             return Vec::new();
         }
-        self.shared.flights().remove(&id.number).map(|flight| flight.waiters).unwrap_or_default()
+        self.shared.flights().by_number.remove(&id.number).map(|flight| flight.waiters).unwrap_or_default()
     }
 
     /// What the leader's clock must know of a command that was applied.
@@ -245,8 +323,9 @@ impl StateMachine for Machine {
         Bytes::new()
     }
 
-    fn on_applied(&mut self, index: u64) {
+    fn on_applied(&mut self, index: u64, term: u64) {
         self.shared.applied.store(index, Ordering::Release);
+        self.shared.flights().on_applied(term);
         self.shared.progress.notify_waiters();
         self.shared.news.notify_one();
     }
@@ -286,6 +365,9 @@ impl StateMachine for Machine {
         watches.on_restored(&self.shared.state());
         drop(watches);
         self.shared.note_size();
+        // Batches of this node may be among what the snapshot stands for, and it does not say.
+        let sent = self.shared.flights().sent();
+        sent.into_iter().for_each(|number| self.shared.land(number, &CoordError::Timeout));
         // Giving back a large state takes a while: nobody should wait for it.
         drop(old);
         Ok(())

@@ -140,7 +140,8 @@ fn a_leader_that_dies_under_load_loses_no_answer_and_doubles_no_command() {
     stop.store(true, Ordering::Relaxed);
     let mut acknowledged = 0;
     for work in loads {
-        let (done, _) = cluster.wait(work).unwrap();
+        let (done, unknown) = cluster.wait(work).unwrap();
+        assert_eq!(unknown, 0, "the new leader's first entry tells what became of everything before it");
         acknowledged += done.len();
         for key in done {
             let found = cluster.wait(cluster.node(new).range(RangeRequest::key(key.clone()), true)).unwrap();
@@ -384,4 +385,112 @@ fn a_snapshot_taken_while_puts_go_on_is_a_whole_state() {
     let (mine, theirs) =
         (node.hash_kv(SpaceId::User, 101).unwrap(), state.hash_kv(SpaceId::User, 101).unwrap());
     assert_eq!(mine.hash, theirs.hash);
+}
+
+/// Elections come and go under load from every node; what was acknowledged is there once, whoever was asked.
+#[test]
+fn leadership_that_wanders_under_load_costs_time_and_nothing_else() {
+    let cluster = TestCluster::start(3, usual);
+    cluster.settle();
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut loads = Vec::new();
+    for at in 0..3 {
+        for lane in 0..4 {
+            let work = load(cluster.node(at), format!("{at}-{lane}"), Arc::clone(&stop));
+            #[allow(clippy::disallowed_methods)] // a test's load
+            loads.push(cluster.runtime(at).spawn(work));
+        }
+    }
+    for round in 0..6 {
+        let old = cluster.leader();
+        let before = count(&cluster.node(old));
+        if round % 2 == 0 {
+            // Asked to go.
+            let to = cluster.member((old + 1) % 3).id;
+            until("leadership moves", || cluster.wait(cluster.node(old).move_leader(to)).ok());
+        } else {
+            // Cut off, with entries that nobody else has.
+            cluster.isolate(old);
+            let others: Vec<usize> = (0..3).filter(|at| *at != old).collect();
+            cluster.leader_among(&others);
+            cluster.network.heal();
+        }
+        until("the load goes on", || (count(&cluster.node(old)) > before + 50).then_some(()));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut acknowledged = 0;
+    let done: Vec<_> = loads.into_iter().map(|work| cluster.wait(work).unwrap()).collect();
+    cluster.settle();
+    for (keys, unknown) in done {
+        assert_eq!(unknown, 0);
+        acknowledged += keys.len();
+        for key in keys {
+            let found = cluster.wait(cluster.node(0).range(RangeRequest::key(key.clone()), true)).unwrap();
+            assert_eq!(found.kvs.first().map(|kv| kv.version), Some(1), "{key}");
+        }
+    }
+    for at in 0..3 {
+        let all = cluster.node(at).read(|state| state.range(&RangeRequest::between("n/", "n0"))).unwrap();
+        assert!(all.kvs.iter().all(|kv| kv.version == 1), "a command was applied twice");
+        assert_eq!(all.count, i64::try_from(acknowledged).unwrap(), "node {at}");
+    }
+}
+
+#[test]
+fn a_thousand_watchers_hear_of_a_change_and_a_stream_that_nobody_reads_stays_small() {
+    let cluster = TestCluster::start(1, usual);
+    cluster.settle();
+    let node = cluster.node(0);
+    let mut unread = node.watcher();
+    unread.create(WatchRequest { key: "k".into(), ..WatchRequest::default() }).unwrap();
+    let mut streams: Vec<WatchStream> = (0..1_000).map(|_| node.watcher()).collect();
+    for stream in &mut streams {
+        stream.create(WatchRequest { key: "k".into(), ..WatchRequest::default() }).unwrap();
+    }
+    cluster.wait(async {
+        for round in 0..20 {
+            let reply = node.execute(put("k", round.to_string())).await.unwrap();
+            let heard = streams.iter_mut().map(|stream| next_events(stream, 1));
+            for events in futures_util::future::join_all(heard).await {
+                assert_eq!(events, [(revision(&reply), round.to_string())]);
+            }
+        }
+    });
+    assert!(unread.backlog() <= 1, "a mark, whatever it misses");
+    assert_eq!(cluster.wait(next_events(&mut unread, 20)).len(), 20);
+}
+
+#[test]
+fn a_full_disk_refuses_what_grows_and_lets_room_be_made() {
+    let mut cluster = TestCluster::without_founders(3, usual);
+    cluster.found(3);
+    cluster.settle();
+    let node = cluster.node(cluster.follower());
+    cluster.wait(node.execute(put("k", "v"))).unwrap();
+    drop(node);
+    for at in 0..3 {
+        cluster.kill(at);
+    }
+    // Between what is kept free of everybody and what is kept free for Raft.
+    cluster.want_free_space(2);
+    for at in 0..3 {
+        cluster.start_node(at);
+    }
+    cluster.settle();
+    let node = cluster.node(cluster.follower());
+    assert!(cluster.store(0).is_full());
+    let alarms = until("every node raises the alarm", || {
+        let alarms = cluster.wait(node.alarms()).ok()?;
+        (alarms.len() == 3).then_some(alarms)
+    });
+    let refused = cluster.wait(node.execute(put("l", "v"))).unwrap_err();
+    assert_eq!(refused, CoordError::Refused(crate::Error::NoSpace));
+    assert_eq!(cluster.wait(value(&node, "k", false)), Some("v".into()));
+    let member = Command::node(Op::Put(PutRequest::new("/moim/members/1", "alive")));
+    cluster.wait(node.execute(member)).unwrap();
+    let delete = Command::client(Op::Delete(crate::request::DeleteRequest::key("k")));
+    cluster.wait(node.execute(delete)).unwrap();
+    // Taken back while the disk is still full, it is on again at once.
+    assert_eq!(cluster.wait(node.alarm_off(alarms[0])), Ok(vec![alarms[0]]));
+    until("it is on again", || (cluster.wait(node.alarms()).unwrap().len() == 3).then_some(()));
 }

@@ -207,6 +207,12 @@ impl WatchStream {
         }
     }
 
+    /// How much waits for whoever reads this stream: marks, never events.
+    #[cfg(test)]
+    pub(super) fn backlog(&self) -> usize {
+        self.mailbox.letters().ready.len()
+    }
+
     fn read(&mut self, id: WatcherId) -> Read {
         let mut watches = self.shared.watches();
         let batch = watches.hub.next_batch(&self.shared.state(), id, BATCH_BYTES);
