@@ -73,6 +73,7 @@ impl Node {
     pub(crate) fn start_on(data: &Path, kafka_port: &str, args: &[&str]) -> Self {
         let data = data.to_str().expect("text");
         let mut child = command(&["serve", "--data", data, "--kafka-port", kafka_port, "--admin-port", "0"])
+            .args(["--etcd-port", "0", "--peer-port", "0"])
             .args(["--log-level", "warn"])
             .args(args)
             .stdout(Stdio::piped())
