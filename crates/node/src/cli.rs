@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use crate::cmd::coord::CoordArgs;
 use crate::cmd::dev::DevArgs;
 use crate::cmd::group::GroupArgs;
+use crate::cmd::lock::{ElectArgs, LockArgs};
 use crate::cmd::topic::TopicArgs;
 use crate::config::layers::FlagValue;
 use crate::exit::{Failure, Outcome};
@@ -50,6 +51,10 @@ pub(crate) enum Command {
     Group(GroupArgs),
     /// Read, write and watch keys of the coordination core, or of an etcd
     Coord(CoordArgs),
+    /// Run a command while a lock is held
+    Lock(LockArgs),
+    /// Run a command while leading
+    Elect(ElectArgs),
     /// Check and show the configuration of a node
     Config(ConfigArgs),
     /// Print a completion script for a shell
