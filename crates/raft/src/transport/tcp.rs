@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use moim_base::task::Scope;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
@@ -41,7 +41,8 @@ const REQUEST: u8 = 0;
 const REPLY: u8 = 1;
 /// The largest payload: the largest entry, a batch of others before it, and room for their headers.
 const MAX_FRAME: usize = 8 << 20;
-/// Payloads up to this are copied behind their head: one packet instead of two.
+/// Payloads up to this are copied behind their head, and as many frames behind each other: one packet, one system
+/// call. Reading goes by as much at a time.
 const COPY: usize = 16 << 10;
 /// Requests under way on one connection.
 const CALLS: usize = 64;
@@ -61,19 +62,44 @@ fn bad(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
+fn put_head(out: &mut BytesMut, frame: &Frame) -> io::Result<()> {
+    out.put_u32_le(u32::try_from(frame.payload.len()).map_err(|_| bad("a frame is too long"))?);
+    out.put_u8(frame.kind);
+    out.put_u64_le(frame.call);
+    out.put_u64_le(frame.group.0);
+    out.put_u32_le(crc32c::crc32c(&frame.payload));
+    Ok(())
+}
+
+/// Sends frames until there are no more to come. Those that wait together leave in one write.
+async fn write_frames(
+    out: &mut (impl AsyncWrite + Unpin),
+    frames: &mut mpsc::Receiver<Frame>,
+) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
+    while let Some(first) = frames.recv().await {
+        let mut next = Some(first);
+        while let Some(frame) = next {
+            put_head(&mut buffer, &frame)?;
+            if frame.payload.len() <= COPY {
+                buffer.put_slice(&frame.payload);
+            } else {
+                out.write_all_buf(&mut buffer.split().chain(frame.payload)).await?;
+            }
+            next = if buffer.len() < COPY { frames.try_recv().ok() } else { None };
+        }
+        if !buffer.is_empty() {
+            out.write_all_buf(&mut buffer).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends one frame.
 async fn write_frame(out: &mut (impl AsyncWrite + Unpin), frame: &Frame) -> io::Result<()> {
     let mut head = BytesMut::with_capacity(HEAD);
-    head.put_u32_le(u32::try_from(frame.payload.len()).map_err(|_| bad("a frame is too long"))?);
-    head.put_u8(frame.kind);
-    head.put_u64_le(frame.call);
-    head.put_u64_le(frame.group.0);
-    head.put_u32_le(crc32c::crc32c(&frame.payload));
-    if frame.payload.len() <= COPY {
-        head.put_slice(&frame.payload);
-        return out.write_all(&head).await;
-    }
-    out.write_all(&head).await?;
-    out.write_all(&frame.payload).await
+    put_head(&mut head, frame)?;
+    out.write_all_buf(&mut head.chain(&frame.payload[..])).await
 }
 
 async fn read_frame(input: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
@@ -183,14 +209,12 @@ impl Complaints {
 async fn serve(mut stream: TcpStream, local: &LocalPeer, router: Router, scope: &Scope) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let standing = hello::welcome(&mut stream, local).await?;
-    let (mut input, mut output) = stream.into_split();
+    let (input, mut output) = stream.into_split();
+    let mut input = BufReader::with_capacity(COPY, input);
     let (replies, mut outbox) = mpsc::channel::<Frame>(2 * CALLS);
     let writer = scope.spawn("raft-replies", async move {
-        while let Some(reply) = outbox.recv().await {
-            if let Err(error) = write_frame(&mut output, &reply).await {
-                tracing::debug!(%error, "a reply could not be sent");
-                return;
-            }
+        if let Err(error) = write_frames(&mut output, &mut outbox).await {
+            tracing::debug!(%error, "a reply could not be sent");
         }
     });
     let (groups, services) = (Arc::new(Semaphore::new(CALLS)), Arc::new(Semaphore::new(CALLS)));
@@ -369,13 +393,9 @@ async fn run(
         Ok(stream) => stream,
         Err(error) => return TransportError::Unreachable(format!("{address}: {error}")),
     };
-    let (mut input, mut output) = stream.into_split();
-    let send = async {
-        while let Some(request) = inbox.recv().await {
-            write_frame(&mut output, &request).await?;
-        }
-        Ok(())
-    };
+    let (input, mut output) = stream.into_split();
+    let mut input = BufReader::with_capacity(COPY, input);
+    let send = write_frames(&mut output, &mut inbox);
     let receive = async {
         loop {
             let reply = read_frame(&mut input).await?;
