@@ -9,7 +9,6 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod ci;
-mod etcd;
 mod interop;
 mod tidy;
 

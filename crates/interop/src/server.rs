@@ -25,8 +25,6 @@ pub struct Options {
     pub env: Vec<(String, String)>,
     /// Further arguments of `moim serve`.
     pub args: Vec<String>,
-    /// The program, if it is not the one of [`moim_binary`].
-    pub program: Option<PathBuf>,
     /// `HOST:PORT` of the peer listener, where other nodes must know it beforehand.
     pub peer: Option<String>,
 }
@@ -193,11 +191,7 @@ impl Server {
     fn launch(&mut self, on_spawn: impl FnOnce(u32)) -> Result<()> {
         let start = Instant::now();
         let log = File::options().create(true).append(true).open(&self.log).context("the log file")?;
-        let program = match &self.options.program {
-            Some(program) => program,
-            None => moim_binary()?,
-        };
-        let mut command = Command::new(program);
+        let mut command = Command::new(moim_binary()?);
         command
             .arg("serve")
             .arg("--data")
@@ -208,7 +202,7 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
-        if serves_etcd(program)? {
+        if serves_etcd()? {
             command.args(["--etcd-port", port(&self.etcd), "--peer-port", port(&self.peer)]);
         }
         let mut process = Process::spawn(&mut command)?;

@@ -11,19 +11,22 @@ use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
 use moim_cluster::StateRepository;
 use moim_journal::Store;
+use moim_wire_kafka::ErrorCode;
 
+use crate::brokers::{Brokers, LiveBroker};
 use crate::config::Defaults;
 use crate::connection;
 use crate::fetch_sessions::FetchSessions;
 use crate::group_service::GroupService;
 use crate::log_budget::LogBudget;
-use crate::loops::{Loops, Wake};
+use crate::loops::{Loops, Wake, lock};
 use crate::metrics::QueueMetrics;
 use crate::partition::Refused;
+use crate::peers::Peers;
 use crate::producer_ids::ProducerIds;
 use crate::sasl::Users;
 use crate::socket::Socket;
-use crate::topics::Topics;
+use crate::topics::{NewTopic, News, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, Topics};
 use crate::transaction_service::TransactionService;
 
 /// How a broker is to run. Every field has a default that suits one machine.
@@ -165,6 +168,12 @@ pub struct Broker {
     pub(crate) scope: Scope,
     pub(crate) loops: Arc<Loops>,
     pub(crate) topics: Arc<Topics>,
+    pub(crate) brokers: Brokers,
+    pub(crate) peers: Arc<Peers>,
+    /// Everything up to this revision of the repository is taken in.
+    pub(crate) revision: AtomicI64,
+    /// News are acted on by one at a time, in order.
+    following: std::sync::Mutex<()>,
     pub(crate) fetch_sessions: FetchSessions,
     pub(crate) groups: GroupService,
     pub(crate) transactions: TransactionService,
@@ -196,7 +205,6 @@ impl Broker {
             Arc::clone(&loops),
             &options,
         ));
-        topics.load().await?;
         let broker = Arc::new(Self {
             groups: GroupService::new(&options),
             transactions: TransactionService::new(&options),
@@ -210,6 +218,10 @@ impl Broker {
             connections: AtomicUsize::new(0),
             next_connection: AtomicU64::new(1),
             dynamic: ArcSwap::default(),
+            brokers: Brokers::default(),
+            peers: Arc::new(Peers::new(options.users.clone())),
+            revision: AtomicI64::new(0),
+            following: std::sync::Mutex::default(),
             address: std::sync::OnceLock::new(),
             store: parts.store,
             repository: parts.repository,
@@ -220,10 +232,95 @@ impl Broker {
             topics,
             metrics,
         });
-        broker.load_dynamic().await?;
-        broker.groups.load(&broker)?;
-        broker.transactions.load(&broker)?;
+        // Nothing is written yet: the repository may stand on a journal that only runs once this returns.
+        broker.read_repository(true).await?;
         Ok(broker)
+    }
+
+    /// Acts on what has become of topics and partitions: coordinators begin and end with the partitions that keep their
+    /// state. Called after every change, by whoever made it or was told of it.
+    pub(crate) fn follow(&self) -> Result<(), Refused> {
+        let _following = lock(&self.following);
+        for news in self.topics.take_news() {
+            match news {
+                News::Appeared(topic) => match &*topic.name {
+                    OFFSETS_TOPIC => self.groups.on_topic(topic.count()),
+                    TRANSACTIONS_TOPIC => self.transactions.on_topic(topic.count()),
+                    _ => {}
+                },
+                News::Leads(partition) => match &*partition.topic {
+                    OFFSETS_TOPIC => self.groups.lead(self, &partition)?,
+                    TRANSACTIONS_TOPIC => self.transactions.lead(self, &partition)?,
+                    _ => {}
+                },
+                News::Resigned(partition) => match &*partition.topic {
+                    OFFSETS_TOPIC => self.groups.resign(partition.index),
+                    TRANSACTIONS_TOPIC => self.transactions.resign(partition.index),
+                    _ => {}
+                },
+                News::Deleted(topic) => self.groups.on_topic_deleted(self, &topic.name),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a topic, on the nodes named or on those that have the fewest partitions.
+    pub(crate) async fn create_topic(
+        &self,
+        new: NewTopic,
+        places: Option<&[BrokerId]>,
+    ) -> Result<Arc<Topic>, Refused> {
+        let topic = self.topics.create(new, &self.hosts(), places).await;
+        self.follow()?;
+        topic
+    }
+
+    /// Makes one of the broker's own topics unless it is there.
+    pub(crate) async fn ensure_internal(&self, name: &str, partitions: i32) -> Result<(), ErrorCode> {
+        if self.topics.get(name).is_some() {
+            return Ok(());
+        }
+        let made = self.topics.ensure_internal(name, partitions, &self.hosts()).await;
+        self.follow().map_err(|refused| refused.code)?;
+        made
+    }
+
+    /// This broker as clients are told of it.
+    pub(crate) fn me(&self) -> LiveBroker {
+        let (host, port) = self.advertised();
+        LiveBroker { id: self.options.node_id, host, port, rack: self.options.rack.clone() }
+    }
+
+    /// Every broker that runs, by number.
+    pub(crate) fn live(&self) -> Vec<LiveBroker> {
+        self.brokers.live(self.me())
+    }
+
+    /// A broker, if it runs.
+    pub(crate) fn live_broker(&self, id: BrokerId) -> Option<LiveBroker> {
+        if id == self.options.node_id { Some(self.me()) } else { self.brokers.other(id) }
+    }
+
+    /// Who leads a partition, if somebody does and runs.
+    pub(crate) fn leader_of(&self, topic: &str, index: i32) -> Option<LiveBroker> {
+        let leader = self.topics.get(topic)?.seat(index)?.place().leader?;
+        self.live_broker(leader)
+    }
+
+    /// Where a client that came here by mistake should go: who leads a partition, and under which leadership.
+    pub(crate) fn hint(&self, topic: &Topic, index: i32) -> Option<(LiveBroker, i32)> {
+        let place = topic.seat(index)?.place();
+        Some((self.live_broker(place.leader?)?, place.leader_epoch))
+    }
+
+    /// Who may get partitions, each with its broker epoch.
+    pub(crate) fn hosts(&self) -> Vec<(BrokerId, i64)> {
+        self.live().iter().map(|broker| (broker.id, self.brokers.epoch_of(broker.id))).collect()
+    }
+
+    /// The broker clients send administrative requests to. Any would do; all name the same.
+    pub(crate) fn controller(&self) -> BrokerId {
+        self.live().first().map_or(self.options.node_id, |broker| broker.id)
     }
 
     /// What receives the journal's progress: give it to [`Store::set_sink`].
@@ -260,12 +357,12 @@ impl Broker {
 
     /// Leaves things so that the next start is quick. Called after the loops have ended.
     pub fn close(&self) {
-        let housekeeping = crate::loops::lock(&self.housekeeping).take();
+        let housekeeping = lock(&self.housekeeping).take();
         if housekeeping.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("housekeeping panicked");
         }
         for topic in self.topics.all() {
-            for partition in topic.partitions.load().iter() {
+            for partition in topic.led() {
                 partition.snapshot_producers();
             }
         }

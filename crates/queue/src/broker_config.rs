@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use moim_cluster::{Expect, Swap};
+use moim_cluster::{Entry, Expect, Swap};
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::Broker;
@@ -13,7 +13,7 @@ use crate::config::{Defaults, Kind, Setting, TOPIC_SETTINGS};
 use crate::partition::Refused;
 use crate::topics::refuse_repository;
 
-const KEY: &str = "/moim/configs/brokers";
+pub(crate) const KEY: &str = "/moim/configs/brokers";
 
 /// A broker setting as DescribeConfigs shows it.
 pub(crate) struct Shown {
@@ -34,16 +34,12 @@ pub(crate) fn changeable(name: &str) -> Option<&'static Setting> {
 }
 
 impl Broker {
-    /// Reads the settings changed at run time and lets them act.
-    pub(crate) async fn load_dynamic(&self) -> Result<(), Refused> {
-        let entry = self.repository.get(KEY).await.map_err(refuse_repository)?;
-        if let Some(entry) = entry {
-            let settings: Defaults = serde_json::from_slice(&entry.value).map_err(|e| {
-                Refused::new(
-                    ErrorCode::UnknownServerError,
-                    format!("the broker settings cannot be read: {e}"),
-                )
-            })?;
+    /// Lets settings act that were changed at run time, here or through another broker.
+    pub(crate) fn on_settings(&self, entry: &Entry) -> Result<(), Refused> {
+        let settings: Defaults = serde_json::from_slice(&entry.value).map_err(|e| {
+            Refused::new(ErrorCode::UnknownServerError, format!("the broker settings cannot be read: {e}"))
+        })?;
+        if **self.dynamic.load() != settings {
             self.apply_dynamic(settings);
         }
         Ok(())

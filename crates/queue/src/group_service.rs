@@ -1,13 +1,16 @@
-//! Drives the group machines: one per partition of `__consumer_offsets`, each under its own lock.
+//! Drives the group machines: one per partition of `__consumer_offsets` that this node leads, each under its own lock.
+//! A machine begins with what its partition holds when the node becomes its leader, and is gone when it no longer is:
+//! those who ask then, and those who wait, are told to look for the coordinator.
 //!
 //! The machine decides; this appends what it wants kept, reports back when that is committed, and hands its
 //! answers to the requests that wait for them. Appends of a machine happen under its lock, so they enter the
 //! log in the order in which the machine decided them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
@@ -22,7 +25,7 @@ use crate::groups::{
     self, Config, Effect, GroupRecord, Groups, Loader, PersistToken, Response, Token, TxnProducer,
 };
 use crate::loops::lock;
-use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Refused, Verified};
+use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused, Verified};
 use crate::topics::OFFSETS_TOPIC;
 
 /// How often deadlines of groups are looked at.
@@ -32,16 +35,35 @@ const TICK: Duration = Duration::from_millis(50);
 pub(crate) struct GroupService {
     config: Config,
     wanted_partitions: i32,
-    shards: OnceLock<Vec<Shard>>,
+    /// One per partition of the offsets topic, led here or not; none while there is no such topic.
+    shards: ArcSwap<Vec<Arc<Shard>>>,
+    /// What those are answered from who ask before there is an offsets topic: it knows no group.
+    nobody: Mutex<Groups>,
     next_token: AtomicU64,
-    written: Completions<(usize, PersistToken, Result<(), ErrorCode>)>,
+    written: Completions<Written>,
     /// By producer: what was known of it before its coordinator was asked about the offsets it sends.
     verified: Mutex<HashMap<i64, Verified>>,
 }
 
+#[derive(Default)]
 struct Shard {
-    groups: Mutex<Groups>,
+    /// Nothing while another node leads the partition.
+    machine: Mutex<Option<Machine>>,
     waiting: Mutex<HashMap<Token, oneshot::Sender<Response>>>,
+}
+
+struct Machine {
+    /// Tells this machine from others of the same partition: the end of a write may come when another stands here.
+    life: u64,
+    groups: Groups,
+}
+
+/// The end of a write.
+struct Written {
+    index: i32,
+    life: u64,
+    token: PersistToken,
+    result: Result<(), ErrorCode>,
 }
 
 impl GroupService {
@@ -56,51 +78,58 @@ impl GroupService {
             ..Config::default()
         };
         Self {
+            nobody: Mutex::new(Loader::new().finish(0, 0, config.clone(), 0)),
             config,
-            wanted_partitions: options.offsets_partitions,
-            shards: OnceLock::new(),
+            wanted_partitions: options.offsets_partitions.max(1),
+            shards: ArcSwap::default(),
             next_token: AtomicU64::new(1),
             written: Completions::default(),
             verified: Mutex::default(),
         }
     }
 
-    /// Reads every partition of the offsets topic.
-    pub(crate) fn load(&self, broker: &Broker) -> Result<(), Refused> {
-        let topic = broker.topics.get(OFFSETS_TOPIC);
-        let partitions = topic.map(|t| t.partitions.load_full()).unwrap_or_default();
-        let count =
-            if partitions.is_empty() { self.wanted_partitions.max(1) as usize } else { partitions.len() };
+    /// There is an offsets topic of so many partitions, which never change in number.
+    pub(crate) fn on_topic(&self, partitions: i32) {
+        self.shards.store(Arc::new((0..partitions).map(|_| Arc::default()).collect()));
+    }
+
+    /// This node leads a partition of the offsets topic: reads the groups it keeps.
+    pub(crate) fn lead(&self, broker: &Broker, partition: &Partition) -> Result<(), Refused> {
+        let Some(shard) = self.shard(partition.index) else { return Ok(()) };
+        let mut loader = Loader::new();
+        partition.read_all(|batch| load_batch(batch, &mut loader))?;
         let (now_ms, wall_ms) = (broker.clock.monotonic_ms(), broker.clock.wall_ms());
-        let mut shards = Vec::with_capacity(count);
-        for index in 0..count {
-            let mut loader = Loader::new();
-            if let Some(partition) = partitions.get(index) {
-                partition.read_all(|batch| load_batch(batch, &mut loader))?;
-            }
-            let groups = loader.finish(now_ms, wall_ms, self.config.clone(), fastrand::u128(..));
-            shards.push(Shard { groups: Mutex::new(groups), waiting: Mutex::default() });
-        }
-        let _ = self.shards.set(shards);
+        let groups = loader.finish(now_ms, wall_ms, self.config.clone(), fastrand::u128(..));
+        let life = self.next_token.fetch_add(1, Ordering::Relaxed);
+        *lock(&shard.machine) = Some(Machine { life, groups });
         Ok(())
     }
 
-    fn shards(&self) -> &[Shard] {
-        self.shards.get().map_or(&[], Vec::as_slice)
+    /// This node no longer leads a partition of the offsets topic.
+    pub(crate) fn resign(&self, partition: i32) {
+        if let Some(shard) = self.shard(partition) {
+            *lock(&shard.machine) = None;
+            lock(&shard.waiting).clear();
+        }
+    }
+
+    fn shard(&self, partition: i32) -> Option<Arc<Shard>> {
+        usize::try_from(partition).ok().and_then(|at| self.shards.load().get(at).cloned())
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.shards().iter().map(|s| lock(&s.groups).len()).sum()
+        self.look_at_all(|groups| groups.len()).into_iter().sum()
     }
 
     /// The partition of the offsets topic that keeps a group.
     pub(crate) fn partition_of(&self, group: &str) -> i32 {
-        groups::partition_for(group, self.shards().len() as i32)
+        let partitions = self.shards.load().len() as i32;
+        groups::partition_for(group, if partitions == 0 { self.wanted_partitions } else { partitions })
     }
 
     /// Makes the offsets topic the first time somebody needs it.
     pub(crate) async fn ensure_topic(&self, broker: &Broker) -> Result<(), ErrorCode> {
-        broker.topics.ensure_internal(OFFSETS_TOPIC, self.shards().len()).await
+        broker.ensure_internal(OFFSETS_TOPIC, self.wanted_partitions).await
     }
 
     /// Puts a request to the machine of its group and waits for the answer.
@@ -111,17 +140,21 @@ impl GroupService {
         request: impl FnOnce(&mut Groups, u64, Token) -> Vec<Effect>,
     ) -> Result<Response, ErrorCode> {
         self.ensure_topic(broker).await?;
-        let index = self.partition_of(group) as usize;
+        let index = self.partition_of(group);
+        let shard = self.shard(index).ok_or(ErrorCode::NotCoordinator)?;
         let token = Token(self.next_token.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
-        lock(&self.shards()[index].waiting).insert(token, sender);
-        self.run(broker, index, |groups, now_ms| request(groups, now_ms, token));
-        receiver.await.map_err(|_| ErrorCode::CoordinatorNotAvailable)
+        lock(&shard.waiting).insert(token, sender);
+        if !self.run(broker, index, None, |groups, now_ms| request(groups, now_ms, token)) {
+            lock(&shard.waiting).remove(&token);
+            return Err(ErrorCode::NotCoordinator);
+        }
+        receiver.await.map_err(|_| ErrorCode::NotCoordinator)
     }
 
     /// Notes what is known of a producer, before the transaction that its offsets belong to is checked.
     pub(crate) fn before_verifying(&self, broker: &Broker, group: &str, producer_id: i64) {
-        if let Some(partition) = broker.topics.partition(OFFSETS_TOPIC, self.partition_of(group)) {
+        if let Ok(partition) = broker.topics.partition(OFFSETS_TOPIC, self.partition_of(group)) {
             lock(&self.verified).insert(producer_id, partition.before_verifying(producer_id));
         }
     }
@@ -132,14 +165,19 @@ impl GroupService {
     }
 
     /// Looks at the machine of a group without changing it.
-    pub(crate) fn look<T>(&self, group: &str, look: impl FnOnce(&mut Groups) -> T) -> T {
-        let index = self.partition_of(group) as usize;
-        look(&mut lock(&self.shards()[index].groups))
+    pub(crate) fn look<T>(&self, group: &str, look: impl FnOnce(&mut Groups) -> T) -> Result<T, ErrorCode> {
+        match self.shard(self.partition_of(group)) {
+            Some(shard) => {
+                lock(&shard.machine).as_mut().map(|m| look(&mut m.groups)).ok_or(ErrorCode::NotCoordinator)
+            }
+            None => Ok(look(&mut lock(&self.nobody))),
+        }
     }
 
-    /// Looks at all machines.
+    /// Looks at all machines of this node.
     pub(crate) fn look_at_all<T>(&self, mut look: impl FnMut(&mut Groups) -> T) -> Vec<T> {
-        self.shards().iter().map(|s| look(&mut lock(&s.groups))).collect()
+        let shards = self.shards.load();
+        shards.iter().filter_map(|s| lock(&s.machine).as_mut().map(|m| look(&mut m.groups))).collect()
     }
 
     /// The whole life of the service besides requests: ends of writes, and time.
@@ -147,8 +185,9 @@ impl GroupService {
         loop {
             tokio::select! {
                 written = self.written.take() => {
-                    for (index, token, result) in written {
-                        self.run(broker, index, |groups, now_ms| groups.on_persisted(now_ms, token, result));
+                    for Written { index, life, token, result } in written {
+                        let step = |groups: &mut Groups, now_ms| groups.on_persisted(now_ms, token, result);
+                        self.run(broker, index, Some(life), step);
                     }
                 }
                 () = tokio::time::sleep(TICK) => self.tick(broker),
@@ -159,24 +198,17 @@ impl GroupService {
 
     fn tick(&self, broker: &Broker) {
         let now_ms = broker.clock.monotonic_ms();
-        for (index, shard) in self.shards().iter().enumerate() {
-            let due = lock(&shard.groups).next_deadline().is_some_and(|at| at <= now_ms);
-            if due {
-                self.run(broker, index, |groups, now_ms| groups.tick(now_ms));
+        for (index, shard) in (0..).zip(self.shards.load().iter()) {
+            let next = lock(&shard.machine).as_ref().and_then(|m| m.groups.next_deadline());
+            if next.is_some_and(|at| at <= now_ms) {
+                self.run(broker, index, None, |groups, now_ms| groups.tick(now_ms));
             }
         }
     }
 
     /// A transaction that wrote offsets to partition `index` has ended.
-    pub(crate) fn on_marker(
-        &self,
-        broker: &Broker,
-        index: usize,
-        producer_id: i64,
-        epoch: i16,
-        commit: bool,
-    ) {
-        self.run(broker, index, |groups, _| {
+    pub(crate) fn on_marker(&self, broker: &Broker, index: i32, producer_id: i64, epoch: i16, commit: bool) {
+        self.run(broker, index, None, |groups, _| {
             groups.on_txn_marker(producer_id, epoch, commit);
             Vec::new()
         });
@@ -184,26 +216,33 @@ impl GroupService {
 
     /// Offsets of a topic that is gone are forgotten.
     pub(crate) fn on_topic_deleted(&self, broker: &Broker, topic: &str) {
-        if broker.topics.get(OFFSETS_TOPIC).is_some() {
-            for index in 0..self.shards().len() {
-                self.run(broker, index, |groups, now_ms| groups.on_topic_deleted(now_ms, topic));
-            }
+        for index in 0..self.shards.load().len() as i32 {
+            self.run(broker, index, None, |groups, now_ms| groups.on_topic_deleted(now_ms, topic));
         }
     }
 
-    /// Takes one step of a machine and does what it wants done.
-    fn run(&self, broker: &Broker, index: usize, step: impl FnOnce(&mut Groups, u64) -> Vec<Effect>) {
-        let Some(shard) = self.shards().get(index) else { return };
+    /// Takes one step of a machine and does what it wants done; false when the machine is not here, or not the one
+    /// that is meant.
+    fn run(
+        &self,
+        broker: &Broker,
+        index: i32,
+        meant: Option<u64>,
+        step: impl FnOnce(&mut Groups, u64) -> Vec<Effect>,
+    ) -> bool {
+        let Some(shard) = self.shard(index) else { return false };
         let now_ms = broker.clock.monotonic_ms();
         let mut replies = Vec::new();
         {
-            let mut groups = lock(&shard.groups);
+            let mut machine = lock(&shard.machine);
+            let here = machine.as_mut().filter(|m| meant.is_none_or(|life| life == m.life));
+            let Some(Machine { life, groups }) = here else { return false };
             groups.set_wall_ms(now_ms, broker.clock.wall_ms());
-            for effect in step(&mut groups, now_ms) {
+            for effect in step(groups, now_ms) {
                 match effect {
                     Effect::Reply(token, response) => replies.push((token, response)),
                     Effect::Persist { records, txn, then, .. } => {
-                        self.persist(broker, index, &records, txn, then)
+                        self.persist(broker, (index, *life), &records, txn, then)
                     }
                 }
             }
@@ -215,32 +254,36 @@ impl GroupService {
                 let _ = sender.send(response);
             }
         }
+        true
     }
 
     fn persist(
         &self,
         broker: &Broker,
-        index: usize,
+        (index, life): (i32, u64),
         records: &[GroupRecord],
         txn: Option<TxnProducer>,
         then: PersistToken,
     ) {
         let written = self.written.clone();
         let wall_ms = broker.clock.wall_ms();
-        let Some(partition) = broker.topics.partition(OFFSETS_TOPIC, index as i32) else {
-            written.push((index, then, Err(ErrorCode::CoordinatorNotAvailable)));
-            return;
+        let partition = match broker.topics.partition(OFFSETS_TOPIC, index) {
+            Ok(partition) => partition,
+            Err(code) => {
+                written.push(Written { index, life, token: then, result: Err(code) });
+                return;
+            }
         };
         let mut wakes = Vec::new();
         let verified = txn.and_then(|producer| lock(&self.verified).remove(&producer.id));
         match partition.append_own(encode(records, txn, wall_ms), wall_ms, verified, &mut wakes) {
             Ok(appended) => {
-                let done = move |result| written.push((index, then, result));
+                let done = move |result| written.push(Written { index, life, token: then, result });
                 partition.when_committed(appended.end, Ack::Call(Box::new(done)));
             }
             Err(refused) => {
                 tracing::warn!(index, reason = ?refused.message, "cannot keep group state");
-                written.push((index, then, Err(refused.code)));
+                written.push(Written { index, life, token: then, result: Err(refused.code) });
             }
         }
         broker.loops.wake(None, &mut wakes);

@@ -28,6 +28,7 @@ pub(crate) fn spawn(broker: &Arc<Broker>) {
     scope.spawn("groups", async move { groups.groups.serve(&groups).await });
     let transactions = Arc::clone(broker);
     scope.spawn("transactions", async move { transactions.transactions.serve(&transactions).await });
+    scope.spawn("view", crate::view::run(Arc::clone(broker)));
     let keeper = Arc::clone(broker);
     let started = std::thread::Builder::new().name("housekeeping".into()).spawn(move || run(&keeper));
     match started {
@@ -89,11 +90,11 @@ impl Timer {
 
 fn for_each_partition(broker: &Broker, mut f: impl FnMut(&Arc<Partition>)) {
     for topic in broker.topics.all() {
-        for partition in topic.partitions.load().iter() {
+        for partition in topic.led() {
             if broker.shutdown.is_stopped() {
                 return;
             }
-            f(partition);
+            f(&partition);
         }
     }
 }

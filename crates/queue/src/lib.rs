@@ -7,6 +7,7 @@
 
 mod broker;
 mod broker_config;
+mod brokers;
 mod compaction;
 mod completions;
 mod config;
@@ -23,6 +24,8 @@ mod log_budget;
 mod loops;
 mod metrics;
 mod partition;
+mod peers;
+mod placement;
 mod producer_ids;
 mod producers;
 mod reply;
@@ -34,6 +37,7 @@ mod testing;
 mod topics;
 mod transaction_service;
 pub mod transactions;
+mod view;
 
 pub use broker::{Broker, BrokerOptions, BrokerParts, Summary};
 pub use config::Defaults;

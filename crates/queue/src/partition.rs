@@ -10,7 +10,7 @@
 //! - producer state is exactly what replaying the journal from its start would give.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI16, AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI16, AtomicI32, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -41,7 +41,8 @@ pub(crate) struct Partition {
     pub(crate) config: Arc<ArcSwap<TopicConfig>>,
     high_watermark: AtomicI64,
     last_stable: AtomicI64,
-    deleted: AtomicBool,
+    /// What everybody is told from now on, once the partition is gone from here; 0 until then.
+    closed: AtomicI16,
     state: Mutex<State>,
 }
 
@@ -186,7 +187,7 @@ impl Partition {
             config,
             high_watermark: AtomicI64::new(high_watermark),
             last_stable: AtomicI64::new(last_stable),
-            deleted: AtomicBool::new(false),
+            closed: AtomicI16::new(0),
             state: Mutex::new(State {
                 leader_epoch,
                 producers,
@@ -211,13 +212,30 @@ impl Partition {
         lock(&self.state).leader_epoch
     }
 
+    /// Leads under a newer leadership from now on; an older one changes nothing.
+    pub(crate) fn raise_epoch(&self, epoch: i32) {
+        let mut state = lock(&self.state);
+        if epoch > state.leader_epoch {
+            state.leader_epoch = epoch;
+            self.journal.note_epoch(epoch, self.journal.end());
+        }
+    }
+
+    /// Why nothing is done here any more, once that is so.
+    fn closed(&self) -> Option<ErrorCode> {
+        match self.closed.load(Ordering::Acquire) {
+            0 => None,
+            code => Some(ErrorCode::try_from(code).unwrap_or(ErrorCode::UnknownTopicOrPartition)),
+        }
+    }
+
     /// Checks a batch from a client and appends it. `verify` is asked about a transaction this partition
-    /// does not know yet.
+    /// does not know yet; if its coordinator was asked before, it gives what was known of the producer then.
     pub(crate) fn append_from_client(
         &self,
         batch: Bytes,
         now_ms: i64,
-        verify: &dyn Fn(&BatchHeader) -> Result<(), ErrorCode>,
+        verify: &dyn Fn(&BatchHeader) -> Result<Option<Verified>, ErrorCode>,
         wakes: &mut Vec<Arc<Wake>>,
     ) -> Result<Appended, Refused> {
         let config = self.config.load();
@@ -271,7 +289,7 @@ impl Partition {
     fn verify_transaction(
         &self,
         header: &BatchHeader,
-        verify: &dyn Fn(&BatchHeader) -> Result<(), ErrorCode>,
+        verify: &dyn Fn(&BatchHeader) -> Result<Option<Verified>, ErrorCode>,
     ) -> Result<Option<Verified>, Refused> {
         let last_offset = {
             let state = lock(&self.state);
@@ -280,8 +298,8 @@ impl Partition {
             }
             state.producers.last_offset(header.producer_id)
         };
-        verify(header)?;
-        Ok(Some(Verified { last_offset }))
+        let before = verify(header)?;
+        Ok(Some(before.unwrap_or(Verified { last_offset })))
     }
 
     /// Appends a batch this broker made itself (markers, coordinator records). `verified` is for one that is
@@ -295,6 +313,11 @@ impl Partition {
     ) -> Result<Appended, Refused> {
         let header = BatchHeader::parse(&batch).ok_or(ErrorCode::CorruptMessage)?;
         self.append(batch, header, now_ms, -1, verified, wakes)
+    }
+
+    /// Whether a producer has a transaction open here: then its coordinator knows of this partition.
+    pub(crate) fn has_open_transaction(&self, producer_id: i64) -> bool {
+        lock(&self.state).producers.has_open_transaction(producer_id)
     }
 
     /// What is known of a producer now: taken before its coordinator is asked, see [`Verified`].
@@ -313,8 +336,8 @@ impl Partition {
     ) -> Result<Appended, Refused> {
         let info = header.has_producer().then(|| batch_info(&header, &batch));
         let mut state = lock(&self.state);
-        if self.deleted.load(Ordering::Acquire) {
-            return Err(ErrorCode::UnknownTopicOrPartition.into());
+        if let Some(code) = self.closed() {
+            return Err(code.into());
         }
         if let Some(info) = &info {
             match state.producers.check(now_ms, info) {
@@ -364,8 +387,8 @@ impl Partition {
     /// Calls `ack` once everything below `end` is committed; at once when it already is.
     pub(crate) fn when_committed(&self, end: i64, ack: Ack) {
         let mut state = lock(&self.state);
-        let outcome = if self.deleted.load(Ordering::Acquire) {
-            Err(ErrorCode::UnknownTopicOrPartition)
+        let outcome = if let Some(code) = self.closed() {
+            Err(code)
         } else if self.high_watermark() >= end {
             Ok(())
         } else {
@@ -439,7 +462,7 @@ impl Partition {
     pub(crate) fn wait_for(&self, wanted: i64, stable_only: bool, wake: &Arc<Wake>) -> bool {
         let mut state = lock(&self.state);
         let limit = if stable_only { self.last_stable() } else { self.high_watermark() };
-        if wanted < limit || self.deleted.load(Ordering::Acquire) {
+        if wanted < limit || self.closed().is_some() {
             return false;
         }
         state.fetchers.insert(wake.connection, FetchWaiter { wanted, stable_only, wake: Arc::clone(wake) });
@@ -453,8 +476,8 @@ impl Partition {
 
     /// Reads committed records from `from`; with `stable_only` no further than the last stable offset.
     pub(crate) fn fetch(&self, from: i64, max_bytes: usize, stable_only: bool) -> Result<Fetched, ErrorCode> {
-        if self.deleted.load(Ordering::Acquire) {
-            return Err(ErrorCode::UnknownTopicOrPartition);
+        if let Some(code) = self.closed() {
+            return Err(code);
         }
         let high_watermark = self.high_watermark();
         let last_stable = self.last_stable();
@@ -598,17 +621,17 @@ impl Partition {
         }
     }
 
-    /// Stops serving: everybody who waits is told.
-    pub(crate) fn close(&self, wakes: &mut Vec<Arc<Wake>>) {
+    /// Stops serving: everybody who waits, and everybody who comes, is told `code`.
+    pub(crate) fn close(&self, code: ErrorCode, wakes: &mut Vec<Arc<Wake>>) {
         let calls: Vec<Call> = {
             let mut state = lock(&self.state);
-            self.deleted.store(true, Ordering::Release);
+            self.closed.store(code as i16, Ordering::Release);
             wakes.extend(state.fetchers.drain().map(|(_, w)| w.wake));
             let mut calls = Vec::new();
             for waiter in state.acks.drain(..) {
                 match waiter.ack {
                     Ack::Produce(pending) => {
-                        pending.error.store(ErrorCode::UnknownTopicOrPartition as i16, Ordering::Release);
+                        pending.error.store(code as i16, Ordering::Release);
                         if pending.release() {
                             wakes.push(Arc::clone(&pending.wake));
                         }
@@ -619,7 +642,7 @@ impl Partition {
             calls
         };
         for call in calls {
-            call(Err(ErrorCode::UnknownTopicOrPartition));
+            call(Err(code));
         }
     }
 }

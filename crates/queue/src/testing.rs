@@ -63,7 +63,7 @@ impl Still {
         let configs: BTreeMap<_, _> =
             configs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let new = NewTopic { name: name.into(), partitions: 1, replication_factor: 1, configs };
-        wait(self.broker.topics.create(new)).unwrap().partition(0).unwrap()
+        wait(self.broker.create_topic(new, None)).unwrap().partition(0).unwrap()
     }
 
     pub(crate) fn partition(&self, topic: &str) -> Arc<Partition> {

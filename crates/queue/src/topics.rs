@@ -1,27 +1,38 @@
-//! The topics of this node: what they are called, how they are set, which partitions they have.
+//! The topics of the cluster: what they are called, how they are set, where their partitions are.
 //!
-//! The state repository is the truth (key [`TOPIC_PREFIX`]`<name>`, JSON of [`TopicRecord`]); this is a view
-//! of it with the open partitions attached. A topic is changed by compare-and-swap first and in the view
-//! second, so a crash in between is mended by the next start.
+//! The state repository is the truth (keys [`TOPIC_PREFIX`]`<name>`, JSON of [`TopicRecord`], and one key per
+//! partition, see [`crate::placement`]); this is a view of it with the partitions that this node leads attached. The
+//! view changes in one way: a record that was read or written is taken in ([`Topics::on_topic`], [`Topics::on_place`],
+//! [`Topics::on_topic_gone`]), under the lock `changing`, and never one that is older than what is known. So it does
+//! not matter who made a change, nor who is told of it first: whoever wrote it, or the watch. A node that crashed after
+//! a change and before it acted on it does so at its next start.
+//!
+//! What else must happen because of a change (coordinators that begin or end) is noted as [`News`] for the broker.
+
+mod change;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
-use moim_base::{Clock, TopicId};
-use moim_cluster::{Expect, RepositoryError, StateRepository, Swap};
+use moim_base::{BrokerId, Clock, TopicId};
+use moim_cluster::{Entry, RepositoryError, StateRepository};
 use moim_journal::{Durability, Framing, JournalId, JournalOptions, Store};
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::BrokerOptions;
-use crate::config::{self, Defaults, TopicConfig};
+use crate::config::{Defaults, TopicConfig};
 use crate::framing::BatchFraming;
-use crate::loops::{Loops, Wake};
+use crate::loops::{Loops, Wake, lock};
 use crate::partition::{Partition, Refused};
+use crate::placement::{self, Place};
+
+pub(crate) use change::NewTopic;
 
 /// Where topics stand in the state repository.
 pub(crate) const TOPIC_PREFIX: &str = "/moim/topics/";
@@ -39,16 +50,46 @@ pub(crate) struct TopicRecord {
     pub(crate) configs: BTreeMap<String, String>,
 }
 
+/// A partition of a topic, wherever it is.
+pub(crate) struct Seat {
+    pub(crate) index: i32,
+    place: ArcSwap<Place>,
+    /// Invariant: there exactly while `place` says that this node leads it.
+    here: ArcSwapOption<Partition>,
+}
+
+impl Seat {
+    fn new(index: i32) -> Arc<Self> {
+        Arc::new(Self { index, place: ArcSwap::default(), here: ArcSwapOption::empty() })
+    }
+
+    /// Where it is.
+    pub(crate) fn place(&self) -> Arc<Place> {
+        self.place.load_full()
+    }
+
+    /// The partition, if this node leads it.
+    pub(crate) fn partition(&self) -> Option<Arc<Partition>> {
+        self.here.load_full()
+    }
+
+    /// Under which leadership it is, as far as this node knows.
+    pub(crate) fn leader_epoch(&self) -> i32 {
+        self.here.load().as_ref().map_or_else(|| self.place.load().leader_epoch, |p| p.leader_epoch())
+    }
+}
+
 /// A topic with its partitions.
 pub(crate) struct Topic {
     pub(crate) name: Arc<str>,
     pub(crate) id: TopicId,
-    pub(crate) replication_factor: i16,
     /// The settings as their owner wrote them.
     pub(crate) configs: ArcSwap<BTreeMap<String, String>>,
     /// The same, parsed, over the broker's defaults; shared with the partitions.
     pub(crate) config: Arc<ArcSwap<TopicConfig>>,
-    pub(crate) partitions: ArcSwap<Vec<Arc<Partition>>>,
+    pub(crate) seats: ArcSwap<Vec<Arc<Seat>>>,
+    /// The mod revision of the record this was made from.
+    revision: AtomicI64,
 }
 
 impl Topic {
@@ -57,13 +98,31 @@ impl Topic {
         is_internal(&self.name)
     }
 
-    pub(crate) fn partition(&self, index: i32) -> Option<Arc<Partition>> {
-        usize::try_from(index).ok().and_then(|i| self.partitions.load().get(i).cloned())
+    /// How many partitions there are, here or elsewhere.
+    pub(crate) fn count(&self) -> i32 {
+        self.seats.load().len() as i32
     }
 
-    fn record(&self, partitions: i32, configs: BTreeMap<String, String>) -> TopicRecord {
-        let replication_factor = self.replication_factor;
-        TopicRecord { id: self.id.to_string(), partitions, replication_factor, configs }
+    /// Whether there is such a partition, here or elsewhere.
+    pub(crate) fn has(&self, index: i32) -> bool {
+        (0..self.count()).contains(&index)
+    }
+
+    pub(crate) fn seat(&self, index: i32) -> Option<Arc<Seat>> {
+        usize::try_from(index).ok().and_then(|at| self.seats.load().get(at).cloned())
+    }
+
+    /// A partition that this node leads; otherwise what to tell the client.
+    pub(crate) fn partition(&self, index: i32) -> Result<Arc<Partition>, ErrorCode> {
+        let seats = self.seats.load();
+        let seat = usize::try_from(index).ok().and_then(|at| seats.get(at));
+        let seat = seat.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+        seat.here.load_full().ok_or(ErrorCode::NotLeaderOrFollower)
+    }
+
+    /// The partitions that this node leads.
+    pub(crate) fn led(&self) -> Vec<Arc<Partition>> {
+        self.seats.load().iter().filter_map(|seat| seat.partition()).collect()
     }
 }
 
@@ -71,12 +130,16 @@ pub(crate) fn is_internal(name: &str) -> bool {
     name == OFFSETS_TOPIC || name == TRANSACTIONS_TOPIC
 }
 
-/// What is asked for when a topic is made.
-pub(crate) struct NewTopic {
-    pub(crate) name: String,
-    pub(crate) partitions: i32,
-    pub(crate) replication_factor: i16,
-    pub(crate) configs: BTreeMap<String, String>,
+/// What became of topics and partitions, for those who must act on it.
+pub(crate) enum News {
+    /// A topic is known now.
+    Appeared(Arc<Topic>),
+    /// This node leads a partition from now on.
+    Leads(Arc<Partition>),
+    /// This node no longer leads a partition.
+    Resigned(Arc<Partition>),
+    /// A topic is gone.
+    Deleted(Arc<Topic>),
 }
 
 #[derive(Default)]
@@ -86,10 +149,13 @@ struct Maps {
     /// By tag: what the journal reports progress for.
     by_tag: Vec<Option<Arc<Partition>>>,
     free_tags: Vec<usize>,
+    /// Places of partitions whose topic does not have them yet: a large topic is written in several steps, itself last.
+    early: HashMap<TopicId, HashMap<i32, Place>>,
 }
 
 /// All topics.
 pub(crate) struct Topics {
+    me: BrokerId,
     repository: Arc<dyn StateRepository>,
     store: Arc<Store>,
     clock: Arc<dyn Clock>,
@@ -98,9 +164,10 @@ pub(crate) struct Topics {
     defaults: ArcSwap<Defaults>,
     max_per_topic: i32,
     max_partitions: usize,
-    /// One change of the set of topics at a time.
+    /// One change of the view at a time.
     changing: tokio::sync::Mutex<()>,
     maps: RwLock<Maps>,
+    news: Mutex<Vec<News>>,
 }
 
 impl Topics {
@@ -112,6 +179,7 @@ impl Topics {
         options: &BrokerOptions,
     ) -> Self {
         Self {
+            me: options.node_id,
             repository,
             store,
             clock,
@@ -122,41 +190,247 @@ impl Topics {
             max_partitions: options.max_partitions,
             changing: tokio::sync::Mutex::new(()),
             maps: RwLock::default(),
+            news: Mutex::default(),
         }
     }
 
-    /// Opens every topic the repository knows and drops the journals of those it no longer does.
-    pub(crate) async fn load(&self) -> Result<(), Refused> {
-        let (revision, entries) = self.repository.list(TOPIC_PREFIX).await.map_err(refuse_repository)?;
+    /// Takes in everything a new repository says, or one that was not followed for a while, and drops what it no
+    /// longer knows. `first` is the start of the node: then journals of topics that are gone are removed too.
+    pub(crate) async fn take_in_all(
+        &self,
+        entries: &[Entry],
+        revision: i64,
+        first: bool,
+    ) -> Result<(), Refused> {
+        let _changing = self.changing.lock().await;
+        if first {
+            self.refuse_foreign(revision)?;
+        }
+        // Places first: a topic then opens with all of them.
+        for entry in entries {
+            if let Some((topic, index)) = placement::parse_key(&entry.key) {
+                self.take_in_place(topic, index, entry)?;
+            }
+        }
+        let mut known = HashSet::new();
+        for entry in entries.iter().filter(|e| e.key.starts_with(TOPIC_PREFIX)) {
+            self.take_in_topic(entry)?;
+            known.insert(entry.key[TOPIC_PREFIX.len()..].to_owned());
+        }
+        for topic in self.all() {
+            if !known.contains(&*topic.name) {
+                self.on_topic_gone(&topic.name, revision);
+            }
+        }
+        if first { self.remove_orphans(known.is_empty()) } else { Ok(()) }
+    }
+
+    /// A repository that never held anything is not the one these journals were made with: nothing is deleted on its
+    /// word.
+    fn refuse_foreign(&self, revision: i64) -> Result<(), Refused> {
         let journals = self.store.journals();
         if revision == 0 && journals.iter().any(|(_, folder)| folder.starts_with("queue/")) {
-            // A repository that never held anything is not the one these journals were made with: nothing is
-            // deleted on its word.
             let why = "there are journals of topics, but the state repository is new; is `coord/` missing?";
             return Err(Refused::new(ErrorCode::UnknownServerError, why));
         }
-        let mut known = hashbrown::HashSet::new();
-        for entry in entries {
-            let name = &entry.key[TOPIC_PREFIX.len()..];
-            let record = parse(&entry.value).ok_or_else(|| {
-                Refused::new(
-                    ErrorCode::UnknownServerError,
-                    format!("topic {name} has a record that cannot be read"),
-                )
-            })?;
-            let topic = self.open(name, &record)?;
-            known.insert(topic.id.0);
-            self.publish(topic);
+        Ok(())
+    }
+
+    fn remove_orphans(&self, no_topics: bool) -> Result<(), Refused> {
+        let orphans: Vec<_> = {
+            let maps = self.read();
+            let orphan = |id: &JournalId| !maps.by_id.contains_key(&TopicId(id.incarnation));
+            let journals = self.store.journals().into_iter();
+            journals.filter(|(id, folder)| folder.starts_with("queue/") && orphan(id)).collect()
+        };
+        if no_topics && orphans.len() > 1 {
+            tracing::warn!(
+                journals = orphans.len(),
+                "there are journals and no topic at all: nothing is removed"
+            );
+            return Ok(());
         }
-        for (id, folder) in journals {
-            if folder.starts_with("queue/") && !known.contains(&id.incarnation) {
-                tracing::info!(folder, "removing a journal whose topic is gone");
-                self.store
-                    .delete(id)
-                    .map_err(|e| Refused::new(ErrorCode::KafkaStorageError, e.to_string()))?;
-            }
+        for (id, folder) in orphans {
+            tracing::info!(folder, "removing a journal whose topic is gone");
+            self.store.delete(id).map_err(|e| Refused::new(ErrorCode::KafkaStorageError, e.to_string()))?;
         }
         Ok(())
+    }
+
+    /// Takes in one change of the repository; false when it is not about topics.
+    pub(crate) async fn take_in(&self, entry: &Entry) -> Result<bool, Refused> {
+        if let Some((topic, index)) = placement::parse_key(&entry.key) {
+            let _changing = self.changing.lock().await;
+            self.take_in_place(topic, index, entry)?;
+            return Ok(true);
+        }
+        if entry.key.starts_with(TOPIC_PREFIX) {
+            let _changing = self.changing.lock().await;
+            self.take_in_topic(entry)?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Takes in that a key is gone since `revision`.
+    pub(crate) async fn take_out(&self, key: &str, revision: i64) {
+        if let Some(name) = key.strip_prefix(TOPIC_PREFIX) {
+            let _changing = self.changing.lock().await;
+            self.on_topic_gone(name, revision);
+        }
+        if let Some((topic, index)) = placement::parse_key(key) {
+            // Records of partitions go with their topic only, so the topic's end is what counts.
+            let mut maps = self.write();
+            let empty = maps.early.get_mut(&topic).is_some_and(|places| {
+                places.remove(&index);
+                places.is_empty()
+            });
+            if empty {
+                maps.early.remove(&topic);
+            }
+        }
+    }
+
+    fn take_in_topic(&self, entry: &Entry) -> Result<(), Refused> {
+        let name = &entry.key[TOPIC_PREFIX.len()..];
+        let record = parse(&entry.value).ok_or_else(|| illegible("topic", name))?;
+        self.on_topic(name, &record, entry.mod_revision).map(|_| ())
+    }
+
+    fn take_in_place(&self, topic: TopicId, index: i32, entry: &Entry) -> Result<(), Refused> {
+        let place = Place::decode(&entry.value, entry.mod_revision)
+            .ok_or_else(|| illegible("partition", &entry.key))?;
+        self.on_place(topic, index, place)
+    }
+
+    /// A topic is as `record` says since `revision`.
+    fn on_topic(&self, name: &str, record: &TopicRecord, revision: i64) -> Result<Arc<Topic>, Refused> {
+        let id = TopicId::parse(&record.id).ok_or_else(|| illegible("topic", name))?;
+        if let Some(topic) = self.get(name) {
+            if revision <= topic.revision.load(Ordering::Acquire) {
+                return Ok(topic);
+            }
+            if topic.id == id {
+                topic.revision.store(revision, Ordering::Release);
+                self.grow_to(&topic, record.partitions)?;
+                if **topic.configs.load() != record.configs {
+                    self.apply_config(&topic, record.configs.clone());
+                }
+                return Ok(topic);
+            }
+            // Deleted and made again, and only the end of it was seen.
+            self.on_topic_gone(name, revision);
+        }
+        let config = TopicConfig::new(&record.configs, &self.defaults.load());
+        let topic = Arc::new(Topic {
+            name: name.into(),
+            id,
+            configs: ArcSwap::from_pointee(record.configs.clone()),
+            config: Arc::new(ArcSwap::from_pointee(config)),
+            seats: ArcSwap::default(),
+            revision: AtomicI64::new(revision),
+        });
+        {
+            let mut maps = self.write();
+            maps.by_id.insert(topic.id, Arc::clone(&topic));
+            maps.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic));
+        }
+        lock(&self.news).push(News::Appeared(Arc::clone(&topic)));
+        self.grow_to(&topic, record.partitions)?;
+        Ok(topic)
+    }
+
+    fn grow_to(&self, topic: &Arc<Topic>, count: i32) -> Result<(), Refused> {
+        let have = topic.count();
+        if count <= have {
+            return Ok(());
+        }
+        let seats: Vec<_> = topic.seats.load().iter().cloned().chain((have..count).map(Seat::new)).collect();
+        topic.seats.store(Arc::new(seats));
+        let early = self.write().early.remove(&topic.id).unwrap_or_default();
+        let mut early: Vec<_> = early.into_iter().collect();
+        early.sort_unstable_by_key(|(index, _)| *index);
+        for (index, place) in early {
+            self.on_place(topic.id, index, place)?;
+        }
+        Ok(())
+    }
+
+    /// A partition is where `place` says.
+    fn on_place(&self, topic: TopicId, index: i32, place: Place) -> Result<(), Refused> {
+        let Some((topic, seat)) = self.get_by_id(topic).and_then(|t| t.seat(index).map(|seat| (t, seat)))
+        else {
+            let mut maps = self.write();
+            let known = maps.early.entry(topic).or_default().entry(index).or_default();
+            if place.revision > known.revision {
+                *known = place;
+            }
+            return Ok(());
+        };
+        if place.revision <= seat.place.load().revision {
+            return Ok(());
+        }
+        let (leader, epoch) = (place.leader, place.leader_epoch);
+        seat.place.store(Arc::new(place));
+        match (leader == Some(self.me), seat.partition()) {
+            (true, None) => {
+                let partition = self.open_partition(&topic, &seat)?;
+                partition.raise_epoch(epoch);
+                seat.here.store(Some(Arc::clone(&partition)));
+                lock(&self.news).push(News::Leads(partition));
+            }
+            (true, Some(partition)) => partition.raise_epoch(epoch),
+            (false, Some(partition)) => {
+                seat.here.store(None);
+                self.let_go(&partition, ErrorCode::NotLeaderOrFollower);
+                lock(&self.news).push(News::Resigned(partition));
+            }
+            (false, None) => {}
+        }
+        Ok(())
+    }
+
+    /// A topic is gone since `revision`: its partitions here are closed and their files removed.
+    fn on_topic_gone(&self, name: &str, revision: i64) {
+        let Some(topic) = self.get(name) else { return };
+        if revision <= topic.revision.load(Ordering::Acquire) {
+            return;
+        }
+        {
+            let mut maps = self.write();
+            maps.by_name.remove(&topic.name);
+            maps.by_id.remove(&topic.id);
+        }
+        for seat in topic.seats.load().iter() {
+            if let Some(partition) = seat.here.swap(None) {
+                self.let_go(&partition, ErrorCode::UnknownTopicOrPartition);
+            }
+            let id = journal_id(topic.id, seat.index);
+            if seat.place.load().replicas.contains(&self.me.0)
+                && let Err(error) = self.store.delete(id)
+            {
+                tracing::error!(topic = name, partition = seat.index, %error, "could not remove a journal");
+            }
+        }
+        tracing::info!(topic = name, "a topic is gone");
+        lock(&self.news).push(News::Deleted(topic));
+    }
+
+    /// Stops serving a partition and tells everybody who waits for it.
+    fn let_go(&self, partition: &Partition, code: ErrorCode) {
+        {
+            let mut maps = self.write();
+            maps.by_tag[partition.tag] = None;
+            maps.free_tags.push(partition.tag);
+        }
+        let mut wakes: Vec<Arc<Wake>> = Vec::new();
+        partition.close(code, &mut wakes);
+        self.loops.wake(None, &mut wakes);
+    }
+
+    /// What has happened since the last time somebody asked, in order.
+    pub(crate) fn take_news(&self) -> Vec<News> {
+        std::mem::take(&mut *lock(&self.news))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Topic>> {
@@ -167,8 +441,14 @@ impl Topics {
         self.read().by_id.get(&id).cloned()
     }
 
-    pub(crate) fn partition(&self, topic: &str, index: i32) -> Option<Arc<Partition>> {
-        self.read().by_name.get(topic)?.partition(index)
+    /// A partition that this node leads; otherwise what to tell the client.
+    pub(crate) fn partition(&self, topic: &str, index: i32) -> Result<Arc<Partition>, ErrorCode> {
+        self.read().by_name.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?.partition(index)
+    }
+
+    /// Whether there is such a partition, here or elsewhere.
+    pub(crate) fn has(&self, topic: &str, index: i32) -> bool {
+        self.read().by_name.get(topic).is_some_and(|t| t.has(index))
     }
 
     /// All topics, by name.
@@ -188,6 +468,7 @@ impl Topics {
         }
     }
 
+    /// Topics of the cluster and partitions of this node.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let maps = self.read();
         (maps.by_name.len(), maps.by_tag.len() - maps.free_tags.len())
@@ -205,268 +486,36 @@ impl Topics {
         }
     }
 
-    /// Says why a topic like this cannot be made, or nothing.
-    pub(crate) fn refuse_new(&self, new: &NewTopic) -> Option<Refused> {
-        if let Some(why) = refuse_name(&new.name) {
-            return Some(Refused::new(ErrorCode::InvalidTopicException, why));
-        }
-        if self.get(&new.name).is_some() {
-            return Some(Refused::new(
-                ErrorCode::TopicAlreadyExists,
-                format!("Topic '{}' already exists.", new.name),
-            ));
-        }
-        if !(1..=self.max_per_topic).contains(&new.partitions) {
-            return Some(Refused::new(
-                ErrorCode::InvalidPartitions,
-                format!("Number of partitions must be between 1 and {}.", self.max_per_topic),
-            ));
-        }
-        if let Some(refused) = self.refuse_more(new.partitions as usize) {
-            return Some(refused);
-        }
-        if new.replication_factor < 1 {
-            return Some(Refused::new(
-                ErrorCode::InvalidReplicationFactor,
-                "Replication factor must be larger than 0.",
-            ));
-        }
-        if new.replication_factor > 1 {
-            return Some(Refused::new(
-                ErrorCode::InvalidReplicationFactor,
-                format!(
-                    "Unable to replicate the partition {} time(s): only 1 broker is registered.",
-                    new.replication_factor
-                ),
-            ));
-        }
-        config::refuse(&new.configs).map(|why| Refused::new(ErrorCode::InvalidConfig, why))
-    }
-
-    /// Makes a topic; it is durable when this returns.
-    pub(crate) async fn create(&self, new: NewTopic) -> Result<Arc<Topic>, Refused> {
-        let _changing = self.changing.lock().await;
-        if let Some(refused) = self.refuse_new(&new) {
-            return Err(refused);
-        }
-        let record = TopicRecord {
-            id: TopicId(fastrand::u128(1 << 64..)).to_string(),
-            partitions: new.partitions,
-            replication_factor: new.replication_factor,
-            configs: new.configs,
-        };
-        let key = format!("{TOPIC_PREFIX}{}", new.name);
-        let swap = self.repository.compare_and_swap(&key, Expect::Absent, Some(encode(&record)), None);
-        if let Swap::Conflict { .. } = swap.await.map_err(refuse_repository)? {
-            return Err(Refused::new(
-                ErrorCode::TopicAlreadyExists,
-                format!("Topic '{}' already exists.", new.name),
-            ));
-        }
-        let topic = self.open(&new.name, &record)?;
-        tracing::info!(topic = new.name, partitions = new.partitions, "created a topic");
-        Ok(self.publish(topic))
-    }
-
-    /// Makes one of the broker's own topics the first time somebody needs it: compacted, in small segments.
-    pub(crate) async fn ensure_internal(&self, name: &str, partitions: usize) -> Result<(), ErrorCode> {
-        if self.get(name).is_some() {
-            return Ok(());
-        }
-        let configs = [("cleanup.policy", "compact"), ("segment.bytes", "104857600")];
-        let new = NewTopic {
-            name: name.to_owned(),
-            partitions: i32::try_from(partitions).unwrap_or(i32::MAX),
-            replication_factor: 1,
-            configs: configs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-        };
-        match self.create(new).await {
-            Ok(_) => Ok(()),
-            Err(refused) if refused.code == ErrorCode::TopicAlreadyExists => Ok(()),
-            Err(refused) => {
-                tracing::warn!(topic = name, %refused, "cannot make an internal topic");
-                Err(ErrorCode::CoordinatorNotAvailable)
-            }
-        }
-    }
-
-    /// Deletes a topic: from the repository first, then its files.
-    pub(crate) async fn delete(&self, topic: &Topic) -> Result<(), Refused> {
-        let _changing = self.changing.lock().await;
-        let key = format!("{TOPIC_PREFIX}{}", topic.name);
-        self.expect_same(topic).await?;
-        self.repository.compare_and_swap(&key, Expect::Any, None, None).await.map_err(refuse_repository)?;
-        {
-            let mut maps = self.write();
-            maps.by_name.remove(&topic.name);
-            maps.by_id.remove(&topic.id);
-            for partition in topic.partitions.load().iter() {
-                maps.by_tag[partition.tag] = None;
-                maps.free_tags.push(partition.tag);
-            }
-        }
-        let mut wakes: Vec<Arc<Wake>> = Vec::new();
-        for partition in topic.partitions.load().iter() {
-            partition.close(&mut wakes);
-            let id = journal_id(topic.id, partition.index);
-            if let Err(error) = self.store.delete(id) {
-                tracing::error!(topic = %topic.name, partition = partition.index, %error, "could not remove a journal");
-            }
-        }
-        self.loops.wake(None, &mut wakes);
-        tracing::info!(topic = %topic.name, "deleted a topic");
-        Ok(())
-    }
-
-    /// Says why a topic cannot grow to `count` partitions, or nothing.
-    pub(crate) fn refuse_growth(&self, topic: &Topic, count: i32) -> Option<Refused> {
-        let have = topic.partitions.load().len() as i32;
-        if count == have {
-            return Some(Refused::new(
-                ErrorCode::InvalidPartitions,
-                format!("Topic already has {have} partition(s)."),
-            ));
-        }
-        if count < have {
-            return Some(Refused::new(
-                ErrorCode::InvalidPartitions,
-                format!(
-                    "The topic {} currently has {have} partition(s); {count} would not be an increase.",
-                    topic.name
-                ),
-            ));
-        }
-        if count > self.max_per_topic {
-            let why = format!("A topic has at most {} partitions.", self.max_per_topic);
-            return Some(Refused::new(ErrorCode::InvalidPartitions, why));
-        }
-        self.refuse_more((count - have) as usize)
-    }
-
-    fn refuse_more(&self, partitions: usize) -> Option<Refused> {
-        let (_, have) = self.counts();
-        (have + partitions > self.max_partitions).then(|| {
-            let why = format!("This node holds {have} partitions and may hold {}.", self.max_partitions);
-            Refused::new(ErrorCode::PolicyViolation, why)
-        })
-    }
-
-    /// Gives a topic more partitions.
-    pub(crate) async fn grow(&self, topic: &Topic, count: i32) -> Result<(), Refused> {
-        let _changing = self.changing.lock().await;
-        if let Some(refused) = self.refuse_growth(topic, count) {
-            return Err(refused);
-        }
-        self.swap(topic, |record| record.partitions = count).await?;
-        let mut partitions = (**topic.partitions.load()).clone();
-        for index in partitions.len() as i32..count {
-            partitions.push(self.open_partition(&topic.name, topic.id, index, &topic.config)?);
-        }
-        topic.partitions.store(Arc::new(partitions));
-        Ok(())
-    }
-
-    /// Replaces a topic's settings.
-    pub(crate) async fn configure(
-        &self,
-        topic: &Topic,
-        configs: BTreeMap<String, String>,
-    ) -> Result<(), Refused> {
-        if let Some(why) = config::refuse(&configs) {
-            return Err(Refused::new(ErrorCode::InvalidConfig, why));
-        }
-        let _changing = self.changing.lock().await;
-        self.swap(topic, |record| record.configs.clone_from(&configs)).await?;
-        self.apply_config(topic, configs);
-        Ok(())
-    }
-
     fn apply_config(&self, topic: &Topic, configs: BTreeMap<String, String>) {
         let parsed = TopicConfig::new(&configs, &self.defaults.load());
-        for partition in topic.partitions.load().iter() {
+        for partition in topic.led() {
             partition.journal.set_options(durability(&parsed), parsed.segment_bytes);
         }
         topic.configs.store(Arc::new(configs));
         topic.config.store(Arc::new(parsed));
     }
 
-    async fn expect_same(&self, topic: &Topic) -> Result<(TopicRecord, i64), Refused> {
-        let key = format!("{TOPIC_PREFIX}{}", topic.name);
-        let entry = self.repository.get(&key).await.map_err(refuse_repository)?;
-        entry
-            .and_then(|e| parse(&e.value).map(|r| (r, e.mod_revision)))
-            .filter(|(record, _)| record.id == topic.id.to_string())
-            .ok_or_else(|| ErrorCode::UnknownTopicOrPartition.into())
-    }
-
-    async fn swap(&self, topic: &Topic, change: impl FnOnce(&mut TopicRecord)) -> Result<(), Refused> {
-        let (_, revision) = self.expect_same(topic).await?;
-        let mut record = topic.record(topic.partitions.load().len() as i32, (**topic.configs.load()).clone());
-        change(&mut record);
-        let key = format!("{TOPIC_PREFIX}{}", topic.name);
-        let swap =
-            self.repository.compare_and_swap(&key, Expect::Revision(revision), Some(encode(&record)), None);
-        match swap.await.map_err(refuse_repository)? {
-            Swap::Done { .. } => Ok(()),
-            Swap::Conflict { .. } => Err(Refused::new(
-                ErrorCode::UnknownServerError,
-                "The topic was changed by somebody else; try again.",
-            )),
-        }
-    }
-
-    fn open(&self, name: &str, record: &TopicRecord) -> Result<Topic, Refused> {
-        let id = TopicId::parse(&record.id).ok_or_else(|| {
-            Refused::new(ErrorCode::UnknownServerError, format!("topic {name} has an illegible id"))
-        })?;
-        let name: Arc<str> = name.into();
-        let config = TopicConfig::new(&record.configs, &self.defaults.load());
-        let config = Arc::new(ArcSwap::from_pointee(config));
-        let partitions = (0..record.partitions)
-            .map(|index| self.open_partition(&name, id, index, &config))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(Topic {
-            name,
-            id,
-            replication_factor: record.replication_factor,
-            configs: ArcSwap::from_pointee(record.configs.clone()),
-            config,
-            partitions: ArcSwap::from_pointee(partitions),
-        })
-    }
-
-    fn open_partition(
-        &self,
-        topic: &Arc<str>,
-        id: TopicId,
-        index: i32,
-        config: &Arc<ArcSwap<TopicConfig>>,
-    ) -> Result<Arc<Partition>, Refused> {
+    fn open_partition(&self, topic: &Topic, seat: &Seat) -> Result<Arc<Partition>, Refused> {
+        let (name, index) = (&topic.name, seat.index);
         let storage = |e: &dyn std::fmt::Display| {
-            Refused::new(ErrorCode::KafkaStorageError, format!("{topic}-{index}: {e}"))
+            Refused::new(ErrorCode::KafkaStorageError, format!("{name}-{index}: {e}"))
         };
         let tag = self.take_tag();
-        let parsed = config.load();
+        let parsed = topic.config.load();
         let options = JournalOptions {
-            folder: format!("queue/{topic}/Partition-{index}"),
+            folder: format!("queue/{name}/Partition-{index}"),
             framing: Arc::clone(&self.framing),
             durability: durability(&parsed),
             segment_bytes: parsed.segment_bytes,
             tag: tag as u64,
         };
-        let journal = self.store.journal(journal_id(id, index), options).map_err(|e| storage(&e))?;
+        let journal = self.store.journal(journal_id(topic.id, index), options).map_err(|e| storage(&e))?;
         let unclean = !self.store.was_clean();
         let now_ms = self.clock.wall_ms();
-        let partition = Partition::open(
-            Arc::clone(topic),
-            id,
-            index,
-            (tag, journal),
-            Arc::clone(config),
-            unclean,
-            now_ms,
-        )
-        .map_err(|e| storage(&e))?;
+        let config = Arc::clone(&topic.config);
+        let partition =
+            Partition::open(Arc::clone(name), topic.id, index, (tag, journal), config, unclean, now_ms)
+                .map_err(|e| storage(&e))?;
         let partition = Arc::new(partition);
         self.write().by_tag[tag] = Some(Arc::clone(&partition));
         Ok(partition)
@@ -480,14 +529,6 @@ impl Topics {
         })
     }
 
-    fn publish(&self, topic: Topic) -> Arc<Topic> {
-        let topic = Arc::new(topic);
-        let mut maps = self.write();
-        maps.by_id.insert(topic.id, Arc::clone(&topic));
-        maps.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic));
-        topic
-    }
-
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Maps> {
         self.maps.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -495,6 +536,10 @@ impl Topics {
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, Maps> {
         self.maps.write().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+fn illegible(what: &str, name: &str) -> Refused {
+    Refused::new(ErrorCode::UnknownServerError, format!("{what} {name} has a record that cannot be read"))
 }
 
 fn durability(config: &TopicConfig) -> Durability {

@@ -1,25 +1,32 @@
-//! Drives the transaction coordinators: one per partition of `__transaction_state`, each under its own lock.
+//! Drives the transaction coordinators: one per partition of `__transaction_state` that this node leads, each under its
+//! own lock. A coordinator begins with what its partition holds when the node becomes its leader, and is gone when it
+//! no longer is. Markers for partitions of other nodes are sent to them.
 //!
 //! The machine decides; this keeps its records, writes the markers it wants into the partitions of a
 //! transaction, and reports back when they are committed. Both happen under the machine's lock, so records
 //! enter the log in the order in which they were decided.
 
+mod far;
+
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
+use moim_base::BrokerId;
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::compression::Compression;
 use moim_wire_kafka::records::{self, BatchBuilder, ControlKind};
 
 use crate::broker::{Broker, BrokerOptions};
+use crate::brokers::LiveBroker;
 use crate::completions::Completions;
 use crate::loops::lock;
-use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Refused};
+use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused};
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
 use crate::transactions::{
     self, Config, Coordinator, Effect, Input, MarkersToken, PersistToken, Reply, Token, TopicPartition,
@@ -30,8 +37,20 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// The end of something a coordinator asked for.
 enum Done {
-    Record(usize, PersistToken, Result<(), ErrorCode>),
-    Marker(usize, MarkersToken, TopicPartition, Result<(), ErrorCode>, OffsetsMarker),
+    Record(Whose, PersistToken, Result<(), ErrorCode>),
+    Marker(Whose, MarkersToken, TopicPartition, Result<(), ErrorCode>, OffsetsMarker),
+}
+
+/// A coordinator: its partition, and which of the coordinators that partition has had here.
+type Whose = (i32, u64);
+
+/// A marker for a partition of another node.
+struct FarMarker {
+    whose: Whose,
+    token: MarkersToken,
+    at: TopicPartition,
+    marker: OffsetsMarker,
+    coordinator_epoch: i32,
 }
 
 /// What the group coordinator must know of a marker: set for partitions of the offsets topic.
@@ -46,14 +65,26 @@ struct OffsetsMarker {
 pub(crate) struct TransactionService {
     config: Config,
     wanted_partitions: i32,
-    shards: OnceLock<Vec<Shard>>,
+    /// One per partition of the transaction topic, led here or not; none while there is no such topic.
+    shards: ArcSwap<Vec<Arc<Shard>>>,
+    /// What those are answered from who ask before there is a transaction topic: it knows no transactional id.
+    nobody: Coordinator,
     next_token: AtomicU64,
     done: Completions<Done>,
+    far: Completions<FarMarker>,
 }
 
+#[derive(Default)]
 struct Shard {
-    coordinator: Mutex<Coordinator>,
+    /// Nothing while another node leads the partition.
+    machine: Mutex<Option<Machine>>,
     waiting: Mutex<HashMap<Token, oneshot::Sender<Reply>>>,
+}
+
+struct Machine {
+    /// Tells this coordinator from others of the same partition: the end of a write may come when another stands here.
+    life: u64,
+    coordinator: Coordinator,
 }
 
 impl TransactionService {
@@ -63,50 +94,61 @@ impl TransactionService {
             id_expiration_ms: options.transactional_id_expiration_ms,
             ..Config::default()
         };
+        let mut nobody = Coordinator::new(config.clone(), 0);
+        nobody.start(0);
         Self {
             config,
-            wanted_partitions: options.transaction_partitions,
-            shards: OnceLock::new(),
+            nobody,
+            wanted_partitions: options.transaction_partitions.max(1),
+            shards: ArcSwap::default(),
             next_token: AtomicU64::new(1),
             done: Completions::default(),
+            far: Completions::default(),
         }
     }
 
-    /// Reads every partition of the transaction topic. What was decided is carried out once ticks run.
-    pub(crate) fn load(&self, broker: &Broker) -> Result<(), Refused> {
-        let topic = broker.topics.get(TRANSACTIONS_TOPIC);
-        let partitions = topic.map(|t| t.partitions.load_full()).unwrap_or_default();
-        let count =
-            if partitions.is_empty() { self.wanted_partitions.max(1) as usize } else { partitions.len() };
+    /// There is a transaction topic of so many partitions, which never change in number.
+    pub(crate) fn on_topic(&self, partitions: i32) {
+        self.shards.store(Arc::new((0..partitions).map(|_| Arc::default()).collect()));
+    }
+
+    /// This node leads a partition of the transaction topic: reads the transactions it keeps, and carries out what was
+    /// decided.
+    pub(crate) fn lead(&self, broker: &Broker, partition: &Partition) -> Result<(), Refused> {
+        let Some(shard) = self.shard(partition.index) else { return Ok(()) };
         let (now_ms, wall_ms) = (broker.clock.monotonic_ms(), broker.clock.wall_ms());
-        let mut shards = Vec::with_capacity(count);
-        for index in 0..count {
-            // With one node nobody else was ever the coordinator; the epoch tells coordinators apart.
-            let mut coordinator = Coordinator::new(self.config.clone(), 0);
-            coordinator.set_wall_ms(now_ms, wall_ms);
-            if let Some(partition) = partitions.get(index) {
-                partition.read_all(|batch| load_batch(batch, &mut coordinator))?;
-            }
-            shards.push(Shard { coordinator: Mutex::new(coordinator), waiting: Mutex::default() });
-        }
-        let _ = self.shards.set(shards);
-        for index in 0..count {
-            self.run(broker, index, Coordinator::start);
-        }
+        // The leadership of the partition tells its coordinators apart: partitions refuse markers of older ones.
+        let mut coordinator = Coordinator::new(self.config.clone(), partition.leader_epoch());
+        coordinator.set_wall_ms(now_ms, wall_ms);
+        partition.read_all(|batch| load_batch(batch, &mut coordinator))?;
+        let life = self.next_token.fetch_add(1, Ordering::Relaxed);
+        *lock(&shard.machine) = Some(Machine { life, coordinator });
+        self.run(broker, partition.index, None, Coordinator::start);
         Ok(())
     }
 
-    fn shards(&self) -> &[Shard] {
-        self.shards.get().map_or(&[], Vec::as_slice)
+    /// This node no longer leads a partition of the transaction topic.
+    pub(crate) fn resign(&self, partition: i32) {
+        if let Some(shard) = self.shard(partition) {
+            *lock(&shard.machine) = None;
+            lock(&shard.waiting).clear();
+        }
     }
 
-    fn index_of(&self, transactional_id: &str) -> usize {
-        transactions::partition_for(transactional_id, self.shards().len() as i32) as usize
+    fn shard(&self, partition: i32) -> Option<Arc<Shard>> {
+        usize::try_from(partition).ok().and_then(|at| self.shards.load().get(at).cloned())
+    }
+
+    /// The partition of the transaction topic that keeps a transactional id.
+    pub(crate) fn partition_of(&self, transactional_id: &str) -> i32 {
+        let partitions = self.shards.load().len() as i32;
+        let partitions = if partitions == 0 { self.wanted_partitions } else { partitions };
+        transactions::partition_for(transactional_id, partitions)
     }
 
     /// Makes the transaction topic the first time somebody needs it.
     pub(crate) async fn ensure_topic(&self, broker: &Broker) -> Result<(), ErrorCode> {
-        broker.topics.ensure_internal(TRANSACTIONS_TOPIC, self.shards().len()).await
+        broker.ensure_internal(TRANSACTIONS_TOPIC, self.wanted_partitions).await
     }
 
     /// Puts a request to the coordinator of a transactional id and waits for the answer.
@@ -117,12 +159,22 @@ impl TransactionService {
         input: impl FnOnce(Token) -> Input,
     ) -> Result<Reply, ErrorCode> {
         self.ensure_topic(broker).await?;
-        let index = self.index_of(transactional_id);
+        let index = self.partition_of(transactional_id);
+        let shard = self.shard(index).ok_or(ErrorCode::NotCoordinator)?;
         let token = Token(self.next_token.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
-        lock(&self.shards()[index].waiting).insert(token, sender);
-        self.run(broker, index, |c, now_ms| c.step(now_ms, input(token)));
-        receiver.await.map_err(|_| ErrorCode::CoordinatorNotAvailable)
+        lock(&shard.waiting).insert(token, sender);
+        if !self.run(broker, index, None, |c, now_ms| c.step(now_ms, input(token))) {
+            lock(&shard.waiting).remove(&token);
+            return Err(ErrorCode::NotCoordinator);
+        }
+        receiver.await.map_err(|_| ErrorCode::NotCoordinator)
+    }
+
+    /// Whether this node may have to ask another about a transactional id.
+    pub(crate) fn is_elsewhere(&self, transactional_id: &str) -> bool {
+        let shard = self.shard(self.partition_of(transactional_id));
+        shard.is_some_and(|shard| lock(&shard.machine).is_none())
     }
 
     /// Whether a partition belongs to the ongoing transaction of a producer.
@@ -134,19 +186,49 @@ impl TransactionService {
         topic: &str,
         partition: i32,
     ) -> Result<(), ErrorCode> {
-        let index = self.index_of(transactional_id);
-        let shard = self.shards().get(index).ok_or(ErrorCode::CoordinatorNotAvailable)?;
-        lock(&shard.coordinator).verify(transactional_id, producer_id, epoch, topic, partition)
+        let verify = |c: &Coordinator| c.verify(transactional_id, producer_id, epoch, topic, partition);
+        self.look(transactional_id, verify)?
+    }
+
+    /// The same, asked of whichever broker looks after the transactional id.
+    pub(crate) async fn verify_anywhere(
+        &self,
+        broker: &Broker,
+        transactional_id: &str,
+        producer: (i64, i16),
+        partitions: &[(&str, i32)],
+    ) -> Vec<Result<(), ErrorCode>> {
+        if !self.is_elsewhere(transactional_id) {
+            let (id, epoch) = producer;
+            let verify =
+                |(topic, index): &(&str, i32)| self.verify(transactional_id, id, epoch, topic, *index);
+            return partitions.iter().map(verify).collect();
+        }
+        let keeper = broker.leader_of(TRANSACTIONS_TOPIC, self.partition_of(transactional_id));
+        let answers = match keeper {
+            Some(keeper) => far::verify(&broker.peers, &keeper, transactional_id, producer, partitions).await,
+            None => Err(ErrorCode::CoordinatorNotAvailable),
+        };
+        answers.unwrap_or_else(|code| vec![Err(code); partitions.len()])
     }
 
     /// Looks at the coordinator of a transactional id.
-    pub(crate) fn look<T>(&self, transactional_id: &str, look: impl FnOnce(&Coordinator) -> T) -> T {
-        look(&lock(&self.shards()[self.index_of(transactional_id)].coordinator))
+    pub(crate) fn look<T>(
+        &self,
+        transactional_id: &str,
+        look: impl FnOnce(&Coordinator) -> T,
+    ) -> Result<T, ErrorCode> {
+        let Some(shard) = self.shard(self.partition_of(transactional_id)) else {
+            return Ok(look(&self.nobody));
+        };
+        let machine = lock(&shard.machine);
+        machine.as_ref().map(|m| look(&m.coordinator)).ok_or(ErrorCode::NotCoordinator)
     }
 
-    /// Looks at all coordinators.
+    /// Looks at all coordinators of this node.
     pub(crate) fn look_at_all<T>(&self, mut look: impl FnMut(&Coordinator) -> T) -> Vec<T> {
-        self.shards().iter().map(|s| look(&lock(&s.coordinator))).collect()
+        let shards = self.shards.load();
+        shards.iter().filter_map(|s| lock(&s.machine).as_ref().map(|m| look(&m.coordinator))).collect()
     }
 
     /// The whole life of the service besides requests: ends of writes, and time.
@@ -158,6 +240,7 @@ impl TransactionService {
                         self.on_done(broker, done);
                     }
                 }
+                far = self.far.take() => self.send_far(broker, far),
                 () = tokio::time::sleep(TICK) => self.tick(broker),
                 () = broker.shutdown.stopped() => return,
             }
@@ -166,21 +249,15 @@ impl TransactionService {
 
     fn on_done(&self, broker: &Broker, done: Done) {
         match done {
-            Done::Record(index, token, result) => {
-                self.run(broker, index, |c, now_ms| c.on_persisted(now_ms, token, result));
+            Done::Record((index, life), token, result) => {
+                self.run(broker, index, Some(life), |c, now_ms| c.on_persisted(now_ms, token, result));
             }
-            Done::Marker(index, token, at, result, marker) => {
+            Done::Marker((index, life), token, at, result, marker) => {
                 if result.is_ok() && *at.topic == *OFFSETS_TOPIC {
                     let OffsetsMarker { producer_id, producer_epoch, commit } = marker;
-                    broker.groups.on_marker(
-                        broker,
-                        at.partition as usize,
-                        producer_id,
-                        producer_epoch,
-                        commit,
-                    );
+                    broker.groups.on_marker(broker, at.partition, producer_id, producer_epoch, commit);
                 }
-                self.run(broker, index, |c, now_ms| {
+                self.run(broker, index, Some(life), |c, now_ms| {
                     c.on_marker_written(now_ms, token, &at.topic, at.partition, result)
                 });
             }
@@ -189,31 +266,41 @@ impl TransactionService {
 
     fn tick(&self, broker: &Broker) {
         let now_ms = broker.clock.monotonic_ms();
-        for (index, shard) in self.shards().iter().enumerate() {
-            let due = lock(&shard.coordinator).next_deadline().is_some_and(|at| at <= now_ms);
-            if due {
-                self.run(broker, index, |c, now_ms| c.tick(now_ms));
+        for (index, shard) in (0..).zip(self.shards.load().iter()) {
+            let next = lock(&shard.machine).as_ref().and_then(|m| m.coordinator.next_deadline());
+            if next.is_some_and(|at| at <= now_ms) {
+                self.run(broker, index, None, |c, now_ms| c.tick(now_ms));
             }
         }
     }
 
-    /// Takes one step of a coordinator and does what it wants done.
-    fn run(&self, broker: &Broker, index: usize, step: impl FnOnce(&mut Coordinator, u64) -> Vec<Effect>) {
-        let Some(shard) = self.shards().get(index) else { return };
+    /// Takes one step of a coordinator and does what it wants done; false when it is not here, or not the one that is
+    /// meant.
+    fn run(
+        &self,
+        broker: &Broker,
+        index: i32,
+        meant: Option<u64>,
+        step: impl FnOnce(&mut Coordinator, u64) -> Vec<Effect>,
+    ) -> bool {
+        let Some(shard) = self.shard(index) else { return false };
         let now_ms = broker.clock.monotonic_ms();
         let mut replies = Vec::new();
         {
-            let mut coordinator = lock(&shard.coordinator);
+            let mut machine = lock(&shard.machine);
+            let here = machine.as_mut().filter(|m| meant.is_none_or(|life| life == m.life));
+            let Some(Machine { life, coordinator }) = here else { return false };
+            let whose = (index, *life);
             coordinator.set_wall_ms(now_ms, broker.clock.wall_ms());
-            for effect in step(&mut coordinator, now_ms) {
+            for effect in step(coordinator, now_ms) {
                 match effect {
                     Effect::Reply(token, reply) => replies.push((token, reply)),
                     Effect::Persist { key, value, token, .. } => {
-                        let at = TopicPartition::new(TRANSACTIONS_TOPIC, index as i32);
+                        let at = TopicPartition::new(TRANSACTIONS_TOPIC, index);
                         let batch = record(&key, value.as_deref(), broker.clock.wall_ms());
                         let done = self.done.clone();
                         append(broker, &at, batch, move |result| {
-                            done.push(Done::Record(index, token, result))
+                            done.push(Done::Record(whose, token, result))
                         });
                     }
                     Effect::WriteMarkers {
@@ -226,7 +313,7 @@ impl TransactionService {
                         ..
                     } => {
                         let marker = OffsetsMarker { producer_id, producer_epoch, commit };
-                        self.write_markers(broker, index, token, marker, coordinator_epoch, &partitions);
+                        self.write_markers(broker, whose, token, marker, coordinator_epoch, &partitions);
                     }
                 }
             }
@@ -238,12 +325,13 @@ impl TransactionService {
                 let _ = sender.send(reply);
             }
         }
+        true
     }
 
     fn write_markers(
         &self,
         broker: &Broker,
-        index: usize,
+        whose: Whose,
         token: MarkersToken,
         marker: OffsetsMarker,
         coordinator_epoch: i32,
@@ -254,6 +342,10 @@ impl TransactionService {
         for (topic, indexes) in partitions {
             for partition in indexes {
                 let at = TopicPartition::new(Arc::clone(topic), *partition);
+                if broker.topics.partition(topic, *partition).err() == Some(ErrorCode::NotLeaderOrFollower) {
+                    self.far.push(FarMarker { whose, token, at, marker, coordinator_epoch });
+                    continue;
+                }
                 let done = self.done.clone();
                 let report = at.clone();
                 let batch = records::control_batch(
@@ -269,10 +361,41 @@ impl TransactionService {
                     // A topic deleted meanwhile needs no marker.
                     let result =
                         if result == Err(ErrorCode::UnknownTopicOrPartition) { Ok(()) } else { result };
-                    done.push(Done::Marker(index, token, report, result, marker));
+                    done.push(Done::Marker(whose, token, report, result, marker));
                 });
             }
         }
+    }
+
+    /// Sends markers to the leaders of their partitions, each broker's in one request.
+    fn send_far(&self, broker: &Broker, markers: Vec<FarMarker>) {
+        let mut by_leader: HashMap<BrokerId, (LiveBroker, Vec<FarMarker>)> = HashMap::new();
+        for far in markers {
+            match broker.leader_of(&far.at.topic, far.at.partition) {
+                Some(leader) => {
+                    by_leader.entry(leader.id).or_insert_with(|| (leader, Vec::new())).1.push(far);
+                }
+                // Either nobody leads it now, or it was deleted; the next try tells.
+                None => self.report_far(far, Err(ErrorCode::LeaderNotAvailable)),
+            }
+        }
+        for (leader, markers) in by_leader.into_values() {
+            let (peers, topics, done) =
+                (Arc::clone(&broker.peers), Arc::clone(&broker.topics), self.done.clone());
+            broker.scope.spawn("markers", async move {
+                let results = far::write_markers(&peers, &leader, &markers).await;
+                for (far, result) in markers.into_iter().zip(results) {
+                    // A topic deleted meanwhile needs no marker; one the other does not know yet does.
+                    let gone = !topics.has(&far.at.topic, far.at.partition);
+                    let result = if gone { Ok(()) } else { result };
+                    done.push(Done::Marker(far.whose, far.token, far.at, result, far.marker));
+                }
+            });
+        }
+    }
+
+    fn report_far(&self, far: FarMarker, result: Result<(), ErrorCode>) {
+        self.done.push(Done::Marker(far.whose, far.token, far.at, result, far.marker));
     }
 }
 
@@ -283,9 +406,9 @@ fn append(
     batch: Bytes,
     done: impl FnOnce(Result<(), ErrorCode>) + Send + 'static,
 ) {
-    let Some(partition) = broker.topics.partition(&at.topic, at.partition) else {
-        done(Err(ErrorCode::UnknownTopicOrPartition));
-        return;
+    let partition = match broker.topics.partition(&at.topic, at.partition) {
+        Ok(partition) => partition,
+        Err(code) => return done(Err(code)),
     };
     let mut wakes = Vec::new();
     match partition.append_own(batch, broker.clock.wall_ms(), None, &mut wakes) {

@@ -47,8 +47,7 @@ const ONLY: [(&str, &[&str]); 10] = [
     ("slot-client", &["base", "wire-resp"]),
     ("pipeline", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client"]),
     ("interop", &["base", "history", "wire-kafka", "wire-resp", "wire-grpc"]),
-    // Of interop it uses the harness that starts servers.
-    ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "slot-client", "interop"]),
+    ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "slot-client"]),
     ("xtask", &["base", "bench", "interop"]),
 ];
 

@@ -50,9 +50,7 @@ async fn add(
     transaction: &AddPartitionsToTxnTransaction,
     version: i16,
 ) -> Vec<AddPartitionsToTxnTopicResult> {
-    let exists = |topic: &str, index: i32| {
-        topic != TRANSACTIONS_TOPIC && broker.topics.partition(topic, index).is_some()
-    };
+    let exists = |topic: &str, index: i32| topic != TRANSACTIONS_TOPIC && broker.topics.has(topic, index);
     let mut partitions = Vec::new();
     for topic in &transaction.topics {
         let name = shared(&topic.name);

@@ -51,13 +51,14 @@ async fn alter(broker: &Broker, resource: &AlterConfigsResource, validate_only: 
     }
     match resource.resource_type {
         TOPIC => {
+            broker.topics.catch_up(&resource.resource_name).await?;
             let topic =
                 broker.topics.get(&resource.resource_name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
             if validate_only {
                 return config::refuse(&wanted)
                     .map_or(Ok(()), |why| Err(Refused::new(ErrorCode::InvalidConfig, why)));
             }
-            broker.topics.configure(&topic, wanted).await
+            broker.topics.configure(&topic, |_| Ok(wanted.clone())).await
         }
         BROKER if broker.is_me(&resource.resource_name) => {
             let mut changes: BTreeMap<String, Option<String>> =

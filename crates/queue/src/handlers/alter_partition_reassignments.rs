@@ -1,5 +1,5 @@
-//! AlterPartitionReassignments: with one node there is nowhere to move a partition to. A plan that names
-//! this node alone is done already; any other is refused.
+//! AlterPartitionReassignments: partitions stay where they are. A plan that names the place a partition has is done
+//! already; any other is refused.
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::alter_partition_reassignments::{
@@ -33,12 +33,12 @@ pub(crate) fn handle(
 }
 
 fn judge(broker: &Broker, topic: &str, wanted: &ReassignablePartition) -> ErrorCode {
-    if broker.topics.partition(topic, wanted.partition_index).is_none() {
+    let Some(seat) = broker.topics.get(topic).and_then(|t| t.seat(wanted.partition_index)) else {
         return ErrorCode::UnknownTopicOrPartition;
-    }
+    };
     match &wanted.replicas {
         None => ErrorCode::NoReassignmentInProgress,
-        Some(replicas) if *replicas == [broker.options.node_id.0] => ErrorCode::None,
+        Some(replicas) if **replicas == *seat.place().replicas => ErrorCode::None,
         Some(_) => ErrorCode::InvalidReplicaAssignment,
     }
 }

@@ -19,9 +19,10 @@ pub(crate) fn handle(
         for topic in dir.topics {
             let result = |&partition_index: &i32| {
                 let code = match broker.topics.partition(&topic.name, partition_index) {
-                    None => ErrorCode::UnknownTopicOrPartition,
-                    Some(_) if here => ErrorCode::None,
-                    Some(_) => ErrorCode::LogDirNotFound,
+                    Err(ErrorCode::NotLeaderOrFollower) => ErrorCode::ReplicaNotAvailable,
+                    Err(code) => code,
+                    Ok(_) if here => ErrorCode::None,
+                    Ok(_) => ErrorCode::LogDirNotFound,
                 };
                 AlterReplicaLogDirPartitionResult { partition_index, error_code: code as i16 }
             };

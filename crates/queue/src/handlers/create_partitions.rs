@@ -9,6 +9,7 @@ use moim_wire_kafka::messages::create_partitions::{
 
 use crate::broker::Broker;
 use crate::dispatch::Request;
+use crate::handlers::create_topics::one_each;
 use crate::handlers::repeated;
 use crate::partition::Refused;
 
@@ -36,6 +37,7 @@ pub(crate) async fn handle(
 }
 
 async fn grow(broker: &Broker, wanted: &CreatePartitionsTopic, validate_only: bool) -> Result<(), Refused> {
+    broker.topics.catch_up(&wanted.name).await?;
     let topic = broker.topics.get(&wanted.name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(Refused::new(
@@ -43,18 +45,25 @@ async fn grow(broker: &Broker, wanted: &CreatePartitionsTopic, validate_only: bo
             "The partitions of internal topics are fixed.",
         ));
     }
-    if let Some(refused) = broker.topics.refuse_growth(&topic, wanted.count) {
+    let hosts = broker.hosts();
+    if let Some(refused) = broker.topics.refuse_growth(&topic, wanted.count, hosts.len()) {
         return Err(refused);
     }
-    if let Some(assignments) = &wanted.assignments {
-        let new = (wanted.count as usize).saturating_sub(topic.partitions.load().len());
-        let here = assignments.iter().all(|a| a.broker_ids == [broker.options.node_id.0]);
-        if assignments.len() != new || !here {
-            return Err(Refused::new(
-                ErrorCode::InvalidReplicaAssignment,
-                format!("{new} assignments to broker {} are needed.", broker.options.node_id),
-            ));
+    let places = match &wanted.assignments {
+        None => None,
+        Some(assignments) => {
+            let new = wanted.count - topic.count();
+            if i32::try_from(assignments.len()) != Ok(new) {
+                let why = format!("{new} assignments are needed.");
+                return Err(Refused::new(ErrorCode::InvalidReplicaAssignment, why));
+            }
+            Some(one_each(broker, assignments.iter().map(|a| a.broker_ids.as_slice()))?)
         }
+    };
+    if validate_only {
+        return Ok(());
     }
-    if validate_only { Ok(()) } else { broker.topics.grow(&topic, wanted.count).await }
+    let grown = broker.topics.grow(&topic, wanted.count, &hosts, places.as_deref()).await;
+    broker.follow()?;
+    grown
 }

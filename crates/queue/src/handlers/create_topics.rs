@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use moim_base::BrokerId;
 use moim_wire_kafka::messages::{
     CreatableTopic, CreatableTopicConfigs, CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse,
 };
 use moim_wire_kafka::{ErrorCode, Uuid};
 
 use crate::broker::Broker;
+use crate::brokers::is_live;
 use crate::config;
 use crate::dispatch::Request;
 use crate::handlers::repeated;
@@ -47,7 +49,7 @@ async fn create(
     wanted: &CreatableTopic,
     validate_only: bool,
 ) -> Result<CreatableTopicResult, Refused> {
-    let new = new_topic(broker, wanted)?;
+    let (new, places) = new_topic(broker, wanted)?;
     if topics::is_internal(&new.name) {
         return Err(Refused::new(
             ErrorCode::InvalidTopicException,
@@ -57,9 +59,9 @@ async fn create(
     let (partitions, replication_factor, configs) =
         (new.partitions, new.replication_factor, new.configs.clone());
     let id = if validate_only {
-        broker.topics.refuse_new(&new).map_or(Ok(Uuid::ZERO), Err)?
+        broker.topics.refuse_new(&new, broker.live().len()).map_or(Ok(Uuid::ZERO), Err)?
     } else {
-        Uuid(broker.topics.create(new).await?.id.to_bytes())
+        Uuid(broker.create_topic(new, places.as_deref()).await?.id.to_bytes())
     };
     let defaults = broker.topics.defaults();
     let shown = config::TOPIC_SETTINGS.iter().map(|setting| CreatableTopicConfigs {
@@ -79,7 +81,8 @@ async fn create(
     })
 }
 
-fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refused> {
+/// What is asked for, and where its partitions are to be if the client says so.
+fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<(NewTopic, Option<Vec<BrokerId>>), Refused> {
     let mut configs = BTreeMap::new();
     for setting in &wanted.configs {
         let value = setting.value.as_ref().ok_or_else(|| {
@@ -91,6 +94,7 @@ fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refus
         configs.insert(setting.name.to_string(), value.to_string());
     }
     let (mut partitions, mut replication_factor) = (wanted.num_partitions, wanted.replication_factor);
+    let mut places = None;
     if !wanted.assignments.is_empty() {
         if partitions != -1 || replication_factor != -1 {
             return Err(Refused::new(
@@ -98,20 +102,17 @@ fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refus
                 "Both replica assignments and a number of partitions or a replication factor are given; use one of them.",
             ));
         }
-        let mut indexes: Vec<i32> = wanted.assignments.iter().map(|a| a.partition_index).collect();
-        indexes.sort_unstable();
-        let complete = indexes.iter().enumerate().all(|(i, index)| i32::try_from(i) == Ok(*index));
-        let here = wanted.assignments.iter().all(|a| a.broker_ids == [broker.options.node_id.0]);
-        if !complete || !here {
+        let mut assignments: Vec<_> = wanted.assignments.iter().collect();
+        assignments.sort_unstable_by_key(|a| a.partition_index);
+        let complete = (0..).zip(&assignments).all(|(index, a)| a.partition_index == index);
+        if !complete {
             return Err(Refused::new(
                 ErrorCode::InvalidReplicaAssignment,
-                format!(
-                    "Partitions must be numbered from 0 without gaps and placed on broker {}.",
-                    broker.options.node_id
-                ),
+                "Partitions must be numbered from 0 without gaps.",
             ));
         }
-        partitions = i32::try_from(indexes.len()).unwrap_or(i32::MAX);
+        places = Some(one_each(broker, assignments.iter().map(|a| a.broker_ids.as_slice()))?);
+        partitions = i32::try_from(assignments.len()).unwrap_or(i32::MAX);
         replication_factor = 1;
     }
     if partitions == -1 {
@@ -120,5 +121,21 @@ fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refus
     if replication_factor == -1 {
         replication_factor = 1;
     }
-    Ok(NewTopic { name: wanted.name.to_string(), partitions, replication_factor, configs })
+    Ok((NewTopic { name: wanted.name.to_string(), partitions, replication_factor, configs }, places))
+}
+
+/// Every partition stands on one broker, which must run.
+pub(crate) fn one_each<'a>(
+    broker: &Broker,
+    assignments: impl Iterator<Item = &'a [i32]>,
+) -> Result<Vec<BrokerId>, Refused> {
+    let live = broker.live();
+    let place = |brokers: &[i32]| match brokers {
+        [one] if is_live(&live, *one) => Ok(BrokerId(*one)),
+        _ => Err(Refused::new(
+            ErrorCode::InvalidReplicaAssignment,
+            format!("{brokers:?}: a partition is placed on one broker that runs."),
+        )),
+    };
+    assignments.map(place).collect()
 }

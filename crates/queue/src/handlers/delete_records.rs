@@ -34,7 +34,7 @@ pub(crate) async fn handle(
 
 async fn delete(broker: &Broker, topic: &str, index: i32, offset: i64) -> Result<i64, ErrorCode> {
     let topic = broker.topics.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let partition = topic.partition(index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let partition = topic.partition(index)?;
     let config = topic.config.load();
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException);

@@ -49,7 +49,10 @@ async fn delete(broker: &Broker, name: Option<&str>, id: Uuid) -> Result<(KStrin
         (None, true) => {
             return Err(Refused::new(ErrorCode::InvalidRequest, "Neither a name nor an id is given."));
         }
-        (Some(name), true) => broker.topics.get(name).ok_or(ErrorCode::UnknownTopicOrPartition)?,
+        (Some(name), true) => {
+            broker.topics.catch_up(name).await?;
+            broker.topics.get(name).ok_or(ErrorCode::UnknownTopicOrPartition)?
+        }
         (None, false) => {
             broker.topics.get_by_id(TopicId::from_bytes(id.0)).ok_or(ErrorCode::UnknownTopicId)?
         }
@@ -58,6 +61,6 @@ async fn delete(broker: &Broker, name: Option<&str>, id: Uuid) -> Result<(KStrin
         return Err(Refused::new(ErrorCode::InvalidTopicException, "Internal topics cannot be deleted."));
     }
     broker.topics.delete(&topic).await?;
-    broker.groups.on_topic_deleted(broker, &topic.name);
+    broker.follow()?;
     Ok(((&*topic.name).into(), Uuid(topic.id.to_bytes())))
 }

@@ -24,17 +24,20 @@ pub(crate) fn handle(
             ..Default::default()
         };
     }
-    let (host, port) = broker.advertised();
     DescribeClusterResponse {
         cluster_id: broker.options.cluster_id.as_str().into(),
-        controller_id: broker.options.node_id.0,
-        brokers: vec![DescribeClusterBroker {
-            broker_id: broker.options.node_id.0,
-            host: host.into(),
-            port: i32::from(port),
-            rack: broker.options.rack.as_deref().map(Into::into),
-            is_fenced: false,
-        }],
+        controller_id: broker.controller().0,
+        brokers: broker
+            .live()
+            .iter()
+            .map(|broker| DescribeClusterBroker {
+                broker_id: broker.id.0,
+                host: broker.host.as_str().into(),
+                port: i32::from(broker.port),
+                rack: broker.rack.as_deref().map(Into::into),
+                is_fenced: false,
+            })
+            .collect(),
         cluster_authorized_operations: if request.include_cluster_authorized_operations {
             ALL_CLUSTER_OPERATIONS
         } else {

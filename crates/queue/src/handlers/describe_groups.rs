@@ -21,7 +21,13 @@ pub(crate) async fn handle(
 ) -> DescribeGroupsResponse {
     let groups = request.groups.iter().map(|name| {
         let group = shared(name);
-        let described = broker.groups.look(&group, |groups| groups.describe(&group));
+        let described = match broker.groups.look(&group, |groups| groups.describe(&group)) {
+            Ok(described) => described,
+            Err(code) => {
+                let group_id = name.clone();
+                return DescribedGroup { error_code: code as i16, group_id, ..Default::default() };
+            }
+        };
         let missing = described.error == ErrorCode::GroupIdNotFound;
         // Before version 6 an unknown group was a dead one, without an error.
         let error = if missing && context.version < 6 { ErrorCode::None } else { described.error };

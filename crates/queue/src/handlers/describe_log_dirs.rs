@@ -21,13 +21,8 @@ pub(crate) fn handle(
             .collect(),
     };
     let stats = broker.store.stats();
-    let used: i64 = broker
-        .topics
-        .all()
-        .iter()
-        .flat_map(|t| t.partitions.load_full().to_vec())
-        .map(|p| p.journal.size_bytes() as i64)
-        .sum();
+    let used: i64 =
+        broker.topics.all().iter().flat_map(|t| t.led()).map(|p| p.journal.size_bytes() as i64).sum();
     let free = i64::try_from(stats.free_bytes).unwrap_or(i64::MAX);
     let result = DescribeLogDirsResult {
         log_dir: broker.options.data_dir.as_str().into(),
@@ -40,7 +35,7 @@ pub(crate) fn handle(
 }
 
 fn describe(topic: &Topic, wanted: Option<&[i32]>) -> DescribeLogDirsTopic {
-    let partitions = topic.partitions.load();
+    let partitions = topic.led();
     let partitions = partitions.iter().filter(|p| wanted.is_none_or(|w| w.contains(&p.index)));
     DescribeLogDirsTopic {
         name: (&*topic.name).into(),

@@ -1,6 +1,5 @@
 //! DescribeProducers: who writes to a partition.
 
-use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::describe_producers::{
     DescribeProducersRequest, DescribeProducersResponse, PartitionResponse, ProducerState, TopicResponse,
 };
@@ -24,14 +23,16 @@ pub(crate) fn handle(
 }
 
 fn describe(broker: &Broker, topic: &str, index: i32) -> PartitionResponse {
-    let Some(partition) = broker.topics.partition(topic, index) else {
-        let code = ErrorCode::UnknownTopicOrPartition;
-        return PartitionResponse {
-            partition_index: index,
-            error_code: code as i16,
-            error_message: Some(code.message().into()),
-            ..Default::default()
-        };
+    let partition = match broker.topics.partition(topic, index) {
+        Ok(partition) => partition,
+        Err(code) => {
+            return PartitionResponse {
+                partition_index: index,
+                error_code: code as i16,
+                error_message: Some(code.message().into()),
+                ..Default::default()
+            };
+        }
     };
     let producers = partition.with_producers(|p| p.describe());
     let active_producers = producers.into_iter().map(|p| ProducerState {

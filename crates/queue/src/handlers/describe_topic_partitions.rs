@@ -7,7 +7,7 @@ use moim_wire_kafka::messages::describe_topic_partitions::{
 use moim_wire_kafka::{ErrorCode, Uuid};
 
 use crate::broker::Broker;
-use crate::handlers::metadata::ALL_TOPIC_OPERATIONS;
+use crate::handlers::metadata::{self, ALL_TOPIC_OPERATIONS};
 use crate::topics;
 
 const MAX_PER_PAGE: i32 = 2_000;
@@ -64,19 +64,23 @@ fn describe(
         };
         return (missing, None);
     };
-    let node = broker.options.node_id.0;
-    let all = topic.partitions.load();
+    let live = broker.live();
+    let all = topic.seats.load();
     let page = all.iter().skip(first as usize).take(room);
     let partitions: Vec<_> = page
-        .map(|p| DescribeTopicPartitionsResponsePartition {
-            partition_index: p.index,
-            leader_id: node,
-            leader_epoch: p.leader_epoch(),
-            replica_nodes: vec![node],
-            isr_nodes: vec![node],
-            eligible_leader_replicas: Some(Vec::new()),
-            last_known_elr: Some(Vec::new()),
-            ..Default::default()
+        .map(|seat| {
+            let shown = metadata::partition(seat, &live, 5);
+            DescribeTopicPartitionsResponsePartition {
+                error_code: shown.error_code,
+                partition_index: shown.partition_index,
+                leader_id: shown.leader_id,
+                leader_epoch: shown.leader_epoch,
+                replica_nodes: shown.replica_nodes,
+                isr_nodes: shown.isr_nodes,
+                eligible_leader_replicas: Some(Vec::new()),
+                last_known_elr: Some(Vec::new()),
+                offline_replicas: shown.offline_replicas,
+            }
         })
         .collect();
     let next = first as usize + partitions.len();

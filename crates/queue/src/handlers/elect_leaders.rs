@@ -1,4 +1,4 @@
-//! ElectLeaders: on one node every partition already has its preferred leader.
+//! ElectLeaders: a partition on one node has its preferred leader, whenever it has one.
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::elect_leaders::{
@@ -17,9 +17,12 @@ pub(crate) fn handle(broker: &Broker, request: ElectLeadersRequest, _version: i1
             .partitions
             .iter()
             .map(|&partition_id| {
-                let code = match broker.topics.partition(&topic.topic, partition_id) {
-                    Some(_) => ErrorCode::ElectionNotNeeded,
-                    None => ErrorCode::UnknownTopicOrPartition,
+                let code = if !broker.topics.has(&topic.topic, partition_id) {
+                    ErrorCode::UnknownTopicOrPartition
+                } else if broker.leader_of(&topic.topic, partition_id).is_some() {
+                    ErrorCode::ElectionNotNeeded
+                } else {
+                    ErrorCode::PreferredLeaderNotAvailable
                 };
                 let error_message = Some(code.message().into());
                 PartitionResult { partition_id, error_code: code as i16, error_message }

@@ -18,6 +18,7 @@ use moim_wire_kafka::messages::produce::{LeaderIdAndEpoch, NodeEndpoint};
 use moim_wire_kafka::{ErrorCode, Records, RequestHeader, Uuid};
 
 use crate::broker::Broker;
+use crate::brokers::LiveBroker;
 use crate::connection::{Connection, Slot};
 use crate::fetch_sessions::{Plan, Session, Wanted};
 use crate::loops::{Wake, lock};
@@ -214,7 +215,7 @@ impl PendingFetch {
 
     fn look_at(&self, want: &Wanted, room: usize, first: bool) -> Result<(Arc<Partition>, Fetched), Refusal> {
         let topic = want.topic.topic.as_ref().ok_or(want.topic.missing)?;
-        let partition = topic.partition(want.partition).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+        let partition = topic.partition(want.partition)?;
         let epoch = partition.leader_epoch();
         if want.current_leader_epoch >= 0 && want.current_leader_epoch != epoch {
             let code = if want.current_leader_epoch < epoch {
@@ -362,20 +363,33 @@ fn refused(
     if let Some(diverging) = refusal.diverging {
         data.diverging_epoch = diverging;
     }
-    if version >= 12 && refusal.leader_epoch >= 0 && refusal.code != ErrorCode::None {
-        data.current_leader =
-            LeaderIdAndEpoch { leader_id: broker.options.node_id.0, leader_epoch: refusal.leader_epoch };
-        if version >= 16 && response.node_endpoints.is_empty() {
-            let (host, port) = broker.advertised();
-            response.node_endpoints.push(NodeEndpoint {
-                node_id: broker.options.node_id.0,
-                host: host.into(),
-                port: i32::from(port),
-                rack: None,
-            });
+    let leader = match refusal.code {
+        ErrorCode::None => None,
+        ErrorCode::NotLeaderOrFollower => {
+            want.topic.topic.as_ref().and_then(|topic| broker.hint(topic, want.partition))
+        }
+        _ if refusal.leader_epoch >= 0 => Some((broker.me(), refusal.leader_epoch)),
+        _ => None,
+    };
+    if let Some((leader, leader_epoch)) = leader.filter(|_| version >= 12) {
+        data.current_leader = LeaderIdAndEpoch { leader_id: leader.id.0, leader_epoch };
+        if version >= 16 {
+            add_endpoint(&mut response.node_endpoints, leader);
         }
     }
     data
+}
+
+/// Names a broker once.
+pub(crate) fn add_endpoint(endpoints: &mut Vec<NodeEndpoint>, broker: LiveBroker) {
+    if endpoints.iter().all(|known| known.node_id != broker.id.0) {
+        endpoints.push(NodeEndpoint {
+            node_id: broker.id.0,
+            host: broker.host.into(),
+            port: i32::from(broker.port),
+            rack: broker.rack.map(Into::into),
+        });
+    }
 }
 
 fn push(response: &mut FetchResponse, want: &Wanted, data: PartitionData) {

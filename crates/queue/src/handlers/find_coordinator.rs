@@ -1,5 +1,5 @@
-//! FindCoordinator: which broker looks after a group or a transactional id. On one node it is this one, once
-//! the topic that keeps their state exists.
+//! FindCoordinator: which broker looks after a group or a transactional id: the leader of the partition that keeps its
+//! state, once the topic of that partition exists.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use moim_wire_kafka::{ErrorCode, KString};
 
 use crate::broker::Broker;
 use crate::dispatch::Request;
+use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
 
 const GROUP: i8 = 0;
 const TRANSACTION: i8 = 1;
@@ -44,18 +45,23 @@ pub(crate) async fn handle(
 fn coordinator(broker: &Broker, key: KString, key_type: i8, ready: Result<(), ErrorCode>) -> Coordinator {
     let ready =
         if key.is_empty() && key_type == TRANSACTION { Err(ErrorCode::InvalidRequest) } else { ready };
-    match ready {
-        Ok(()) => {
-            let (host, port) = broker.advertised();
-            Coordinator {
-                key,
-                node_id: broker.options.node_id.0,
-                host: host.into(),
-                port: i32::from(port),
-                error_message: None,
-                ..Default::default()
-            }
-        }
+    let keeper = ready.and_then(|()| {
+        let leader = if key_type == TRANSACTION {
+            broker.leader_of(TRANSACTIONS_TOPIC, broker.transactions.partition_of(&key))
+        } else {
+            broker.leader_of(OFFSETS_TOPIC, broker.groups.partition_of(&key))
+        };
+        leader.ok_or(ErrorCode::CoordinatorNotAvailable)
+    });
+    match keeper {
+        Ok(keeper) => Coordinator {
+            key,
+            node_id: keeper.id.0,
+            host: keeper.host.into(),
+            port: i32::from(keeper.port),
+            error_message: None,
+            ..Default::default()
+        },
         Err(code) => Coordinator {
             key,
             node_id: -1,

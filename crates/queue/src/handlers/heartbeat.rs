@@ -10,5 +10,6 @@ pub(crate) fn handle(broker: &Broker, request: HeartbeatRequest, _version: i16) 
     let error = broker.groups.look(&request.group_id, |groups| {
         groups.heartbeat(now_ms, &request.group_id, request.generation_id, &request.member_id, instance)
     });
+    let error = error.unwrap_or_else(|code| code);
     HeartbeatResponse { error_code: error as i16, ..Default::default() }
 }

@@ -44,22 +44,14 @@ async fn alter(broker: &Broker, resource: &AlterConfigsResource, validate_only: 
     }
     match resource.resource_type {
         TOPIC => {
+            broker.topics.catch_up(&resource.resource_name).await?;
             let topic =
                 broker.topics.get(&resource.resource_name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-            let defaults = broker.topics.defaults();
-            let mut configs: BTreeMap<String, String> = (**topic.configs.load()).clone();
-            for change in &resource.configs {
-                let setting = config::topic_setting(&change.name).ok_or_else(|| unknown(&change.name))?;
-                let current = config::effective(setting.name, &configs, &defaults).to_owned();
-                match changed(change, setting, &current)? {
-                    Some(value) => configs.insert(setting.name.to_owned(), value),
-                    None => configs.remove(setting.name),
-                };
+            let change = |current: &_| change_all(broker, current, &resource.configs);
+            if validate_only {
+                return change(&topic.configs.load()).map(|_| ());
             }
-            if let Some(why) = config::refuse(&configs) {
-                return Err(Refused::new(ErrorCode::InvalidConfig, why));
-            }
-            if validate_only { Ok(()) } else { broker.topics.configure(&topic, configs).await }
+            broker.topics.configure(&topic, change).await
         }
         BROKER if broker.is_me(&resource.resource_name) => {
             let dynamic = broker.dynamic.load();
@@ -81,6 +73,28 @@ async fn alter(broker: &Broker, resource: &AlterConfigsResource, validate_only: 
             ErrorCode::InvalidRequest,
             "Only settings of topics and of this broker can be changed.",
         )),
+    }
+}
+
+/// The settings of a topic after the changes.
+fn change_all(
+    broker: &Broker,
+    current: &BTreeMap<String, String>,
+    changes: &[AlterableConfig],
+) -> Result<BTreeMap<String, String>, Refused> {
+    let defaults = broker.topics.defaults();
+    let mut configs = current.clone();
+    for change in changes {
+        let setting = config::topic_setting(&change.name).ok_or_else(|| unknown(&change.name))?;
+        let current = config::effective(setting.name, &configs, &defaults).to_owned();
+        match changed(change, setting, &current)? {
+            Some(value) => configs.insert(setting.name.to_owned(), value),
+            None => configs.remove(setting.name),
+        };
+    }
+    match config::refuse(&configs) {
+        Some(why) => Err(Refused::new(ErrorCode::InvalidConfig, why)),
+        None => Ok(configs),
     }
 }
 

@@ -26,9 +26,7 @@ pub(crate) fn handle(broker: &Broker, request: ListOffsetsRequest, version: i16)
                 .iter()
                 .map(|wanted| {
                     let partition = broker.topics.partition(&topic.name, wanted.partition_index);
-                    let found = partition
-                        .ok_or(ErrorCode::UnknownTopicOrPartition)
-                        .and_then(|p| look(&p, wanted, stable_only, version));
+                    let found = partition.and_then(|p| look(&p, wanted, stable_only, version));
                     answer(wanted.partition_index, found, version)
                 })
                 .collect();

@@ -11,10 +11,11 @@ use moim_wire_kafka::messages::{
 use moim_wire_kafka::{ErrorCode, KString, RequestHeader, Uuid};
 
 use crate::broker::Broker;
+use crate::brokers::{LiveBroker, is_live};
 use crate::connection::Connection;
 use crate::dispatch::{self, Request};
 use crate::reply::Call;
-use crate::topics::{self, NewTopic, Topic};
+use crate::topics::{self, NewTopic, Seat, Topic};
 
 /// Answers at once unless a topic must be made first.
 pub(crate) fn dispatch(
@@ -46,7 +47,7 @@ pub(crate) async fn auto_create(broker: &Broker, name: &str) {
         replication_factor: 1,
         configs: Default::default(),
     };
-    if let Err(refused) = broker.topics.create(new).await
+    if let Err(refused) = broker.create_topic(new, None).await
         && refused.code != ErrorCode::TopicAlreadyExists
     {
         tracing::warn!(topic = name, code = refused.code.name(), "could not make a topic on demand");
@@ -73,27 +74,29 @@ fn missing(broker: &Broker, request: &MetadataRequest, version: i16) -> Vec<Stri
 }
 
 fn respond(broker: &Broker, request: &MetadataRequest, version: i16) -> MetadataResponse {
-    let node = broker.options.node_id.0;
-    let (host, port) = broker.advertised();
+    let live = broker.live();
     let all = match &request.topics {
         None => true,
         Some(topics) => version == 0 && topics.is_empty(),
     };
     let topics = if all {
-        broker.topics.all().iter().map(|t| describe(t, node)).collect()
+        broker.topics.all().iter().map(|t| describe(t, &live, version)).collect()
     } else {
         let wanted = request.topics.iter().flatten();
-        wanted.map(|t| find(broker, t.name.as_ref(), t.topic_id, node)).collect()
+        wanted.map(|t| find(broker, t.name.as_ref(), t.topic_id, &live, version)).collect()
     };
     MetadataResponse {
-        brokers: vec![MetadataResponseBroker {
-            node_id: node,
-            host: host.into(),
-            port: i32::from(port),
-            rack: broker.options.rack.as_deref().map(Into::into),
-        }],
+        brokers: live
+            .iter()
+            .map(|broker| MetadataResponseBroker {
+                node_id: broker.id.0,
+                host: broker.host.as_str().into(),
+                port: i32::from(broker.port),
+                rack: broker.rack.as_deref().map(Into::into),
+            })
+            .collect(),
         cluster_id: Some(broker.options.cluster_id.as_str().into()),
-        controller_id: node,
+        controller_id: broker.controller().0,
         topics,
         cluster_authorized_operations: if request.include_cluster_authorized_operations {
             ALL_CLUSTER_OPERATIONS
@@ -126,10 +129,16 @@ impl WithTopicOperations for MetadataResponse {
     }
 }
 
-fn find(broker: &Broker, name: Option<&KString>, id: Uuid, node: i32) -> MetadataResponseTopic {
+fn find(
+    broker: &Broker,
+    name: Option<&KString>,
+    id: Uuid,
+    live: &[LiveBroker],
+    version: i16,
+) -> MetadataResponseTopic {
     if !id.is_zero() {
         return match broker.topics.get_by_id(moim_base::TopicId::from_bytes(id.0)) {
-            Some(topic) => describe(&topic, node),
+            Some(topic) => describe(&topic, live, version),
             None => MetadataResponseTopic {
                 error_code: ErrorCode::UnknownTopicId as i16,
                 name: None,
@@ -140,7 +149,7 @@ fn find(broker: &Broker, name: Option<&KString>, id: Uuid, node: i32) -> Metadat
     }
     let text = name.map_or("", |n| n.as_str());
     match broker.topics.get(text) {
-        Some(topic) => describe(&topic, node),
+        Some(topic) => describe(&topic, live, version),
         None => {
             let error = match topics::refuse_name(text) {
                 Some(_) => ErrorCode::InvalidTopicException,
@@ -151,25 +160,30 @@ fn find(broker: &Broker, name: Option<&KString>, id: Uuid, node: i32) -> Metadat
     }
 }
 
-fn describe(topic: &Topic, node: i32) -> MetadataResponseTopic {
-    let partitions = topic
-        .partitions
-        .load()
-        .iter()
-        .map(|p| MetadataResponsePartition {
-            partition_index: p.index,
-            leader_id: node,
-            leader_epoch: p.leader_epoch(),
-            replica_nodes: vec![node],
-            isr_nodes: vec![node],
-            ..Default::default()
-        })
-        .collect();
+fn describe(topic: &Topic, live: &[LiveBroker], version: i16) -> MetadataResponseTopic {
+    let partitions = topic.seats.load().iter().map(|seat| partition(seat, live, version)).collect();
     MetadataResponseTopic {
         name: Some((&*topic.name).into()),
         topic_id: Uuid(topic.id.to_bytes()),
         is_internal: topic.is_internal(),
         partitions,
         ..Default::default()
+    }
+}
+
+/// A partition whose leader does not run has none.
+pub(crate) fn partition(seat: &Seat, live: &[LiveBroker], version: i16) -> MetadataResponsePartition {
+    let place = seat.place();
+    let leader = place.leader.filter(|leader| is_live(live, leader.0));
+    let offline: Vec<i32> = place.replicas.iter().copied().filter(|node| !is_live(live, *node)).collect();
+    let gone = leader.is_none();
+    MetadataResponsePartition {
+        error_code: if gone { ErrorCode::LeaderNotAvailable as i16 } else { 0 },
+        partition_index: seat.index,
+        leader_id: leader.map_or(-1, |leader| leader.0),
+        leader_epoch: seat.leader_epoch(),
+        replica_nodes: place.replicas.to_vec(),
+        isr_nodes: place.in_sync.to_vec(),
+        offline_replicas: if version >= 5 { offline } else { Vec::new() },
     }
 }

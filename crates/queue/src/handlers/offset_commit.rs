@@ -57,7 +57,7 @@ fn sort_out(broker: &Broker, topic: &OffsetCommitRequestTopic) -> (Option<Commit
     let exists = broker.topics.get(&topic.name);
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for p in &topic.partitions {
-        if exists.as_ref().is_some_and(|t| t.partition(p.partition_index).is_some()) {
+        if exists.as_ref().is_some_and(|t| t.has(p.partition_index)) {
             good.push(CommitPartition {
                 partition: p.partition_index,
                 offset: p.committed_offset,

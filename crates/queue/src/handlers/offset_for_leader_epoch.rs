@@ -17,8 +17,8 @@ pub(crate) fn handle(
         let partitions = topic.partitions.iter().map(|wanted| {
             let mut answer = EpochEndOffset { partition: wanted.partition, ..Default::default() };
             match broker.topics.partition(&topic.topic, wanted.partition) {
-                None => answer.error_code = ErrorCode::UnknownTopicOrPartition as i16,
-                Some(partition) => {
+                Err(code) => answer.error_code = code as i16,
+                Ok(partition) => {
                     let ours = partition.leader_epoch();
                     let theirs = wanted.current_leader_epoch;
                     if theirs >= 0 && theirs < ours {

@@ -8,25 +8,31 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hashbrown::HashMap;
 use tokio::time::Instant;
 
+use moim_wire_kafka::messages::produce::LeaderIdAndEpoch;
 use moim_wire_kafka::messages::{
     BatchIndexAndErrorMessage, PartitionProduceData, PartitionProduceResponse, ProduceRequest,
-    ProduceResponse, TopicProduceResponse,
+    ProduceResponse, TopicProduceData, TopicProduceResponse,
 };
 use moim_wire_kafka::records::BatchHeader;
 use moim_wire_kafka::{ErrorCode, Records};
 
 use crate::broker::Broker;
 use crate::connection::{Connection, PendingProduce, Slot};
+use crate::handlers::fetch::add_endpoint;
 use crate::loops::{Wake, lock};
-use crate::partition::{Ack, Appended, Partition, PendingAcks, Refused, compression_allowed};
+use crate::partition::{Ack, Appended, Partition, PendingAcks, Refused, Verified, compression_allowed};
 use crate::reply::Call;
 use crate::topics::Topic;
 use crate::transactions::verification_error;
 
 /// The first version whose clients know the error that says: abort this transaction and go on.
 const KNOWS_ABORTABLE: i16 = 11;
+
+/// The first version that can tell a client who leads a partition.
+const LEADER_HINTS: i16 = 10;
 
 /// Compressed batches of this size and more are checked off the event loop: decompressing them takes longer
 /// than others should wait.
@@ -36,6 +42,11 @@ const HEAVY_BYTES: usize = 32 << 10;
 pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
     let broker = Arc::clone(&connection.broker);
     let wake = Arc::clone(&connection.wake);
+    if let Some(id) = &request.transactional_id
+        && broker.transactions.is_elsewhere(id)
+    {
+        return ask_first(connection, call, request);
+    }
     if is_heavy(&request) {
         let deferred = Deferred::new();
         connection.wait_appending(Arc::clone(&deferred));
@@ -43,7 +54,7 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
         let held = record_bytes(&request);
         broker.memory.take(held);
         tokio::task::spawn_blocking(move || {
-            let produced = append_all(&broker, &wake, call, request, None);
+            let produced = append_all(&broker, &wake, call, request, None, &Verdicts::new());
             broker.memory.release(held);
             deferred.set(produced);
             broker.loops.wake_one(None, &wake);
@@ -51,7 +62,7 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
         return Ok(());
     }
     let here = Some(wake.on_loop);
-    match append_all(&broker, &wake, call, request, here).settle() {
+    match append_all(&broker, &wake, call, request, here, &Verdicts::new()).settle() {
         Settled::Silent { failed } => {
             if failed {
                 connection.close();
@@ -63,6 +74,69 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
             connection.wait(Slot::Produce(pending));
             Ok(())
         }
+    }
+}
+
+/// What the coordinator of a transaction said of its partitions, and what was known of the producer before it was asked.
+type Verdicts = HashMap<(Arc<str>, i32), Result<Verified, ErrorCode>>;
+
+/// Serves a request of a transaction that another broker looks after: first it is asked, then the batches are appended.
+/// The next request of the connection waits, as behind any that is appended off the loop.
+fn ask_first(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
+    let (broker, wake) = (Arc::clone(&connection.broker), Arc::clone(&connection.wake));
+    let deferred = Deferred::new();
+    connection.wait_appending(Arc::clone(&deferred));
+    let held = record_bytes(&request);
+    broker.memory.take(held);
+    let scope = broker.scope.clone();
+    scope.spawn("produce", async move {
+        let verdicts = ask(&broker, &request, call.version).await;
+        let (appender, woken) = (Arc::clone(&broker), Arc::clone(&wake));
+        let append = move || append_all(&appender, &woken, call, request, None, &verdicts);
+        // Compressed batches are slow to check, and this is not worth two ways.
+        match tokio::task::spawn_blocking(append).await {
+            Ok(produced) => deferred.set(produced),
+            Err(error) => tracing::error!(%error, "a produce was given up"),
+        }
+        broker.memory.release(held);
+        broker.loops.wake_one(None, &wake);
+    });
+    Ok(())
+}
+
+/// Asks the coordinator about every partition in which the transaction is not open yet.
+async fn ask(broker: &Broker, request: &ProduceRequest, version: i16) -> Verdicts {
+    let mut verdicts = Verdicts::new();
+    let mut asked = Vec::new();
+    let mut producer = None;
+    for topic_data in &request.topic_data {
+        let Some(topic) = find_topic(broker, topic_data, version) else { continue };
+        for data in &topic_data.partition_data {
+            let header = data.records.as_ref().and_then(Records::bytes).and_then(|b| BatchHeader::parse(b));
+            let Some(header) = header.filter(BatchHeader::is_transactional) else { continue };
+            let Ok(partition) = topic.partition(data.index) else { continue };
+            let of = (header.producer_id, header.producer_epoch);
+            if partition.has_open_transaction(header.producer_id) || *producer.get_or_insert(of) != of {
+                continue;
+            }
+            asked.push((Arc::clone(&topic.name), data.index, partition.before_verifying(header.producer_id)));
+        }
+    }
+    if let (Some(id), Some(producer)) = (&request.transactional_id, producer) {
+        let partitions: Vec<(&str, i32)> = asked.iter().map(|(topic, index, _)| (&**topic, *index)).collect();
+        let answers = broker.transactions.verify_anywhere(broker, id, producer, &partitions).await;
+        for ((topic, index, before), answer) in asked.into_iter().zip(answers) {
+            verdicts.insert((topic, index), answer.map(|()| before));
+        }
+    }
+    verdicts
+}
+
+fn find_topic(broker: &Broker, data: &TopicProduceData, version: i16) -> Option<Arc<Topic>> {
+    if version >= 13 {
+        broker.topics.get_by_id(moim_base::TopicId::from_bytes(data.topic_id.0))
+    } else {
+        broker.topics.get(&data.name)
     }
 }
 
@@ -145,17 +219,15 @@ fn append_all(
     call: Call,
     request: ProduceRequest,
     here: Option<usize>,
+    verdicts: &Verdicts,
 ) -> Produced {
     let acks = PendingAcks::new(Arc::clone(wake));
     let mut wakes: Vec<Arc<Wake>> = Vec::new();
     let mut responses = Vec::with_capacity(request.topic_data.len());
     let mut failed = false;
+    let mut node_endpoints = Vec::new();
     for topic_data in request.topic_data {
-        let topic = if call.version >= 13 {
-            broker.topics.get_by_id(moim_base::TopicId::from_bytes(topic_data.topic_id.0))
-        } else {
-            broker.topics.get(&topic_data.name)
-        };
+        let topic = find_topic(broker, &topic_data, call.version);
         let unknown =
             if call.version >= 13 { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
         let mut partition_responses = Vec::with_capacity(topic_data.partition_data.len());
@@ -166,14 +238,21 @@ fn append_all(
                 None => Err(unknown.into()),
                 Some(topic) => {
                     let transactional_id = request.transactional_id.as_deref();
-                    append(broker, topic, data, call.version, transactional_id, &mut wakes)
+                    append(broker, topic, data, call.version, (transactional_id, verdicts), &mut wakes)
                 }
             };
             failed |= appended.is_err();
             if let (Ok((partition, appended)), true) = (&appended, request.acks != 0) {
                 partition.when_committed(appended.end, Ack::Produce(Arc::clone(&acks)));
             }
-            partition_responses.push(partition_response(index, appended, call.version));
+            let misled = matches!(&appended, Err(r) if r.code == ErrorCode::NotLeaderOrFollower);
+            let hint = topic.as_ref().filter(|_| misled && call.version >= LEADER_HINTS);
+            let mut response = partition_response(index, appended, call.version);
+            if let Some((leader, leader_epoch)) = hint.and_then(|topic| broker.hint(topic, index)) {
+                response.current_leader = LeaderIdAndEpoch { leader_id: leader.id.0, leader_epoch };
+                add_endpoint(&mut node_endpoints, leader);
+            }
+            partition_responses.push(response);
         }
         // Detached: an answer that waits for the disk must not keep the whole request in memory.
         let (name, topic_id) = (topic_data.name.detach(), topic_data.topic_id);
@@ -183,7 +262,7 @@ fn append_all(
     let timeout_ms = u64::try_from(request.timeout_ms).unwrap_or(0).min(broker.options.max_wait_ms);
     Produced {
         call,
-        response: ProduceResponse { responses, ..Default::default() },
+        response: ProduceResponse { responses, node_endpoints, ..Default::default() },
         acks,
         deadline: Instant::now() + Duration::from_millis(timeout_ms),
         wants_answer: request.acks != 0,
@@ -196,7 +275,7 @@ fn append(
     topic: &Topic,
     data: PartitionProduceData,
     version: i16,
-    transactional_id: Option<&str>,
+    (transactional_id, verdicts): (Option<&str>, &Verdicts),
     wakes: &mut Vec<Arc<Wake>>,
 ) -> Result<(Arc<Partition>, Appended), Refused> {
     if topic.is_internal() {
@@ -205,17 +284,19 @@ fn append(
             "Only the broker writes to its internal topics.",
         ));
     }
-    let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let partition = topic.partition(data.index)?;
     let batch = the_batch(data.records, version)?;
     let verify = |header: &BatchHeader| {
         let id = transactional_id.ok_or(ErrorCode::InvalidRecord)?;
-        let verified = broker.transactions.verify(
-            id,
-            header.producer_id,
-            header.producer_epoch,
-            &topic.name,
-            data.index,
-        );
+        let asked = || verdicts.get(&(Arc::clone(&topic.name), data.index)).copied();
+        let verified = match if verdicts.is_empty() { None } else { asked() } {
+            Some(verdict) => verdict.map(Some),
+            None => {
+                let (producer_id, epoch) = (header.producer_id, header.producer_epoch);
+                let verified = broker.transactions.verify(id, producer_id, epoch, &topic.name, data.index);
+                verified.map(|()| None)
+            }
+        };
         verified.map_err(|code| verification_error(code, version >= KNOWS_ABORTABLE))
     };
     let bytes = batch.len();

@@ -29,20 +29,25 @@ pub(crate) async fn handle(
     // The group's partition must belong to the transaction, or its marker would never come here.
     let index = broker.groups.partition_of(&request.group_id);
     broker.groups.before_verifying(&broker, &request.group_id, request.producer_id);
-    let verified = broker.transactions.verify(
-        &request.transactional_id,
-        request.producer_id,
-        request.producer_epoch,
-        OFFSETS_TOPIC,
-        index,
-    );
-    if let Err(code) = verified {
+    let verified = broker
+        .transactions
+        .verify_anywhere(
+            &broker,
+            &request.transactional_id,
+            (request.producer_id, request.producer_epoch),
+            &[(OFFSETS_TOPIC, index)],
+        )
+        .await;
+    if let Some(Err(code)) = verified.into_iter().next() {
         broker.groups.after_verifying(request.producer_id);
         return failed(match code {
             ErrorCode::TransactionAbortable => ErrorCode::InvalidTxnState,
-            ErrorCode::ConcurrentTransactions | ErrorCode::CoordinatorLoadInProgress => {
-                ErrorCode::CoordinatorNotAvailable
-            }
+            ErrorCode::ConcurrentTransactions
+            | ErrorCode::CoordinatorLoadInProgress
+            // Of the transaction's coordinator; the client would look for the group's.
+            | ErrorCode::NotCoordinator
+            | ErrorCode::NetworkException
+            | ErrorCode::RequestTimedOut => ErrorCode::CoordinatorNotAvailable,
             other => other,
         });
     }

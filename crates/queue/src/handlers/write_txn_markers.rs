@@ -45,7 +45,7 @@ async fn write(
     topic: &str,
     index: i32,
 ) -> Result<(), ErrorCode> {
-    let partition = broker.topics.partition(topic, index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let partition = broker.topics.partition(topic, index)?;
     let kind = if marker.transaction_result { ControlKind::Commit } else { ControlKind::Abort };
     let wall_ms = broker.clock.wall_ms();
     let WritableTxnMarker { producer_id, producer_epoch, coordinator_epoch, .. } = *marker;
@@ -61,13 +61,7 @@ async fn write(
     partition.when_committed(appended.end, Ack::Call(Box::new(done)));
     committed.await.unwrap_or(Err(ErrorCode::UnknownServerError))?;
     if topic == OFFSETS_TOPIC {
-        broker.groups.on_marker(
-            broker,
-            index as usize,
-            producer_id,
-            producer_epoch,
-            marker.transaction_result,
-        );
+        broker.groups.on_marker(broker, index, producer_id, producer_epoch, marker.transaction_result);
     }
     Ok(())
 }

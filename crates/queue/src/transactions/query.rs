@@ -96,6 +96,8 @@ pub fn verification_error(error: ErrorCode, knows_abortable: bool) -> ErrorCode 
         ErrorCode::ConcurrentTransactions
         | ErrorCode::CoordinatorLoadInProgress
         | ErrorCode::CoordinatorNotAvailable
+        | ErrorCode::NetworkException
+        | ErrorCode::RequestTimedOut
         | ErrorCode::NotCoordinator => ErrorCode::NotEnoughReplicas,
         other => other,
     }

@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)] // tests
 
 mod connections;
+mod nodes;
 mod support;
 mod versions;

@@ -28,7 +28,8 @@ pub(crate) struct Running {
     server: Option<Server>,
     store: Arc<Store>,
     pub(crate) broker: Arc<Broker>,
-    _folder: tempfile::TempDir,
+    /// Kept when the broker is to start again.
+    folder: Option<tempfile::TempDir>,
 }
 
 pub(crate) fn start() -> Running {
@@ -41,13 +42,24 @@ pub(crate) fn start_with(change: impl FnOnce(&mut BrokerOptions)) -> Running {
 
 pub(crate) fn start_on(store: StoreOptions, change: impl FnOnce(&mut BrokerOptions)) -> Running {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
+    start_in(folder, repository, store, change)
+}
+
+/// A broker on the data in `folder` and the metadata in `repository`.
+pub(crate) fn start_in(
+    folder: tempfile::TempDir,
+    repository: Arc<MemoryRepository>,
+    store: StoreOptions,
+    change: impl FnOnce(&mut BrokerOptions),
+) -> Running {
     let clock: Arc<SystemClock> = Arc::new(SystemClock::new());
     let options = StoreOptions { min_free_bytes: 0, ..store };
     let store = Arc::new(Store::open(folder.path(), Arc::new(RealDisk), clock.clone(), options).unwrap());
     let shutdown = Shutdown::new();
     let parts = BrokerParts {
         store: Arc::clone(&store),
-        repository: Arc::new(MemoryRepository::new(clock.clone())),
+        repository,
         clock,
         metrics: Arc::new(Metrics::new()),
         shutdown: shutdown.clone(),
@@ -65,16 +77,32 @@ pub(crate) fn start_on(store: StoreOptions, change: impl FnOnce(&mut BrokerOptio
     store.set_sink(broker.sink());
     store.start();
     let server = Server::start(Arc::clone(&broker)).unwrap();
-    Running { address: server.address(), shutdown, server: Some(server), store, broker, _folder: folder }
+    let address = server.address();
+    Running { address, shutdown, server: Some(server), store, broker, folder: Some(folder) }
+}
+
+impl Running {
+    /// Ends it; as a crash would, unless in order. Gives its data back.
+    pub(crate) fn stop(mut self, in_order: bool) -> tempfile::TempDir {
+        let folder = self.folder.take().unwrap();
+        self.end(in_order);
+        folder
+    }
+
+    fn end(&mut self, in_order: bool) {
+        self.shutdown.stop();
+        if let Some(server) = self.server.take() {
+            server.join();
+            if in_order {
+                self.store.close().unwrap();
+            }
+        }
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.shutdown.stop();
-        if let Some(server) = self.server.take() {
-            server.join();
-        }
-        self.store.close().unwrap();
+        self.end(true);
     }
 }
 

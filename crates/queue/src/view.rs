@@ -1,0 +1,144 @@
+//! Follows the state repository: what it says of topics, partitions, brokers and settings is what this broker acts on,
+//! whoever wrote it.
+//!
+//! Everything under [`ROOT`] is listed once and watched from there on; after a gap it is listed again. Partitions that
+//! no record places (their topic's maker crashed) are placed by the first of the running brokers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use moim_cluster::{Entry, Event};
+
+use crate::broker::Broker;
+use crate::broker_config;
+use crate::partition::Refused;
+use crate::topics::refuse_repository;
+
+/// Everything the cluster knows about itself.
+const ROOT: &str = "/moim/";
+/// How long to wait before the repository is asked again.
+const RETRY: Duration = Duration::from_millis(200);
+/// How often to look for partitions without a place. One round passes before something is done: whoever makes a topic
+/// is given the time to finish.
+const HEAL: Duration = Duration::from_secs(1);
+
+impl Broker {
+    /// Takes in everything there is. At the start of the node this waits for as long as the repository takes.
+    pub(crate) async fn read_repository(&self, first: bool) -> Result<(), Refused> {
+        let (revision, entries) = loop {
+            match self.repository.list(ROOT).await {
+                Ok(listed) => break listed,
+                Err(error) if error.is_retryable() && !self.shutdown.is_stopped() => {
+                    tracing::info!(%error, "the state repository does not answer yet");
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(error) => return Err(refuse_repository(error)),
+            }
+        };
+        self.brokers.reset(&entries);
+        self.topics.take_in_all(&entries, revision, first).await?;
+        if let Some(entry) = entries.iter().find(|entry| entry.key == broker_config::KEY) {
+            self.on_settings(entry)?;
+        }
+        self.revision.store(revision, Ordering::Release);
+        self.follow()
+    }
+
+    async fn on_event(&self, event: Event) -> Result<(), Refused> {
+        let revision = event.revision();
+        match &event {
+            Event::Put(entry) => self.on_put(entry).await?,
+            Event::Delete { key, revision } => {
+                self.brokers.on_delete(key);
+                self.topics.take_out(key, *revision).await;
+            }
+        }
+        self.revision.store(revision, Ordering::Release);
+        self.follow()
+    }
+
+    async fn on_put(&self, entry: &Entry) -> Result<(), Refused> {
+        if entry.key == broker_config::KEY {
+            return self.on_settings(entry);
+        }
+        if !self.brokers.on_put(entry) {
+            self.topics.take_in(entry).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes down what a start changes: places of partitions that have none and whose journals are here, and leader
+    /// epochs that began because the last stop was not in order.
+    async fn settle(&self) -> Result<(), Refused> {
+        let hosts = self.hosts();
+        self.topics.place_the_placeless(&hosts, hosts.len() > 1).await?;
+        self.topics.announce_epochs().await?;
+        self.follow()
+    }
+
+    /// One round of looking for partitions without a place; `seen` is whether the last round found some.
+    async fn heal(&self, seen: bool) -> bool {
+        let bare = self.topics.all().iter().any(|t| t.seats.load().iter().any(|s| !s.place().is_known()));
+        let first = self.live().first().is_some_and(|broker| broker.id == self.options.node_id);
+        if bare && seen {
+            match self.topics.place_the_placeless(&self.hosts(), !first).await {
+                Ok(placed) if placed > 0 => tracing::info!(placed, "gave partitions a place that had none"),
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "cannot place partitions; trying again"),
+            }
+            if let Err(error) = self.follow() {
+                tracing::error!(%error, "cannot act on a new place");
+            }
+        }
+        bare
+    }
+}
+
+/// Follows the repository until the broker stops.
+pub(crate) async fn run(broker: Arc<Broker>) {
+    while let Err(error) = broker.settle().await {
+        tracing::warn!(%error, "cannot write down what has begun with this start; trying again");
+        tokio::select! {
+            () = tokio::time::sleep(RETRY) => {}
+            () = broker.shutdown.stopped() => return,
+        }
+    }
+    let mut bare = false;
+    let mut round = tokio::time::interval(HEAL);
+    while !broker.shutdown.is_stopped() {
+        let from = broker.revision.load(Ordering::Acquire) + 1;
+        let mut watch = match broker.repository.watch(ROOT, from).await {
+            Ok(watch) => watch,
+            Err(error) => {
+                tracing::warn!(%error, "cannot watch the state repository; trying again");
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY) => continue,
+                    () = broker.shutdown.stopped() => return,
+                }
+            }
+        };
+        loop {
+            tokio::select! {
+                event = watch.next() => match event {
+                    Some(Ok(event)) => {
+                        if let Err(error) = broker.on_event(event).await {
+                            tracing::error!(%error, "cannot act on a change of the state repository");
+                        }
+                    }
+                    Some(Err(gap)) => {
+                        tracing::info!(%gap, "changes were missed; reading everything again");
+                        break;
+                    }
+                    None => break,
+                },
+                _ = round.tick() => bare = broker.heal(bare).await,
+                () = broker.shutdown.stopped() => return,
+            }
+        }
+        if let Err(error) = broker.read_repository(false).await {
+            tracing::error!(%error, "cannot read the state repository");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}

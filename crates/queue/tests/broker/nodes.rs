@@ -1,0 +1,501 @@
+//! Several brokers on one state repository: each partition is led by one of them, and every one knows which.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use moim_base::SystemClock;
+use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+use moim_cluster::{Expect, MemoryRepository, StateRepository, Txn};
+use moim_journal::StoreOptions;
+use moim_wire_kafka::compression::Compression;
+use moim_wire_kafka::messages::*;
+use moim_wire_kafka::records::BatchBuilder;
+use moim_wire_kafka::{ErrorCode, Records};
+
+use crate::support::{Client, Running, start_in};
+
+/// Brokers 1, 2, ….
+struct Cluster {
+    repository: Arc<MemoryRepository>,
+    brokers: Vec<Option<Running>>,
+}
+
+fn wait<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Waits until something holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Cluster {
+    fn start(count: i32) -> Self {
+        let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
+        let mut cluster = Self { repository, brokers: Vec::new() };
+        for id in 1..=count {
+            let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+            cluster.brokers.push(Some(cluster.run(id, folder)));
+        }
+        for id in 1..=count {
+            until("every broker sees all", || cluster.metadata(id, &[]).brokers.len() == count as usize);
+        }
+        cluster
+    }
+
+    /// Starts a broker and says in the repository that it runs.
+    fn run(&self, id: i32, folder: tempfile::TempDir) -> Running {
+        let running = start_in(folder, Arc::clone(&self.repository), StoreOptions::default(), |options| {
+            options.node_id = moim_base::BrokerId(id);
+            options.rack = Some(format!("zone-{id}"));
+            options.event_loops = 1;
+        });
+        let zone = format!("zone-{id}");
+        let node =
+            NodeRecord { node_id: id, kafka: running.address.to_string(), zone, ..NodeRecord::default() };
+        let member = MemberRecord { node_id: id, ..MemberRecord::default() };
+        let txn = Txn::new().put(node_key(id), node.to_bytes()).put(member_key(id), member.to_bytes());
+        wait(self.repository.txn(txn)).unwrap();
+        running
+    }
+
+    /// Stops a broker and takes its mark away, as the end of its lease would.
+    fn stop(&mut self, id: i32, in_order: bool) -> tempfile::TempDir {
+        let folder = self.brokers[id as usize - 1].take().unwrap().stop(in_order);
+        wait(self.repository.txn(Txn::new().delete(member_key(id)))).unwrap();
+        folder
+    }
+
+    fn start_again(&mut self, id: i32, folder: tempfile::TempDir) {
+        self.brokers[id as usize - 1] = Some(self.run(id, folder));
+    }
+
+    fn client(&self, id: i32) -> Client {
+        Client::connect(self.brokers[id as usize - 1].as_ref().unwrap())
+    }
+
+    fn metadata(&self, id: i32, topics: &[&str]) -> MetadataResponse {
+        let named = |name: &&str| MetadataRequestTopic { name: Some((*name).into()), ..Default::default() };
+        let request = MetadataRequest {
+            topics: Some(topics.iter().map(named).collect()),
+            allow_auto_topic_creation: false,
+            ..Default::default()
+        };
+        self.client(id).call(&request, 12).unwrap()
+    }
+
+    /// The leaders of a topic's partitions, as one broker tells them.
+    fn leaders(&self, id: i32, topic: &str) -> Vec<i32> {
+        self.metadata(id, &[topic]).topics[0].partitions.iter().map(|p| p.leader_id).collect()
+    }
+
+    /// Makes a topic through one broker and waits until all know it.
+    fn topic(&self, through: i32, name: &str, partitions: i32) -> Vec<i32> {
+        self.client(through).create_topic(name, partitions);
+        self.agreed_leaders(name, partitions)
+    }
+
+    fn agreed_leaders(&self, name: &str, partitions: i32) -> Vec<i32> {
+        let ids: Vec<i32> = (1..).zip(&self.brokers).filter(|(_, b)| b.is_some()).map(|(id, _)| id).collect();
+        let mut agreed = Vec::new();
+        until("every broker knows every leader", || {
+            let told: Vec<_> = ids.iter().map(|id| self.leaders(*id, name)).collect();
+            agreed.clone_from(&told[0]);
+            agreed.len() == partitions as usize && !agreed.contains(&-1) && told.iter().all(|t| *t == agreed)
+        });
+        agreed
+    }
+
+    /// Who looks after a group (0) or a transactional id (1), which all brokers must agree on.
+    fn coordinator(&self, kind: i8, key: &str) -> i32 {
+        let request = FindCoordinatorRequest {
+            key_type: kind,
+            coordinator_keys: vec![key.into()],
+            ..Default::default()
+        };
+        let ask = |id: i32| {
+            let answer: FindCoordinatorResponse = self.client(id).call(&request, 4).unwrap();
+            let found = answer.coordinators[0].clone();
+            (found.error_code == 0).then_some(found.node_id)
+        };
+        let mut found = None;
+        until("brokers agree on a coordinator", || {
+            found = ask(1);
+            found.is_some() && (2..=self.brokers.len() as i32).all(|id| ask(id) == found)
+        });
+        found.unwrap()
+    }
+}
+
+fn produce(
+    client: &mut Client,
+    topic: &str,
+    index: i32,
+    batch: Bytes,
+    txn: Option<&str>,
+) -> PartitionProduceResponse {
+    let data = PartitionProduceData { index, records: Some(Records::Bytes(batch)) };
+    let topic_data =
+        vec![TopicProduceData { name: topic.into(), partition_data: vec![data], ..Default::default() }];
+    let request =
+        ProduceRequest { acks: -1, timeout_ms: 10_000, transactional_id: txn.map(Into::into), topic_data };
+    let response: ProduceResponse = client.call(&request, 10).unwrap();
+    response.responses[0].partition_responses[0].clone()
+}
+
+fn plain(value: &str) -> Bytes {
+    let mut batch = BatchBuilder::new(Compression::None);
+    batch.push(1_700_000_000_000, Some(b"k"), Some(value.as_bytes()), &[]);
+    batch.build()
+}
+
+fn transactional(producer: (i64, i16), sequence: i32, value: &str) -> Bytes {
+    let batch = BatchBuilder::new(Compression::None);
+    let mut batch = batch.producer(producer.0, producer.1, sequence).transactional(true);
+    batch.push(1_700_000_000_000, Some(b"k"), Some(value.as_bytes()), &[]);
+    batch.build()
+}
+
+/// What a consumer that reads only what is committed sees of a partition: records and the last stable offset.
+fn fetch(client: &mut Client, topic: &str, partition: i32) -> PartitionData {
+    let wanted = FetchPartition { partition, partition_max_bytes: 1 << 20, ..Default::default() };
+    let topic = FetchTopic { topic: topic.into(), partitions: vec![wanted], ..Default::default() };
+    let request = FetchRequest {
+        max_bytes: 1 << 20,
+        isolation_level: 1,
+        session_epoch: -1,
+        topics: vec![topic],
+        ..Default::default()
+    };
+    let response: FetchResponse = client.call(&request, 12).unwrap();
+    response.responses[0].partitions[0].clone()
+}
+
+#[test]
+fn a_topic_made_through_one_broker_is_served_by_all() {
+    let cluster = Cluster::start(3);
+    let leaders = cluster.topic(2, "t", 6);
+    for id in 1..=3 {
+        assert_eq!(leaders.iter().filter(|l| **l == id).count(), 2, "{leaders:?}");
+    }
+    let shown = cluster.metadata(3, &["t"]);
+    assert_eq!(shown.brokers.iter().map(|b| b.node_id).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(shown.brokers[0].rack.as_deref(), Some("zone-1"));
+    assert_eq!(shown.controller_id, cluster.metadata(1, &["t"]).controller_id);
+    for (index, leader) in (0..).zip(&leaders) {
+        let answer = produce(&mut cluster.client(*leader), "t", index, plain("v"), None);
+        assert_eq!((answer.error_code, answer.base_offset), (0, 0));
+        assert_eq!(fetch(&mut cluster.client(*leader), "t", index).high_watermark, 1);
+        let other = leader % 3 + 1;
+        let misled = produce(&mut cluster.client(other), "t", index, plain("v"), None);
+        assert_eq!(misled.error_code, ErrorCode::NotLeaderOrFollower as i16);
+        assert_eq!(misled.current_leader.leader_id, *leader);
+        let misled = fetch(&mut cluster.client(other), "t", index);
+        assert_eq!(misled.error_code, ErrorCode::NotLeaderOrFollower as i16);
+        assert_eq!(misled.current_leader.leader_id, *leader);
+    }
+}
+
+#[test]
+fn topics_are_changed_through_any_broker() {
+    let cluster = Cluster::start(2);
+    cluster.topic(1, "t", 2);
+    let grow = CreatePartitionsTopic { name: "t".into(), count: 5, ..Default::default() };
+    let request = CreatePartitionsRequest { topics: vec![grow], ..Default::default() };
+    let answer: CreatePartitionsResponse = cluster.client(2).call(&request, 1).unwrap();
+    assert_eq!(answer.results[0].error_code, 0, "{answer:?}");
+    cluster.agreed_leaders("t", 5);
+    let twice: CreateTopicsResponse = {
+        let topic = CreatableTopic {
+            name: "t".into(),
+            num_partitions: 1,
+            replication_factor: 1,
+            ..Default::default()
+        };
+        cluster.client(2).call(&CreateTopicsRequest { topics: vec![topic], ..Default::default() }, 5).unwrap()
+    };
+    assert_eq!(twice.topics[0].error_code, ErrorCode::TopicAlreadyExists as i16);
+    let delete = DeleteTopicsRequest { topic_names: vec!["t".into()], ..Default::default() };
+    for round in 0..5 {
+        // At once through the other broker, which may not have seen the change before.
+        let (one, two) = if round % 2 == 0 { (1, 2) } else { (2, 1) };
+        let gone: DeleteTopicsResponse = cluster.client(one).call(&delete, 4).unwrap();
+        assert_eq!(gone.responses[0].error_code, 0, "{gone:?}");
+        cluster.client(two).create_topic("t", 3);
+    }
+    let leaders = cluster.agreed_leaders("t", 3);
+    for (index, leader) in (0..).zip(leaders) {
+        let answer = produce(&mut cluster.client(leader), "t", index, plain("v"), None);
+        assert_eq!((answer.error_code, answer.base_offset), (0, 0), "the new topic is empty");
+    }
+}
+
+#[test]
+fn settings_changed_through_one_broker_act_on_all() {
+    let cluster = Cluster::start(2);
+    let leaders = cluster.topic(1, "t", 2);
+    let (other, index) = if leaders[0] == 2 { (1, 0) } else { (1, 1) };
+    let config = incremental_alter_configs::AlterableConfig {
+        name: "max.message.bytes".into(),
+        config_operation: 0,
+        value: Some("10".into()),
+    };
+    let resource = incremental_alter_configs::AlterConfigsResource {
+        resource_type: 2,
+        resource_name: "t".into(),
+        configs: vec![config],
+    };
+    let request = IncrementalAlterConfigsRequest { resources: vec![resource], ..Default::default() };
+    let answer: IncrementalAlterConfigsResponse = cluster.client(other).call(&request, 1).unwrap();
+    assert_eq!(answer.responses[0].error_code, 0, "{answer:?}");
+    until("the leader refuses what is too large now", || {
+        let answer = produce(&mut cluster.client(2), "t", index, plain("v"), None);
+        answer.error_code == ErrorCode::MessageTooLarge as i16
+    });
+}
+
+#[test]
+fn groups_are_looked_after_by_the_leader_of_their_partition() {
+    let cluster = Cluster::start(3);
+    cluster.topic(1, "t", 1);
+    let mut keepers = std::collections::HashSet::new();
+    for number in 0..12 {
+        let group = format!("group-{number}");
+        let keeper = cluster.coordinator(0, &group);
+        keepers.insert(keeper);
+        let partition = OffsetCommitRequestPartition { committed_offset: number, ..Default::default() };
+        let topic =
+            OffsetCommitRequestTopic { name: "t".into(), partitions: vec![partition], ..Default::default() };
+        let commit = OffsetCommitRequest {
+            group_id: group.as_str().into(),
+            generation_id_or_member_epoch: -1,
+            topics: vec![topic],
+            ..Default::default()
+        };
+        let code = |id| {
+            let answer: OffsetCommitResponse = cluster.client(id).call(&commit, 7).unwrap();
+            answer.topics[0].partitions[0].error_code
+        };
+        assert_eq!(code(keeper), 0);
+        assert_eq!(code(keeper % 3 + 1), ErrorCode::NotCoordinator as i16);
+        let fetch =
+            OffsetFetchRequest { group_id: group.as_str().into(), topics: None, ..Default::default() };
+        let committed = |id| -> OffsetFetchResponse { cluster.client(id).call(&fetch, 7).unwrap() };
+        assert_eq!(committed(keeper).topics[0].partitions[0].committed_offset, number);
+        assert_eq!(committed(keeper % 3 + 1).error_code, ErrorCode::NotCoordinator as i16);
+        let beat = HeartbeatRequest { group_id: group.as_str().into(), ..Default::default() };
+        let beat: HeartbeatResponse = cluster.client(keeper % 3 + 1).call(&beat, 4).unwrap();
+        assert_eq!(beat.error_code, ErrorCode::NotCoordinator as i16);
+    }
+    assert!(keepers.len() > 1, "the groups are spread: {keepers:?}");
+}
+
+#[test]
+fn producer_ids_are_given_once_in_the_cluster() {
+    let cluster = Cluster::start(2);
+    let mut seen = std::collections::HashSet::new();
+    for id in [1, 2, 1, 2] {
+        let request = InitProducerIdRequest { producer_id: -1, producer_epoch: -1, ..Default::default() };
+        let answer: InitProducerIdResponse = cluster.client(id).call(&request, 4).unwrap();
+        assert_eq!(answer.error_code, 0);
+        assert!(seen.insert(answer.producer_id));
+    }
+}
+
+/// A transactional producer that does what clients do.
+struct Producer<'a> {
+    cluster: &'a Cluster,
+    id: String,
+    keeper: i32,
+    producer: (i64, i16),
+}
+
+impl<'a> Producer<'a> {
+    fn new(cluster: &'a Cluster, id: String) -> Self {
+        let keeper = cluster.coordinator(1, &id);
+        let request = InitProducerIdRequest {
+            transactional_id: Some(id.as_str().into()),
+            transaction_timeout_ms: 60_000,
+            producer_id: -1,
+            producer_epoch: -1,
+        };
+        let answer: InitProducerIdResponse = cluster.client(keeper).call(&request, 4).unwrap();
+        assert_eq!(answer.error_code, 0, "{answer:?}");
+        Self { cluster, id, keeper, producer: (answer.producer_id, answer.producer_epoch) }
+    }
+
+    fn add(&self, topic: &str, partitions: Vec<i32>) {
+        let topic = AddPartitionsToTxnTopic { name: topic.into(), partitions };
+        let request = AddPartitionsToTxnRequest {
+            v3_and_below_transactional_id: self.id.as_str().into(),
+            v3_and_below_producer_id: self.producer.0,
+            v3_and_below_producer_epoch: self.producer.1,
+            v3_and_below_topics: vec![topic],
+            ..Default::default()
+        };
+        let answer: AddPartitionsToTxnResponse = self.cluster.client(self.keeper).call(&request, 3).unwrap();
+        let results = answer.results_by_topic_v3_and_below.iter().flat_map(|t| &t.results_by_partition);
+        results.for_each(|r| assert_eq!(r.partition_error_code, 0));
+    }
+
+    fn end(&self, committed: bool) -> i16 {
+        let request = EndTxnRequest {
+            transactional_id: self.id.as_str().into(),
+            producer_id: self.producer.0,
+            producer_epoch: self.producer.1,
+            committed,
+        };
+        let answer: EndTxnResponse = self.cluster.client(self.keeper).call(&request, 3).unwrap();
+        answer.error_code
+    }
+}
+
+#[test]
+fn transactions_span_brokers() {
+    let cluster = Cluster::start(3);
+    let leaders = cluster.topic(1, "t", 3);
+    let mut keepers = std::collections::HashSet::new();
+    for number in 0..6 {
+        let producer = Producer::new(&cluster, format!("txn-{number}"));
+        keepers.insert(producer.keeper);
+        // What the coordinator was not told of is refused, wherever the coordinator is.
+        let early = transactional(producer.producer, 0, "early");
+        for (index, leader) in (0..).zip(&leaders) {
+            let refused =
+                produce(&mut cluster.client(*leader), "t", index, early.clone(), Some(&producer.id));
+            assert_ne!(refused.error_code, 0, "partition {index} takes a record of no transaction");
+        }
+        producer.add("t", vec![0, 1, 2]);
+        let before: Vec<i64> =
+            (0..).zip(&leaders).map(|(p, l)| fetch(&mut cluster.client(*l), "t", p).high_watermark).collect();
+        for (index, leader) in (0..).zip(&leaders) {
+            let batch = transactional(producer.producer, 0, "v");
+            let answer = produce(&mut cluster.client(*leader), "t", index, batch, Some(&producer.id));
+            assert_eq!(answer.error_code, 0, "{answer:?}");
+            assert_eq!(
+                fetch(&mut cluster.client(*leader), "t", index).last_stable_offset,
+                before[index as usize]
+            );
+        }
+        assert_eq!(producer.end(number % 2 == 0), 0);
+        for (index, leader) in (0..).zip(&leaders) {
+            // The record and its marker.
+            let end = before[index as usize] + 2;
+            until("the marker is there", || {
+                fetch(&mut cluster.client(*leader), "t", index).last_stable_offset == end
+            });
+        }
+    }
+    assert!(keepers.len() > 1, "coordinators are spread: {keepers:?}");
+}
+
+#[test]
+fn offsets_of_a_transaction_count_when_it_commits_wherever_the_group_is() {
+    let cluster = Cluster::start(3);
+    cluster.topic(1, "t", 1);
+    let mut apart = 0;
+    for number in 0..8 {
+        let producer = Producer::new(&cluster, format!("txn-{number}"));
+        let group = format!("group-{}", 7 * number);
+        let keeper = cluster.coordinator(0, &group);
+        apart += i32::from(keeper != producer.keeper);
+        let add = AddOffsetsToTxnRequest {
+            transactional_id: producer.id.as_str().into(),
+            producer_id: producer.producer.0,
+            producer_epoch: producer.producer.1,
+            group_id: group.as_str().into(),
+        };
+        let partition = TxnOffsetCommitRequestPartition { committed_offset: 42, ..Default::default() };
+        let commit = TxnOffsetCommitRequest {
+            transactional_id: producer.id.as_str().into(),
+            group_id: group.as_str().into(),
+            producer_id: producer.producer.0,
+            producer_epoch: producer.producer.1,
+            topics: vec![TxnOffsetCommitRequestTopic { name: "t".into(), partitions: vec![partition] }],
+            ..Default::default()
+        };
+        let send = || {
+            let answer: TxnOffsetCommitResponse = cluster.client(keeper).call(&commit, 3).unwrap();
+            answer.topics[0].partitions[0].error_code
+        };
+        assert_ne!(send(), 0, "the transaction does not include the group yet");
+        let added: AddOffsetsToTxnResponse = cluster.client(producer.keeper).call(&add, 3).unwrap();
+        assert_eq!(added.error_code, 0);
+        assert_eq!(send(), 0);
+        let fetch =
+            OffsetFetchRequest { group_id: group.as_str().into(), topics: None, ..Default::default() };
+        let committed = || {
+            let answer: OffsetFetchResponse = cluster.client(keeper).call(&fetch, 7).unwrap();
+            answer.topics.first().map_or(-1, |t| t.partitions[0].committed_offset)
+        };
+        assert_eq!(committed(), -1);
+        assert_eq!(producer.end(true), 0);
+        until("the offsets count", || committed() == 42);
+    }
+    assert!(apart > 0, "no group had another coordinator than the transaction");
+}
+
+#[test]
+fn a_broker_that_is_away_leads_nothing_and_comes_back_with_its_data() {
+    let mut cluster = Cluster::start(3);
+    let leaders = cluster.topic(1, "t", 3);
+    let of_two = leaders.iter().position(|l| *l == 2).unwrap() as i32;
+    let group = (0..).map(|n| format!("group-{n}")).find(|g| cluster.coordinator(0, g) == 2).unwrap();
+    assert_eq!(produce(&mut cluster.client(2), "t", of_two, plain("v"), None).error_code, 0);
+    let epoch = |cluster: &Cluster, id| {
+        let shown = cluster.metadata(id, &["t"]);
+        let partition = shown.topics[0].partitions[of_two as usize].clone();
+        (partition.leader_id, partition.leader_epoch, partition.offline_replicas)
+    };
+    assert_eq!(epoch(&cluster, 1), (2, 0, vec![]));
+    let folder = cluster.stop(2, false);
+    until("the others know that it is away", || epoch(&cluster, 1).0 == -1);
+    assert_eq!(epoch(&cluster, 3).2, [2]);
+    let request = FindCoordinatorRequest { coordinator_keys: vec![group.into()], ..Default::default() };
+    let answer: FindCoordinatorResponse = cluster.client(1).call(&request, 4).unwrap();
+    assert_eq!(answer.coordinators[0].error_code, ErrorCode::CoordinatorNotAvailable as i16);
+    cluster.start_again(2, folder);
+    // It did not stop in order: its next records are of a new leadership, which every broker tells clients of.
+    until("everybody knows the new epoch", || (1..=3).all(|id| epoch(&cluster, id) == (2, 1, vec![])));
+    assert_eq!(fetch(&mut cluster.client(2), "t", of_two).high_watermark, 1);
+    let answer = produce(&mut cluster.client(2), "t", of_two, plain("w"), None);
+    assert_eq!((answer.error_code, answer.base_offset), (0, 1));
+}
+
+#[test]
+fn partitions_that_nobody_placed_get_a_place() {
+    let cluster = Cluster::start(2);
+    let record =
+        r#"{"id":"00000000000000010000000000000007","partitions":4,"replication_factor":1,"configs":{}}"#;
+    let swap = cluster.repository.compare_and_swap(
+        "/moim/topics/half-made",
+        Expect::Absent,
+        Some(Bytes::from(record)),
+        None,
+    );
+    wait(swap).unwrap();
+    let leaders = cluster.agreed_leaders("half-made", 4);
+    assert_eq!(leaders.iter().filter(|l| **l == 1).count(), 2, "{leaders:?}");
+    for (index, leader) in (0..).zip(leaders) {
+        assert_eq!(produce(&mut cluster.client(leader), "half-made", index, plain("v"), None).error_code, 0);
+    }
+}
+
+#[test]
+fn a_large_topic_is_made_and_deleted_in_several_steps() {
+    let cluster = Cluster::start(2);
+    let leaders = cluster.topic(1, "large", 300);
+    assert_eq!(leaders.iter().filter(|l| **l == 1).count(), 150);
+    let delete = DeleteTopicsRequest { topic_names: vec!["large".into()], ..Default::default() };
+    let gone: DeleteTopicsResponse = cluster.client(2).call(&delete, 4).unwrap();
+    assert_eq!(gone.responses[0].error_code, 0);
+    let (_, left) = wait(cluster.repository.list("/moim/partitions/")).unwrap();
+    assert!(left.is_empty(), "{} records are left", left.len());
+    until("the other broker lets go", || cluster.metadata(1, &["large"]).topics[0].error_code != 0);
+}
