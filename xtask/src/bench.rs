@@ -1,4 +1,4 @@
-//! `cargo xtask bench queue`: the side-by-side comparison of docs/performance.md.
+//! `cargo xtask bench queue|coord`: the side-by-side comparisons of docs/performance.md.
 //!
 //! Builds the release binary, hands everything to `moim-bench`, prints what comes back. Progress goes to stderr.
 
@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
-use moim_bench::queue::{METRICS, Options, run as run_queue};
+use moim_bench::report::Report;
 use moim_bench::slices::Plan;
+use moim_bench::{coord, queue};
+
+use crate::etcd;
 
 /// What to measure.
 #[derive(Args)]
@@ -23,10 +26,14 @@ enum What {
     /// The queue against Kafka and against the limits of this machine
     #[command(after_help = "Example: cargo xtask bench queue --metric 1 --metric 5 --pairs 5")]
     Queue(Queue),
+    /// Coordination against etcd
+    #[command(after_help = "Example: cargo xtask bench coord --metric 12 --pairs 5")]
+    Coord(Coord),
 }
 
+/// What every comparison can be told.
 #[derive(Args)]
-struct Queue {
+struct Common {
     /// Metric number of docs/performance.md; may be repeated [default: all]
     #[arg(long = "metric", value_name = "N")]
     metrics: Vec<u8>,
@@ -39,18 +46,36 @@ struct Queue {
     /// Share of the machine, in percent, that other processes may use before a pair is dropped
     #[arg(long, default_value_t = 10.0, value_name = "PERCENT")]
     noise: f64,
-    /// The other broker
-    #[arg(long, value_enum, default_value_t = Peer::Kafka)]
-    peer: Peer,
-    /// Partitions of the start-up test (metric 15)
-    #[arg(long, default_value_t = 10_000)]
-    partitions: usize,
     /// Measure this binary instead of building one
     #[arg(long, value_name = "PATH")]
     moim: Option<PathBuf>,
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
+}
+
+#[derive(Args)]
+struct Queue {
+    #[command(flatten)]
+    common: Common,
+    /// The other broker
+    #[arg(long, value_enum, default_value_t = Peer::Kafka)]
+    peer: Peer,
+    /// Partitions of the start-up test (metric 15)
+    #[arg(long, default_value_t = 10_000)]
+    partitions: usize,
+}
+
+#[derive(Args)]
+struct Coord {
+    #[command(flatten)]
+    common: Common,
+    /// A program of etcd to compare with; may be repeated [default: the installed one, and 3.5 built with Go]
+    #[arg(long = "etcd", value_name = "PATH")]
+    etcd: Vec<PathBuf>,
+    /// How often the leader is killed (metric 17)
+    #[arg(long, default_value_t = 5)]
+    failovers: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -68,30 +93,72 @@ enum Output {
 /// Runs it; false never, since a missed aim is a finding and not a failure.
 #[allow(clippy::print_stdout)] // The report is this command's data.
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
-    let What::Queue(queue) = &bench.what;
-    if let Some(unknown) = queue.metrics.iter().find(|number| !METRICS.contains(number)) {
-        bail!("there is no metric {unknown}; the queue has {METRICS:?}");
-    }
-    ensure!(queue.pairs > 0, "at least one pair");
-    let target = target_dir(root)?;
-    let moim = match &queue.moim {
-        Some(path) => path.clone(),
-        None => build(root, &target)?,
+    let (common, report) = match &bench.what {
+        What::Queue(args) => (&args.common, run_queue(root, args)?),
+        What::Coord(args) => (&args.common, run_coord(root, args)?),
     };
-    let options = Options {
-        metrics: if queue.metrics.is_empty() { METRICS.to_vec() } else { queue.metrics.clone() },
-        plan: Plan { pairs: queue.pairs, slice: queue.slice, noise_limit: queue.noise / 100.0 },
-        with_kafka: queue.peer == Peer::Kafka,
-        moim,
-        scratch: target.join("bench"),
-        many_partitions: queue.partitions,
-    };
-    let report = run_queue(&options, &mut |line| eprintln!("{line}"))?;
-    match queue.output {
+    match common.output {
         Output::Table => println!("{}", report.table()),
         Output::Json => println!("{}", report.json()?),
     }
     Ok(true)
+}
+
+fn run_queue(root: &Path, args: &Queue) -> Result<Report> {
+    let target = target_dir(root)?;
+    let options = queue::Options {
+        metrics: args.common.metrics(&queue::METRICS)?,
+        plan: args.common.plan()?,
+        with_kafka: args.peer == Peer::Kafka,
+        moim: args.common.moim(root, &target)?,
+        scratch: target.join("bench"),
+        many_partitions: args.partitions,
+    };
+    queue::run(&options, &mut |line| eprintln!("{line}"))
+}
+
+fn run_coord(root: &Path, args: &Coord) -> Result<Report> {
+    let target = target_dir(root)?;
+    let mut notes = Vec::new();
+    let mut peers = args.etcd.clone();
+    if peers.is_empty() {
+        peers.extend(etcd::installed());
+        match etcd::built(&target.join("bench")) {
+            Ok(program) => peers.push(program),
+            Err(why) => notes.push(format!("etcd 3.5 was not measured: {why:#}")),
+        }
+    }
+    let options = coord::Options {
+        metrics: args.common.metrics(&coord::METRICS)?,
+        plan: args.common.plan()?,
+        moim: args.common.moim(root, &target)?,
+        etcd: peers,
+        failovers: args.failovers,
+    };
+    let mut report = coord::run(&options, &mut |line| eprintln!("{line}"))?;
+    report.notes.extend(notes);
+    Ok(report)
+}
+
+impl Common {
+    fn metrics(&self, known: &[u8]) -> Result<Vec<u8>> {
+        if let Some(unknown) = self.metrics.iter().find(|number| !known.contains(number)) {
+            bail!("there is no metric {unknown}; there are {known:?}");
+        }
+        Ok(if self.metrics.is_empty() { known.to_vec() } else { self.metrics.clone() })
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        ensure!(self.pairs > 0, "at least one pair");
+        Ok(Plan { pairs: self.pairs, slice: self.slice, noise_limit: self.noise / 100.0 })
+    }
+
+    fn moim(&self, root: &Path, target: &Path) -> Result<PathBuf> {
+        match &self.moim {
+            Some(path) => Ok(path.clone()),
+            None => build(root, target),
+        }
+    }
 }
 
 fn build(root: &Path, target: &Path) -> Result<PathBuf> {

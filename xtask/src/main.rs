@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod ci;
+mod etcd;
 mod interop;
 mod tidy;
 

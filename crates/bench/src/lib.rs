@@ -1,15 +1,17 @@
 //! Load tool and side-by-side comparisons.
 //!
 //! Owns how we measure: one client for every side ([`load`]), the servers it is pointed at ([`peers`]), the limits of the
-//! machine ([`probes`]), the alternation of slices ([`slices`]), the metrics of the queue ([`queue`]) and how a result is
-//! told ([`report`]). It talks to every server through the Kafka protocol alone and never links the broker: a benchmark
-//! that calls internals measures something no user can have.
+//! machine ([`probes`]), the alternation of slices ([`slices`]), the metrics of the queue ([`queue`]) and of coordination
+//! ([`coord`]), and how a result is told ([`report`]). It talks to every server through the Kafka and etcd protocols alone
+//! and never links the node: a benchmark that calls internals measures something no user can have.
 //!
 //! Invariant: no figure is printed that was not measured in this run, and every figure names the durability it was taken at.
 
 // A benchmark measures the real clock; there is no simulated run of it.
 #![allow(clippy::disallowed_methods)]
 
+pub mod coord;
+mod judge;
 pub mod load;
 pub mod peers;
 pub mod probes;

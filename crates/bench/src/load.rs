@@ -1,4 +1,4 @@
-//! The load tool: one client for every server that speaks the Kafka protocol.
+//! The load tool: one client for every server that speaks the Kafka protocol, and one for etcd's.
 //!
 //! Owns the client side of every measurement. It shares the machine with the server, so it is built to cost little:
 //! requests are encoded once and sent as the same bytes, responses are looked at but not unpacked, one thread serves all
@@ -10,8 +10,10 @@
 
 pub mod admin;
 pub mod connection;
+pub mod coord;
 pub mod end_to_end;
 pub mod fetch;
+pub mod grpc;
 pub mod idle;
 pub mod produce;
 

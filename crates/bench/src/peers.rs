@@ -91,7 +91,8 @@ pub fn start_moim(binary: &Path, data: &Path) -> Result<Server> {
     let log = File::create(data.with_extension("log")).context("log file")?;
     let started = Instant::now();
     let mut child = Command::new(binary)
-        .args(["serve", "--kafka-port", "0", "--admin-port", "0", "--data"])
+        .args(["serve", "--kafka-port", "0", "--etcd-port", "0", "--admin-port", "0"])
+        .args(["--peer-port", "0", "--data"])
         .arg(data)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -199,6 +199,19 @@ impl Inner {
         let _ = tokio::time::timeout(slice, led).await;
     }
 
+    /// Returns when a leader of another term is known.
+    async fn wait_term_over(&self, term: u64) {
+        loop {
+            let notified = self.led.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if self.group.leader_in_term().is_some_and(|(now, _)| now != term) {
+                return;
+            }
+            notified.await;
+        }
+    }
+
     /// Tells watchers what was applied, until the node stops.
     async fn tell_watchers(self: Arc<Self>) {
         let shutdown = self.shutdown.clone();
@@ -322,7 +335,7 @@ impl Coordinator {
         if !serializable {
             self.linearizable().await?;
         }
-        Ok(self.inner.shared.state().range(&request)?)
+        self.inner.read_range(&request).await
     }
 
     /// Runs a transaction. One that can change nothing makes no log entry; it may be `serializable` as a read may.

@@ -25,6 +25,8 @@ use crate::space::log::Change;
 mod range;
 mod txn;
 
+pub(crate) use range::RangeReading;
+
 /// How many closed changes each command gives back: more than it can make on average, far less than a pause.
 const RECLAIM_PER_COMMAND: usize = 16;
 
@@ -321,6 +323,19 @@ impl State {
         request.check()?;
         self.check_readable()?;
         range::range(self.space(SpaceId::of(&request.key)), request)
+    }
+
+    /// Begins to read keys in pieces, all of the revision there is now.
+    pub(crate) fn begin_range<'a>(&self, request: &'a RangeRequest) -> Result<RangeReading<'a>, Error> {
+        request.check()?;
+        self.check_readable()?;
+        RangeReading::begin(self.space(SpaceId::of(&request.key)), request)
+    }
+
+    /// Reads the next piece; true when there may be more.
+    pub(crate) fn step_range(&self, reading: &mut RangeReading<'_>, max: usize) -> Result<bool, Error> {
+        self.check_readable()?;
+        reading.step(self.space(reading.space()), max)
     }
 
     /// Runs a transaction that changes nothing, without a log entry.

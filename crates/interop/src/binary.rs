@@ -1,8 +1,9 @@
 //! Which `moim` is tested: `MOIM_BIN`, or the one this workspace builds, made fresh if it is stale.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
@@ -16,16 +17,17 @@ pub fn moim_binary() -> Result<&'static Path> {
     }
 }
 
-/// Whether it has the etcd port yet.
-pub fn serves_etcd() -> Result<bool> {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    if let Some(answer) = ANSWER.get() {
+/// Whether a binary has the etcd port yet.
+pub fn serves_etcd(binary: &Path) -> Result<bool> {
+    static ANSWERS: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
+    let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(answer) = answers.get(binary) {
         return Ok(*answer);
     }
-    let help =
-        Command::new(moim_binary()?).args(["serve", "--help"]).output().context("moim did not start")?;
+    let help = Command::new(binary).args(["serve", "--help"]).output().context("moim did not start")?;
     let answer = String::from_utf8_lossy(&help.stdout).contains("--etcd-port");
-    Ok(*ANSWER.get_or_init(|| answer))
+    answers.insert(binary.to_owned(), answer);
+    Ok(answer)
 }
 
 fn find() -> Result<PathBuf> {

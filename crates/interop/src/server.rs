@@ -25,6 +25,8 @@ pub struct Options {
     pub env: Vec<(String, String)>,
     /// Further arguments of `moim serve`.
     pub args: Vec<String>,
+    /// The program, if it is not the one of [`moim_binary`].
+    pub program: Option<PathBuf>,
     /// `HOST:PORT` of the peer listener, where other nodes must know it beforehand.
     pub peer: Option<String>,
 }
@@ -191,7 +193,11 @@ impl Server {
     fn launch(&mut self, on_spawn: impl FnOnce(u32)) -> Result<()> {
         let start = Instant::now();
         let log = File::options().create(true).append(true).open(&self.log).context("the log file")?;
-        let mut command = Command::new(moim_binary()?);
+        let program = match &self.options.program {
+            Some(program) => program,
+            None => moim_binary()?,
+        };
+        let mut command = Command::new(program);
         command
             .arg("serve")
             .arg("--data")
@@ -202,7 +208,7 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
-        if serves_etcd()? {
+        if serves_etcd(program)? {
             command.args(["--etcd-port", port(&self.etcd), "--peer-port", port(&self.peer)]);
         }
         let mut process = Process::spawn(&mut command)?;

@@ -1,52 +1,89 @@
 //! HTTP on the admin port: liveness, readiness, metrics, facts about the node.
 //!
-//! Runs on the control thread. Invariants: `/livez` says only that this thread turns, and never depends on
+//! Runs on the main thread. Invariants: `/livez` says only that this thread turns, and never depends on
 //! recovery (a supervisor must not kill a node that is busy recovering); nothing here takes a lock of the
 //! hot paths; [`limits`] bounds connections and time, and no handler reads a body.
 
+mod cluster;
 mod limits;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown};
 use serde::Serialize;
 use tokio::net::TcpListener;
 
+use crate::control::report::ClusterApi;
+
 /// Whether the node serves, as `/readyz` tells it.
 #[derive(Clone)]
 pub(crate) struct Readiness {
-    reason: Arc<Mutex<Option<String>>>,
+    state: Arc<Mutex<ReadyState>>,
+}
+
+#[derive(Default)]
+struct ReadyState {
+    /// Why the node as a whole does not serve.
+    stage: Option<String>,
+    /// What must hold while it serves, and does not.
+    failing: BTreeMap<&'static str, String>,
 }
 
 impl Readiness {
     /// Not ready, for this reason.
     pub(crate) fn not_yet(reason: &str) -> Self {
-        Self { reason: Arc::new(Mutex::new(Some(reason.to_owned()))) }
+        let state = ReadyState { stage: Some(reason.to_owned()), failing: BTreeMap::new() };
+        Self { state: Arc::new(Mutex::new(state)) }
     }
 
     /// From now on the node serves.
     pub(crate) fn ready(&self) {
-        *self.lock() = None;
+        self.lock().stage = None;
     }
 
     /// From now on it does not, for this reason.
     pub(crate) fn not_ready(&self, reason: &str) {
-        *self.lock() = Some(reason.to_owned());
+        self.lock().stage = Some(reason.to_owned());
+    }
+
+    /// The start waits for something. Said in the log when it is something else than before.
+    pub(crate) fn waits(&self, reason: &str) {
+        let mut state = self.lock();
+        if state.stage.as_deref() != Some(reason) {
+            tracing::info!("{reason}");
+            state.stage = Some(reason.to_owned());
+        }
+    }
+
+    /// Something that must hold does not.
+    pub(crate) fn fails(&self, what: &'static str, reason: &str) {
+        if self.lock().failing.insert(what, reason.to_owned()).is_none() {
+            tracing::warn!("not ready: {reason}");
+        }
+    }
+
+    /// It holds again.
+    pub(crate) fn holds(&self, what: &'static str) {
+        if self.lock().failing.remove(what).is_some() {
+            tracing::info!(what, "holds again");
+        }
     }
 
     fn reason(&self) -> Option<String> {
-        self.lock().clone()
+        let state = self.lock();
+        state.stage.clone().or_else(|| state.failing.values().next().cloned())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, ReadyState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -55,7 +92,7 @@ impl Readiness {
 pub(crate) struct NodeFacts {
     /// The stable node number.
     pub(crate) node_id: i32,
-    /// The cluster.
+    /// The cluster; empty until there is one.
     pub(crate) cluster_id: String,
     /// The life of the data folder.
     pub(crate) incarnation: u64,
@@ -76,9 +113,24 @@ pub(crate) struct Admin {
     /// The registry behind `/metrics`.
     pub(crate) metrics: Arc<Metrics>,
     /// The node.
-    pub(crate) facts: NodeFacts,
+    pub(crate) facts: Mutex<NodeFacts>,
+    /// The cluster, once the node is in one.
+    pub(crate) cluster: OnceLock<ClusterApi>,
     /// The addresses clients reach, known once the listeners exist.
     pub(crate) listeners: Mutex<Listeners>,
+}
+
+impl Admin {
+    fn facts(&self) -> NodeFacts {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The node has a cluster and, perhaps, another life from now on.
+    pub(crate) fn set_identity(&self, cluster_id: &str, incarnation: u64) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        facts.cluster_id = cluster_id.to_owned();
+        facts.incarnation = incarnation;
+    }
 }
 
 /// The addresses of the listeners that exist.
@@ -86,8 +138,12 @@ pub(crate) struct Admin {
 pub(crate) struct Listeners {
     /// The Kafka protocol.
     pub(crate) kafka: Option<SocketAddr>,
+    /// The etcd protocol.
+    pub(crate) etcd: Option<SocketAddr>,
     /// HTTP.
     pub(crate) admin: Option<SocketAddr>,
+    /// Other nodes.
+    pub(crate) peer: Option<SocketAddr>,
 }
 
 /// Starts to serve; ends when `scope` is told to stop.
@@ -115,6 +171,9 @@ fn router(admin: Arc<Admin>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/api/v1/node", get(node))
+        .route("/api/v1/cluster", get(cluster::report))
+        .route("/api/v1/cluster/nodes/{node_id}/remove", post(cluster::remove))
+        .route("/api/v1/cluster/nodes/{node_id}/replace", post(cluster::replace))
         .fallback(|| async { (StatusCode::NOT_FOUND, "not found\n") })
         .with_state(admin)
 }
@@ -142,13 +201,14 @@ async fn node(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     }
     let reason = admin.readiness.reason();
     let listeners = admin.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    Json(Answer { facts: admin.facts.clone(), ready: reason.is_none(), not_ready_because: reason, listeners })
+    let facts = admin.facts();
+    Json(Answer { facts, ready: reason.is_none(), not_ready_because: reason, listeners })
 }
 
 async fn index(State(admin): State<Arc<Admin>>) -> Html<String> {
-    let links = ["/livez", "/readyz", "/metrics", "/api/v1/node"];
+    let links = ["/livez", "/readyz", "/metrics", "/api/v1/node", "/api/v1/cluster"];
     let links: String = links.iter().map(|path| format!("<li><a href=\"{path}\">{path}</a>\n")).collect();
-    let facts = &admin.facts;
+    let facts = admin.facts();
     Html(format!(
         "<!doctype html>\n<meta charset=\"utf-8\">\n<title>moim node {id}</title>\n\
          <style>body{{font:16px/1.5 system-ui;margin:3em auto;max-width:40em;padding:0 1em}}</style>\n\

@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use crate::cmd::coord::CoordArgs;
 use crate::cmd::dev::DevArgs;
 use crate::cmd::group::GroupArgs;
+use crate::cmd::lock::{ElectArgs, LockArgs};
 use crate::cmd::topic::TopicArgs;
 use crate::config::layers::FlagValue;
 use crate::exit::{Failure, Outcome};
@@ -50,6 +51,10 @@ pub(crate) enum Command {
     Group(GroupArgs),
     /// Read, write and watch keys of the coordination core, or of an etcd
     Coord(CoordArgs),
+    /// Run a command while a lock is held
+    Lock(LockArgs),
+    /// Run a command while leading
+    Elect(ElectArgs),
     /// Check and show the configuration of a node
     Config(ConfigArgs),
     /// Print a completion script for a shell
@@ -85,9 +90,11 @@ pub(crate) enum ConfigVerb {
 #[derive(Clone, Debug, Default, Args)]
 #[command(after_help = "Example:
   moim serve --data /var/lib/moim --kafka-port 9092
-  moim serve --data /tmp/scratch --kafka-port 0 --admin-port 0
+  moim serve --data /tmp/scratch --kafka-port 0 --etcd-port 0 --peer-port 0 --admin-port 0
+  moim serve --node-id 1 --initial-cluster 1=10.0.0.1:9645,2=10.0.0.2:9645,3=10.0.0.3:9645
+  moim serve --node-id 4 --join 10.0.0.1:9645
 
-The one line on stdout is `ready node=… cluster=… kafka=… admin=…`; logs go to stderr.
+The one line on stdout is `ready node=… cluster=… kafka=… etcd=… admin=… peer=…`; logs go to stderr.
 Every key of moim.toml can be set as MOIM__SECTION__KEY; `moim config show` lists them.")]
 pub(crate) struct ServeArgs {
     /// Configuration file [default: moim.toml, if it is there]
@@ -108,9 +115,27 @@ pub(crate) struct ServeArgs {
     /// Port of health, metrics and the admin API; 0 picks a free one [default: 9644]
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
+    /// Port of the etcd protocol; 0 picks a free one [default: 2379]
+    #[arg(long, value_name = "PORT")]
+    etcd_port: Option<u16>,
+    /// Port other nodes connect to; 0 picks a free one [default: 9645]
+    #[arg(long, value_name = "PORT")]
+    peer_port: Option<u16>,
     /// The address Kafka clients are told to connect to [default: the listener's own]
     #[arg(long, value_name = "HOST:PORT")]
     advertise_kafka: Option<String>,
+    /// The address etcd clients are told to connect to [default: the listener's own]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise_etcd: Option<String>,
+    /// The address other nodes are told to connect to [default: the listener's own]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise_peer: Option<String>,
+    /// Found a cluster with these nodes, this one included, when the data folder is empty
+    #[arg(long, value_name = "1=HOST:PEER,2=…", conflicts_with = "join")]
+    initial_cluster: Option<String>,
+    /// Join the cluster of any of these nodes, when the data folder is empty
+    #[arg(long, value_name = "HOST:PEER,…")]
+    join: Option<String>,
     /// The failure domain of this node
     #[arg(long)]
     zone: Option<String>,
@@ -135,19 +160,7 @@ struct LaterArgs {
     #[arg(long, hide = true)]
     redis_replica_ports: Option<String>,
     #[arg(long, hide = true)]
-    etcd_port: Option<u16>,
-    #[arg(long, hide = true)]
-    peer_port: Option<u16>,
-    #[arg(long, hide = true)]
     advertise_redis: Option<String>,
-    #[arg(long, hide = true)]
-    advertise_etcd: Option<String>,
-    #[arg(long, hide = true)]
-    advertise_peer: Option<String>,
-    #[arg(long, hide = true)]
-    initial_cluster: Option<String>,
-    #[arg(long, hide = true)]
-    join: Option<String>,
     #[arg(long, hide = true)]
     roles: Option<String>,
     #[arg(long, hide = true)]
@@ -165,6 +178,12 @@ impl ServeArgs {
             set("--host", "node.host", self.host.clone()),
             set("--kafka-port", "kafka.port", self.kafka_port.map(|port| port.to_string())),
             set("--admin-port", "admin.port", self.admin_port.map(|port| port.to_string())),
+            set("--etcd-port", "etcd.port", self.etcd_port.map(|port| port.to_string())),
+            set("--peer-port", "peer.port", self.peer_port.map(|port| port.to_string())),
+            set("--advertise-etcd", "etcd.advertise", self.advertise_etcd.clone()),
+            set("--advertise-peer", "peer.advertise", self.advertise_peer.clone()),
+            set("--initial-cluster", "cluster.initial", self.initial_cluster.clone()),
+            set("--join", "cluster.join", self.join.clone()),
             set("--advertise-kafka", "kafka.advertise", self.advertise_kafka.clone()),
             set("--zone", "node.zone", self.zone.clone()),
             set("--insecure", "node.insecure", self.insecure.then(|| "true".to_owned())),
@@ -177,29 +196,22 @@ impl ServeArgs {
 impl LaterArgs {
     fn refuse(&self) -> Outcome {
         const STORE: &str = "the store (Redis protocol)";
-        const COORD: &str = "the coordination service (etcd protocol)";
-        const CLUSTER: &str = "a cluster of several nodes";
+        const COORD: &str = "an etcd of your own";
         let port = |port: Option<u16>| port.is_some_and(|port| port != 0);
         let asked = [
             ("--redis-port", STORE, port(self.redis_port)),
             ("--redis-replica-ports", STORE, self.redis_replica_ports.is_some()),
             ("--advertise-redis", STORE, self.advertise_redis.is_some()),
-            ("--etcd-port", COORD, port(self.etcd_port)),
-            ("--advertise-etcd", COORD, self.advertise_etcd.is_some()),
             ("--coord", COORD, self.coord.is_some()),
-            ("--peer-port", CLUSTER, port(self.peer_port)),
-            ("--advertise-peer", CLUSTER, self.advertise_peer.is_some()),
-            ("--initial-cluster", CLUSTER, self.initial_cluster.is_some()),
-            ("--join", CLUSTER, self.join.is_some()),
         ];
         if let Some((flag, what, _)) = asked.iter().find(|(_, _, asked)| *asked) {
             return Err(Failure::usage(format!("{flag}: {what} is not part of this build yet"))
                 .hint("leave the flag out; a port of 0 is accepted and opens nothing"));
         }
         match self.roles.as_deref() {
-            None | Some("queue") => Ok(()),
+            None | Some("queue,coord" | "coord,queue") => Ok(()),
             Some(roles) => {
-                Err(Failure::usage(format!("--roles {roles}: only `queue` is part of this build yet")))
+                Err(Failure::usage(format!("--roles {roles}: only `queue,coord` is part of this build yet")))
             }
         }
     }

@@ -4,6 +4,7 @@ pub(crate) mod config;
 pub(crate) mod coord;
 pub(crate) mod dev;
 pub(crate) mod group;
+pub(crate) mod lock;
 pub(crate) mod topic;
 pub(crate) mod version;
 

@@ -4,10 +4,13 @@
 //! keys: layering, `moim config show` and the suggestions for misspelt keys walk their serialized form.
 //! Adding a key is adding a field. Nothing here reads a file or the environment; [`layers`] does.
 
+mod cluster;
 pub(crate) mod layers;
 pub(crate) mod units;
 
 use serde::{Deserialize, Serialize};
+
+pub(crate) use self::cluster::{ClusterConfig, EtcdConfig, PeerConfig};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -26,6 +29,12 @@ pub(crate) struct Config {
     pub(crate) log: LogConfig,
     /// The HTTP listener.
     pub(crate) admin: AdminConfig,
+    /// The etcd listener and the store behind it.
+    pub(crate) etcd: EtcdConfig,
+    /// The listener for other nodes.
+    pub(crate) peer: PeerConfig,
+    /// How this node finds the others.
+    pub(crate) cluster: ClusterConfig,
     /// The storage engine.
     pub(crate) journal: JournalConfig,
     /// Caps that keep one client from hurting the others.
@@ -323,7 +332,7 @@ impl Config {
             "journal.bypass_bytes",
             "must be between 4 KiB and a quarter of journal.commit_file_bytes",
         )?;
-        Ok(())
+        cluster::check(&self.etcd, &self.peer, &self.cluster, self.node.id)
     }
 }
 

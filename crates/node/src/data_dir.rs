@@ -1,5 +1,9 @@
 //! The data folder: made once, locked while in use, and bound to one node by `node.json`.
 //!
+//! `node.json` also says how far the folder has come on its way into a cluster ([`Admission`]). Each step is written
+//! down before it is acted on, so that a node that crashed midway goes on where it was: a voter id belongs to one
+//! folder for ever, and a folder without its Raft log must never be taken for one that has not begun yet.
+//!
 //! Invariants: one process per folder (an exclusive `flock` held until the end of the process; the kernel
 //! lets go of it even after kill -9); `node.json` is replaced as a whole or not at all; a folder that holds
 //! something else, belongs to another node or was written by a newer format is never touched.
@@ -7,6 +11,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -18,7 +23,9 @@ use serde::{Deserialize, Serialize};
 use crate::exit::{Failure, Outcome, Status};
 
 /// The newest layout of the data folder this build reads and writes.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
+/// The layout before the coordination core: one node, its metadata in a journal of its own.
+const FORMAT_ALONE: u32 = 1;
 const IDENTITY: &str = "node.json";
 const IDENTITY_NEW: &str = "node.json.new";
 const LOCK: &str = "node.lock";
@@ -28,7 +35,7 @@ const LOCK: &str = "node.lock";
 pub(crate) struct Identity {
     /// Layout of the folder.
     pub(crate) format: u32,
-    /// The cluster, in the 22 letters Kafka clients know.
+    /// The cluster, in the 22 letters Kafka clients know; empty until there is one.
     pub(crate) cluster_id: String,
     /// The stable node number.
     pub(crate) node_id: i32,
@@ -36,16 +43,53 @@ pub(crate) struct Identity {
     pub(crate) incarnation: u64,
     /// The Moim that wrote this last.
     pub(crate) version: String,
+    /// The folder itself, told apart from every other one, in 22 letters.
+    #[serde(default)]
+    pub(crate) directory_id: String,
+    /// The Raft voter this folder is; 0 until the cluster has said so.
+    #[serde(default)]
+    pub(crate) voter: u64,
+    /// How far the folder is.
+    #[serde(default)]
+    pub(crate) admission: Admission,
+    /// Who founded the cluster, if this folder was one of them.
+    #[serde(default)]
+    pub(crate) founders: Vec<Founder>,
+}
+
+/// How far a folder has come on its way into a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Admission {
+    /// In no cluster.
+    #[default]
+    New,
+    /// One of the founders, and all have agreed. The Raft log may not be there yet.
+    Founding,
+    /// Let in by the others under a voter id of its own. The Raft log may not be there yet.
+    Joining,
+    /// The Raft log is there, or the folder is damaged.
+    Member,
+}
+
+/// One of the nodes that founded a cluster. Its voter id is its place in the list, from 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Founder {
+    /// The stable node number.
+    pub(crate) node_id: i32,
+    /// Its data folder.
+    pub(crate) directory_id: String,
+    /// Where the others reached it.
+    pub(crate) peer: String,
 }
 
 /// A data folder that this process alone may use.
 #[derive(Debug)]
 pub(crate) struct DataDir {
     /// The folder.
-    #[allow(dead_code)] // the queue's recovery starts from it
     pub(crate) path: PathBuf,
-    /// Whose it is.
-    pub(crate) identity: Identity,
+    /// Whose it is, as written down last.
+    identity: Mutex<Identity>,
     _lock: File,
 }
 
@@ -65,8 +109,38 @@ impl DataDir {
                 identity
             }
         };
-        Ok(Self { path: path.to_owned(), identity, _lock: lock })
+        Ok(Self { path: path.to_owned(), identity: Mutex::new(identity), _lock: lock })
     }
+
+    /// Whose it is.
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Writes the next step down; it counts when this returns.
+    pub(crate) fn record(&self, identity: Identity) -> Outcome {
+        write_identity(&self.path, &identity).map_err(|error| {
+            Failure::error(format!("cannot write node.json in {}: {error}", self.path.display()))
+        })?;
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+        Ok(())
+    }
+}
+
+/// 16 random bytes in 22 letters.
+pub(crate) fn random_id() -> String {
+    encode_id(fastrand::u128(1..))
+}
+
+/// The 22 letters of a 16-byte id.
+pub(crate) fn encode_id(id: u128) -> String {
+    URL_SAFE_NO_PAD.encode(id.to_be_bytes())
+}
+
+/// The 16 bytes of an id in 22 letters.
+pub(crate) fn decode_id(text: &str) -> Option<u128> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+    bytes.try_into().ok().map(u128::from_be_bytes)
 }
 
 fn lock(path: &Path) -> Outcome<File> {
@@ -140,6 +214,20 @@ fn check_identity(path: &Path, mut identity: Identity, node_id: i32) -> Outcome<
         let hint = format!("pass --node-id {} or another folder with --data", identity.node_id);
         return Err(Failure::new(Status::Conflict, message).hint(hint));
     }
+    let undecodable = |id: &str| decode_id(id).is_none_or(|id| id == 0);
+    if identity.format == FORMAT_ALONE {
+        // It was a cluster of one all along; now it has a Raft log to begin.
+        identity.directory_id = random_id();
+        identity.voter = 1;
+        identity.admission = Admission::Founding;
+    } else if undecodable(&identity.directory_id)
+        || (identity.admission != Admission::New && undecodable(&identity.cluster_id))
+        || (identity.admission != Admission::New && identity.voter == 0)
+    {
+        let file = path.join(IDENTITY);
+        return Err(Failure::error(format!("{} is damaged: its ids make no sense", file.display()))
+            .hint("restore it from a copy; without it nobody knows whose data this is"));
+    }
     if identity.version != env!("CARGO_PKG_VERSION") || identity.format != FORMAT {
         identity.version = env!("CARGO_PKG_VERSION").to_owned();
         identity.format = FORMAT;
@@ -164,13 +252,16 @@ fn refuse_foreign(path: &Path) -> Outcome {
 }
 
 fn new_identity(node_id: i32, clock: &dyn Clock) -> Identity {
-    let id: [u8; 16] = std::array::from_fn(|_| fastrand::u8(..));
     Identity {
         format: FORMAT,
-        cluster_id: URL_SAFE_NO_PAD.encode(id),
+        cluster_id: String::new(),
         node_id,
         incarnation: u64::try_from(clock.wall_ms()).unwrap_or(1),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        directory_id: random_id(),
+        voter: 0,
+        admission: Admission::New,
+        founders: Vec::new(),
     }
 }
 
@@ -199,7 +290,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/data");
         let first = open(&path, 1).unwrap();
-        assert_eq!(first.identity.cluster_id.len(), 22);
+        assert_eq!(first.identity().directory_id.len(), 22);
         let refused = open(&path, 1).unwrap_err();
         assert_eq!(refused.status, Status::Conflict);
         assert!(
@@ -207,9 +298,9 @@ mod tests {
             "{}",
             refused.message
         );
-        let identity = first.identity.clone();
+        let identity = first.identity();
         drop(first);
-        assert_eq!(open(&path, 1).unwrap().identity, identity);
+        assert_eq!(open(&path, 1).unwrap().identity(), identity);
     }
 
     #[test]
@@ -232,7 +323,7 @@ mod tests {
         let ours = fs::read_to_string(&node_json).unwrap();
         for (text, node_id, status, wanted) in [
             (ours.as_str(), 2, Status::Conflict, "belongs to node 1"),
-            (r#"{"format":2,"news":[]}"#, 1, Status::Error, "has format 2"),
+            (r#"{"format":3,"news":[]}"#, 1, Status::Error, "has format 3"),
             ("{", 1, Status::Error, "is damaged"),
             (r#"{"format":1}"#, 1, Status::Error, "is damaged"),
         ] {
@@ -246,6 +337,42 @@ mod tests {
         fs::write(dir.path().join("letter.txt"), "dear").unwrap();
         assert_eq!(open(dir.path(), 1).unwrap_err().status, Status::Conflict);
         assert!(!node_json.exists());
+    }
+
+    #[test]
+    fn a_folder_of_the_older_format_becomes_a_cluster_of_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let old =
+            r#"{"format":1,"cluster_id":"AAAAAAAAAAAAAAAAAAAAAQ","node_id":1,"incarnation":5,"version":"0"}"#;
+        fs::write(dir.path().join(IDENTITY), old).unwrap();
+        let identity = open(dir.path(), 1).unwrap().identity();
+        assert_eq!((identity.format, identity.voter, identity.incarnation), (FORMAT, 1, 5));
+        assert_eq!(identity.cluster_id, "AAAAAAAAAAAAAAAAAAAAAQ");
+        assert_eq!(identity.admission, Admission::Founding);
+        assert_eq!(open(dir.path(), 1).unwrap().identity(), identity, "once is enough");
+    }
+
+    #[test]
+    fn a_step_is_written_down_before_it_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = open(dir.path(), 1).unwrap();
+        assert_eq!(data.identity().admission, Admission::New);
+        let cluster_id = encode_id(7);
+        let next = Identity { cluster_id, voter: 3, admission: Admission::Joining, ..data.identity() };
+        data.record(next.clone()).unwrap();
+        drop(data);
+        assert_eq!(open(dir.path(), 1).unwrap().identity(), next);
+        let broken = Identity { voter: 0, ..next };
+        write_identity(dir.path(), &broken).unwrap();
+        assert!(open(dir.path(), 1).unwrap_err().message.contains("is damaged"));
+    }
+
+    #[test]
+    fn ids_read_back() {
+        for id in [1, 0xC0FFEE, u128::MAX] {
+            assert_eq!(decode_id(&encode_id(id)), Some(id));
+        }
+        assert_eq!(decode_id("short"), None);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(crate) enum Status {
     Conflict = 7,
     /// A check found something wrong.
     Unhealthy = 8,
+    /// A lock was not acquired, or was lost: the command of `lock run` did not run, or was stopped.
+    NotHeld = 125,
 }
 
 impl Status {
@@ -41,6 +43,7 @@ impl Status {
             Self::Timeout,
             Self::Conflict,
             Self::Unhealthy,
+            Self::NotHeld,
         ];
         all.into_iter().find(|status| *status as u8 == number).unwrap_or(Self::Error)
     }
@@ -109,6 +112,12 @@ impl From<io::Error> for Failure {
         let mut failure = Self::error(error.to_string());
         failure.broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
         failure
+    }
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::from(io::Error::from(error))
     }
 }
 

@@ -5,10 +5,14 @@ mod cli;
 mod client;
 mod cmd;
 mod config;
+mod control;
 mod coordination;
 mod data_dir;
+mod etcd;
 mod exit;
 mod format;
+mod formation;
+mod journals;
 mod output;
 mod parent;
 mod place;
@@ -49,6 +53,8 @@ fn run(cli: Cli) -> Outcome {
         Command::Topic(args) => cmd::topic::run(args, output),
         Command::Group(args) => cmd::group::run(args, output),
         Command::Coord(args) => cmd::coord::run(args, output),
+        Command::Lock(args) => cmd::lock::run(args),
+        Command::Elect(args) => cmd::lock::elect(args),
         Command::Config(args) => cmd::config::run(&args.verb, output),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "moim", &mut std::io::stdout());

@@ -1,4 +1,4 @@
-//! Starts and stops the queue: journals, state repository, broker, event loops.
+//! Starts and stops the queue: broker and event loops, on the node's store and the cluster's metadata.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -6,22 +6,21 @@ use std::sync::Arc;
 use moim_base::metrics::{Gauge, Metrics};
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
-use moim_cluster::LocalRepository;
-use moim_journal::{DurableSink, RealDisk, Store, StoreOptions};
+use moim_cluster::StateRepository;
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Defaults, Server, Users};
 
 use crate::config::{Config, Durability};
 use crate::data_dir::DataDir;
-use crate::exit::{Failure, Outcome, Status};
-
-/// The journal reports the progress of the state repository under this tag; partitions count from 0.
-const REPOSITORY_TAG: u64 = u64::MAX;
+use crate::exit::{Failure, Outcome};
+use crate::journals::Journals;
 
 /// What the queue is made of.
 pub(crate) struct QueueParts {
     pub(crate) config: Config,
     pub(crate) host: IpAddr,
     pub(crate) data: Arc<DataDir>,
+    pub(crate) journals: Journals,
+    pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) shutdown: Shutdown,
@@ -29,126 +28,47 @@ pub(crate) struct QueueParts {
 
 /// The running queue.
 pub(crate) struct Queue {
-    store: Arc<Store>,
-    repository: Arc<LocalRepository>,
     server: Server,
     shutdown: Shutdown,
-    /// Holds the lock of the data folder for as long as the queue lives.
-    _data: Arc<DataDir>,
 }
 
-/// Deals the journal's progress out: to the repository, or to the broker's loops.
-struct Progress {
-    repository: Arc<LocalRepository>,
-    broker: Arc<dyn DurableSink>,
-}
-
-impl DurableSink for Progress {
-    fn on_durable(&self, advanced: &[(u64, i64)]) {
-        match advanced.iter().position(|(tag, _)| *tag == REPOSITORY_TAG) {
-            None => self.broker.on_durable(advanced),
-            Some(at) => {
-                self.repository.on_durable(advanced[at].1);
-                let rest: Vec<_> =
-                    advanced.iter().filter(|(tag, _)| *tag != REPOSITORY_TAG).copied().collect();
-                if !rest.is_empty() {
-                    self.broker.on_durable(&rest);
-                }
-            }
-        }
-    }
-}
-
-/// Recovers the data and opens the Kafka listener. Blocks; runs off the control thread.
+/// Recovers topics, groups and transactions and opens the Kafka listener. Blocks; runs off the control thread.
 pub(crate) fn start(parts: QueueParts) -> Outcome<Queue> {
     let storage = |error: &dyn std::fmt::Display| {
         Failure::error(format!("cannot recover {}: {error}", parts.data.path.display()))
     };
-    let options = store_options(&parts.config);
-    let store = Store::open(&parts.data.path, Arc::new(RealDisk), Arc::clone(&parts.clock), options)
-        .map_err(|e| storage(&e))?;
-    let store = Arc::new(store);
-    report_recovery(&store);
-    let repository =
-        LocalRepository::open(&store, Arc::clone(&parts.clock), REPOSITORY_TAG).map_err(|e| storage(&e))?;
-    let repository = Arc::new(repository);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Failure::error(format!("cannot start a runtime: {e}")))?;
     let broker_parts = BrokerParts {
-        store: Arc::clone(&store),
-        repository: Arc::clone(&repository) as Arc<dyn moim_cluster::StateRepository>,
+        store: Arc::clone(&parts.journals.store),
+        repository: Arc::clone(&parts.repository),
         clock: Arc::clone(&parts.clock),
         metrics: Arc::clone(&parts.metrics),
         shutdown: parts.shutdown.clone(),
     };
     let broker =
         runtime.block_on(Broker::open(broker_options(&parts)?, broker_parts)).map_err(|e| storage(&e))?;
-    store.set_sink(Arc::new(Progress { repository: Arc::clone(&repository), broker: broker.sink() }));
-    store.start();
-    register_store_metrics(&parts.metrics, &store, &broker);
+    parts.journals.progress.set_broker(broker.sink());
+    register_metrics(&parts.metrics, &broker);
     let server = Server::start(Arc::clone(&broker)).map_err(|error| {
         let address = SocketAddr::new(parts.host, parts.config.kafka.port);
-        let status =
-            if error.kind() == std::io::ErrorKind::AddrInUse { Status::Conflict } else { Status::Error };
-        Failure::new(status, format!("cannot listen on {address}: {error}"))
-            .hint("choose another port with --kafka-port; 0 picks a free one")
+        crate::serve::cannot_listen(address, &error, "--kafka-port")
     })?;
-    Ok(Queue { store, repository, server, shutdown: parts.shutdown, _data: parts.data })
+    Ok(Queue { server, shutdown: parts.shutdown })
 }
 
 impl Queue {
-    pub(crate) fn kafka_addr(&self) -> Option<SocketAddr> {
-        Some(self.server.address())
+    pub(crate) fn kafka_addr(&self) -> SocketAddr {
+        self.server.address()
     }
 
-    /// What keeps topics and ids; its leases end when somebody lets time pass for it.
-    pub(crate) fn repository(&self) -> Arc<LocalRepository> {
-        Arc::clone(&self.repository)
-    }
-
-    /// Stops taking requests, finishes those in flight and makes everything durable. Blocks.
+    /// Stops taking requests and finishes those in flight. Blocks.
     pub(crate) fn stop(self) {
         self.shutdown.stop();
         self.server.join();
-        match self.store.close() {
-            Ok(()) => tracing::info!("all data is on disk"),
-            // The next start recovers as after a crash.
-            Err(error) => tracing::error!(%error, "the journals could not be closed in order"),
-        }
     }
-}
-
-fn store_options(config: &Config) -> StoreOptions {
-    StoreOptions {
-        commit_file_bytes: config.journal.commit_file_bytes,
-        recent_bytes: usize::try_from(config.journal.recent_bytes).unwrap_or(usize::MAX),
-        bypass_bytes: usize::try_from(config.journal.bypass_bytes).unwrap_or(usize::MAX),
-        min_free_bytes: config.journal.min_free_bytes,
-        ..StoreOptions::default()
-    }
-}
-
-fn report_recovery(store: &Store) {
-    let report = store.recovery();
-    for damage in &report.damage {
-        tracing::error!(
-            damage,
-            "recovery found damage; the journal is readable around it and takes no appends"
-        );
-    }
-    for file in &report.moved_aside {
-        tracing::warn!(file, "recovery moved a file aside that it does not know");
-    }
-    tracing::info!(
-        clean = store.was_clean(),
-        bytes = report.bytes,
-        frames = report.frames,
-        cut_bytes = report.cut_bytes,
-        ms = report.duration_ns / 1_000_000,
-        "journals recovered"
-    );
 }
 
 fn broker_options(parts: &QueueParts) -> Outcome<BrokerOptions> {
@@ -158,7 +78,7 @@ fn broker_options(parts: &QueueParts) -> Outcome<BrokerOptions> {
     let ms = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let mut options = BrokerOptions {
         node_id: BrokerId(config.node.id),
-        cluster_id: parts.data.identity.cluster_id.clone(),
+        cluster_id: parts.data.identity().cluster_id,
         data_dir: parts.data.path.display().to_string(),
         listen: SocketAddr::new(parts.host, kafka.port),
         advertise: advertised(&kafka.advertise)?,
@@ -242,32 +162,18 @@ fn topic_defaults(config: &Config) -> Defaults {
 }
 
 /// Gauges that are read when somebody asks.
-fn register_store_metrics(metrics: &Metrics, store: &Arc<Store>, broker: &Arc<Broker>) {
+fn register_metrics(metrics: &Metrics, broker: &Arc<Broker>) {
     let gauge = |name: &str, help: &str| {
         let gauge: Gauge = Gauge::default();
         metrics.register(name, help, gauge.clone());
         gauge
     };
-    let syncs = gauge("journal_syncs", "Syncs of the commit log since the start");
-    let sync_ns = gauge("journal_last_sync_nanoseconds", "How long the last sync took");
-    let ring = gauge("journal_recent_bytes", "Memory that holds recent records");
-    let dirty = gauge("journal_dirty_bytes", "Records that their segment does not hold yet");
-    let free = gauge("journal_free_bytes", "Free space on the disk");
-    let full = gauge("journal_full", "1 while the disk is too full to take records");
     let topics = gauge("queue_topics", "Topics, internal ones included");
     let partitions = gauge("queue_partitions", "Partitions, internal ones included");
     let connections = gauge("queue_connections", "Open connections");
     let groups = gauge("queue_groups", "Consumer groups");
-    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let (store, broker) = (Arc::clone(store), Arc::clone(broker));
+    let broker = Arc::clone(broker);
     metrics.before_render(move || {
-        let stats = store.stats();
-        syncs.set(number(stats.syncs));
-        sync_ns.set(number(stats.last_sync_ns));
-        ring.set(number(stats.ring_bytes));
-        dirty.set(number(stats.dirty_bytes));
-        free.set(number(stats.free_bytes));
-        full.set(i64::from(stats.full));
         let summary = broker.summary();
         topics.set(summary.topics as i64);
         partitions.set(summary.partitions as i64);

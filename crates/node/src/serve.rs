@@ -1,31 +1,32 @@
 //! `moim serve`: wires a node together, says when it is ready, and takes it down in order.
 //!
-//! Order matters. Up: safety checks, data folder, admin port (so that liveness and the reason of "not ready"
-//! show during recovery), queue, ready line. Down: readiness off, queue, admin. The main thread is the
-//! control thread; it never waits for a disk. The one line on stdout is the ready line.
+//! Order matters. Up: safety checks, data folder, admin port (so that liveness and the reason of "not ready" show while
+//! the node recovers and finds its cluster), journals, control thread with Raft and the coordination core, queue, etcd
+//! port, ready line. Down: readiness off, leadership handed over, then the same in reverse. The main thread serves the
+//! admin port and never waits for a disk. The one line on stdout is the ready line.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{Clock, SystemClock};
-use moim_cluster::LocalRepository;
 use tokio::net::TcpListener;
 
 use crate::admin::{self, Admin, Listeners, NodeFacts, Readiness};
-use crate::config::Config;
+use crate::config::{Config, split_host_port};
+use crate::control::report::ClusterApi;
+use crate::control::{self, Control, ControlParts};
 use crate::data_dir::DataDir;
+use crate::etcd::Etcd;
 use crate::exit::{Failure, Outcome, Status};
+use crate::journals::Journals;
 use crate::output::styled;
-use crate::queue::{self, QueueParts};
+use crate::queue::{self, Queue, QueueParts};
 use crate::signals::Signals;
-
-/// How often ended leases are looked for.
-const LEASE_TICK: Duration = Duration::from_millis(250);
 
 /// Runs a node until it is told to stop.
 pub(crate) fn run(config: &Config) -> Outcome {
@@ -33,15 +34,23 @@ pub(crate) fn run(config: &Config) -> Outcome {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let host = check_host(config)?;
     let data = DataDir::open(Path::new(&config.node.data), config.node.id, clock.as_ref())?;
-    raise_file_limit(u64::from(config.kafka.max_connections));
+    raise_file_limit(u64::from(config.kafka.max_connections) + u64::from(config.etcd.max_connections));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::error(format!("cannot start the event loop: {error}")))?;
-    runtime.block_on(serve(config, host, data, clock))
+    runtime.block_on(serve(config, host, Arc::new(data), clock))
 }
 
-async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Clock>) -> Outcome {
+/// The parts of a node that serves.
+struct Node {
+    journals: Journals,
+    control: Control,
+    queue: Queue,
+    etcd: Etcd,
+}
+
+async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn Clock>) -> Outcome {
     let mut signals = Signals::listen()?;
     let shutdown = Shutdown::new();
     let scope = Scope::new(shutdown.clone());
@@ -50,47 +59,50 @@ async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Cloc
     let admin = Arc::new(Admin {
         readiness: Readiness::not_yet("recovering"),
         metrics: metrics.clone(),
-        facts: facts(config, &data, clock.as_ref()),
+        facts: Mutex::new(facts(config, &data, clock.as_ref())),
+        cluster: OnceLock::new(),
         listeners: Mutex::new(Listeners::default()),
     });
     let listener = bind(SocketAddr::new(host, config.admin.port), "--admin-port").await?;
     let admin_addr = listener.local_addr()?;
     admin::serve(listener, admin.clone(), config.admin.max_connections, &scope);
 
-    let parts = QueueParts {
-        config: config.clone(),
-        host,
-        data: Arc::new(data),
-        clock,
-        metrics,
-        shutdown: shutdown.clone(),
-    };
-    let identity = parts.data.identity.clone();
-    // Recovery reads the disk; the control thread goes on answering meanwhile.
-    let starting = tokio::task::spawn_blocking(move || queue::start(parts));
-    let queue = tokio::select! {
-        started = starting => started.map_err(|error| Failure::error(format!("the queue failed to start: {error}")))??,
+    let start =
+        Start { config, host, data: &data, clock, metrics, admin: &admin, admin_addr, shutdown: &shutdown };
+    let node = tokio::select! {
+        started = start.node() => started?,
         name = signals.next() => {
-            // Recovery only reads and truncates what was never acknowledged: leaving it midway is as safe as kill -9.
+            // Recovery only reads and truncates what was never acknowledged, and the way into a cluster is written down
+            // step by step: leaving midway is as safe as kill -9.
             tracing::info!(signal = name, "stopped before the node was ready");
             std::process::exit(0);
         }
     };
-
-    let listeners = Listeners { kafka: queue.kafka_addr(), admin: Some(admin_addr) };
+    let identity = data.identity();
+    let listeners = Listeners {
+        kafka: Some(node.queue.kafka_addr()),
+        etcd: Some(node.etcd.address),
+        admin: Some(admin_addr),
+        peer: Some(node.control.peer),
+    };
     print_ready(identity.node_id, &identity.cluster_id, &listeners);
     *admin.listeners.lock().unwrap_or_else(PoisonError::into_inner) = listeners;
     admin.readiness.ready();
-    scope.spawn("leases", end_leases(queue.repository(), shutdown.clone()));
 
     tokio::select! {
         name = signals.next() => tracing::info!(signal = name, "stopping; a second signal stops at once"),
+        () = node.control.removed.stopped() => {
+            tracing::warn!("stopping: this node was removed from the cluster, or replaced; its data folder is of no more use");
+        }
         () = shutdown.stopped() => tracing::error!("stopping: the node cannot go on"),
+        () = node.control.failed.stopped() => tracing::error!("stopping: the coordination core cannot go on"),
+        () = node.etcd.failed.stopped() => tracing::error!("stopping: the etcd port cannot go on"),
     }
     admin.readiness.not_ready("stopping");
+    let panicked = [shutdown.clone(), node.control.failed.clone(), node.etcd.failed.clone()];
     let patience = Duration::from_millis(config.node.shutdown_timeout_ms);
     tokio::select! {
-        stopped = tokio::time::timeout(patience, tokio::task::spawn_blocking(move || queue.stop())) => {
+        stopped = tokio::time::timeout(patience, node.stop()) => {
             if stopped.is_err() {
                 tracing::warn!(timeout_ms = config.node.shutdown_timeout_ms, "the graceful stop took too long");
             }
@@ -101,28 +113,120 @@ async fn serve(config: &Config, host: IpAddr, data: DataDir, clock: Arc<dyn Cloc
         }
     }
     shutdown.stop();
-    if shutdown.has_panicked() {
+    if panicked.iter().any(Shutdown::has_panicked) {
         return Err(Failure::error("a task panicked; see the log"));
     }
     tracing::info!("stopped");
     Ok(())
 }
 
-/// Lets time pass for the state repository: leases that nobody keeps alive end.
-async fn end_leases(repository: Arc<LocalRepository>, shutdown: Shutdown) {
-    while !shutdown.is_stopped() {
-        tokio::time::sleep(LEASE_TICK).await;
-        if let Err(error) = repository.tick() {
-            tracing::warn!(%error, "a lease could not be ended; it is tried again");
+/// What starting a node needs.
+struct Start<'a> {
+    config: &'a Config,
+    host: IpAddr,
+    data: &'a Arc<DataDir>,
+    clock: Arc<dyn Clock>,
+    metrics: Arc<Metrics>,
+    admin: &'a Arc<Admin>,
+    admin_addr: SocketAddr,
+    shutdown: &'a Shutdown,
+}
+
+impl Start<'_> {
+    async fn node(&self) -> Outcome<Node> {
+        let (config, host) = (self.config, self.host);
+        let mut etcd =
+            Etcd::bind(SocketAddr::new(host, config.etcd.port), &config.etcd, Arc::clone(&self.metrics))?;
+        let (path, open, clock, metrics) =
+            (self.data.path.clone(), config.clone(), Arc::clone(&self.clock), Arc::clone(&self.metrics));
+        // Recovery reads the disk; the main thread goes on answering meanwhile.
+        let journals = off_thread(move || Journals::open(&path, &open, clock, &metrics)).await?;
+        let control = control::start(ControlParts {
+            config: config.clone(),
+            host,
+            data: Arc::clone(self.data),
+            store: Arc::clone(&journals.store),
+            router: journals.router.clone(),
+            clock: Arc::clone(&self.clock),
+            metrics: Arc::clone(&self.metrics),
+            readiness: self.admin.readiness.clone(),
+            etcd_runtime: etcd.runtime.clone(),
+            etcd: etcd.address,
+            admin: self.admin_addr,
+        })
+        .await?;
+        let identity = self.data.identity();
+        self.admin.set_identity(&identity.cluster_id, identity.incarnation);
+        let _ = self.admin.cluster.set(ClusterApi {
+            cluster_id: identity.cluster_id,
+            node_id: identity.node_id,
+            coordinator: control.coordinator.clone(),
+            repository: Arc::clone(&control.repository),
+        });
+        etcd.serve(control.coordinator.clone());
+        self.admin.readiness.waits("opening the queue");
+        let parts = QueueParts {
+            config: config.clone(),
+            host,
+            data: Arc::clone(self.data),
+            journals: journals.clone(),
+            repository: Arc::clone(&control.repository),
+            clock: Arc::clone(&self.clock),
+            metrics: Arc::clone(&self.metrics),
+            shutdown: self.shutdown.clone(),
+        };
+        let queue = off_thread(move || queue::start(parts)).await?;
+        control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
+        Ok(Node { journals, control, queue, etcd })
+    }
+}
+
+impl Node {
+    /// Takes the node down so that others can take over first and nothing is lost.
+    async fn stop(self) {
+        let Self { journals, control, queue, etcd } = self;
+        control.hand_over().await;
+        let down = move || {
+            queue.stop();
+            etcd.stop();
+            control.stop();
+            journals.close();
+            Ok(())
+        };
+        if let Err(failure) = off_thread(down).await {
+            tracing::error!(%failure, "the node did not stop in order");
         }
     }
 }
 
+/// Runs what may wait for a disk or a thread where waiting does no harm.
+async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Outcome<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Failure::error(format!("a part of the node failed: {error}")))?
+}
+
+/// What others are told to connect to: what the configuration says, or the listener's own address. A listener on every
+/// address is reached like the Kafka one.
+pub(crate) fn advertised(config: &Config, advertise: &str, bound: SocketAddr) -> String {
+    if !advertise.is_empty() {
+        return advertise.to_owned();
+    }
+    if !bound.ip().is_unspecified() {
+        return bound.to_string();
+    }
+    match split_host_port(&config.kafka.advertise) {
+        Some((host, _)) if host.contains(':') => format!("[{host}]:{}", bound.port()),
+        Some((host, _)) => format!("{host}:{}", bound.port()),
+        None => bound.to_string(),
+    }
+}
+
 fn facts(config: &Config, data: &DataDir, clock: &dyn Clock) -> NodeFacts {
+    let identity = data.identity();
     NodeFacts {
-        node_id: data.identity.node_id,
-        cluster_id: data.identity.cluster_id.clone(),
-        incarnation: data.identity.incarnation,
+        node_id: identity.node_id,
+        cluster_id: identity.cluster_id,
+        incarnation: identity.incarnation,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         zone: Some(config.node.zone.clone()).filter(|zone| !zone.is_empty()),
         pid: std::process::id(),
@@ -158,20 +262,29 @@ fn check_host(config: &Config) -> Outcome<IpAddr> {
 }
 
 async fn bind(address: SocketAddr, flag: &str) -> Outcome<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
-        let status = match error.kind() {
-            std::io::ErrorKind::AddrInUse => Status::Conflict,
-            std::io::ErrorKind::PermissionDenied => Status::NotAllowed,
-            _ => Status::Error,
-        };
-        Failure::new(status, format!("cannot listen on {address}: {error}"))
-            .hint(format!("choose another port with {flag}; 0 picks a free one"))
-    })
+    TcpListener::bind(address).await.map_err(|error| cannot_listen(address, &error, flag))
+}
+
+/// Why a listener could not be opened, and what to do about it.
+pub(crate) fn cannot_listen(address: SocketAddr, error: &std::io::Error, flag: &str) -> Failure {
+    let status = match error.kind() {
+        std::io::ErrorKind::AddrInUse => Status::Conflict,
+        std::io::ErrorKind::PermissionDenied => Status::NotAllowed,
+        _ => Status::Error,
+    };
+    Failure::new(status, format!("cannot listen on {address}: {error}"))
+        .hint(format!("choose another port with {flag}; 0 picks a free one"))
 }
 
 fn print_ready(node_id: i32, cluster_id: &str, listeners: &Listeners) {
     let mut line = format!("ready node={node_id} cluster={cluster_id}");
-    for (name, address) in [("kafka", listeners.kafka), ("admin", listeners.admin)] {
+    let all = [
+        ("kafka", listeners.kafka),
+        ("etcd", listeners.etcd),
+        ("admin", listeners.admin),
+        ("peer", listeners.peer),
+    ];
+    for (name, address) in all {
         if let Some(address) = address {
             line.push_str(&format!(" {name}={address}"));
         }
@@ -186,6 +299,8 @@ fn print_ready(node_id: i32, cluster_id: &str, listeners: &Listeners) {
 fn start_logs(level: &str) {
     use std::io::IsTerminal as _;
     use tracing_subscriber::EnvFilter;
+    // The Raft library speaks of every vote; whoever wants to hear it names it in the filter.
+    let level = format!("openraft=warn,{level}");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -2,8 +2,12 @@
 
 #[path = "it/cluster.rs"]
 mod cluster;
+#[path = "it/etcd.rs"]
+mod etcd;
 #[path = "it/groups.rs"]
 mod groups;
+#[path = "it/locks.rs"]
+mod locks;
 #[path = "it/serving.rs"]
 mod serving;
 #[path = "it/strangers.rs"]

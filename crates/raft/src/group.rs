@@ -105,7 +105,13 @@ impl Group {
         }
     }
 
-    /// Whether this member has a log: it was initialised, or it has joined.
+    /// Whether this member has a log or a vote: it was initialised, or it has joined. Asks the member itself, so it is
+    /// right from the first moment on.
+    pub async fn has_begun(&self) -> Result<bool, GroupError> {
+        self.raft().is_initialized().await.map_err(|error| stopped(&error))
+    }
+
+    /// Whether this member is known to have a log; right after it was opened that may not be known yet.
     pub fn is_initialized(&self) -> bool {
         self.core.has_log()
     }
@@ -245,6 +251,18 @@ impl Group {
         let change =
             if is_voter { ChangeMembers::RemoveVoters(ids) } else { ChangeMembers::RemoveNodes(ids) };
         self.changed(self.raft().change_membership(change, false)).await
+    }
+
+    /// Changes who votes, in one step, through a joint configuration. All of them must be members already; those that
+    /// lose their vote stay as learners.
+    pub async fn set_voters(&self, voters: &BTreeSet<VoterId>) -> Result<(), GroupError> {
+        let ids: BTreeSet<u64> = voters.iter().map(|voter| voter.0).collect();
+        self.changed(self.raft().change_membership(ChangeMembers::ReplaceAllVoters(ids), true)).await
+    }
+
+    /// Stands for election at once instead of waiting for a leader to show up. For a voter that knows it has no peers.
+    pub async fn campaign(&self) -> Result<(), GroupError> {
+        self.raft().trigger().elect(false).await.map_err(|error| stopped(&error))
     }
 
     /// Tells the members that one of them is reached elsewhere now.

@@ -90,11 +90,14 @@ impl EtcdClient {
                 Repeat::Freely => error.may_pass(),
                 Repeat::IfUndone => error.may_pass() && !error.may_have_happened(),
             };
+            if error.may_pass() {
+                // Also when this call has no time left: the next one shall ask somebody else.
+                self.channel.leave(&link);
+            }
             let pause = Duration::from_millis(fastrand::u64(PAUSE_MS));
             if !again || Instant::now() + pause >= deadline {
                 return Err(error);
             }
-            self.channel.leave(&link);
             tokio::time::sleep(pause).await;
         }
     }

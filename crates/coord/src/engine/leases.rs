@@ -204,18 +204,24 @@ impl Inner {
         let deadline_ms = self.now_ms() + self.timeout_ms();
         let bytes = request.encode();
         loop {
-            let error = match self.group.leader() {
-                None => CoordError::NoLeader,
-                Some(leader) if leader.id == self.group.voter() => match here().await {
+            let error = match self.group.leader_in_term() {
+                None => {
+                    self.wait_leader(deadline_ms).await;
+                    CoordError::NoLeader
+                }
+                Some((_, leader)) if leader.id == self.group.voter() => match here().await {
                     Ok(done) => return Ok(Asked::Here(done)),
                     Err(error @ (CoordError::NotLeader | CoordError::Timeout)) => error,
                     Err(error) => return Err(error),
                 },
-                Some(leader) => {
-                    let left_ms = deadline_ms.saturating_sub(self.now_ms()).clamp(1, 2_000);
-                    let timeout = Duration::from_millis(left_ms);
-                    let answer =
-                        self.transport.ask(&leader, ServiceId::COORDINATOR, bytes.clone(), timeout).await;
+                Some((term, leader)) => {
+                    let timeout = Duration::from_millis(deadline_ms.saturating_sub(self.now_ms()).max(1));
+                    let answer = tokio::select! {
+                        answer =
+                            self.transport.ask(&leader, ServiceId::COORDINATOR, bytes.clone(), timeout) => answer,
+                        // One that has stopped answering does not say so; its successor is asked at once.
+                        () = self.wait_term_over(term) => Err(TransportError::TimedOut.into()),
+                    };
                     match answer.map(PeerReply::decode) {
                         Ok(Ok(PeerReply::Refused(
                             error @ (CoordError::NotLeader | CoordError::Timeout | CoordError::Stopped),

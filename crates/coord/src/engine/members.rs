@@ -85,11 +85,16 @@ impl Inner {
 
     /// Has the leader change the members.
     pub(super) async fn change_members(&self, change: MemberChange) -> Result<(), CoordError> {
-        // Each change says what it wants to be so, not what to do: saying it twice is the same as once.
+        let known = self.group.metrics();
         let request = PeerRequest::Change(change.clone());
-        match self.ask_leader(request, || self.change_here(change.clone())).await? {
-            Asked::Here(()) | Asked::Peer(PeerReply::Done) => Ok(()),
-            Asked::Peer(_) => Err(CoordError::Timeout),
+        let outcome = self.ask_leader(request, || self.change_here(change.clone())).await;
+        match (outcome, change) {
+            (Ok(Asked::Here(()) | Asked::Peer(PeerReply::Done)), _) => Ok(()),
+            (Ok(Asked::Peer(_)), _) => Err(CoordError::Timeout),
+            // A leader that died over the change may have made it: what is found to be so already was so wanted.
+            (Err(CoordError::MemberNotFound), MemberChange::Remove(id)) if knows(&known, id) => Ok(()),
+            (Err(CoordError::NotLearner), MemberChange::Promote(id)) if has(&known.learners, id) => Ok(()),
+            (Err(error), _) => Err(error),
         }
     }
 

@@ -11,9 +11,14 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Inner;
 use super::error::CoordError;
+use crate::error::Error;
+use crate::reply::RangeReply;
+use crate::request::RangeRequest;
 
 /// Before a round that failed is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Keys that are read before others have their turn.
+const KEYS_PER_LOOK: usize = 2_048;
 /// Readers that may wait.
 const READERS: usize = 65_536;
 
@@ -45,6 +50,27 @@ impl Inner {
         }
         self.reads.wake.notify_one();
         done.await.unwrap_or(Err(CoordError::Stopped))
+    }
+
+    /// Reads a range in pieces, all of one revision: a large one must not keep the log from being applied.
+    pub(super) async fn read_range(&self, request: &RangeRequest) -> Result<RangeReply, CoordError> {
+        loop {
+            let mut reading = self.shared.state().begin_range(request)?;
+            let read = loop {
+                match self.shared.state().step_range(&mut reading, KEYS_PER_LOOK) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+                tokio::task::yield_now().await;
+            };
+            match read {
+                Ok(()) => return Ok(reading.finish()),
+                // What was "now" has been forgotten while it was read; there is a newer one.
+                Err(Error::Compacted) if request.revision <= 0 => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Runs the rounds until the node stops.

@@ -297,6 +297,7 @@ impl StateMachine for Machine {
         let now_ms = self.shared.clock.monotonic_ms();
         {
             let mut state = self.shared.state_mut();
+            assert!(index > state.applied_index(), "entry {index} is applied once");
             while let Some(command) = batch.next() {
                 let command = command.expect("the log holds commands that this version reads");
                 let told = Told::of(&command);

@@ -3,8 +3,11 @@
 //! The order shows. `count` is of the keys, before filters and limit. A limit is applied while reading when
 //! nothing says that the order will change, so with a sort target but no sort order it is the first keys that
 //! are taken and then sorted. With an explicit order, or with filters, everything is read first.
+//!
+//! A range may be read in pieces while commands go on ([`RangeReading`]): every piece is of the same revision.
 
 use crate::error::Error;
+use crate::range::{KeyRange, RangeEnd, SpaceId};
 use crate::reply::{KeyValue, RangeReply};
 use crate::request::{RangeRequest, SortOrder, SortTarget};
 use crate::space::Space;
@@ -12,36 +15,79 @@ use crate::space::log::Change;
 
 /// Reads what the request asks for, the open group of changes included.
 pub(crate) fn range(space: &Space, request: &RangeRequest) -> Result<RangeReply, Error> {
-    let now = space.view_revision();
-    if request.revision > now {
-        return Err(Error::FutureRevision);
-    }
-    let at = if request.revision > 0 { request.revision } else { now };
-    if at < space.compact_revision() {
-        return Err(Error::Compacted);
-    }
-    let keys = request.range();
-    if request.count_only {
-        let count = space.scan(&keys, at).count() as i64;
-        return Ok(RangeReply { revision: now, kvs: Vec::new(), more: false, count });
-    }
-    let take = limit_while_reading(request);
-    let mut count = 0;
-    let mut found: Vec<&Change> = Vec::new();
-    for change in space.scan(&keys, at) {
-        if count < take {
-            found.push(change);
+    let mut reading = RangeReading::begin(space, request)?;
+    reading.step(space, usize::MAX)?;
+    Ok(reading.finish())
+}
+
+/// A range that is being read.
+pub(crate) struct RangeReading<'a> {
+    request: &'a RangeRequest,
+    keys: KeyRange,
+    /// The revision of the space when the reading began, and the one that is read.
+    now: i64,
+    at: i64,
+    /// Entries that are kept while reading.
+    take: usize,
+    count: usize,
+    found: Vec<KeyValue>,
+}
+
+impl<'a> RangeReading<'a> {
+    pub(crate) fn begin(space: &Space, request: &'a RangeRequest) -> Result<Self, Error> {
+        let now = space.view_revision();
+        if request.revision > now {
+            return Err(Error::FutureRevision);
         }
-        count += 1;
+        let at = if request.revision > 0 { request.revision } else { now };
+        let take = if request.count_only { 0 } else { limit_while_reading(request) };
+        Ok(Self { request, keys: request.range(), now, at, take, count: 0, found: Vec::new() })
     }
-    found.retain(|change| passes(request, change));
-    sort(request, &mut found);
-    let limit =
-        if request.limit > 0 { usize::try_from(request.limit).unwrap_or(usize::MAX) } else { usize::MAX };
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let kvs = found.into_iter().map(|change| answer(request, change)).collect();
-    Ok(RangeReply { revision: now, kvs, more, count: count as i64 })
+
+    /// Reads up to `max` keys more; true when there may be others. Refused when the revision has been forgotten
+    /// meanwhile.
+    pub(crate) fn step(&mut self, space: &Space, max: usize) -> Result<bool, Error> {
+        if self.at < space.compact_revision() {
+            return Err(Error::Compacted);
+        }
+        let mut last = None;
+        let mut read = 0;
+        for change in space.scan(&self.keys, self.at) {
+            self.count += 1;
+            if self.found.len() < self.take && passes(self.request, change) {
+                self.found.push(change.to_kv());
+            }
+            read += 1;
+            if read == max {
+                last = Some(change.key.clone());
+                break;
+            }
+        }
+        let Some(last) = last.filter(|_| self.keys.end != RangeEnd::Single) else { return Ok(false) };
+        // The first key there can be after that one.
+        let mut next = Vec::with_capacity(last.len() + 1);
+        next.extend_from_slice(&last);
+        next.push(0);
+        self.keys.start = next.into();
+        Ok(true)
+    }
+
+    pub(crate) fn space(&self) -> SpaceId {
+        self.keys.space()
+    }
+
+    pub(crate) fn finish(self) -> RangeReply {
+        let Self { request, mut found, now, count, .. } = self;
+        sort(request, &mut found);
+        let limit =
+            if request.limit > 0 { usize::try_from(request.limit).unwrap_or(usize::MAX) } else { usize::MAX };
+        let more = found.len() > limit;
+        found.truncate(limit);
+        if request.keys_only {
+            found.iter_mut().for_each(|kv| kv.value = bytes::Bytes::new());
+        }
+        RangeReply { revision: now, kvs: found, more, count: count as i64 }
+    }
 }
 
 /// Checks what reading would refuse.
@@ -82,23 +128,80 @@ fn passes(request: &RangeRequest, change: &Change) -> bool {
         && at_most(version.create_revision, request.max_create_revision)
 }
 
-fn sort(request: &RangeRequest, found: &mut [&Change]) {
+fn sort(request: &RangeRequest, found: &mut [KeyValue]) {
     match request.sort_target {
         SortTarget::Key => {} // as read
-        SortTarget::Version => found.sort_by_key(|change| change.version.version),
-        SortTarget::Create => found.sort_by_key(|change| change.version.create_revision),
-        SortTarget::Mod => found.sort_by_key(|change| change.version.revision),
-        SortTarget::Value => found.sort_by(|a, b| a.version.value.cmp(&b.version.value)),
+        SortTarget::Version => found.sort_by_key(|kv| kv.version),
+        SortTarget::Create => found.sort_by_key(|kv| kv.create_revision),
+        SortTarget::Mod => found.sort_by_key(|kv| kv.mod_revision),
+        SortTarget::Value => found.sort_by(|a, b| a.value.cmp(&b.value)),
     }
     if request.sort_order == SortOrder::Descend {
         found.reverse();
     }
 }
 
-fn answer(request: &RangeRequest, change: &Change) -> KeyValue {
-    let mut kv = change.to_kv();
-    if request.keys_only {
-        kv.value = bytes::Bytes::new();
+#[cfg(test)]
+mod tests {
+    use crate::request::{Command, DeleteRequest, Op, PutRequest};
+    use crate::state::State;
+
+    use super::*;
+
+    fn put(state: &mut State, index: u64, key: String) {
+        state.apply(index, Command::client(Op::Put(PutRequest::new(key, index.to_string()))));
     }
-    kv
+
+    /// Reads in pieces of `max` keys, with a change of everything between any two.
+    fn in_pieces(state: &mut State, request: &RangeRequest, max: usize) -> RangeReply {
+        let mut reading = state.begin_range(request).unwrap();
+        while state.step_range(&mut reading, max).unwrap() {
+            let index = state.applied_index() + 1;
+            put(state, index, format!("k{:02}", index % 40));
+            state.apply(index + 1, Command::client(Op::Delete(DeleteRequest::key("k07"))));
+        }
+        reading.finish()
+    }
+
+    #[test]
+    fn a_range_read_in_pieces_is_the_range_as_it_was_when_the_reading_began() {
+        let mut state = State::new();
+        for index in 1..=60 {
+            put(&mut state, index, format!("k{:02}", index % 30));
+        }
+        let all = || RangeRequest::between("k", "l");
+        let requests = [
+            RangeRequest::key("k05"),
+            all(),
+            RangeRequest::between("k03", [0_u8].to_vec()),
+            RangeRequest { limit: 7, ..all() },
+            RangeRequest { count_only: true, ..all() },
+            RangeRequest { keys_only: true, limit: 30, ..all() },
+            RangeRequest { limit: 3, sort_order: SortOrder::Descend, ..all() },
+            RangeRequest { limit: 3, sort_order: SortOrder::Ascend, sort_target: SortTarget::Mod, ..all() },
+            RangeRequest { sort_target: SortTarget::Value, ..all() },
+            RangeRequest { min_mod_revision: 40, limit: 4, ..all() },
+            RangeRequest { revision: 20, ..all() },
+        ];
+        for request in requests {
+            for max in [1, 2, 7, 29, 30, 31, 1_000] {
+                let whole = state.range(&request).unwrap();
+                assert_eq!(in_pieces(&mut state, &request, max), whole, "{request:?} in pieces of {max}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_revision_that_is_forgotten_while_it_is_read_is_an_error() {
+        let mut state = State::new();
+        for index in 1..=10 {
+            put(&mut state, index, format!("k{index}"));
+        }
+        let request = RangeRequest::between("k", "l");
+        let mut reading = state.begin_range(&request).unwrap();
+        assert_eq!(state.step_range(&mut reading, 3), Ok(true));
+        put(&mut state, 11, "k".to_owned());
+        state.apply(12, Command::client(Op::Compact { space: SpaceId::User, revision: 12 }));
+        assert_eq!(state.step_range(&mut reading, 3), Err(Error::Compacted));
+    }
 }

@@ -491,8 +491,9 @@ fn the_hash_is_of_what_counts_and_not_of_what_was_reclaimed() {
 
 #[test]
 #[should_panic(expected = "was applied")]
-fn an_index_is_applied_once() {
+fn an_earlier_entry_is_never_applied_after_a_later_one() {
     let mut state = State::new();
     state.apply(5, Command::node(Op::Nothing));
     state.apply(5, Command::node(Op::Nothing));
+    state.apply(4, Command::node(Op::Nothing));
 }

@@ -7,7 +7,7 @@ use etcd_client::{
     Client, ConnectOptions, Error, GetOptions, KeyValue, ResponseHeader, WatchResponse, WatchStream,
 };
 use moim_interop::cluster::{Cluster, RealEtcd};
-use moim_interop::{Options, serves_etcd};
+use moim_interop::{Options, moim_binary, serves_etcd};
 
 /// Long enough for a busy machine, short enough to notice.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -76,7 +76,7 @@ fn cluster(target: Target) -> Option<Arc<Cluster>> {
                 return None;
             }
         },
-        Target::OneNode | Target::ThreeNodes if !serves_etcd().unwrap() => {
+        Target::OneNode | Target::ThreeNodes if !serves_etcd(moim_binary().unwrap()).unwrap() => {
             eprintln!("SKIPPED: this moim has no etcd port");
             return None;
         }

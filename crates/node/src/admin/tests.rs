@@ -17,7 +17,8 @@ fn admin() -> Arc<Admin> {
     Arc::new(Admin {
         readiness: Readiness::not_yet("recovering"),
         metrics: Arc::new(Metrics::new()),
-        facts,
+        facts: Mutex::new(facts),
+        cluster: OnceLock::new(),
         listeners: Mutex::default(),
     })
 }
@@ -50,8 +51,18 @@ async fn liveness_never_waits_for_readiness() {
     let (status, body) = get(address, "/api/v1/node").await;
     let body: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &body["node_id"], &body["ready"]), (200, &7.into(), &false.into()));
-    assert_eq!(body["listeners"], serde_json::json!({"kafka": null, "admin": null}));
+    assert_eq!(
+        body["listeners"],
+        serde_json::json!({"kafka": null, "etcd": null, "admin": null, "peer": null})
+    );
     assert_eq!(body["zone"], serde_json::Value::Null);
+
+    assert_eq!(get(address, "/api/v1/cluster").await.0, 503, "it is in no cluster yet");
+    admin.readiness.ready();
+    admin.readiness.fails("quorum", "no quorum");
+    assert_eq!(get(address, "/readyz").await, (503, "not ready: no quorum\n".into()));
+    admin.readiness.holds("quorum");
+    assert_eq!(get(address, "/readyz").await.0, 200);
 
     assert!(get(address, "/").await.1.contains("/metrics"));
     assert_eq!(get(address, "/nothing").await.0, 404);

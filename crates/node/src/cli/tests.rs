@@ -64,14 +64,10 @@ fn every_verb_has_an_example_and_every_example_parses() {
 fn flags_of_later_layers_pass_when_they_ask_for_nothing() {
     for (flags, wanted) in [
         ("", None),
-        ("--redis-port 0 --etcd-port 0 --peer-port 0 --roles queue", None),
+        ("--redis-port 0 --roles queue,coord", None),
         ("--redis-port 6379", Some("--redis-port: the store (Redis protocol) is not part of this build yet")),
-        ("--join a:1", Some("--join: a cluster of several nodes is not part of this build yet")),
-        (
-            "--coord etcd://a:1",
-            Some("--coord: the coordination service (etcd protocol) is not part of this build yet"),
-        ),
-        ("--roles queue,slots", Some("--roles queue,slots: only `queue` is part of this build yet")),
+        ("--coord etcd://a:1", Some("--coord: an etcd of your own is not part of this build yet")),
+        ("--roles queue,slots", Some("--roles queue,slots: only `queue,coord` is part of this build yet")),
     ] {
         let Command::Serve(args) = parse(&format!("moim serve {flags}")).unwrap().command else { panic!() };
         let got = args.flag_values().err().map(|failure| failure.message);
@@ -82,7 +78,8 @@ fn flags_of_later_layers_pass_when_they_ask_for_nothing() {
 #[test]
 fn serve_flags_become_values_of_the_configuration() {
     let line = "moim serve --node-id 3 --data d --host ::1 --kafka-port 0 --admin-port 1 --advertise-kafka a:1 \
-                --zone z --insecure --log-level debug";
+                --zone z --insecure --log-level debug --etcd-port 2 --peer-port 3 --advertise-etcd b:1 \
+                --advertise-peer c:1 --initial-cluster 3=c:1,4=d:1";
     let Command::Serve(args) = parse(line).unwrap().command else { panic!() };
     let values = args.flag_values().unwrap();
     let effective = crate::config::layers::load(None, std::iter::empty(), &values).unwrap();
@@ -93,6 +90,9 @@ fn serve_flags_become_values_of_the_configuration() {
         (config.node.zone.as_str(), config.node.insecure, config.node.log_level.as_str()),
         ("z", true, "debug")
     );
+    assert_eq!((config.etcd.port, config.etcd.advertise.as_str()), (2, "b:1"));
+    assert_eq!((config.peer.port, config.peer.advertise.as_str()), (3, "c:1"));
+    assert_eq!(config.cluster.initial, "3=c:1,4=d:1");
 }
 
 #[test]

@@ -129,10 +129,25 @@ fn every_rule_can_refuse() {
         ("journal.commit_file_bytes", "1k"),
         ("journal.recent_bytes", "1k"),
         ("journal.bypass_bytes", "32m"),
+        ("etcd.advertise", "nowhere"),
+        ("etcd.max_connections", "0"),
+        ("etcd.quota_bytes", "1m"),
+        ("etcd.compaction_retention_ms", "5"),
+        ("peer.advertise", "nowhere"),
+        ("cluster.initial", "2=a:1"),
+        ("cluster.initial", "1=a:1,2"),
+        ("cluster.join", "nowhere"),
     ] {
         let error = try_load("", &[], &[("--flag", key, value)]).unwrap_err();
         assert!(error.starts_with(&format!("`{key}` (--flag): must ")), "{key} = {value}: {error}");
     }
+}
+
+#[test]
+fn a_node_founds_a_cluster_or_joins_one() {
+    let flags = [("--initial-cluster", "cluster.initial", "1=a:1"), ("--join", "cluster.join", "b:1")];
+    let error = try_load("", &[], &flags).unwrap_err();
+    assert!(error.starts_with("`cluster.join` (--join): must be empty when"), "{error}");
 }
 
 #[test]

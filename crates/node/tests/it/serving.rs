@@ -33,7 +33,19 @@ fn the_identity_outlives_kill_and_the_folder_has_one_user() {
     let mut node = Node::start(dir.path(), &[]);
     let cluster = node.address("cluster").unwrap().to_owned();
 
-    let refused = moim(&["serve", "--data", data, "--kafka-port", "0", "--admin-port", "0"]);
+    let refused = moim(&[
+        "serve",
+        "--data",
+        data,
+        "--kafka-port",
+        "0",
+        "--admin-port",
+        "0",
+        "--etcd-port",
+        "0",
+        "--peer-port",
+        "0",
+    ]);
     assert_eq!(refused.status, 7, "{refused:?}");
     assert!(
         refused.stderr.contains(&format!("in use by another moim (process {})", node.pid())),
@@ -47,8 +59,21 @@ fn the_identity_outlives_kill_and_the_folder_has_one_user() {
     assert_eq!(node.address("cluster"), Some(cluster.as_str()));
     drop(node);
 
-    let refused =
-        moim(&["serve", "--data", data, "--node-id", "2", "--kafka-port", "0", "--admin-port", "0"]);
+    let refused = moim(&[
+        "serve",
+        "--data",
+        data,
+        "--node-id",
+        "2",
+        "--kafka-port",
+        "0",
+        "--admin-port",
+        "0",
+        "--etcd-port",
+        "0",
+        "--peer-port",
+        "0",
+    ]);
     assert_eq!(refused.status, 7, "{refused:?}");
     assert!(refused.stderr.contains("belongs to node 1"), "{refused:?}");
 }
@@ -61,7 +86,9 @@ fn what_would_be_unsafe_or_wrong_is_refused_before_anything_is_made() {
     for (args, status, wanted) in [
         (&["--host", "0.0.0.0"][..], 5, "can be reached from other machines"),
         (&["--redis-port", "6379"], 2, "the store (Redis protocol) is not part of this build yet"),
-        (&["--join", "127.0.0.1:9645"], 2, "is not part of this build yet"),
+        (&["--join", "nowhere"], 2, "`cluster.join` (--join): must be HOST:PORT"),
+        (&["--initial-cluster", "2=127.0.0.1:1"], 2, "must name this node (node.id) too"),
+        (&["--coord", "etcd://127.0.0.1:2379"], 2, "is not part of this build yet"),
         (&["--config", "/nonexistent/moim.toml"], 2, "cannot read /nonexistent/moim.toml"),
         (&["--log-level", "[["], 2, "`node.log_level` (--log-level)"),
         (&["--frobnicate"], 2, "unexpected argument"),

@@ -23,7 +23,10 @@ pub(crate) struct Done {
 /// A command that sees nothing of this machine's configuration.
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moim"));
-    command.args(args).current_dir(std::env::temp_dir()).env_remove("MOIM_KAFKA").env_remove("RUST_LOG");
+    command.args(args).current_dir(std::env::temp_dir()).env_remove("RUST_LOG");
+    for name in ["MOIM_KAFKA", "MOIM_ETCD", "MOIM_ADMIN"] {
+        command.env_remove(name);
+    }
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("MOIM__")) {
         command.env_remove(name);
     }
@@ -73,6 +76,7 @@ impl Node {
     pub(crate) fn start_on(data: &Path, kafka_port: &str, args: &[&str]) -> Self {
         let data = data.to_str().expect("text");
         let mut child = command(&["serve", "--data", data, "--kafka-port", kafka_port, "--admin-port", "0"])
+            .args(["--etcd-port", "0", "--peer-port", "0"])
             .args(["--log-level", "warn"])
             .args(args)
             .stdout(Stdio::piped())

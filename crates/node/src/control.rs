@@ -1,0 +1,148 @@
+//! The control thread: Raft, the coordination core on it, and this node's part in the cluster.
+//!
+//! It has its own runtime, so that no client of the queue or of the etcd port keeps Raft from its timers. Everything
+//! else holds a [`Control`], a handle for any thread.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `thread.rs` | the thread: how it comes up and goes down |
+//! | `records.rs` | what the cluster knows about its nodes, and every change of it |
+//! | `view.rs` | what this node's own state says about the cluster |
+//! | `presence.rs` | the leased mark that this node runs |
+//! | `voters.rs`, `steward.rs` | who votes: the decision, and the leader who sees to it |
+//! | `migrate.rs` | folders from before there was a coordination core |
+//! | `report.rs`, `metrics.rs` | what operators see |
+
+mod metrics;
+mod migrate;
+mod presence;
+pub(crate) mod records;
+pub(crate) mod report;
+mod steward;
+mod thread;
+pub(crate) mod view;
+pub(crate) mod voters;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use moim_base::Clock;
+use moim_base::metrics::Metrics;
+use moim_base::task::Shutdown;
+use moim_cluster::StateRepository;
+use moim_cluster::nodes::NodeRecord;
+use moim_coord::Coordinator;
+use moim_journal::Store;
+use moim_raft::Router;
+use tokio::runtime::Handle;
+
+use self::presence::Presence;
+use self::records::RecordError;
+use crate::admin::Readiness;
+use crate::config::Config;
+use crate::data_dir::DataDir;
+use crate::exit::{Failure, Outcome, Status};
+
+pub(crate) use self::thread::start;
+
+/// How long a leader that stops tries to find a successor.
+const HAND_OVER: Duration = Duration::from_secs(2);
+
+/// What the control thread is made of.
+pub(crate) struct ControlParts {
+    pub(crate) config: Config,
+    pub(crate) host: IpAddr,
+    pub(crate) data: Arc<DataDir>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) router: Router,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) readiness: Readiness,
+    /// The runtime of the etcd port: watchers are woken there.
+    pub(crate) etcd_runtime: Handle,
+    /// Listeners that are bound already.
+    pub(crate) etcd: SocketAddr,
+    pub(crate) admin: SocketAddr,
+}
+
+/// This node's part in the cluster.
+pub(crate) struct Control {
+    /// The coordination core.
+    pub(crate) coordinator: Coordinator,
+    /// The same, as the cluster's metadata store.
+    pub(crate) repository: Arc<dyn StateRepository>,
+    /// Where the peer port listens.
+    pub(crate) peer: SocketAddr,
+    /// Given when the control thread cannot go on.
+    pub(crate) failed: Shutdown,
+    /// Given when this node was removed from the cluster.
+    pub(crate) removed: Shutdown,
+    presence: Arc<Presence>,
+    record: Mutex<NodeRecord>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Control {
+    /// Tells the cluster where Kafka clients reach this node.
+    pub(crate) async fn publish_kafka(&self, address: String) -> Outcome {
+        let record = {
+            let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+            record.kafka = address;
+            record.clone()
+        };
+        publish(self.repository.as_ref(), &record).await
+    }
+
+    /// The first half of a graceful stop: others take over while this node still serves.
+    pub(crate) async fn hand_over(&self) {
+        let group = self.coordinator.group();
+        if group.is_leader() {
+            let metrics = group.metrics();
+            let voters = metrics.voters.iter().filter(|voter| voter.id != metrics.voter);
+            let matched =
+                |id| metrics.matched.iter().find(|(other, _)| *other == id).and_then(|found| found.1);
+            if let Some(to) = voters.max_by_key(|voter| matched(voter.id)) {
+                match tokio::time::timeout(HAND_OVER, group.transfer_leadership(to.id)).await {
+                    Ok(Ok(())) => tracing::info!(to = %to.id, "handed the coordination group over"),
+                    Ok(Err(error)) => tracing::warn!(%error, "the coordination group was not handed over"),
+                    Err(_) => tracing::warn!("the coordination group was not handed over in time"),
+                }
+            }
+        }
+        if tokio::time::timeout(HAND_OVER, self.presence.leave()).await.is_err() {
+            tracing::debug!("this node's lease ends by itself");
+        }
+    }
+
+    /// The second half. Blocks until the control thread has ended.
+    pub(crate) fn stop(self) {
+        self.failed.stop();
+        if self.thread.join().is_err() {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+/// Writes this node's record, as long as the cluster knows its folder.
+async fn publish(repository: &dyn StateRepository, record: &NodeRecord) -> Outcome {
+    const RETRY: Duration = Duration::from_millis(100);
+    loop {
+        match records::publish(repository, record).await {
+            Ok(()) => return Ok(()),
+            Err(
+                error @ (RecordError::NoSuchNode(_) | RecordError::OtherFolder(_) | RecordError::LastNode(_)),
+            ) => {
+                return Err(Failure::new(Status::Conflict, error.to_string())
+                    .hint("to join again, start with an empty folder and --join"));
+            }
+            Err(RecordError::Store(error)) if !error.is_retryable() => {
+                return Err(Failure::error(format!("this node's record cannot be written: {error}")));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "this node's record was not written; trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}

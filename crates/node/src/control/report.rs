@@ -1,0 +1,197 @@
+//! The cluster as operators see it: `/api/v1/cluster`, and what they can change.
+//!
+//! The report is this node's own view, so that it can be had from a node that sees no quorum; it says whether it does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use moim_cluster::StateRepository;
+use moim_cluster::nodes::NodeRecord;
+use moim_coord::{Coordinator, SpaceId};
+use moim_raft::GroupMetrics;
+use serde::{Deserialize, Serialize};
+
+use super::records::{self, RecordError};
+use super::view::View;
+use super::voters;
+
+/// How long a quorum is waited for.
+const QUORUM: Duration = Duration::from_secs(1);
+/// A member this many entries behind is worth a word.
+const LAG: u64 = 10_000;
+
+/// What `/api/v1/cluster` answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ClusterReport {
+    /// The cluster.
+    pub(crate) cluster_id: String,
+    /// The node that says so.
+    pub(crate) node_id: i32,
+    /// Whether everything is as it should be.
+    pub(crate) healthy: bool,
+    /// What is not, in words.
+    pub(crate) problems: Vec<String>,
+    /// Whether this node reaches a quorum of the voters.
+    pub(crate) quorum: bool,
+    /// The node that leads the coordination group.
+    pub(crate) leader: Option<i32>,
+    /// The Raft term.
+    pub(crate) term: u64,
+    /// The last entry applied here.
+    pub(crate) applied: u64,
+    /// The revision of the clients' keys.
+    pub(crate) revision: i64,
+    /// Bytes of keys, values and history.
+    pub(crate) db_bytes: u64,
+    /// The format every node can take part in.
+    pub(crate) feature_level: Option<u32>,
+    /// The nodes, by number.
+    pub(crate) nodes: Vec<NodeReport>,
+}
+
+/// One node of the report.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct NodeReport {
+    /// The stable number.
+    pub(crate) node_id: i32,
+    /// The Raft voter; null while a replacement is waited for.
+    pub(crate) voter: Option<u64>,
+    /// `leader`, `voter`, `learner`, `joining` or `replaced`.
+    pub(crate) role: String,
+    /// Whether it renews its lease.
+    pub(crate) up: bool,
+    /// Entries it is behind; null where only the leader knows.
+    pub(crate) lag: Option<u64>,
+    /// Told apart from every earlier life of the node; null while it is down.
+    pub(crate) broker_epoch: Option<i64>,
+    /// The life of its data folder.
+    pub(crate) incarnation: u64,
+    /// For people.
+    pub(crate) name: String,
+    /// The failure domain.
+    pub(crate) zone: Option<String>,
+    /// Where other nodes reach it.
+    pub(crate) peer: Option<String>,
+    /// Where etcd clients reach it.
+    pub(crate) etcd: Option<String>,
+    /// Where Kafka clients reach it.
+    pub(crate) kafka: Option<String>,
+    /// Where Redis clients reach it.
+    pub(crate) redis: Option<String>,
+    /// Where its admin port is.
+    pub(crate) admin: Option<String>,
+    /// The Moim it runs.
+    pub(crate) version: String,
+    /// The newest cluster format it can take part in.
+    pub(crate) feature_level: u32,
+}
+
+/// What the admin port asks.
+pub(crate) struct ClusterApi {
+    pub(crate) cluster_id: String,
+    pub(crate) node_id: i32,
+    pub(crate) coordinator: Coordinator,
+    pub(crate) repository: Arc<dyn StateRepository>,
+}
+
+impl ClusterApi {
+    /// The report.
+    pub(crate) async fn report(&self) -> ClusterReport {
+        let confirmed = tokio::time::timeout(QUORUM, self.coordinator.linearizable()).await;
+        let quorum = matches!(confirmed, Ok(Ok(())));
+        let (view, metrics) = (View::of(&self.coordinator), self.coordinator.group().metrics());
+        let status = self.coordinator.status();
+        let node_of =
+            |voter: u64| view.nodes.iter().find(|node| node.voter == voter).map(|node| node.node_id);
+        let leader = status.leader.and_then(|leader| node_of(leader.0));
+        let nodes: Vec<_> = view.nodes.iter().map(|node| describe(node, &view, &metrics)).collect();
+        let problems = problems(quorum, &nodes, &view, &metrics);
+        ClusterReport {
+            cluster_id: self.cluster_id.clone(),
+            node_id: self.node_id,
+            healthy: problems.is_empty(),
+            problems,
+            quorum,
+            leader,
+            term: status.term,
+            applied: status.applied,
+            revision: self.coordinator.header(SpaceId::User).revision,
+            db_bytes: status.db_size,
+            feature_level: view.feature_level,
+            nodes,
+        }
+    }
+
+    /// Takes a node out of the cluster.
+    pub(crate) async fn remove(&self, node_id: i32) -> Result<(), RecordError> {
+        records::remove(self.repository.as_ref(), node_id).await
+    }
+
+    /// Keeps a node's place for another data folder.
+    pub(crate) async fn replace(&self, node_id: i32) -> Result<(), RecordError> {
+        records::replace(self.repository.as_ref(), node_id).await
+    }
+}
+
+fn describe(node: &NodeRecord, view: &View, metrics: &GroupMetrics) -> NodeReport {
+    let is = |members: &[moim_raft::Member]| members.iter().any(|member| member.id.0 == node.voter);
+    let role = match () {
+        () if node.voter == 0 => "replaced",
+        () if metrics.leadership.leader.is_some_and(|leader| leader.0 == node.voter) => "leader",
+        () if is(&metrics.voters) => "voter",
+        () if is(&metrics.learners) => "learner",
+        () => "joining",
+    };
+    let live = view.members.iter().find(|member| {
+        member.record.node_id == node.node_id && member.record.voter == node.voter && node.voter != 0
+    });
+    let matched = metrics.matched.iter().find(|(id, _)| id.0 == node.voter).and_then(|(_, at)| *at);
+    let address = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    NodeReport {
+        node_id: node.node_id,
+        voter: Some(node.voter).filter(|voter| *voter != 0),
+        role: role.to_owned(),
+        up: live.is_some(),
+        lag: matched.map(|at| metrics.last_index.unwrap_or(0).saturating_sub(at)),
+        broker_epoch: live.map(|member| member.broker_epoch),
+        incarnation: node.incarnation,
+        name: node.name.clone(),
+        zone: address(&node.zone),
+        peer: address(&node.peer),
+        etcd: address(&node.etcd),
+        kafka: address(&node.kafka),
+        redis: address(&node.redis),
+        admin: address(&node.admin),
+        version: node.version.clone(),
+        feature_level: node.feature_level,
+    }
+}
+
+fn problems(quorum: bool, nodes: &[NodeReport], view: &View, metrics: &GroupMetrics) -> Vec<String> {
+    let mut problems = Vec::new();
+    if !quorum {
+        problems.push(format!("no quorum of the {} voters answers", metrics.voters.len()));
+    }
+    for node in nodes {
+        let id = node.node_id;
+        match (node.role.as_str(), node.up) {
+            ("replaced", _) => problems.push(format!("node {id} waits for its replacement")),
+            ("joining", _) => {
+                problems.push(format!("node {id} is not a member of the coordination group yet"))
+            }
+            (_, false) => problems.push(format!("node {id} is down")),
+            (_, true) => {}
+        }
+        if let Some(lag) = node.lag.filter(|lag| *lag > LAG) {
+            problems.push(format!("node {id} is {lag} entries behind"));
+        }
+    }
+    let wanted = voters::wanted(nodes.len());
+    if metrics.voters.len() != wanted {
+        problems.push(format!("{} voters instead of {wanted}", metrics.voters.len()));
+    }
+    for voter in metrics.voters.iter().filter(|voter| view.gone.contains(&voter.id.0)) {
+        problems.push(format!("voter {} of a node that is gone still has its vote", voter.id));
+    }
+    problems
+}

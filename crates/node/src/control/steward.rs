@@ -1,0 +1,124 @@
+//! What the leader of the coordination group sees to: that the group's members follow the cluster's nodes.
+//!
+//! The records say which nodes there are ([`super::records`]); the plan says who should vote ([`super::voters`]); here
+//! one step at a time is taken towards it. Steps say what is to be so, so a leader that dies in between leaves nothing
+//! half done: the next one looks and goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use moim_base::task::Shutdown;
+use moim_cluster::StateRepository;
+use moim_coord::Coordinator;
+use moim_raft::{Group, GroupError, GroupMetrics, Member, VoterId};
+
+use super::records::{self, SUPPORTED_LEVEL};
+use super::view::View;
+use super::voters::{self, Change, Situation};
+
+/// How often the leader looks.
+const TICK: Duration = Duration::from_millis(250);
+/// A member this many entries behind is as good as up to date.
+const SMALL_LAG: u64 = 1_000;
+
+/// Looks after the group while this node leads it.
+pub(crate) async fn run(coordinator: Coordinator, repository: Arc<dyn StateRepository>, shutdown: Shutdown) {
+    loop {
+        tokio::select! {
+            () = shutdown.stopped() => return,
+            () = tokio::time::sleep(TICK) => {}
+        }
+        let group = coordinator.group();
+        if !group.is_leader() {
+            continue;
+        }
+        let view = View::of(&coordinator);
+        if let Err(error) = step(group, repository.as_ref(), &view).await {
+            // Another change may be under way, or leadership moved: the next look tells.
+            tracing::debug!(%error, "the group's members were not changed");
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error(transparent)]
+    Record(#[from] records::RecordError),
+}
+
+async fn step(group: &Group, repository: &dyn StateRepository, view: &View) -> Result<(), StepError> {
+    if view.next_voter.is_none() {
+        return Ok(());
+    }
+    let metrics = group.metrics();
+    if let Some(member) = moved(&metrics, view) {
+        tracing::info!(voter = %member.id, address = member.address, "a member is reached elsewhere now");
+        return Ok(group.set_address(&member).await?);
+    }
+    match voters::plan(&situation(&metrics, view)) {
+        Some(change) => Ok(carry_out(group, view, change).await?),
+        None => tidy_up(repository, &metrics, view).await,
+    }
+}
+
+async fn carry_out(group: &Group, view: &View, change: Change) -> Result<(), GroupError> {
+    tracing::info!(?change, "changing the members of the coordination group");
+    match change {
+        Change::Learn(voter) => {
+            let Some(node) = view.nodes.iter().find(|node| node.voter == voter) else { return Ok(()) };
+            group.add_learner(&Member { id: VoterId(voter), address: node.peer.clone() }).await
+        }
+        Change::Voters(voters) => group.set_voters(&voters.into_iter().map(VoterId).collect()).await,
+        Change::Forget(voter) => group.remove(VoterId(voter)).await,
+        Change::HandOver(voter) => group.transfer_leadership(VoterId(voter)).await,
+    }
+}
+
+/// What is left to do when the members are right.
+async fn tidy_up(
+    repository: &dyn StateRepository,
+    metrics: &GroupMetrics,
+    view: &View,
+) -> Result<(), StepError> {
+    let is_member = |voter: u64| metrics.voters.iter().chain(&metrics.learners).any(|m| m.id.0 == voter);
+    for voter in view.gone.iter().copied().filter(|voter| !is_member(*voter)) {
+        records::bury(repository, voter).await?;
+    }
+    let supported = view.nodes.iter().map(|node| node.feature_level).min().unwrap_or(0).min(SUPPORTED_LEVEL);
+    if let Some(level) = view.feature_level.filter(|level| *level < supported) {
+        tracing::info!(from = level, to = supported, "every node supports a newer format of the cluster");
+        records::raise_level(repository, level, supported).await?;
+    }
+    Ok(())
+}
+
+/// A member whose address is not the one its node says.
+fn moved(metrics: &GroupMetrics, view: &View) -> Option<Member> {
+    metrics.voters.iter().chain(&metrics.learners).find_map(|member| {
+        let node = view.nodes.iter().find(|node| node.voter == member.id.0)?;
+        let differs = !node.peer.is_empty() && node.peer != member.address;
+        differs.then(|| Member { id: member.id, address: node.peer.clone() })
+    })
+}
+
+fn situation(metrics: &GroupMetrics, view: &View) -> Situation {
+    let last = metrics.last_index.unwrap_or(0);
+    let matched: BTreeMap<u64, Option<u64>> = metrics.matched.iter().map(|(id, at)| (id.0, *at)).collect();
+    let running: BTreeSet<u64> =
+        view.nodes.iter().filter(|node| view.is_running(node)).map(|node| node.voter).collect();
+    let ready = |voter: u64| {
+        let at = matched.get(&voter).copied().flatten();
+        at.is_some_and(|at| last.saturating_sub(at) <= SMALL_LAG) && running.contains(&voter)
+    };
+    Situation {
+        voters: metrics.voters.iter().map(|member| member.id.0).collect(),
+        learners: metrics.learners.iter().map(|member| (member.id.0, ready(member.id.0))).collect(),
+        nodes: view.nodes.iter().map(|node| node.voter).filter(|voter| *voter != 0).collect(),
+        gone: view.gone.iter().copied().collect(),
+        count: view.nodes.len(),
+        leader: metrics.voter.0,
+    }
+}

@@ -1,0 +1,152 @@
+//! Who should vote, as a pure decision.
+//!
+//! The number of voters follows the number of nodes: one, three from three nodes, five from five, never two or four,
+//! because an even number stands no more failures than the odd one below it. Voters change in one step from one set to
+//! another, so the number is right at every moment: a single voter becomes three when two learners are ready, and a
+//! replaced one leaves when its successor is.
+//!
+//! Must never: give a vote to a member that lags, take a working voter's place while enough of them work, or leave the
+//! group with a set it did not choose.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is known about the members of the group.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Situation {
+    /// The voters now.
+    pub(crate) voters: BTreeSet<u64>,
+    /// Members without a vote, and whether each holds nearly everything and runs.
+    pub(crate) learners: BTreeMap<u64, bool>,
+    /// The voter ids the cluster's nodes have.
+    pub(crate) nodes: BTreeSet<u64>,
+    /// Voter ids of nodes that were removed or replaced. What is in neither set was added by an etcd client: it is left
+    /// alone.
+    pub(crate) gone: BTreeSet<u64>,
+    /// How many nodes the cluster has, those that wait for a replacement included.
+    pub(crate) count: usize,
+    /// The one that leads.
+    pub(crate) leader: u64,
+}
+
+/// A change of the group's members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// A node that was let in becomes a member without a vote.
+    Learn(u64),
+    /// These vote from now on.
+    Voters(BTreeSet<u64>),
+    /// A member without a vote goes: its node was removed or replaced.
+    Forget(u64),
+    /// This member leads no longer: it is about to leave.
+    HandOver(u64),
+}
+
+/// How many voters so many nodes have.
+pub(crate) fn wanted(nodes: usize) -> usize {
+    match nodes {
+        0..=2 => 1,
+        3..=4 => 3,
+        _ => 5,
+    }
+}
+
+/// The next change, if one is due.
+pub(crate) fn plan(now: &Situation) -> Option<Change> {
+    if let Some(old) = now.learners.keys().find(|id| now.gone.contains(id)) {
+        return Some(Change::Forget(*old));
+    }
+    let is_member = |id: &u64| now.voters.contains(id) || now.learners.contains_key(id);
+    if let Some(new) = now.nodes.iter().find(|id| !is_member(id)) {
+        return Some(Change::Learn(*new));
+    }
+    let wanted = wanted(now.count);
+    let mut chosen: BTreeSet<u64> = now.voters.difference(&now.gone).copied().collect();
+    let ready =
+        now.learners.iter().filter(|(id, ready)| **ready && now.nodes.contains(id)).map(|(id, _)| *id);
+    for learner in ready {
+        if chosen.len() < wanted {
+            chosen.insert(learner);
+        }
+    }
+    while chosen.len() > wanted {
+        // The leader stays: it is known to work.
+        let last = chosen.iter().rev().copied().find(|id| *id != now.leader)?;
+        chosen.remove(&last);
+    }
+    if chosen.len() < wanted || chosen == now.voters {
+        // Not enough members are ready, or there is nothing to do.
+        return None;
+    }
+    if !chosen.contains(&now.leader) {
+        // A leader that leaves hands over first, if one of those that stay can lead already: nobody has to wait for an
+        // election then.
+        if let Some(to) = chosen.intersection(&now.voters).next() {
+            return Some(Change::HandOver(*to));
+        }
+    }
+    Some(Change::Voters(chosen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(ids: &[u64]) -> BTreeSet<u64> {
+        ids.iter().copied().collect()
+    }
+
+    #[test]
+    fn the_next_change() {
+        let voters = |ids| Some(Change::Voters(set(ids)));
+        type Case<'a> =
+            (&'a str, &'a [u64], &'a [(u64, bool)], &'a [u64], &'a [u64], usize, u64, Option<Change>);
+        let three = &[1, 2, 3];
+        let cases: [Case<'_>; 17] = [
+            ("one node", &[1], &[], &[1], &[], 1, 1, None),
+            ("a second node is let in", &[1], &[], &[1, 2], &[], 2, 1, Some(Change::Learn(2))),
+            ("a second node only learns", &[1], &[(2, true)], &[1, 2], &[], 2, 1, None),
+            ("a third one lags", &[1], &[(2, true), (3, false)], three, &[], 3, 1, None),
+            ("all at once", &[1], &[(2, true), (3, true)], three, &[], 3, 1, voters(three)),
+            ("a fourth learns", three, &[(4, true)], &[1, 2, 3, 4], &[], 4, 1, None),
+            ("five", three, &[(4, true), (5, true)], &[1, 2, 3, 4, 5], &[], 5, 1, voters(&[1, 2, 3, 4, 5])),
+            ("replaced, nobody came", three, &[], &[1, 2], &[3], 3, 1, None),
+            ("replaced, successor came", three, &[], &[1, 2, 4], &[3], 3, 1, Some(Change::Learn(4))),
+            ("replaced, successor lags", three, &[(4, false)], &[1, 2, 4], &[3], 3, 1, None),
+            ("replaced, successor ready", three, &[(4, true)], &[1, 2, 4], &[3], 3, 1, voters(&[1, 2, 4])),
+            ("removed, two are left", three, &[], &[1, 2], &[3], 2, 2, voters(&[2])),
+            ("the leader is removed", three, &[], &[2, 3], &[1], 2, 1, Some(Change::HandOver(2))),
+            ("the only voter is removed", &[1], &[(2, true)], &[2], &[1], 1, 1, voters(&[2])),
+            ("a removed learner", &[1], &[(9, true)], &[1], &[9], 1, 1, Some(Change::Forget(9))),
+            ("an etcd client's learner", &[1], &[(9, true)], &[1], &[], 1, 1, None),
+            (
+                "an etcd client's learner gets no vote",
+                &[1],
+                &[(2, true), (9, true)],
+                &[1, 2],
+                &[],
+                3,
+                1,
+                None,
+            ),
+        ];
+        for (name, voters, learners, nodes, gone, count, leader, wanted) in cases {
+            let now = Situation {
+                voters: set(voters),
+                learners: learners.iter().copied().collect(),
+                nodes: set(nodes),
+                gone: set(gone),
+                count,
+                leader,
+            };
+            assert_eq!(plan(&now), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_even_number_is_never_chosen() {
+        for count in 1..20 {
+            assert_eq!(wanted(count) % 2, 1, "{count}");
+            assert!(wanted(count) <= count.max(1));
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! How nodes come together: founding a cluster, joining one, coming back to it.
+//!
+//! ```text
+//!  empty folder ──alone──────────────▶ Founding ─┐  initialize: only a folder that never had a log
+//!       │  └──--initial-cluster──▶ agree ─▶ Founding ─┤
+//!       │                             │          ▼
+//!       │     a cluster is there  ────┘       Member ──▶ records, lease, queue, etcd
+//!       └──--join──▶ ask ──let in──▶ Joining ────▲  the leader sends the log
+//!                     └─ not admitted: waits for `moim cluster replace`
+//! ```
+//!
+//! | file | owns |
+//! |---|---|
+//! | `protocol.rs` | questions and answers between nodes |
+//! | `agree.rs` | how founders agree, as a pure decision |
+//! | `enter.rs` | the way of this node's folder into a cluster |
+//! | `doorkeeper.rs` | answering other nodes |
+//!
+//! Must never: let a folder vote under an id that another folder may have voted under.
+
+mod agree;
+mod doorkeeper;
+mod enter;
+mod protocol;
+
+pub(crate) use self::doorkeeper::{Doorkeeper, Inside};
+pub(crate) use self::enter::{Entrant, Way};
+pub(crate) use self::protocol::Card;

@@ -1,0 +1,193 @@
+//! Answers other nodes' questions about this one and about the cluster it is in.
+//!
+//! Who asks is not trusted to be anybody: a question changes something only as far as the records allow
+//! ([`crate::control::records`]), and those decide under compare-and-swap.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use moim_cluster::StateRepository;
+use moim_cluster::nodes::NodeRecord;
+use moim_coord::Coordinator;
+use moim_raft::{BoxFuture, Member, Service, VoterId};
+
+use super::protocol::{Answer, Card, Question, greet, read_question, write_answer};
+use crate::control::records::{self, RecordError};
+use crate::control::view::View;
+
+/// How long the one who is said to have a place may take to show that it does.
+const PROBE: Duration = Duration::from_millis(500);
+/// How long a question may take that needs the cluster's word.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// What a node inside a cluster can ask the cluster.
+pub(crate) struct Inside {
+    /// The coordination core.
+    pub(crate) coordinator: Coordinator,
+    /// Its records.
+    pub(crate) repository: Arc<dyn StateRepository>,
+}
+
+/// The node's service on the peer port.
+#[derive(Default)]
+pub(crate) struct Doorkeeper {
+    card: Mutex<Card>,
+    inside: OnceLock<Inside>,
+}
+
+impl Doorkeeper {
+    /// What this node says of itself from now on.
+    pub(crate) fn show(&self, card: Card) {
+        *self.card.lock().unwrap_or_else(PoisonError::into_inner) = card;
+    }
+
+    /// What it says now.
+    pub(crate) fn card(&self) -> Card {
+        self.card.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on this node can answer for its cluster.
+    pub(crate) fn go_inside(&self, inside: Inside) {
+        // Said once: a node does not change clusters.
+        let _ = self.inside.set(inside);
+    }
+
+    async fn answer(&self, question: Question) -> Answer {
+        let card = self.card();
+        let (asks, fresh) = match question {
+            Question::Greet => return Answer::Card { card },
+            Question::Join { me, fresh } => (me, Some(fresh)),
+            Question::Announce { me } => (me, None),
+        };
+        let Some(inside) = self.inside.get() else {
+            return Answer::Later { why: format!("node {} is still starting", card.node_id) };
+        };
+        let answer = async {
+            match fresh {
+                Some(fresh) => inside.admit(&card, &asks, fresh).await,
+                None => inside.recognize(&card, &asks).await,
+            }
+        };
+        match tokio::time::timeout(PATIENCE, answer).await {
+            Ok(answer) => answer,
+            Err(_) => Answer::Later { why: "the cluster has no quorum now".to_owned() },
+        }
+    }
+}
+
+impl Service for Doorkeeper {
+    fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
+        Box::pin(async move {
+            let answer = match read_question(&request) {
+                Ok(question) => self.answer(question).await,
+                Err(why) => Answer::Conflict { why },
+            };
+            write_answer(&answer)
+        })
+    }
+}
+
+impl Inside {
+    /// A folder that is in no cluster wants to be in this one.
+    async fn admit(&self, card: &Card, asks: &Card, fresh: bool) -> Answer {
+        if let Err(why) = self.check_level(asks) {
+            return Answer::Conflict { why };
+        }
+        match self.find_place(card, asks, fresh).await {
+            Ok(Ok(record)) => {
+                tracing::info!(node = record.node_id, voter = record.voter, "a node was let in");
+                Answer::Admitted {
+                    cluster_id: card.cluster_id.clone(),
+                    voter: record.voter,
+                    incarnation: record.incarnation,
+                }
+            }
+            Ok(Err(refusal)) => refusal,
+            Err(error) => Answer::Later { why: error.to_string() },
+        }
+    }
+
+    fn check_level(&self, asks: &Card) -> Result<(), String> {
+        let level = View::of(&self.coordinator).feature_level.unwrap_or(0);
+        if asks.feature_level >= level {
+            return Ok(());
+        }
+        Err(format!(
+            "the cluster runs at feature level {level}, moim {} supports up to {}",
+            asks.version, asks.feature_level
+        ))
+    }
+
+    /// The record under which a folder is in the cluster, or why there is none.
+    async fn find_place(
+        &self,
+        card: &Card,
+        asks: &Card,
+        fresh: bool,
+    ) -> Result<Result<NodeRecord, Answer>, RecordError> {
+        let (node, cluster) = (asks.node_id, &card.cluster_id);
+        let known = records::get(self.repository.as_ref(), node).await?;
+        match &known {
+            // The answer got lost, or the node crashed before it wrote it down.
+            Some((_, record)) if record.directory_id == asks.directory_id && record.voter != 0 => {
+                return Ok(Ok(record.clone()));
+            }
+            Some((_, record)) if record.voter == 0 => {}
+            Some((_, record)) => return Ok(Err(refuse_taken(record).await)),
+            None if fresh => {}
+            None => {
+                let why = format!("node {node} is not part of cluster {cluster}; start it with --join");
+                return Ok(Err(Answer::NotAdmitted { why }));
+            }
+        }
+        records::admit(self.repository.as_ref(), asks, known).await.map(Ok)
+    }
+
+    /// A node that is in this cluster, as far as it knows, has started.
+    async fn recognize(&self, card: &Card, asks: &Card) -> Answer {
+        if asks.cluster_id != card.cluster_id {
+            let (theirs, ours) = (&asks.cluster_id, &card.cluster_id);
+            return Answer::Conflict {
+                why: format!("the folder is of cluster {theirs}, this is cluster {ours}"),
+            };
+        }
+        let view = View::of(&self.coordinator);
+        let node = asks.node_id;
+        if view.is_out(node, asks.voter, &asks.directory_id) {
+            let why = format!("this data folder was node {node} and was removed or replaced since");
+            return Answer::Conflict { why };
+        }
+        let metrics = self.coordinator.group().metrics();
+        let member = metrics.voters.iter().chain(&metrics.learners).find(|member| member.id.0 == asks.voter);
+        match member {
+            Some(member) if member.address == asks.peer => Answer::Known,
+            Some(_) => {
+                let moved = Member { id: VoterId(asks.voter), address: asks.peer.clone() };
+                match self.coordinator.update_member(moved).await {
+                    Ok(()) => Answer::Known,
+                    Err(error) => Answer::Later { why: error.to_string() },
+                }
+            }
+            None => Answer::Later { why: format!("voter {} is not a member yet", asks.voter) },
+        }
+    }
+}
+
+/// A node's place is asked for by another folder. Whether that is a mistake shows at the address the node has.
+async fn refuse_taken(record: &NodeRecord) -> Answer {
+    let node = record.node_id;
+    match greet(&record.peer, PROBE).await {
+        Ok(there) if there.directory_id == record.directory_id => {
+            let why = format!("node {node} is running at {}; node ids are unique", record.peer);
+            Answer::Conflict { why }
+        }
+        _ => {
+            let why = format!(
+                "node {node} is in the cluster with another data folder; \
+                 `moim cluster replace {node}` lets this one take its place"
+            );
+            Answer::NotAdmitted { why }
+        }
+    }
+}

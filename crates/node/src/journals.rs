@@ -1,0 +1,177 @@
+//! The node's store: opened once, shared by the queue and by Raft, and who is told what it has made durable.
+//!
+//! Invariant: everything the disk thread reports reaches the one whose tag it carries. Partitions count from 0; the tags
+//! from [`RESERVED`] on are the node's own.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use moim_base::Clock;
+use moim_base::metrics::{Gauge, Metrics};
+use moim_journal::{DurableSink, RealDisk, Store, StoreOptions};
+use moim_raft::Router;
+
+use crate::config::Config;
+use crate::exit::{Failure, Outcome};
+
+/// Tags from here on are not partitions.
+const RESERVED: u64 = u64::MAX - 1_000;
+/// The journals of the coordination group: this tag and the next.
+pub(crate) const RAFT_TAG: u64 = RESERVED;
+/// The journal of the repository that single nodes used to have.
+pub(crate) const LOCAL_TAG: u64 = u64::MAX;
+
+/// The store and what belongs to it.
+#[derive(Clone)]
+pub(crate) struct Journals {
+    /// The store.
+    pub(crate) store: Arc<Store>,
+    /// Who is told about durable appends.
+    pub(crate) progress: Arc<Progress>,
+    /// Where Raft's requests and progress go.
+    pub(crate) router: Router,
+}
+
+/// Deals the journals' progress out: to Raft, and to the broker's loops once there is a broker.
+pub(crate) struct Progress {
+    router: Router,
+    broker: OnceLock<Arc<dyn DurableSink>>,
+}
+
+impl Progress {
+    /// From now on the broker hears of its partitions. Nothing was appended to them before.
+    pub(crate) fn set_broker(&self, broker: Arc<dyn DurableSink>) {
+        assert!(self.broker.set(broker).is_ok(), "a node has one broker");
+    }
+}
+
+impl DurableSink for Progress {
+    fn on_durable(&self, advanced: &[(u64, i64)]) {
+        let ours = advanced.iter().filter(|(tag, _)| *tag >= RESERVED).count();
+        if ours > 0 {
+            self.router.on_durable(advanced);
+        }
+        let Some(broker) = self.broker.get() else { return };
+        if ours == 0 {
+            broker.on_durable(advanced);
+        } else if ours < advanced.len() {
+            let rest: Vec<_> = advanced.iter().filter(|(tag, _)| *tag < RESERVED).copied().collect();
+            broker.on_durable(&rest);
+        }
+    }
+}
+
+impl Journals {
+    /// Recovers what the last run left and starts the disk thread. Blocks.
+    pub(crate) fn open(
+        path: &Path,
+        config: &Config,
+        clock: Arc<dyn Clock>,
+        metrics: &Metrics,
+    ) -> Outcome<Self> {
+        let store = Store::open(path, Arc::new(RealDisk), clock, store_options(config))
+            .map_err(|error| Failure::error(format!("cannot recover {}: {error}", path.display())))?;
+        let store = Arc::new(store);
+        report_recovery(&store);
+        let router = Router::new();
+        let progress = Arc::new(Progress { router: router.clone(), broker: OnceLock::new() });
+        store.set_sink(Arc::clone(&progress) as Arc<dyn DurableSink>);
+        store.start();
+        register_metrics(metrics, &store);
+        Ok(Self { store, progress, router })
+    }
+
+    /// Makes everything durable and marks the folder as closed in order. Blocks.
+    pub(crate) fn close(&self) {
+        match self.store.close() {
+            Ok(()) => tracing::info!("all data is on disk"),
+            // The next start recovers as after a crash.
+            Err(error) => tracing::error!(%error, "the journals could not be closed in order"),
+        }
+    }
+}
+
+fn store_options(config: &Config) -> StoreOptions {
+    StoreOptions {
+        commit_file_bytes: config.journal.commit_file_bytes,
+        recent_bytes: usize::try_from(config.journal.recent_bytes).unwrap_or(usize::MAX),
+        bypass_bytes: usize::try_from(config.journal.bypass_bytes).unwrap_or(usize::MAX),
+        min_free_bytes: config.journal.min_free_bytes,
+        ..StoreOptions::default()
+    }
+}
+
+fn report_recovery(store: &Store) {
+    let report = store.recovery();
+    for damage in &report.damage {
+        tracing::error!(
+            damage,
+            "recovery found damage; the journal is readable around it and takes no appends"
+        );
+    }
+    for file in &report.moved_aside {
+        tracing::warn!(file, "recovery moved a file aside that it does not know");
+    }
+    tracing::info!(
+        clean = store.was_clean(),
+        bytes = report.bytes,
+        frames = report.frames,
+        cut_bytes = report.cut_bytes,
+        ms = report.duration_ns / 1_000_000,
+        "journals recovered"
+    );
+}
+
+/// Gauges that are read when somebody asks.
+fn register_metrics(metrics: &Metrics, store: &Arc<Store>) {
+    let gauge = |name: &str, help: &str| {
+        let gauge: Gauge = Gauge::default();
+        metrics.register(name, help, gauge.clone());
+        gauge
+    };
+    let syncs = gauge("journal_syncs", "Syncs of the commit log since the start");
+    let sync_ns = gauge("journal_last_sync_nanoseconds", "How long the last sync took");
+    let ring = gauge("journal_recent_bytes", "Memory that holds recent records");
+    let dirty = gauge("journal_dirty_bytes", "Records that their segment does not hold yet");
+    let free = gauge("journal_free_bytes", "Free space on the disk");
+    let full = gauge("journal_full", "1 while the disk is too full to take records");
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let store = Arc::clone(store);
+    metrics.before_render(move || {
+        let stats = store.stats();
+        syncs.set(number(stats.syncs));
+        sync_ns.set(number(stats.last_sync_ns));
+        ring.set(number(stats.ring_bytes));
+        dirty.set(number(stats.dirty_bytes));
+        free.set(number(stats.free_bytes));
+        full.set(i64::from(stats.full));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<(u64, i64)>>);
+
+    impl DurableSink for Heard {
+        fn on_durable(&self, advanced: &[(u64, i64)]) {
+            self.0.lock().unwrap().extend_from_slice(advanced);
+        }
+    }
+
+    #[test]
+    fn the_broker_hears_of_its_partitions_and_of_nothing_else() {
+        let progress = Progress { router: Router::new(), broker: OnceLock::new() };
+        progress.on_durable(&[(RAFT_TAG, 1)]);
+        let heard = Arc::new(Heard::default());
+        progress.set_broker(heard.clone());
+        progress.on_durable(&[(RAFT_TAG, 2), (LOCAL_TAG, 3)]);
+        progress.on_durable(&[(0, 4), (RAFT_TAG + 1, 5), (7, 6)]);
+        progress.on_durable(&[(1, 7)]);
+        assert_eq!(*heard.0.lock().unwrap(), [(0, 4), (7, 6), (1, 7)]);
+    }
+}

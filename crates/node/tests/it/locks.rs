@@ -1,0 +1,291 @@
+//! `moim lock run` and `moim elect run`, with real processes that are stopped, killed and cut off.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cluster::eventually;
+use crate::etcd::{Etcd, installed};
+use crate::support::{PATIENCE, command};
+
+/// A `moim lock run` under way, or any other process.
+struct Holder {
+    child: Child,
+}
+
+impl Holder {
+    fn start(etcd: &Etcd, args: &[&str]) -> Self {
+        let child = command(args)
+            .env("MOIM_ETCD", &etcd.address)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("moim starts");
+        Self { child }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("text");
+        line.trim().to_owned()
+    }
+
+    #[allow(clippy::disallowed_methods)] // a deadline for the test itself
+    fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it never ended");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // A stopped process dies of SIGKILL all the same, and takes its command with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A folder in which commands leave traces.
+struct Traces(tempfile::TempDir);
+
+impl Traces {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A shell line that writes its process id and its token and then works for ever, one beat each 20 ms.
+    fn worker(&self, name: &str) -> String {
+        let path = self.path(name).display().to_string();
+        format!(
+            "echo $$ $MOIM_FENCING_TOKEN > {path}.new; mv {path}.new {path}; while :; do sleep 0.02; done"
+        )
+    }
+
+    /// Process id and token of a worker that has begun.
+    fn begun(&self, name: &str) -> Option<(i32, u64)> {
+        let text = std::fs::read_to_string(self.path(name)).ok()?;
+        let (pid, token) = text.trim().split_once(' ')?;
+        Some((pid.parse().ok()?, token.parse().ok()?))
+    }
+}
+
+fn lives(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+fn the_command_gets_a_token_that_grows_and_its_status_is_the_status() {
+    let Some(etcd) = Etcd::start() else { return };
+    let mut last = 0;
+    for (script, status) in [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)] {
+        let script = format!("echo $MOIM_FENCING_TOKEN $MOIM_LOCK_KEY; {script}");
+        let mut holder = Holder::start(&etcd, &["lock", "run", "job", "--", "sh", "-c", &script]);
+        let line = holder.line();
+        let (token, key) = line.split_once(' ').expect("two words");
+        let token: u64 = token.parse().expect("a decimal number");
+        assert!(token > last && key.starts_with("job/"), "{line}");
+        last = token;
+        assert_eq!(holder.wait().code(), Some(status));
+        assert_eq!(
+            etcd.moim(&["coord", "get", "--prefix", "job/", "--count-only"]).stdout.trim(),
+            "count  0"
+        );
+    }
+    let missing = Holder::start(&etcd, &["lock", "run", "job", "--", "/no/such/program"]).wait();
+    assert_eq!(missing.code(), Some(127));
+}
+
+#[test]
+fn a_lock_that_is_held_is_not_acquired_and_waiters_come_in_order() {
+    let Some(etcd) = Etcd::start() else { return };
+    let traces = Traces::new();
+    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--", "sh", "-c", &traces.worker("first")]);
+    eventually("the first begins", || traces.begun("first").is_some());
+    for wait in ["0s", "300ms"] {
+        let status = Holder::start(&etcd, &["lock", "run", "job", "--wait", wait, "--", "true"]).wait();
+        assert_eq!(status.code(), Some(125), "{wait}");
+    }
+    let contenders = || etcd.moim(&["coord", "get", "--prefix", "job/", "--count-only"]).stdout;
+    assert_eq!(contenders().trim(), "count  1", "who gave up left the queue");
+    let order = traces.path("order");
+    let mut waiters: Vec<Holder> = Vec::new();
+    for name in ["a", "b", "c"] {
+        let script = format!("echo {name} >> {}", order.display());
+        waiters.push(Holder::start(&etcd, &["lock", "run", "job", "--", "sh", "-c", &script]));
+        let wanted = format!("count  {}", waiters.len() + 1);
+        eventually("it waits", || contenders().trim() == wanted);
+    }
+    first.signal(Signal::TERM);
+    assert_eq!(first.wait().code(), Some(143), "the signal went to the command");
+    for waiter in &mut waiters {
+        assert_eq!(waiter.wait().code(), Some(0));
+    }
+    assert_eq!(std::fs::read_to_string(order).expect("traces"), "a\nb\nc\n");
+}
+
+#[test]
+fn a_holder_that_is_stopped_loses_its_command_before_the_next_one_begins() {
+    let Some(etcd) = Etcd::start() else { return };
+    let traces = Traces::new();
+    let script = traces.worker("first");
+    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    eventually("the first begins", || traces.begun("first").is_some());
+    let (worker, token) = traces.begun("first").expect("it began");
+    // Would the next one see it alive?
+    let check = format!(
+        "kill -0 {worker} 2>/dev/null && grep -qv ') Z ' /proc/{worker}/stat && echo both > {}; {}",
+        traces.path("both").display(),
+        traces.worker("second"),
+    );
+    let _second = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &check]);
+    first.signal(Signal::STOP);
+    eventually("the second begins", || traces.begun("second").is_some());
+    assert!(!lives(worker), "the first command was killed by the guard");
+    assert!(!traces.path("both").exists(), "two commands at once");
+    assert!(traces.begun("second").expect("it began").1 > token);
+    first.signal(Signal::CONT);
+    assert_eq!(first.wait().code(), Some(125));
+}
+
+#[test]
+fn a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion() {
+    let Some(etcd) = Etcd::start() else { return };
+    let traces = Traces::new();
+    let script = traces.worker("first");
+    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    eventually("the first begins", || traces.begun("first").is_some());
+    let (worker, _) = traces.begun("first").expect("it began");
+    if !etcd.signal(Signal::STOP) {
+        return;
+    }
+    assert_eq!(first.wait().code(), Some(125), "it ends although nobody answers");
+    assert!(!lives(worker));
+    assert!(etcd.signal(Signal::CONT));
+    let again = Holder::start(&etcd, &["lock", "run", "job", "--wait", "30s", "--", "true"]).wait();
+    assert_eq!(again.code(), Some(0));
+}
+
+#[test]
+fn a_command_that_ignores_sigterm_and_its_children_are_killed_in_time() {
+    let Some(etcd) = Etcd::start() else { return };
+    let traces = Traces::new();
+    let deaf = traces.path("deaf.sh");
+    std::fs::write(
+        &deaf,
+        format!(
+            "trap '' TERM\nsetsid sh -c 'trap \"\" TERM; {}' &\n{}\n",
+            traces.worker("child"),
+            traces.worker("parent")
+        ),
+    )
+    .expect("a script");
+    let mut holder = Holder::start(
+        &etcd,
+        &["lock", "run", "job", "--ttl", "2s", "--", "sh", deaf.to_str().expect("text")],
+    );
+    eventually("both run", || traces.begun("child").is_some() && traces.begun("parent").is_some());
+    let key = etcd.moim(&["coord", "get", "--prefix", "job/", "--keys-only", "-o", "json"]).json();
+    let key = key["entries"][0]["key"].as_str().expect("a key").to_owned();
+    let lease = key.strip_prefix("job/").expect("a lease").to_owned();
+    assert_eq!(etcd.moim(&["coord", "lease", "revoke", &lease]).status, 0);
+    assert_eq!(holder.wait().code(), Some(125));
+    for name in ["child", "parent"] {
+        assert!(!lives(traces.begun(name).expect("it began").0), "{name} survived");
+    }
+}
+
+#[test]
+fn kill_nine_of_the_holder_takes_the_command_with_it() {
+    let Some(etcd) = Etcd::start() else { return };
+    let traces = Traces::new();
+    let script = traces.worker("first");
+    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    eventually("the first begins", || traces.begun("first").is_some());
+    let (worker, _) = traces.begun("first").expect("it began");
+    first.signal(Signal::KILL);
+    first.wait();
+    eventually("the command is gone", || !lives(worker));
+}
+
+#[test]
+fn a_deleted_key_is_a_lost_lock() {
+    let Some(etcd) = Etcd::start() else { return };
+    let traces = Traces::new();
+    let script = traces.worker("first");
+    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    eventually("the first begins", || traces.begun("first").is_some());
+    assert_eq!(etcd.moim(&["coord", "del", "--prefix", "job/", "--yes"]).status, 0);
+    assert_eq!(first.wait().code(), Some(125));
+    assert!(!lives(traces.begun("first").expect("it began").0));
+}
+
+#[test]
+fn etcdctl_waits_in_the_same_queue() {
+    let Some(etcd) = Etcd::start() else { return };
+    let Some(etcdctl) = installed("etcdctl") else {
+        eprintln!("SKIPPED: no etcdctl is installed");
+        return;
+    };
+    let traces = Traces::new();
+    let (theirs, done) = (traces.path("theirs"), traces.path("done"));
+    let script =
+        format!("touch {}; while ! test -e {}; do sleep 0.02; done", theirs.display(), done.display());
+    let _theirs = Holder {
+        child: Command::new(etcdctl)
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &etcd.address, "lock", "job", "--", "sh", "-c", &script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("etcdctl starts"),
+    };
+    eventually("etcdctl holds it", || theirs.exists());
+    let refused = Holder::start(&etcd, &["lock", "run", "job", "--wait", "0s", "--", "true"]).wait();
+    assert_eq!(refused.code(), Some(125));
+    let mut ours = Holder::start(
+        &etcd,
+        &["elect", "run", "job", "--value", "me", "--", "sh", "-c", &traces.worker("ours")],
+    );
+    eventually("we wait", || {
+        etcd.moim(&["coord", "get", "--prefix", "job/", "--count-only"]).stdout.trim() == "count  2"
+    });
+    assert!(traces.begun("ours").is_none() && ours.is_running());
+    std::fs::write(done, "").expect("a trace");
+    eventually("we lead", || traces.begun("ours").is_some());
+    let leader = etcd.moim(&["coord", "get", "--prefix", "job/", "--value-only"]);
+    assert_eq!(leader.stdout, "me\n");
+}
+
+#[test]
+fn without_a_server_the_lock_is_not_acquired() {
+    let started =
+        command(&["lock", "run", "job", "--etcd", "127.0.0.1:1", "--", "true"]).output().expect("it runs");
+    assert_eq!(started.status.code(), Some(125));
+    let mut waited =
+        command(&["lock", "run", "job", "--etcd", "127.0.0.1:1", "--wait", "300ms", "--", "true"]);
+    assert_eq!(waited.output().expect("it runs").status.code(), Some(125));
+}
