@@ -113,7 +113,9 @@ impl Recent {
             Self::None => 0,
             Self::One(at) => usize::from(log.get(*at).version.revision < revision),
             // Reads of now, which most are, want all of them.
-            Self::Many(all) if all.back().is_some_and(|at| log.get(*at).version.revision < revision) => all.len(),
+            Self::Many(all) if all.back().is_some_and(|at| log.get(*at).version.revision < revision) => {
+                all.len()
+            }
             Self::Many(all) => all.partition_point(|at| log.get(*at).version.revision < revision),
         }
     }

@@ -3,14 +3,18 @@
 //! Owns what every method shares: frames of a body, flow control, headers and trailers. Knows nothing of etcd.
 //!
 //! Invariants:
-//! - What waits to be sent is bounded. A small answer goes to the connection at once; anything larger waits for
-//!   the client's window piece by piece, and large answers of all calls together have a budget.
-//! - A client that takes nothing of a large answer for [`STALL`] loses the call, so it cannot keep the budget. A
-//!   stream without budget, a watch, waits as long as its client likes: it holds one message.
+//! - What waits to be sent is bounded. An answer that fits into the client's window goes out at once; any other waits
+//!   for the window piece by piece, and all of those together have a budget.
+//! - What waits to be received is bounded. A message that comes in one piece costs nothing; the pieces of others, of
+//!   all calls together, have a budget, too.
+//! - A client that does nothing for [`STALL`] while it holds budget loses the call. A stream without budget, a watch,
+//!   waits as long as its client likes: it holds one message.
 //! - A call whose client has gone is dropped at its next await.
 
 use std::borrow::Cow;
 use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -19,18 +23,22 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use moim_wire_grpc::frame::PREFIX_BYTES;
 use moim_wire_grpc::{Code, FrameError, FrameReader, Message, Status, encode_frame, status};
 use tokio::sync::Semaphore;
 
+use super::Api;
+use crate::engine::CoordError;
+
 /// The largest message a client may send, as in etcd: the largest request and room for what is around it.
 pub(super) const MAX_MESSAGE_BYTES: usize = crate::MAX_REQUEST_BYTES + 512 * 1024;
-/// An answer up to this size is handed over without waiting for the client's window.
-const SMALL_BYTES: usize = 16 * 1024;
-/// How long a client may take nothing of an answer that waits for it.
+/// How long a client may take nothing of an answer that waits for it, or add nothing to a message it has begun.
 const STALL: Duration = Duration::from_secs(30);
-/// Large answers of all calls together, in units of [`BUDGET_UNIT`].
+/// Answers of all calls that wait for their clients, in units of [`BUDGET_UNIT`].
 const BUDGET_UNITS: usize = 256 * 1024;
 const BUDGET_UNIT: usize = 1024;
+/// Beginnings of messages of all calls.
+const INCOMING_BYTES: usize = 256 << 20;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -41,14 +49,15 @@ const STATUS_OK: HeaderValue = HeaderValue::from_static("0");
 #[derive(Debug)]
 pub(super) struct Gone;
 
-/// Memory for large answers, shared by all calls.
+/// Memory for what waits in calls, shared by all of them.
 pub(super) struct Budget {
     units: Semaphore,
+    incoming: AtomicUsize,
 }
 
 impl Budget {
     pub(super) fn new() -> Self {
-        Self { units: Semaphore::new(BUDGET_UNITS) }
+        Self { units: Semaphore::new(BUDGET_UNITS), incoming: AtomicUsize::new(0) }
     }
 
     /// Waits for room for an answer. A single answer larger than the budget takes all of it.
@@ -60,22 +69,34 @@ impl Budget {
 
 /// The messages a client sends in one call.
 pub(super) struct Body {
+    api: Arc<Api>,
     stream: RecvStream,
     frames: FrameReader,
+    /// What of the budget the beginning of a message has.
+    held: usize,
 }
 
 impl Body {
-    pub(super) fn new(stream: RecvStream) -> Self {
-        Self { stream, frames: FrameReader::new(MAX_MESSAGE_BYTES) }
+    pub(super) fn new(api: Arc<Api>, stream: RecvStream) -> Self {
+        Self { api, stream, frames: FrameReader::new(MAX_MESSAGE_BYTES), held: 0 }
     }
 
     /// The next message, or `None` when the client has said everything. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if let Some(frame) = self.frames.next_frame().map_err(frame_status)? {
+                self.hold(0)?;
                 return Ok(Some(frame));
             }
-            match self.stream.data().await {
+            let begun = self.frames.held_bytes();
+            self.hold(begun)?;
+            let piece = match begun {
+                0 => self.stream.data().await,
+                _ => tokio::time::timeout(STALL, self.stream.data()).await.map_err(|_| {
+                    Status::new(Code::Canceled, "grpc: a message was begun and not finished in time")
+                })?,
+            };
+            match piece {
                 Some(Ok(piece)) => {
                     // It is copied or consumed now: the client may send as much again.
                     let _ = self.stream.flow_control().release_capacity(piece.len());
@@ -85,6 +106,22 @@ impl Body {
                 None => return self.frames.finish().map(|()| None).map_err(frame_status),
             }
         }
+    }
+
+    /// Has this much of the budget from now on.
+    fn hold(&mut self, bytes: usize) -> Result<(), Status> {
+        let incoming = &self.api.budget.incoming;
+        if bytes > self.held {
+            let others = incoming.fetch_add(bytes - self.held, Ordering::Relaxed);
+            self.held = bytes;
+            if others > INCOMING_BYTES {
+                return Err(CoordError::TooManyRequests.into());
+            }
+        } else if bytes < self.held {
+            incoming.fetch_sub(self.held - bytes, Ordering::Relaxed);
+            self.held = bytes;
+        }
+        Ok(())
     }
 
     /// The next message, decoded. Cancel-safe.
@@ -100,6 +137,12 @@ impl Body {
         self.next_message()
             .await?
             .ok_or_else(|| Status::new(Code::Internal, "grpc: the call ended without a request message"))
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.api.budget.incoming.fetch_sub(self.held, Ordering::Relaxed);
     }
 }
 
@@ -148,16 +191,16 @@ impl Respond {
             Ok(message) => message,
             Err(status) => return self.fail(&status),
         };
-        let bytes = message.encoded_len();
-        if bytes <= SMALL_BYTES {
-            let mut stream = self.start()?.stream;
-            stream.send_data(encode_frame(&message), false).map_err(|_| Gone)?;
-            return stream.send_trailers(ok_trailers()).map_err(|_| Gone);
+        let bytes = PREFIX_BYTES + message.encoded_len();
+        let mut sender = self.start()?;
+        sender.stream.reserve_capacity(bytes);
+        if sender.stream.capacity() >= bytes {
+            sender.stream.send_data(encode_frame(&message), false).map_err(|_| Gone)?;
+            return sender.finish(Ok(()));
         }
-        let _room = budget.room(bytes).await;
+        let _room = sender.while_wanted(budget.room(bytes)).await?;
         let frame = encode_frame(&message);
         drop(message);
-        let mut sender = self.start()?;
         sender.limit_stalls();
         sender.send_frame(frame).await?;
         sender.finish(Ok(()))
@@ -252,6 +295,17 @@ impl Sender {
         // Whatever the reason, and when the connection is lost, too.
         let _ = poll_fn(|context| self.stream.poll_reset(context)).await;
         Gone
+    }
+
+    async fn while_wanted<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
+        let mut work = std::pin::pin!(work);
+        poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(Ok(done));
+            }
+            self.stream.poll_reset(context).map(|_| Err(Gone))
+        })
+        .await
     }
 
     /// Ends the call.

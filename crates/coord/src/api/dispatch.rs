@@ -3,6 +3,7 @@
 //! Owns what is decided before a handler sees anything: whether this is gRPC at all, which method it names, how
 //! long it may take, and whether it wants a leader to exist.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ pub(super) async fn serve_call(api: Arc<Api>, request: Request<RecvStream>, resp
     // A client that has gone hears nothing, and that is all there is to do about it.
     let _gone = match read_terms(&head) {
         Ok(terms) if terms.needs_leader && !api.has_leader() => respond.fail(&status::no_leader()),
-        Ok(terms) => route(&api, head.uri.path(), terms, Body::new(stream), respond).await,
+        Ok(terms) => route(&api, head.uri.path(), terms, Body::new(Arc::clone(&api), stream), respond).await,
         Err(Refusal::Http(http_status, status)) => respond.refuse(http_status, &status),
         Err(Refusal::Encoding(status)) => respond.refuse_encoding(&status),
         Err(Refusal::Status(status)) => respond.fail(&status),
@@ -100,15 +101,16 @@ async fn route(
     /// Reads the one message of a call, handles it, answers.
     macro_rules! unary {
         ($handler:path) => {{
-            let work = async { $handler(api, body.only().await?).await };
+            // Handed on by reference: a future that is moved into another is there twice.
+            let work = pin!(async { $handler(api, body.only().await?).await });
             unary(api, terms, respond, work).await
         }};
     }
     /// The same for what is rare or waits long: its future is not part of every call's.
     macro_rules! rare {
         ($handler:path) => {{
-            let work = Box::pin(async { $handler(api, body.only().await?).await });
-            unary(api, terms, respond, work).await
+            let mut work = Box::pin(async { $handler(api, body.only().await?).await });
+            unary(api, terms, respond, work.as_mut()).await
         }};
     }
     match path {
@@ -159,7 +161,7 @@ async fn unary<M: Message>(
     api: &Api,
     terms: Terms,
     mut respond: Respond,
-    work: impl Future<Output = Result<M, Status>>,
+    work: Pin<&mut impl Future<Output = Result<M, Status>>>,
 ) -> Result<(), Gone> {
     let answer = match terms.timeout {
         None => respond.while_wanted(work).await?,

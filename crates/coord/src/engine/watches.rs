@@ -21,7 +21,7 @@ use crate::state::State;
 use crate::watch::{Batch, EventBatch, WatchHub, WatchRequest, WatcherId};
 
 /// About how many bytes of events one item carries.
-const BATCH_BYTES: usize = 1 << 20;
+const BATCH_BYTES: usize = 128 << 10;
 
 /// The hub, and whose each watcher is.
 pub(super) struct Watches {

@@ -270,3 +270,23 @@ fn a_stop_ends_streams_with_a_reason_and_connections_with_goaway() {
         assert!(refused);
     });
 }
+
+#[test]
+fn a_message_in_many_pieces_is_put_together_and_one_that_is_abandoned_is_forgotten() {
+    Ports::with_client(1, async |_, client| {
+        let frame = encode_frame(&put("k", vec![b'x'; 200_000]));
+        let mut abandoned = client.open(method::kv::PUT, &[]).await;
+        abandoned.body.send_data(frame.slice(..30_000), false).unwrap();
+        let mut stream = client.open(method::kv::PUT, &[]).await;
+        for piece in frame.chunks(7_001) {
+            stream.body.send_data(Bytes::copy_from_slice(piece), false).unwrap();
+            tokio::task::yield_now().await;
+        }
+        let mut answer = stream.answer().await.unwrap();
+        assert_eq!(answer.next::<wire::PutResponse>().await.unwrap().header.unwrap().revision, 2);
+        drop(abandoned);
+        let get = wire::RangeRequest { key: "k".into(), ..Default::default() };
+        let answer: wire::RangeResponse = client.call(method::kv::RANGE, &get).await.unwrap();
+        assert_eq!(answer.kvs[0].value.len(), 200_000);
+    });
+}
