@@ -69,10 +69,12 @@ pub(super) fn txn(request: wire::TxnRequest) -> Result<TxnRequest, Status> {
     })
 }
 
-/// Whether a transaction that only reads may be served from what this node has: all its reads say so.
+/// Whether a transaction that only reads may be served from what this node has: all its reads say so. One that has
+/// conditions and no reads says nothing, so its conditions are decided as of now.
 pub(super) fn is_serializable(request: &wire::TxnRequest) -> bool {
-    let mut ops = request.success.iter().chain(&request.failure);
-    ops.all(|op| matches!(&op.op, Some(wire::RequestOpKind::Range(range)) if range.serializable))
+    let mut ops = request.success.iter().chain(&request.failure).peekable();
+    ops.peek().is_some()
+        && ops.all(|op| matches!(&op.op, Some(wire::RequestOpKind::Range(range)) if range.serializable))
 }
 
 fn op(op: wire::RequestOp) -> Result<TxnOp, Status> {
@@ -179,3 +181,27 @@ pub(super) fn event(event: Event) -> wire::Event {
 
 /// The space of a key that a client names; compaction and checksums are the user's.
 pub(super) const CLIENT_SPACE: SpaceId = SpaceId::User;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_txn_is_served_locally_only_when_all_its_reads_say_so() {
+        let read = |serializable| wire::RequestOp {
+            op: Some(wire::RequestOpKind::Range(wire::RangeRequest { serializable, ..Default::default() })),
+        };
+        let put = || wire::RequestOp { op: Some(wire::RequestOpKind::Put(wire::PutRequest::default())) };
+        let cases = [
+            (vec![], vec![], false),
+            (vec![read(true)], vec![], true),
+            (vec![read(true)], vec![read(true), read(true)], true),
+            (vec![read(true)], vec![read(false)], false),
+            (vec![read(true), put()], vec![], false),
+        ];
+        for (success, failure, expected) in cases {
+            let txn = wire::TxnRequest { success, failure, ..Default::default() };
+            assert_eq!(is_serializable(&txn), expected, "{txn:?}");
+        }
+    }
+}

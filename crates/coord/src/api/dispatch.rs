@@ -113,6 +113,14 @@ async fn route(
             unary(api, terms, respond, work.as_mut()).await
         }};
     }
+    /// The same for what etcd does with a client of its own.
+    macro_rules! recipe {
+        ($handler:path) => {{
+            let mut work =
+                Box::pin(async { $handler(api, body.only().await?).await.map_err(status::of_recipe) });
+            unary(api, terms, respond, work.as_mut()).await
+        }};
+    }
     match path {
         method::kv::RANGE => unary!(kv::range),
         method::kv::PUT => unary!(kv::put),
@@ -138,12 +146,12 @@ async fn route(
         method::maintenance::MOVE_LEADER => rare!(maintenance::move_leader),
         method::maintenance::DOWNGRADE => rare!(maintenance::downgrade),
         method::maintenance::SNAPSHOT => Box::pin(maintenance::snapshot(api, terms, body, respond)).await,
-        method::lock::LOCK => rare!(lock::lock),
-        method::lock::UNLOCK => rare!(lock::unlock),
-        method::election::CAMPAIGN => rare!(election::campaign),
-        method::election::PROCLAIM => rare!(election::proclaim),
-        method::election::LEADER => rare!(election::leader),
-        method::election::RESIGN => rare!(election::resign),
+        method::lock::LOCK => recipe!(lock::lock),
+        method::lock::UNLOCK => recipe!(lock::unlock),
+        method::election::CAMPAIGN => recipe!(election::campaign),
+        method::election::PROCLAIM => recipe!(election::proclaim),
+        method::election::LEADER => recipe!(election::leader),
+        method::election::RESIGN => recipe!(election::resign),
         method::election::OBSERVE => Box::pin(election::observe(api, terms, body, respond)).await,
         method::health::CHECK => rare!(health::check),
         method::health::WATCH => Box::pin(health::watch(api, terms, body, respond)).await,
@@ -165,6 +173,8 @@ async fn unary<M: Message>(
 ) -> Result<(), Gone> {
     let answer = match terms.timeout {
         None => respond.while_wanted(work).await?,
+        // Too late before it began: the timer might not notice.
+        Some(Duration::ZERO) => Err(status::deadline_exceeded()),
         Some(timeout) => {
             let work = tokio::time::timeout(timeout, work);
             respond.while_wanted(work).await?.unwrap_or_else(|_| Err(status::deadline_exceeded()))

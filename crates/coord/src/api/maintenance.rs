@@ -9,6 +9,7 @@ use super::call::{Body, Gone, Respond, Sender};
 use super::convert::CLIENT_SPACE;
 use super::dispatch::Terms;
 use super::{Api, VERSION};
+use crate::engine::CoordError;
 use crate::request::{Alarm, AlarmKind};
 
 pub(super) async fn status(api: &Api, _: wire::StatusRequest) -> Result<wire::StatusResponse, Status> {
@@ -89,11 +90,16 @@ pub(super) async fn hash_kv(api: &Api, request: wire::HashKvRequest) -> Result<w
     })
 }
 
-/// Hands the leadership over. Unlike etcd's, any member can be asked.
+/// Hands the leadership over. As in etcd, the leader itself has to be asked, so that nobody moves it who was wrong about
+/// who has it.
 pub(super) async fn move_leader(
     api: &Api,
     request: wire::MoveLeaderRequest,
 ) -> Result<wire::MoveLeaderResponse, Status> {
+    let group = api.coordinator.group();
+    if group.leader().map(|leader| leader.id) != Some(group.voter()) {
+        return Err(CoordError::NotLeader.into());
+    }
     api.coordinator.move_leader(VoterId(request.target_id)).await?;
     Ok(wire::MoveLeaderResponse { header: Some(api.header_now()) })
 }

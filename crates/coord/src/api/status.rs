@@ -34,6 +34,22 @@ pub(super) fn deadline_exceeded() -> Status {
     Status::new(Code::DeadlineExceeded, "context deadline exceeded")
 }
 
+/// An error of a lock or an election. In etcd the server does these with a client of its own, and on the way through it
+/// the code of a refusal gets lost: the text stays, the code is `Unknown`.
+pub(super) fn of_recipe(status: Status) -> Status {
+    let code = match status.code {
+        Code::InvalidArgument
+        | Code::NotFound
+        | Code::PermissionDenied
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::DataLoss => Code::Unknown,
+        code => code,
+    };
+    Status { code, ..status }
+}
+
 /// The core answered with something that is no answer to the question: a bug, told rather than hidden.
 pub(super) fn mismatched() -> Status {
     Status::new(Code::Internal, "moim: the coordination core gave the answer of another request")

@@ -101,7 +101,7 @@ fn a_waiter_whose_lease_ends_does_not_get_the_lock() {
         let outcome = waiter.answer().await.map(|_| ());
         assert_eq!(refusal(outcome), "Unknown: mutex: session is expired");
         let unknown = client.call::<_, lock::LockResponse>(method::lock::LOCK, &lock_of(0xf)).await;
-        assert_eq!(refusal(unknown), "NotFound: etcdserver: requested lease not found");
+        assert_eq!(refusal(unknown), "Unknown: etcdserver: requested lease not found");
         // Without a lease, the server grants one.
         let own: lock::LockResponse = client.call(method::lock::LOCK, &lock_of(0)).await.unwrap();
         assert_eq!(keys(&client, "l/").await, [String::from_utf8_lossy(&own.key).into_owned()]);
