@@ -207,7 +207,7 @@ impl StateRepository for CoordRepository {
 
     fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, RepositoryError>> {
         Box::pin(async move {
-            match self.coordinator.lease_keep_alive(coord::LeaseId(lease.0)).await {
+            match self.coordinator.lease_keep_alive(Origin::Node, coord::LeaseId(lease.0)).await {
                 Ok(0) => Err(RepositoryError::LeaseNotFound(lease)),
                 Ok(ttl_ms) => Ok(duration(ttl_ms)),
                 Err(error) => Err(failed(error, || lease)),

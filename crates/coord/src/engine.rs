@@ -383,8 +383,10 @@ impl Coordinator {
     }
 
     /// Gives a lease its whole time again: answers that in milliseconds, 0 when there is no such lease.
-    pub async fn lease_keep_alive(&self, id: LeaseId) -> Result<i64, CoordError> {
-        self.inner.keep_alive(id).await
+    ///
+    /// The lease of a node is kept by nodes alone.
+    pub async fn lease_keep_alive(&self, origin: Origin, id: LeaseId) -> Result<i64, CoordError> {
+        self.inner.keep_alive(origin, id).await
     }
 
     /// What a lease was granted for and has left.

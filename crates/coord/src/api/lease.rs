@@ -105,7 +105,7 @@ async fn renew_one(
 ) -> Result<wire::LeaseKeepAliveResponse, Status> {
     // The header is taken before: its revision must not be later than the renewal.
     let header = Some(api.header_now());
-    let ttl_ms = match api.coordinator.lease_keep_alive(LeaseId(request.id)).await {
+    let ttl_ms = match api.coordinator.lease_keep_alive(Origin::Client, LeaseId(request.id)).await {
         Ok(ttl_ms) => ttl_ms,
         Err(CoordError::Refused(Error::LeaseNotFound)) => 0,
         Err(error) => return Err(error.into()),

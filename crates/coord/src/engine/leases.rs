@@ -20,7 +20,7 @@ use crate::auto_compact::AutoCompactor;
 use crate::error::Error;
 use crate::lease::LeaseId;
 use crate::lease_clock::{LeaseClock, LeaseClockConfig, Renewal};
-use crate::request::Command;
+use crate::request::{Command, Origin};
 use crate::state::State;
 
 /// Ends proposed together.
@@ -41,6 +41,8 @@ pub(super) enum Kept {
     Ending,
     /// There is no such lease.
     Unknown,
+    /// It is a node's, and a client asked.
+    Denied,
 }
 
 /// A lease as a client sees it.
@@ -99,7 +101,7 @@ impl Timekeeper {
     }
 }
 
-type Renewing = (LeaseId, oneshot::Sender<Result<Kept, CoordError>>);
+type Renewing = ((Origin, LeaseId), oneshot::Sender<Result<Kept, CoordError>>);
 
 /// Renewals that wait for the next round.
 #[derive(Default)]
@@ -116,19 +118,24 @@ impl Renewals {
 
 impl Inner {
     /// Gives a lease its whole time again; answers it in milliseconds, 0 when there is no such lease.
-    pub(super) async fn keep_alive(&self, id: LeaseId) -> Result<i64, CoordError> {
+    pub(super) async fn keep_alive(&self, origin: Origin, id: LeaseId) -> Result<i64, CoordError> {
         let (renewing, done) = oneshot::channel();
         {
             let mut waiting = self.renewals.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            // Under the lock: the task that answers takes it once more when it ends.
+            if self.shutdown.is_stopped() {
+                return Err(CoordError::Stopped);
+            }
             if waiting.len() >= RENEWALS {
                 return Err(CoordError::TooManyRequests);
             }
-            waiting.push((id, renewing));
+            waiting.push(((origin, id), renewing));
         }
         self.renewals.wake.notify_one();
         match done.await.unwrap_or(Err(CoordError::Stopped))? {
             Kept::For { ttl_ms } => Ok(ttl_ms),
             Kept::Unknown => Ok(0),
+            Kept::Denied => Err(Error::PermissionDenied.into()),
             Kept::Ending => {
                 self.wait_ended(id).await?;
                 Ok(0)
@@ -183,7 +190,7 @@ impl Inner {
         drop(self.renewals.take());
     }
 
-    async fn renew(&self, leases: &[LeaseId]) -> Result<Vec<Kept>, CoordError> {
+    async fn renew(&self, leases: &[(Origin, LeaseId)]) -> Result<Vec<Kept>, CoordError> {
         let request = PeerRequest::KeepAlive(leases.to_vec());
         match self.ask_leader(request, || self.keep_alive_here(leases)).await? {
             Asked::Here(kept) => Ok(kept),
@@ -243,10 +250,13 @@ impl Inner {
     }
 
     /// Renews on the leader itself, and confirms afterwards that it still leads.
-    pub(super) async fn keep_alive_here(&self, leases: &[LeaseId]) -> Result<Vec<Kept>, CoordError> {
+    pub(super) async fn keep_alive_here(
+        &self,
+        leases: &[(Origin, LeaseId)],
+    ) -> Result<Vec<Kept>, CoordError> {
         let mut renewed = self.renew_all(leases)?;
         let index = self.group.read_index().await.map_err(CoordError::of_group)?;
-        if renewed.contains(&Renewal::NotFound) {
+        if renewed.contains(&Some(Renewal::NotFound)) {
             // It may have been granted by an entry that is committed and not applied here yet.
             let patience = Duration::from_millis(self.timeout_ms());
             let applied = tokio::time::timeout(patience, self.shared.wait_applied(index)).await;
@@ -256,26 +266,34 @@ impl Inner {
         let mut kept = Vec::with_capacity(renewed.len());
         for renewal in renewed {
             kept.push(match renewal {
-                Renewal::Renewed { ttl_ms, checkpoint } => {
+                Some(Renewal::Renewed { ttl_ms, checkpoint }) => {
                     if let Some(checkpoint) = checkpoint {
                         self.submit(&checkpoint).await?;
                     }
                     Kept::For { ttl_ms }
                 }
-                Renewal::Ending => Kept::Ending,
-                Renewal::NotFound => Kept::Unknown,
+                Some(Renewal::Ending) => Kept::Ending,
+                Some(Renewal::NotFound) => Kept::Unknown,
+                None => Kept::Denied,
             });
         }
         Ok(kept)
     }
 
-    fn renew_all(&self, leases: &[LeaseId]) -> Result<Vec<Renewal>, CoordError> {
+    /// `None` is a lease of a node that a client asks for: it would keep a dead node among the living.
+    fn renew_all(&self, leases: &[(Origin, LeaseId)]) -> Result<Vec<Option<Renewal>>, CoordError> {
         let now_ms = self.now_ms();
+        let state = self.shared.state();
         let mut timekeeper = self.shared.leases();
         if timekeeper.term.is_none() {
             return Err(CoordError::NotLeader);
         }
-        Ok(leases.iter().map(|id| timekeeper.clock.renew(*id, now_ms)).collect())
+        let renew = |(origin, id): &(Origin, LeaseId)| {
+            let is_nodes = state.lease(*id).is_some_and(|lease| lease.origin == Origin::Node);
+            let denied = is_nodes && *origin == Origin::Client;
+            (!denied).then(|| timekeeper.clock.renew(*id, now_ms))
+        };
+        Ok(leases.iter().map(renew).collect())
     }
 
     /// What leases have left, on the leader itself.

@@ -15,6 +15,7 @@ use super::leases::Kept;
 use crate::codec::{DecodeError, Input, put_bytes, put_i64, put_lease, put_u64};
 use crate::error::Error;
 use crate::lease::LeaseId;
+use crate::request::Origin;
 
 const FORMAT: u8 = 1;
 
@@ -25,7 +26,7 @@ pub(super) enum PeerRequest {
     /// replies from the log.
     Propose { term: u64, entry: Bytes },
     /// Give these leases their whole time again.
-    KeepAlive(Vec<LeaseId>),
+    KeepAlive(Vec<(Origin, LeaseId)>),
     /// What these leases have left.
     Remaining(Vec<LeaseId>),
     /// Change the members.
@@ -107,7 +108,11 @@ impl PeerRequest {
             }
             Self::KeepAlive(leases) => {
                 out.push(2);
-                put_leases(&mut out, leases);
+                put_u64(&mut out, leases.len() as u64);
+                for (origin, lease) in leases {
+                    out.push(u8::from(*origin == Origin::Node));
+                    put_lease(&mut out, *lease);
+                }
             }
             Self::Remaining(leases) => {
                 out.push(3);
@@ -146,7 +151,14 @@ impl PeerRequest {
         let mut input = open(bytes)?;
         let request = match input.u8()? {
             1 => Self::Propose { term: input.u64()?, entry: input.bytes()? },
-            2 => Self::KeepAlive(list(&mut input, Input::lease)?),
+            2 => Self::KeepAlive(list(&mut input, |input| {
+                let origin = match input.u8()? {
+                    0 => Origin::Client,
+                    1 => Origin::Node,
+                    other => return Err(unknown("an origin", other)),
+                };
+                Ok((origin, input.lease()?))
+            })?),
             3 => Self::Remaining(list(&mut input, Input::lease)?),
             4 => Self::Change(match input.u8()? {
                 1 => MemberChange::AddLearner(member(&mut input)?),
@@ -218,6 +230,7 @@ impl PeerReply {
                         }
                         Kept::Ending => out.push(2),
                         Kept::Unknown => out.push(3),
+                        Kept::Denied => out.push(4),
                     }
                 }
             }
@@ -239,6 +252,7 @@ impl PeerReply {
                 1 => Ok(Kept::For { ttl_ms: input.i64()? }),
                 2 => Ok(Kept::Ending),
                 3 => Ok(Kept::Unknown),
+                4 => Ok(Kept::Denied),
                 other => Err(unknown("a renewal", other)),
             })?),
             4 => Self::Remaining(list(&mut input, Input::i64)?),
@@ -307,7 +321,7 @@ mod tests {
         let someone = Member { id: VoterId(3), address: "host:1".to_owned() };
         let requests = [
             PeerRequest::Propose { term: 300, entry: Bytes::from_static(b"entry") },
-            PeerRequest::KeepAlive(vec![LeaseId(1), LeaseId(-5)]),
+            PeerRequest::KeepAlive(vec![(Origin::Client, LeaseId(1)), (Origin::Node, LeaseId(-5))]),
             PeerRequest::Remaining(vec![LeaseId(i64::MAX)]),
             PeerRequest::Change(MemberChange::AddLearner(someone.clone())),
             PeerRequest::Change(MemberChange::Promote(VoterId(4))),
@@ -323,7 +337,7 @@ mod tests {
             assert_eq!(PeerRequest::decode(bytes), Ok(request));
         }
         let refusals = ERRORS.into_iter().chain(Error::ALL.map(CoordError::Refused)).map(PeerReply::Refused);
-        let kept = PeerReply::Kept(vec![Kept::For { ttl_ms: 7 }, Kept::Ending, Kept::Unknown]);
+        let kept = PeerReply::Kept(vec![Kept::For { ttl_ms: 7 }, Kept::Ending, Kept::Unknown, Kept::Denied]);
         for reply in [PeerReply::Done, kept, PeerReply::Remaining(vec![-1, 9])].into_iter().chain(refusals) {
             let bytes = reply.encode();
             for end in 0..bytes.len() {

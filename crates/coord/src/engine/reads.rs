@@ -43,6 +43,10 @@ impl Inner {
         let (reader, done) = oneshot::channel();
         {
             let mut waiting = self.reads.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            // Under the lock: the task that answers takes it once more when it ends.
+            if self.shutdown.is_stopped() {
+                return Err(CoordError::Stopped);
+            }
             if waiting.len() >= READERS {
                 return Err(CoordError::TooManyRequests);
             }

@@ -278,17 +278,23 @@ fn leases_end_on_time_whoever_leads_and_renewals_count_anywhere() {
     };
     cluster.wait(node.execute(leased("short", short))).unwrap();
     cluster.wait(node.execute(leased("long", long))).unwrap();
-    assert_eq!(cluster.wait(node.lease_keep_alive(long)), Ok(60_000));
-    assert_eq!(cluster.wait(node.lease_keep_alive(LeaseId(5))), Ok(0));
+    assert_eq!(cluster.wait(node.lease_keep_alive(Origin::Client, long)), Ok(60_000));
+    assert_eq!(cluster.wait(node.lease_keep_alive(Origin::Client, LeaseId(5))), Ok(0));
     let info = cluster.wait(node.lease_time_to_live(long, true)).unwrap();
     assert_eq!((info.granted_ms, &info.keys[..]), (60_000, &[Bytes::from("long")][..]));
     assert!((1..=60_000).contains(&info.remaining_ms), "{info:?}");
+    let (nodes, _) = cluster.wait(node.lease_grant(Origin::Node, LeaseId::NONE, 60_000)).unwrap();
+    let denied = CoordError::Refused(crate::Error::PermissionDenied);
+    assert_eq!(cluster.wait(node.lease_keep_alive(Origin::Client, nodes)), Err(denied.clone()));
+    assert_eq!(cluster.wait(node.lease_revoke(Origin::Client, nodes)), Err(denied));
+    assert_eq!(cluster.wait(node.lease_keep_alive(Origin::Node, nodes)), Ok(60_000));
+    cluster.wait(node.lease_revoke(Origin::Node, nodes)).unwrap();
     let unknown = cluster.wait(node.lease_time_to_live(LeaseId(5), true)).unwrap();
     assert_eq!((unknown.granted_ms, unknown.remaining_ms), (0, -1));
     // Renewed through a follower for three times its length, it stays.
     let clock = moim_base::clock::SystemClock::new();
     while clock.monotonic_ms() < 3_000 {
-        assert_eq!(cluster.wait(node.lease_keep_alive(short)), Ok(1_000));
+        assert_eq!(cluster.wait(node.lease_keep_alive(Origin::Client, short)), Ok(1_000));
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(cluster.wait(value(&node, "short", false)), Some("v".into()));
