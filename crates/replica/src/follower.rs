@@ -85,6 +85,8 @@ pub(crate) struct Following {
     pub(crate) policy: ResetPolicy,
     pub(crate) tuning: FollowerTuning,
     pub(crate) mutants: Mutants,
+    /// The first fetch id to use: ids are not used twice in the life of a replica.
+    pub(crate) next_id: u64,
 }
 
 impl Follower {
@@ -102,7 +104,7 @@ impl Follower {
             leader,
             epoch,
             phase: Phase::Changing,
-            next_id: 1,
+            next_id: how.next_id,
             agreed: false,
             high_watermark: high_watermark.min(log.end()),
             told: (Offset(0), Offset(0)),
@@ -122,6 +124,10 @@ impl Follower {
     /// Whom it follows, in which leadership.
     pub fn leader(&self) -> (BrokerId, LeaderEpoch) {
         (self.leader, self.epoch)
+    }
+
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id
     }
 
     /// Everything below is known to be committed.

@@ -220,6 +220,19 @@ impl Leader {
         Ok(Answer::Records { high_watermark: self.high_watermark, log_start: log.start(), log_end: self.end })
     }
 
+    /// What to answer a fetch that was let wait, now that there is something to read. It says nothing new about the
+    /// follower: that was taken when it came in.
+    pub fn on_wake(&self, epoch: LeaderEpoch, log: &dyn LogView) -> Result<Answer, Refusal> {
+        if epoch != self.epoch() {
+            return Err(Refusal::FencedEpoch(self.epoch()));
+        }
+        Ok(Answer::Records {
+            high_watermark: self.high_watermark,
+            log_start: log.start(),
+            log_end: log.end(),
+        })
+    }
+
     /// A follower's disk has got further.
     pub fn on_report(
         &mut self,
@@ -434,6 +447,11 @@ impl Leader {
 
 /// Whether the follower's log is not a beginning of ours, and where the two part at the latest.
 fn diverges(fetch: &Fetch, log: &dyn LogView) -> Option<Answer> {
+    if fetch.offset == log.start() {
+        // Nothing of ours to compare with, and the epochs from before may be forgotten. The follower will drop what it
+        // has below our log start.
+        return None;
+    }
     let Some(last_epoch) = fetch.last_epoch else {
         // An empty log that never had a record cannot differ, but it cannot be ahead either.
         return (fetch.offset > log.end()).then(|| Answer::Diverging { epoch: None, end: log.start() });

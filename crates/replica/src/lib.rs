@@ -37,6 +37,8 @@ pub mod state;
 pub mod toy;
 pub mod transition;
 pub mod types;
+#[cfg(any(test, feature = "testing"))]
+pub mod world;
 
 pub use acks::{AckError, Waiting};
 pub use controller::{Controller, ControllerTuning, Plan};

@@ -115,6 +115,7 @@ pub struct Replica {
     revision: i64,
     role: Role,
     high_watermark: Offset,
+    next_fetch: u64,
 }
 
 impl Replica {
@@ -130,6 +131,7 @@ impl Replica {
             revision: 0,
             role: Role::Idle,
             high_watermark,
+            next_fetch: 1,
         }
     }
 
@@ -213,6 +215,7 @@ impl Replica {
                     policy: self.policy,
                     tuning: self.follower_tuning,
                     mutants: self.mutants,
+                    next_id: self.next_fetch,
                 };
                 let hw = self.high_watermark;
                 self.role =
@@ -225,8 +228,10 @@ impl Replica {
     /// The partition is deleted, or its record cannot be read.
     pub fn become_idle(&mut self, effects: &mut Vec<Effect>) {
         self.high_watermark = self.high_watermark();
-        if matches!(self.role, Role::Leader(_)) {
-            effects.push(Effect::LeadershipEnded);
+        match &self.role {
+            Role::Idle => {}
+            Role::Leader(_) => effects.push(Effect::LeadershipEnded),
+            Role::Follower(follower) => self.next_fetch = follower.next_id(),
         }
         self.role = Role::Idle;
     }

@@ -322,6 +322,11 @@ impl Draft {
         if next == self.before && !self.touched {
             return None;
         }
+        // Who was removed may come back with an empty log. What it said before is fenced by a new leader epoch.
+        let removes = self.before.replicas.iter().any(|node| !next.replicas.contains(node));
+        if removes && next.leader_epoch == self.before.leader_epoch {
+            next.leader_epoch = LeaderEpoch(self.before.leader_epoch.0 + 1);
+        }
         next.version = self.before.version + 1;
         next.check().expect("a legal change leads from a sound record to a sound one");
         assert!(next.leader_epoch >= self.before.leader_epoch, "leader epochs only grow");

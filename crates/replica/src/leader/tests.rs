@@ -197,6 +197,24 @@ fn a_fetch_before_the_log_start_is_out_of_range() {
 }
 
 #[test]
+fn a_fetch_at_the_log_start_matches_although_older_epochs_are_forgotten() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 5);
+    led.append(3);
+    led.log.set_start(Offset(5));
+    let fetch = Fetch {
+        from: sender(2),
+        leader_epoch: EPOCH,
+        offset: Offset(5),
+        last_epoch: Some(LeaderEpoch(1)),
+        written: Offset(5),
+        durable: Offset(5),
+    };
+    assert!(matches!(led.fetch_as(fetch, 0), Ok(Answer::Records { .. })));
+    let ahead = Fetch { offset: Offset(6), ..fetch };
+    assert_eq!(led.fetch_as(ahead, 0), Ok(Answer::Diverging { epoch: None, end: Offset(5) }));
+}
+
+#[test]
 fn a_follower_that_caught_up_is_proposed_and_waited_for_at_once() {
     let mut led = Led::new(record(&[1, 2], 1), 5);
     led.append(5);

@@ -164,7 +164,7 @@ fn a_move_can_be_given_up_unless_only_the_new_ones_are_in_sync() {
     assert!(draft.begin_move(&[BrokerId(4)]));
     from.value = draft.finish(ID).unwrap().next.unwrap();
     from.value.isr = vec![member(1), member(4)];
-    let back = check(&from, |d| assert!(d.cancel_move()), "isr=1 elr= last= leader=1 epoch=5").next.unwrap();
+    let back = check(&from, |d| assert!(d.cancel_move()), "isr=1 elr= last= leader=1 epoch=6").next.unwrap();
     assert_eq!(back.replicas, [1, 2, 3].map(BrokerId));
     from.value.isr = vec![member(4)];
     from.value.leader = Some(BrokerId(4));
@@ -177,7 +177,7 @@ fn a_leader_outside_of_the_target_leads_no_more() {
     let mut draft = Draft::new(&from);
     assert!(draft.begin_move(&[BrokerId(2), BrokerId(3)]));
     from.value = draft.finish(ID).unwrap().next.unwrap();
-    check(&from, |d| assert!(d.finish_move(2)), "isr=2,3 elr= last= leader=- epoch=5");
+    check(&from, |d| assert!(d.finish_move(2)), "isr=2,3 elr= last= leader=- epoch=6");
 }
 
 #[test]

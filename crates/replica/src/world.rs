@@ -1,0 +1,462 @@
+//! A cluster on one thread from one seed: nodes with disks that lose what is not synced, a network that delays, drops
+//! and parts, a repository that answers late or not at all, producers, and a checker that knows what was promised.
+//!
+//! The same seed gives the same run. Drivers here are as simple as a driver may be; what is under test are the state
+//! machines of this crate and the rules by which they meet.
+
+mod check;
+mod faults;
+mod node;
+mod store;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use fastrand::Rng;
+use moim_base::{BrokerId, LeaderEpoch, Offset, TopicId};
+use moim_cluster::{Txn, TxnOutcome};
+
+use self::check::Checker;
+use self::node::SimNode;
+use self::store::Store;
+use crate::controller::Topic;
+use crate::controller::batch::Batch;
+use crate::keys;
+use crate::leader::Outcome;
+use crate::message::{Answer, Fetch, Refusal, Report};
+use crate::mutant::Mutants;
+use crate::state::PartitionState;
+use crate::toy::Entry;
+use crate::types::{BrokerEpoch, Durability, PartitionId};
+
+/// What a run looks like.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Everything follows from it.
+    pub seed: u64,
+    /// How many nodes.
+    pub nodes: usize,
+    /// For how long faults happen.
+    pub faults_ms: u64,
+    /// Whether most faults destroy what was promised on one node, which is then back at once.
+    pub spoils: bool,
+    /// The planted bug, if any.
+    pub mutants: Mutants,
+}
+
+impl Scenario {
+    /// A usual run.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            nodes: 3 + (seed % 2) as usize,
+            faults_ms: 12_000,
+            spoils: seed % 5 == 4,
+            mutants: Mutants::default(),
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunReport {
+    /// What went wrong, if anything did.
+    pub violation: Option<String>,
+    /// Records acknowledged.
+    pub acked: usize,
+    /// Elections seen.
+    pub elections: usize,
+    /// A number that differs when anything differs.
+    pub trace: u64,
+}
+
+const PARTITIONS: usize = 3;
+const TTL_MS: u64 = 1_000;
+const TICK_MS: u64 = 40;
+/// How long a node waits for the repository before it calls an outcome unknown.
+const STORE_TIMEOUT_MS: u64 = 300;
+/// How long a leader lets a fetch wait.
+const PARK_MS: u64 = 200;
+
+/// A message between nodes.
+#[derive(Debug)]
+enum Message {
+    Fetch {
+        part: usize,
+        id: u64,
+        fetch: Fetch,
+    },
+    Answer {
+        part: usize,
+        id: u64,
+        to_run: BrokerEpoch,
+        epoch: LeaderEpoch,
+        answer: Result<Answer, Refusal>,
+        entries: Vec<Entry>,
+    },
+    Report {
+        part: usize,
+        report: Report,
+    },
+    AskEnd {
+        part: usize,
+    },
+    End {
+        part: usize,
+        from: crate::message::Sender,
+        epoch: LeaderEpoch,
+        end: Offset,
+    },
+}
+
+/// What the repository was asked, and by whom.
+#[derive(Debug)]
+enum Ask {
+    Leader { part: usize, id: u64 },
+    Controller { term: i64, batch: Batch },
+}
+
+#[derive(Debug)]
+enum Happening {
+    Tick(usize),
+    Deliver { from: usize, to: usize, message: Message },
+    Disk { node: usize, life: u64, part: usize, to: Offset, sync: bool },
+    Unpark { node: usize, life: u64, part: usize },
+    StoreTxn { node: usize, life: u64, txn: Txn, ask: Option<Ask> },
+    StoreAnswer { node: usize, life: u64, outcome: Option<TxnOutcome>, ask: Ask },
+    Refresh { node: usize, life: u64, part: usize },
+    Produce { part: usize },
+    Fault,
+    Heal(faults::Heal),
+}
+
+struct Scheduled {
+    at_ms: u64,
+    seq: u64,
+    what: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at_ms, self.seq) == (other.at_ms, other.seq)
+    }
+}
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at_ms, self.seq).cmp(&(other.at_ms, other.seq))
+    }
+}
+
+/// The one producer of a partition: one record at a time.
+#[derive(Debug, Default)]
+struct Producer {
+    next: u64,
+    /// The record it waits for, and since when.
+    waits: Option<(u64, u64)>,
+}
+
+/// The whole.
+pub struct World {
+    scenario: Scenario,
+    rng: Rng,
+    now_ms: u64,
+    seq: u64,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    store: Store,
+    nodes: Vec<SimNode>,
+    producers: BTreeMap<usize, Producer>,
+    /// Pairs of nodes that do not hear each other; node `nodes.len()` is the repository.
+    cut: Vec<(usize, usize)>,
+    checker: Checker,
+    elections: usize,
+    trace: u64,
+    calm: bool,
+}
+
+impl World {
+    /// Runs a scenario to its end.
+    pub fn run(scenario: Scenario) -> RunReport {
+        let mut world = Self::new(scenario);
+        let end = scenario.faults_ms;
+        world.run_until(end);
+        world.calm_down();
+        world.run_until(end + 8_000);
+        world.stop_producing();
+        world.run_until(end + 10_000);
+        world.check_rest();
+        RunReport {
+            violation: world.checker.violation.take().map(|what| format!("seed {}: {what}", scenario.seed)),
+            acked: world.checker.acked,
+            elections: world.elections,
+            trace: world.trace,
+        }
+    }
+
+    fn new(scenario: Scenario) -> Self {
+        let mut world = Self {
+            scenario,
+            rng: Rng::with_seed(scenario.seed),
+            now_ms: 0,
+            seq: 0,
+            queue: BinaryHeap::new(),
+            store: Store::default(),
+            nodes: (0..scenario.nodes).map(SimNode::new).collect(),
+            producers: BTreeMap::new(),
+            cut: Vec::new(),
+            checker: Checker::default(),
+            elections: 0,
+            trace: 0,
+            calm: false,
+        };
+        for node in 0..scenario.nodes {
+            let at = world.rng.u64(0..TICK_MS);
+            world.after(at, Happening::Tick(node));
+        }
+        for part in 0..PARTITIONS {
+            world.producers.insert(part, Producer { next: 1, waits: None });
+            world.after(500 + part as u64, Happening::Produce { part });
+        }
+        world.after(1_000, Happening::Fault);
+        world
+    }
+
+    fn after(&mut self, delay_ms: u64, what: Happening) {
+        self.seq += 1;
+        self.queue.push(Reverse(Scheduled { at_ms: self.now_ms + delay_ms, seq: self.seq, what }));
+    }
+
+    fn run_until(&mut self, end_ms: u64) {
+        while self.checker.violation.is_none() {
+            match self.queue.peek() {
+                Some(Reverse(next)) if next.at_ms <= end_ms => {}
+                _ => break,
+            }
+            let Some(Reverse(next)) = self.queue.pop() else { break };
+            self.now_ms = next.at_ms;
+            self.store.expire(self.now_ms);
+            self.trace = self.trace.rotate_left(5) ^ next.at_ms ^ (self.store.history.len() as u64) << 20;
+            if let Some(node) = next.what.whose()
+                && self.nodes[node].paused_until_ms > self.now_ms
+            {
+                // It happens to a node that stands still: later, and in the order in which it would have.
+                let at_ms = self.nodes[node].paused_until_ms;
+                self.queue.push(Reverse(Scheduled { at_ms, ..next }));
+                continue;
+            }
+            self.happen(next.what);
+        }
+        self.now_ms = end_ms;
+    }
+
+    fn happen(&mut self, what: Happening) {
+        match what {
+            Happening::Tick(node) => {
+                self.tick(node);
+                let delay = TICK_MS + self.rng.u64(0..10);
+                self.after(delay, Happening::Tick(node));
+            }
+            Happening::Deliver { from, to, message } => {
+                if !self.is_cut(from, to) && self.nodes[to].up {
+                    self.deliver(from, to, message);
+                }
+            }
+            Happening::Disk { node, life, part, to, sync } => self.on_disk(node, life, part, to, sync),
+            Happening::Unpark { node, life, part } => {
+                if self.nodes[node].life == life {
+                    self.unpark(node, part);
+                }
+            }
+            Happening::StoreTxn { node, life, txn, ask } => self.on_store_txn(node, life, txn, ask),
+            Happening::StoreAnswer { node, life, outcome, ask } => {
+                if self.nodes[node].life == life && self.nodes[node].up {
+                    self.on_store_answer(node, outcome, ask);
+                }
+            }
+            Happening::Refresh { node, life, part } => {
+                if self.nodes[node].life == life
+                    && self.nodes[node].up
+                    && !self.is_cut(node, self.nodes.len())
+                {
+                    self.refresh(node, part);
+                }
+            }
+            Happening::Produce { part } => self.produce(part),
+            Happening::Fault => self.fault(),
+            Happening::Heal(heal) => self.heal(heal),
+        }
+    }
+
+    fn is_cut(&self, a: usize, b: usize) -> bool {
+        self.cut.iter().any(|pair| *pair == (a, b) || *pair == (b, a))
+    }
+
+    fn send(&mut self, from: usize, to: usize, message: Message) {
+        if !self.calm && self.rng.u32(0..100) < 2 {
+            return; // lost
+        }
+        let delay =
+            if !self.calm && self.rng.u32(0..100) < 2 { self.rng.u64(50..1_500) } else { self.rng.u64(1..8) };
+        self.after(delay, Happening::Deliver { from, to, message });
+    }
+
+    /// Sends a transaction to the repository. It may be lost, late, or its answer may be.
+    fn ask_store(&mut self, node: usize, txn: Txn, ask: Ask) {
+        let life = self.nodes[node].life;
+        let luck = if self.calm { 100 } else { self.rng.u32(0..100) };
+        match luck {
+            0..3 => self.after(STORE_TIMEOUT_MS, Happening::StoreAnswer { node, life, outcome: None, ask }),
+            3..8 => {
+                // It happens, perhaps much later, and nobody is told.
+                let delay = self.rng.u64(1..2_500);
+                self.after(delay, Happening::StoreTxn { node, life, txn, ask: None });
+                self.after(STORE_TIMEOUT_MS, Happening::StoreAnswer { node, life, outcome: None, ask });
+            }
+            _ => {
+                let delay = self.rng.u64(1..6);
+                self.after(delay, Happening::StoreTxn { node, life, txn, ask: Some(ask) });
+            }
+        }
+    }
+
+    fn on_store_txn(&mut self, node: usize, life: u64, txn: Txn, ask: Option<Ask>) {
+        if self.is_cut(node, self.nodes.len()) {
+            if let Some(ask) = ask {
+                self.after(STORE_TIMEOUT_MS, Happening::StoreAnswer { node, life, outcome: None, ask });
+            }
+            return;
+        }
+        let outcome = self.store.txn(txn);
+        if let Some(ask) = ask {
+            let delay = self.rng.u64(1..6);
+            self.after(delay, Happening::StoreAnswer { node, life, outcome: Some(outcome), ask });
+        }
+    }
+
+    fn produce(&mut self, part: usize) {
+        let delay = self.rng.u64(5..60);
+        if !self.producers.contains_key(&part) {
+            return;
+        }
+        self.after(delay, Happening::Produce { part });
+        let Some(producer) = self.producers.get_mut(&part) else { return };
+        match producer.waits {
+            Some((_, since_ms)) if self.now_ms < since_ms + 400 => return,
+            _ => {}
+        }
+        let value = producer.next;
+        producer.next += 1;
+        producer.waits = Some((value, self.now_ms));
+        let state = self.record(part);
+        let believed = state.and_then(|state| state.leader).map(|node| node.0 as usize - 1);
+        let node = match believed {
+            // Clients with old metadata exist.
+            Some(node) if self.rng.u32(0..10) < 8 => node,
+            _ => self.rng.usize(0..self.nodes.len()),
+        };
+        if self.nodes[node].up && self.nodes[node].paused_until_ms <= self.now_ms {
+            self.append(node, part, value);
+        }
+    }
+
+    fn on_acked(&mut self, part: usize, offset: Offset, value: u64) {
+        self.checker.on_ack(part, offset, value);
+        if let Some(producer) = self.producers.get_mut(&part)
+            && producer.waits.is_some_and(|(waits, _)| waits == value)
+        {
+            producer.waits = None;
+        }
+    }
+
+    fn record(&self, part: usize) -> Option<PartitionState> {
+        let entry = self.store.get(&keys::partition(partition(part)))?;
+        Some(PartitionState::decode(&entry.value).expect("what was written can be read"))
+    }
+
+    fn stop_producing(&mut self) {
+        let acked = self.checker.acked;
+        self.producers.clear();
+        if self.checker.violation.is_none() && acked == 0 {
+            self.checker.fail("nothing was ever acknowledged".into());
+        }
+    }
+
+    /// Everything is up and connected: every replica must be in sync, and every log the same.
+    fn check_rest(&mut self) {
+        if self.checker.violation.is_some() {
+            return;
+        }
+        for part in 0..PARTITIONS {
+            let Some(state) = self.record(part) else {
+                self.checker.fail(format!("partition {part} has no record"));
+                return;
+            };
+            if state.isr.len() != state.replicas.len() || state.leader.is_none() || state.is_moving() {
+                self.checker.fail(format!("partition {part} did not heal: {state:?}"));
+                return;
+            }
+            let logs: Vec<_> =
+                state.replicas.iter().map(|node| &self.nodes[node.0 as usize - 1].disks[part]).collect();
+            self.checker.on_rest(part, &logs);
+        }
+    }
+}
+
+impl Happening {
+    /// The node that must be awake for it.
+    fn whose(&self) -> Option<usize> {
+        match self {
+            Self::Tick(node)
+            | Self::Deliver { to: node, .. }
+            | Self::Unpark { node, .. }
+            | Self::StoreAnswer { node, .. }
+            | Self::Refresh { node, .. } => Some(*node),
+            // A disk goes on while its process stands still, and the repository is elsewhere.
+            Self::Disk { .. }
+            | Self::StoreTxn { .. }
+            | Self::Produce { .. }
+            | Self::Fault
+            | Self::Heal(_) => None,
+        }
+    }
+}
+
+fn partition(part: usize) -> PartitionId {
+    PartitionId { topic: TopicId(part as u128 + 1), index: 0 }
+}
+
+fn part_of(id: PartitionId) -> usize {
+    id.topic.0 as usize - 1
+}
+
+/// One topic per partition, each with other promises.
+fn topics() -> Vec<Topic> {
+    let topic = |part: usize, min_isr, durability| Topic {
+        id: partition(part).topic,
+        name: format!("topic-{part}"),
+        create_revision: 0,
+        partitions: 1,
+        factor: Some(3),
+        assignment: vec![vec![BrokerId(1), BrokerId(2), BrokerId(3)]],
+        min_isr: Some(min_isr),
+        durability,
+        unclean: false,
+    };
+    vec![topic(0, 2, Durability::Fsync), topic(1, 1, Durability::Fsync), topic(2, 2, Durability::Replicated)]
+}
+
+fn outcome_of(outcome: Option<&TxnOutcome>) -> Outcome {
+    match outcome {
+        None => Outcome::Unknown,
+        Some(TxnOutcome::Done { revision }) => Outcome::Done { revision: *revision },
+        Some(TxnOutcome::Conflict { .. }) => Outcome::Conflict,
+    }
+}
+
+#[cfg(test)]
+mod tests;

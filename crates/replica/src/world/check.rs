@@ -1,0 +1,130 @@
+//! What must be true whatever happens. A violation is a message; the world stops at the first.
+
+use std::collections::BTreeMap;
+
+use moim_base::{LeaderEpoch, Offset};
+
+use crate::log::LogView;
+use crate::message::Sender;
+use crate::toy::{Entry, ToyLog};
+
+/// Remembers what was promised.
+#[derive(Debug, Default)]
+pub(super) struct Checker {
+    parts: BTreeMap<usize, Part>,
+    pub(super) violation: Option<String>,
+    pub(super) acked: usize,
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    /// Every record that some leader announced as committed, by offset.
+    committed: Vec<Entry>,
+    /// Every record whose producer was told that it is safe: offset and value.
+    acked: BTreeMap<i64, u64>,
+    /// Who led in which epoch.
+    leaders: BTreeMap<LeaderEpoch, Sender>,
+    /// The newest high watermark each leadership announced.
+    announced: BTreeMap<LeaderEpoch, Offset>,
+    /// The epoch of the newest append seen by each leadership's holder.
+    appended: BTreeMap<LeaderEpoch, Sender>,
+}
+
+impl Checker {
+    pub(super) fn fail(&mut self, what: String) {
+        self.violation.get_or_insert(what);
+    }
+
+    /// A leadership begins: nobody else may have it, and nothing committed may be missing.
+    pub(super) fn on_leader(&mut self, part: usize, epoch: LeaderEpoch, who: Sender, log: &ToyLog) {
+        let known = self.parts.entry(part).or_default();
+        let first = *known.leaders.entry(epoch).or_insert(who);
+        if first != who {
+            self.fail(format!("partition {part}: {first:?} and {who:?} both lead in epoch {epoch}"));
+        }
+        self.compare(part, log, log.end(), &format!("new leader {} in epoch {epoch}", who.node), true);
+    }
+
+    /// A leader appends.
+    pub(super) fn on_append(&mut self, part: usize, epoch: LeaderEpoch, who: Sender) {
+        let known = self.parts.entry(part).or_default();
+        let first = *known.appended.entry(epoch).or_insert(who);
+        if first != who {
+            self.fail(format!("partition {part}: {first:?} and {who:?} both append in epoch {epoch}"));
+        }
+    }
+
+    /// A leader announces a high watermark: everything below is committed from now on.
+    pub(super) fn on_committed(&mut self, part: usize, epoch: LeaderEpoch, to: Offset, log: &ToyLog) {
+        let known = self.parts.entry(part).or_default();
+        let before = known.announced.insert(epoch, to);
+        if before.is_some_and(|before| before > to) {
+            self.fail(format!("partition {part}: the high watermark went back in epoch {epoch}"));
+        }
+        self.compare(part, log, to, &format!("leader in epoch {epoch}"), false);
+        let known = self.parts.entry(part).or_default();
+        for offset in known.committed.len() as i64..to.0 {
+            match log.get(Offset(offset)) {
+                Some(entry) => known.committed.push(entry),
+                None => {
+                    self.fail(format!("partition {part}: {offset} is announced and not there"));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A follower learns a high watermark.
+    pub(super) fn on_followed(&mut self, part: usize, to: Offset, log: &ToyLog, who: Sender) {
+        let committed = self.parts.entry(part).or_default().committed.len() as i64;
+        if to.0 > committed {
+            self.fail(format!("partition {part}: node {} knows of a commit nobody made", who.node));
+        }
+        self.compare(part, log, to, &format!("follower {}", who.node), false);
+    }
+
+    /// A producer is told that its record is safe.
+    pub(super) fn on_ack(&mut self, part: usize, offset: Offset, value: u64) {
+        self.acked += 1;
+        let known = self.parts.entry(part).or_default();
+        let later = known.acked.range(offset.0 + 1..).next().map(|(_, value)| *value);
+        let earlier = known.acked.range(..offset.0).next_back().map(|(_, value)| *value);
+        // One producer per partition, one record at a time: what it was told comes in order.
+        if later.is_some_and(|later| later < value) || earlier.is_some_and(|earlier| earlier > value) {
+            self.fail(format!("partition {part}: {value} at {offset} is out of order"));
+        }
+        let known = self.parts.entry(part).or_default();
+        if known.committed.get(offset.0 as usize).map(|entry| entry.value) != Some(value) {
+            self.fail(format!("partition {part}: {value} was acknowledged at {offset} and is not committed"));
+        }
+        self.parts.entry(part).or_default().acked.insert(offset.0, value);
+    }
+
+    /// After everything has healed: every replica has the same log, with everything in it.
+    pub(super) fn on_rest(&mut self, part: usize, logs: &[&ToyLog]) {
+        for log in logs {
+            self.compare(part, log, log.end(), "a replica at rest", true);
+        }
+        let ends: Vec<Offset> = logs.iter().map(|log| log.end()).collect();
+        if ends.windows(2).any(|pair| pair[0] != pair[1]) {
+            self.fail(format!("partition {part}: replicas at rest end at {ends:?}"));
+        }
+    }
+
+    fn compare(&mut self, part: usize, log: &ToyLog, to: Offset, who: &str, whole: bool) {
+        let committed = &self.parts.entry(part).or_default().committed;
+        let end = committed.len() as i64;
+        let wrong = (log.start().0..to.0.min(end)).find(|offset| {
+            let entry = log.get(Offset(*offset));
+            entry != Some(committed[*offset as usize])
+        });
+        let missing = whole && log.end().0 < end;
+        if let Some(offset) = wrong {
+            let (has, should) = (log.get(Offset(offset)), committed[offset as usize]);
+            self.fail(format!("partition {part}: {who} has {has:?} at {offset}, committed was {should:?}"));
+        } else if missing {
+            let has = log.end();
+            self.fail(format!("partition {part}: {who} ends at {has}, committed are {end}"));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Seeds. Every property is checked all the time; see `check.rs`.
+
+use super::*;
+use crate::mutant::Mutant;
+
+fn run(seeds: std::ops::Range<u64>, mutant: Option<Mutant>) -> Vec<RunReport> {
+    let run = |seed| {
+        let mut scenario = Scenario::new(seed);
+        scenario.mutants = mutant.map(Mutants::plant).unwrap_or_default();
+        World::run(scenario)
+    };
+    seeds.map(run).collect()
+}
+
+/// How many seeds to run: more with `MOIM_SIM_SEEDS`.
+fn seeds() -> u64 {
+    std::env::var("MOIM_SIM_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(150)
+}
+
+#[test]
+fn nothing_promised_is_lost_whatever_happens() {
+    let seeds = seeds();
+    let reports = run(0..seeds, None);
+    let violations: Vec<&String> = reports.iter().filter_map(|report| report.violation.as_ref()).collect();
+    assert_eq!(violations, Vec::<&String>::new());
+    let acked: usize = reports.iter().map(|report| report.acked).sum();
+    let elections: usize = reports.iter().map(|report| report.elections).sum();
+    assert!(acked > seeds as usize * 200, "only {acked} records were acknowledged");
+    assert!(elections > seeds as usize * 10, "only {elections} elections");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    assert_eq!(run(7..10, None), run(7..10, None));
+    assert_ne!(run(7..8, None)[0].trace, run(8..9, None)[0].trace);
+}
+
+/// How many seeds it takes until the checker catches a planted bug.
+fn caught(mutant: Mutant, within: u64) -> u64 {
+    for seed in 0..within {
+        // A partition that does not heal is no proof of lost data.
+        let violation = run(seed..seed + 1, Some(mutant))[0].violation.clone();
+        if let Some(violation) = violation.filter(|violation| !violation.contains("did not heal")) {
+            println!("{mutant:?} at {seed}: {violation}");
+            return seed;
+        }
+    }
+    panic!("{mutant:?} was not caught within {within} seeds");
+}
+
+#[test]
+fn each_planted_bug_is_caught() {
+    let mutants = [
+        Mutant::TruncateByHighWatermark,
+        Mutant::AckBeforeIsr,
+        Mutant::TrustUncleanReplica,
+        Mutant::IgnoreEpoch,
+        Mutant::ForgetPendingIsr,
+        Mutant::CommitUnderMinIsr,
+        Mutant::ReuseLeaderEpoch,
+    ];
+    for mutant in mutants {
+        caught(mutant, 200);
+    }
+}
