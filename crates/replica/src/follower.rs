@@ -156,14 +156,14 @@ impl Follower {
         match answer {
             Answer::Records { high_watermark, log_start, .. } => {
                 self.agreed = true;
+                let start = log_start.min(log.end());
+                if start > log.start() {
+                    effects.push(Effect::SetStart { start });
+                }
                 let known = high_watermark.min(log.end());
                 if known > self.high_watermark {
                     self.high_watermark = known;
                     effects.push(Effect::HighWatermark(known));
-                }
-                let start = log_start.min(log.end());
-                if start > log.start() {
-                    effects.push(Effect::SetStart { start });
                 }
                 self.fetch(log, now_ms, effects);
             }

@@ -206,9 +206,9 @@ impl Leader {
             follower.matched = false;
             return Ok(Answer::OutOfRange { log_start: log.start() });
         }
-        if !blind && let Some(diverging) = diverges(fetch, log) {
+        if !blind && let Some(parts) = diverges(fetch, log) {
             follower.matched = false;
-            return Ok(diverging);
+            return Ok(parts);
         }
         self.end = log.end();
         let measure = self.measures_durable();
@@ -447,16 +447,14 @@ impl Leader {
 
 /// Whether the follower's log is not a beginning of ours, and where the two part at the latest.
 fn diverges(fetch: &Fetch, log: &dyn LogView) -> Option<Answer> {
-    if fetch.offset == log.start() {
-        // Nothing of ours to compare with, and the epochs from before may be forgotten. The follower will drop what it
-        // has below our log start.
-        return None;
-    }
     let Some(last_epoch) = fetch.last_epoch else {
         // An empty log that never had a record cannot differ, but it cannot be ahead either.
         return (fetch.offset > log.end()).then(|| Answer::Diverging { epoch: None, end: log.start() });
     };
     match log.end_of_epoch(last_epoch) {
+        // Everything of ours is newer, so nothing the follower has can be told from what we have dropped. It has to
+        // begin anew: what it holds below our log start may be what nobody ever committed.
+        None if fetch.offset <= log.start() => Some(Answer::OutOfRange { log_start: log.start() }),
         None => Some(Answer::Diverging { epoch: None, end: log.start() }),
         Some((epoch, end)) if epoch < last_epoch || end < fetch.offset => {
             Some(Answer::Diverging { epoch: Some(epoch), end })

@@ -16,6 +16,7 @@
 //! | [`restart`] | what a replica's place is worth after a restart |
 //! | [`controller`] | places replicas, elects leaders, moves replicas |
 //! | [`machine`] | a state machine on top of a journal: applying what is committed, snapshots |
+//! | [`fence`] | a primary's right to answer from memory |
 //! | [`log`] | what these machines see of a journal |
 //! | [`message`] | what followers and leaders tell each other |
 
@@ -23,6 +24,7 @@
 
 pub mod acks;
 pub mod controller;
+pub mod fence;
 pub mod follower;
 pub mod keys;
 pub mod leader;

@@ -197,7 +197,7 @@ fn a_fetch_before_the_log_start_is_out_of_range() {
 }
 
 #[test]
-fn a_fetch_at_the_log_start_matches_although_older_epochs_are_forgotten() {
+fn a_log_of_epochs_that_are_forgotten_has_to_begin_anew() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     led.append(3);
     led.log.set_start(Offset(5));
@@ -209,7 +209,9 @@ fn a_fetch_at_the_log_start_matches_although_older_epochs_are_forgotten() {
         written: Offset(5),
         durable: Offset(5),
     };
-    assert!(matches!(led.fetch_as(fetch, 0), Ok(Answer::Records { .. })));
+    assert_eq!(led.fetch_as(fetch, 0), Ok(Answer::OutOfRange { log_start: Offset(5) }));
+    let empty = Fetch { last_epoch: None, ..fetch };
+    assert!(matches!(led.fetch_as(empty, 0), Ok(Answer::Records { .. })));
     let ahead = Fetch { offset: Offset(6), ..fetch };
     assert_eq!(led.fetch_as(ahead, 0), Ok(Answer::Diverging { epoch: None, end: Offset(5) }));
 }
