@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::cmd::cluster::ClusterArgs;
 use crate::cmd::coord::CoordArgs;
 use crate::cmd::dev::DevArgs;
 use crate::cmd::group::GroupArgs;
@@ -45,6 +46,8 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Run a cluster of several nodes on this machine
     Dev(Box<DevArgs>),
+    /// Look at the cluster and change its nodes
+    Cluster(ClusterArgs),
     /// Create, inspect, change, read and write topics
     Topic(TopicArgs),
     /// Inspect and move consumer groups

@@ -9,6 +9,7 @@ pub(crate) mod connection;
 pub(crate) mod errors;
 pub(crate) mod exchange;
 pub(crate) mod fetcher;
+pub(crate) mod http;
 pub(crate) mod member;
 pub(crate) mod offsets;
 pub(crate) mod producer;

@@ -131,7 +131,10 @@ async fn publish(repository: &dyn StateRepository, record: &NodeRecord) -> Outco
         match records::publish(repository, record).await {
             Ok(()) => return Ok(()),
             Err(
-                error @ (RecordError::NoSuchNode(_) | RecordError::OtherFolder(_) | RecordError::LastNode(_)),
+                error @ (RecordError::NoSuchNode(_)
+                | RecordError::OtherFolder(_)
+                | RecordError::LastNode(_)
+                | RecordError::Running(_)),
             ) => {
                 return Err(Failure::new(Status::Conflict, error.to_string())
                     .hint("to join again, start with an empty folder and --join"));

@@ -25,4 +25,4 @@ mod protocol;
 
 pub(crate) use self::doorkeeper::{Doorkeeper, Inside};
 pub(crate) use self::enter::{Entrant, Way};
-pub(crate) use self::protocol::Card;
+pub(crate) use self::protocol::{Card, greet};

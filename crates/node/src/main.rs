@@ -50,6 +50,7 @@ fn run(cli: Cli) -> Outcome {
             serve::run(&effective(&args)?.config)
         }
         Command::Dev(args) => cmd::dev::run(*args, output),
+        Command::Cluster(args) => cmd::cluster::run(args, output),
         Command::Topic(args) => cmd::topic::run(args, output),
         Command::Group(args) => cmd::group::run(args, output),
         Command::Coord(args) => cmd::coord::run(args, output),

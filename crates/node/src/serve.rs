@@ -300,7 +300,7 @@ fn start_logs(level: &str) {
     use std::io::IsTerminal as _;
     use tracing_subscriber::EnvFilter;
     // The Raft library speaks of every vote; whoever wants to hear it names it in the filter.
-    let level = format!("openraft=warn,{level}");
+    let level = format!("openraft=error,{level}");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -75,6 +75,24 @@ pub(crate) struct EtcdArgs {
     pub(crate) timeout: Duration,
 }
 
+/// The flags of every command that asks a node's admin port.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AdminArgs {
+    /// Admin ports [default: $MOIM_ADMIN, else the nearest .moim/context.toml, else 127.0.0.1:9644]
+    #[arg(long, global = true, value_name = "HOST:PORT,…")]
+    admin: Option<String>,
+    /// How long a command may wait
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+impl AdminArgs {
+    /// The nodes this command asks.
+    pub(crate) fn target(&self) -> Outcome<Target> {
+        target(Service::Admin, self.admin.as_deref())
+    }
+}
+
 /// Addresses to try, and who named them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {

@@ -8,6 +8,12 @@ mod etcd;
 mod groups;
 #[path = "it/locks.rs"]
 mod locks;
+#[path = "it/formation.rs"]
+mod formation;
+#[path = "it/groups.rs"]
+mod groups;
+#[path = "it/nodes.rs"]
+mod nodes;
 #[path = "it/serving.rs"]
 mod serving;
 #[path = "it/strangers.rs"]

@@ -54,7 +54,10 @@ fn answer(changed: Result<(), RecordError>) -> Response {
     };
     let status = match &error {
         RecordError::NoSuchNode(_) => StatusCode::NOT_FOUND,
-        RecordError::LastNode(_) | RecordError::OtherFolder(_) | RecordError::Raced => StatusCode::CONFLICT,
+        RecordError::LastNode(_)
+        | RecordError::Running(_)
+        | RecordError::OtherFolder(_)
+        | RecordError::Raced => StatusCode::CONFLICT,
         RecordError::Store(moim_cluster::RepositoryError::Unknown) => StatusCode::GATEWAY_TIMEOUT,
         RecordError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
     };

@@ -34,6 +34,7 @@ pub(super) fn register(metrics: &Metrics, coordinator: &Coordinator, scope: &Sco
         while let Some(now) = watch.changed().await {
             if now.leader.is_some() && now.leader != last {
                 last = now.leader;
+                tracing::info!(voter = ?now.leader.map(|leader| leader.0), term = now.term, "the coordination group has a leader");
                 counted.fetch_add(1, Ordering::Relaxed);
             }
         }

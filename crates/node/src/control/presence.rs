@@ -3,6 +3,7 @@
 //! Each life of a process gets a mark of its own, with a create revision nobody had before: the broker epoch. So the
 //! mark of an earlier life is taken away before a new one is made, never overwritten.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,11 +25,13 @@ pub(crate) struct Presence {
     repository: Arc<dyn StateRepository>,
     record: MemberRecord,
     lease: Mutex<Option<LeaseId>>,
+    /// The node stops: the mark is not made again.
+    leaving: AtomicBool,
 }
 
 impl Presence {
     pub(crate) fn new(repository: Arc<dyn StateRepository>, record: MemberRecord) -> Self {
-        Self { repository, record, lease: Mutex::default() }
+        Self { repository, record, lease: Mutex::default(), leaving: AtomicBool::new(false) }
     }
 
     fn lease(&self) -> Option<LeaseId> {
@@ -73,8 +76,11 @@ impl Presence {
         match self.repository.keep_alive(lease).await {
             Ok(_) => Ok(()),
             Err(RepositoryError::LeaseNotFound(_)) => {
-                tracing::warn!("the cluster took this node for dead; it comes back as a new one");
                 self.set_lease(None);
+                if self.leaving.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                tracing::warn!("the cluster took this node for dead; it comes back as a new one");
                 self.enlist().await
             }
             Err(error) => Err(error),
@@ -84,7 +90,7 @@ impl Presence {
     /// Renews until the node stops. A renewal needs the coordination quorum, so this is also what knows of it.
     pub(crate) async fn keep(self: Arc<Self>, readiness: Readiness, shutdown: Shutdown) {
         const QUORUM: &str = "quorum";
-        loop {
+        while !self.leaving.load(Ordering::Relaxed) {
             let renewed = tokio::time::timeout(TTL, self.renew()).await;
             let pause = match renewed {
                 Ok(Ok(())) => {
@@ -110,6 +116,7 @@ impl Presence {
 
     /// Takes the mark away: nobody has to wait for the lease to end.
     pub(crate) async fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
         let Some(lease) = self.lease() else { return };
         if let Err(error) = self.repository.revoke(lease).await {
             tracing::debug!(%error, "this node's lease was not revoked; it ends by itself");

@@ -48,6 +48,9 @@ pub(crate) enum RecordError {
     /// The cluster would be empty.
     #[error("node {0} is the last node of the cluster")]
     LastNode(i32),
+    /// The node runs, with the folder the cluster knows.
+    #[error("node {0} is running; stop it first")]
+    Running(i32),
     /// The folder is not the one the cluster knows.
     #[error("the cluster knows node {0} with another data folder")]
     OtherFolder(i32),

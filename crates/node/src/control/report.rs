@@ -14,9 +14,12 @@ use serde::{Deserialize, Serialize};
 use super::records::{self, RecordError};
 use super::view::View;
 use super::voters;
+use crate::formation::greet;
 
 /// How long a quorum is waited for.
 const QUORUM: Duration = Duration::from_secs(1);
+/// How long the one who has a place may take to show that it runs.
+const PROBE: Duration = Duration::from_millis(500);
 /// A member this many entries behind is worth a word.
 const LAG: u64 = 10_000;
 
@@ -129,6 +132,12 @@ impl ClusterApi {
 
     /// Keeps a node's place for another data folder.
     pub(crate) async fn replace(&self, node_id: i32) -> Result<(), RecordError> {
+        if let Some((_, record)) = records::get(self.repository.as_ref(), node_id).await? {
+            let there = greet(&record.peer, PROBE).await;
+            if there.is_ok_and(|card| card.directory_id == record.directory_id) {
+                return Err(RecordError::Running(node_id));
+            }
+        }
         records::replace(self.repository.as_ref(), node_id).await
     }
 }

@@ -1,0 +1,190 @@
+//! `moim cluster …`: the nodes of a cluster, how they are, and changing them. Asks any node's admin port.
+
+mod change;
+mod health;
+mod members;
+mod status;
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::client::block_on;
+use crate::client::http::{Answer, NoAnswer, request};
+use crate::control::report::ClusterReport;
+use crate::exit::{Failure, Outcome, Status};
+use crate::output::Output;
+use crate::target::{AdminArgs, Target};
+
+/// For one question to one node.
+const ONE_NODE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Args)]
+pub(crate) struct ClusterArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+    #[command(subcommand)]
+    verb: ClusterVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum ClusterVerb {
+    /// The cluster in a few lines
+    #[command(
+        after_help = "Example:\n  moim cluster status\n  moim cluster status --admin 10.0.0.1:9644 -o json"
+    )]
+    Status,
+    /// The nodes: who they are, what they do, where they listen
+    #[command(after_help = "Example:\n  moim cluster members")]
+    Members,
+    /// Whether everything is as it should be; status 8 when it is not
+    #[command(after_help = "Example:
+  moim cluster health
+  moim cluster health --watch --exit-when-healthy --timeout 2m")]
+    Health(HealthArgs),
+    /// Take a node out of the cluster for good; it stops by itself if it runs
+    #[command(after_help = "Example:\n  moim cluster remove 3 --yes")]
+    Remove(ChangeArgs),
+    /// Let an empty data folder take the place of a node that lost its own
+    #[command(
+        after_help = "Example:\n  moim cluster replace 3 --yes    # then start node 3 with an empty folder"
+    )]
+    Replace(ChangeArgs),
+}
+
+#[derive(Debug, Args)]
+struct HealthArgs {
+    /// Go on, and print what changes
+    #[arg(short, long)]
+    watch: bool,
+    /// Wait until the cluster is healthy, --timeout at most
+    #[arg(short, long)]
+    exit_when_healthy: bool,
+}
+
+#[derive(Debug, Args)]
+struct ChangeArgs {
+    /// The node
+    #[arg(value_name = "NODE")]
+    node_id: i32,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+pub(crate) fn run(args: ClusterArgs, output: Output) -> Outcome {
+    let ClusterArgs { admin, verb } = args;
+    block_on(async {
+        let nodes = Nodes { target: admin.target()?, timeout: admin.timeout };
+        match verb {
+            ClusterVerb::Status => status::run(&nodes, output).await,
+            ClusterVerb::Members => members::run(&nodes, output).await,
+            ClusterVerb::Health(args) => health::run(&nodes, &args, output).await,
+            ClusterVerb::Remove(args) => change::remove(&nodes, &args, output).await,
+            ClusterVerb::Replace(args) => change::replace(&nodes, &args, output).await,
+        }
+    })
+}
+
+/// The admin ports a command may ask.
+struct Nodes {
+    target: Target,
+    timeout: Duration,
+}
+
+impl Nodes {
+    fn patience(&self) -> Duration {
+        self.timeout.min(ONE_NODE)
+    }
+
+    /// The report of the first node that has one; of the leader, if that answers, because it knows most.
+    async fn report(&self) -> Outcome<ClusterReport> {
+        let first = self.first_report().await?;
+        let leader = first.nodes.iter().find(|node| Some(node.node_id) == first.leader);
+        let admin = leader.and_then(|node| node.admin.as_deref()).and_then(crate::config::split_host_port);
+        if first.leader == Some(first.node_id) {
+            return Ok(first);
+        }
+        let Some(admin) = admin else { return Ok(first) };
+        match get_report(&admin, self.patience()).await {
+            Ok(report) if report.cluster_id == first.cluster_id => Ok(report),
+            _ => Ok(first),
+        }
+    }
+
+    async fn first_report(&self) -> Outcome<ClusterReport> {
+        let mut refusal = None;
+        for address in &self.target.addresses {
+            match get_report(address, self.patience()).await {
+                Ok(report) => return Ok(report),
+                Err(failure) if failure.status == Status::Unreachable => refusal = refusal.or(Some(failure)),
+                Err(failure) => refusal = Some(failure),
+            }
+        }
+        let failure = refusal.unwrap_or_else(|| Failure::usage("no admin port is named"));
+        Err(match failure.status {
+            Status::Unreachable => failure.hint("is `moim serve` running? name a node with --admin"),
+            _ => failure,
+        })
+    }
+
+    /// Asks for a change, of the first node that takes the connection.
+    async fn change(&self, path: &str) -> Outcome {
+        let mut unreachable = Failure::usage("no admin port is named");
+        for address in &self.target.addresses {
+            match request(address, "POST", path, self.timeout).await {
+                Err(NoAnswer::Unreachable(why)) => unreachable = not_there(address, &why),
+                answer => return changed(address, answer),
+            }
+        }
+        Err(unreachable.hint("is `moim serve` running? name a node with --admin"))
+    }
+}
+
+fn not_there(address: &(String, u16), why: &str) -> Failure {
+    Failure::new(Status::Unreachable, format!("no node answers at {}:{}: {why}", address.0, address.1))
+}
+
+async fn get_report(address: &(String, u16), timeout: Duration) -> Outcome<ClusterReport> {
+    let answer = answered(address, request(address, "GET", "/api/v1/cluster", timeout).await)?;
+    if answer.status != 200 {
+        return Err(refused(address, &answer));
+    }
+    serde_json::from_str(&answer.body).map_err(|error| {
+        Failure::error(format!("{}:{} says what this moim does not know: {error}", address.0, address.1))
+    })
+}
+
+fn answered(address: &(String, u16), answer: Result<Answer, NoAnswer>) -> Outcome<Answer> {
+    let (host, port) = address;
+    answer.map_err(|why| match why {
+        NoAnswer::Unreachable(why) => not_there(address, &why),
+        NoAnswer::Lost(why) => Failure::error(format!("{host}:{port}: {why}")),
+        NoAnswer::TimedOut => Failure::new(Status::Timeout, format!("{host}:{port} did not answer in time")),
+    })
+}
+
+fn changed(address: &(String, u16), answer: Result<Answer, NoAnswer>) -> Outcome {
+    let answer = answered(address, answer)?;
+    if answer.status == 200 { Ok(()) } else { Err(refused(address, &answer)) }
+}
+
+/// What a refusal means for the person and the shell.
+fn refused(address: &(String, u16), answer: &Answer) -> Failure {
+    #[derive(serde::Deserialize)]
+    struct Refusal {
+        error: String,
+    }
+    let why = match serde_json::from_str::<Refusal>(&answer.body) {
+        Ok(refusal) => refusal.error,
+        Err(_) => format!("{}:{} answers {} {}", address.0, address.1, answer.status, answer.body.trim()),
+    };
+    let status = match answer.status {
+        404 => Status::NotFound,
+        409 => Status::Conflict,
+        503 => Status::Unhealthy,
+        504 => Status::Timeout,
+        _ => Status::Error,
+    };
+    Failure::new(status, why)
+}

@@ -1,0 +1,58 @@
+//! `moim cluster remove` and `moim cluster replace`.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{ChangeArgs, Nodes};
+use crate::exit::{Failure, Outcome, Status};
+use crate::output::{Output, Report, Section, confirm};
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(200);
+
+#[derive(Serialize)]
+struct Changed {
+    node_id: i32,
+    result: &'static str,
+}
+
+impl Report for Changed {
+    fn sections(&self) -> Vec<Section> {
+        let mut table = Section::new(&[">NODE", "RESULT"]);
+        table.row(vec![self.node_id.to_string(), self.result.to_owned()]);
+        vec![table]
+    }
+}
+
+pub(super) async fn remove(nodes: &Nodes, args: &ChangeArgs, output: Output) -> Outcome {
+    let node_id = args.node_id;
+    confirm(&format!("remove node {node_id} from the cluster for good"), args.yes)?;
+    nodes.change(&format!("/api/v1/cluster/nodes/{node_id}/remove")).await?;
+    let gone = async {
+        loop {
+            // The node that was asked may be the one that goes: then another has to be asked, or none is left to ask.
+            if let Ok(report) = nodes.report().await
+                && !report.nodes.iter().any(|node| node.node_id == node_id)
+                && !report.problems.iter().any(|problem| problem.contains("still has its vote"))
+            {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    if tokio::time::timeout(nodes.timeout, gone).await.is_err() {
+        let message = format!("node {node_id} is removed, but the cluster has not settled yet");
+        return Err(
+            Failure::new(Status::Timeout, message).hint("`moim cluster health --watch` shows how far it is")
+        );
+    }
+    output.print(&Changed { node_id, result: "removed" })
+}
+
+pub(super) async fn replace(nodes: &Nodes, args: &ChangeArgs, output: Output) -> Outcome {
+    let node_id = args.node_id;
+    confirm(&format!("give the place of node {node_id} to another data folder"), args.yes)?;
+    nodes.change(&format!("/api/v1/cluster/nodes/{node_id}/replace")).await?;
+    output.print(&Changed { node_id, result: "waits for its replacement" })
+}

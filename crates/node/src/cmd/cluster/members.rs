@@ -1,0 +1,42 @@
+//! `moim cluster members`: the nodes, one line each.
+
+use serde::Serialize;
+
+use super::Nodes;
+use crate::cmd::or_dash;
+use crate::control::report::NodeReport;
+use crate::exit::Outcome;
+use crate::output::{Output, Report, Section};
+
+#[derive(Serialize)]
+struct Members {
+    members: Vec<NodeReport>,
+}
+
+pub(super) async fn run(nodes: &Nodes, output: Output) -> Outcome {
+    output.print(&Members { members: nodes.report().await?.nodes })
+}
+
+impl Report for Members {
+    fn sections(&self) -> Vec<Section> {
+        let columns =
+            [">NODE", "STATE", "ROLE", ">VOTER", ">LAG", "ZONE", "KAFKA", "ETCD", "ADMIN", "PEER", "VERSION"];
+        let mut table = Section::new(&columns);
+        for node in &self.members {
+            table.row(vec![
+                node.node_id.to_string(),
+                if node.up { "up" } else { "down" }.to_owned(),
+                node.role.clone(),
+                or_dash(node.voter),
+                or_dash(node.lag),
+                or_dash(node.zone.as_ref()),
+                or_dash(node.kafka.as_ref()),
+                or_dash(node.etcd.as_ref()),
+                or_dash(node.admin.as_ref()),
+                or_dash(node.peer.as_ref()),
+                node.version.clone(),
+            ]);
+        }
+        vec![table]
+    }
+}

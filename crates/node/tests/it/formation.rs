@@ -1,0 +1,275 @@
+//! Clusters as operators make and break them: founding, joining, losing, replacing and removing nodes.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use moim_base::{SystemClock, TopicId};
+use moim_cluster::{LocalRepository, StateRepository as _, Txn};
+use moim_journal::{RealDisk, Store, StoreOptions};
+use rustix::process::Signal;
+
+use crate::cluster::eventually;
+use crate::nodes::{Peer, founders, initial_cluster};
+use crate::support::PATIENCE;
+
+fn cluster_id(ready: &str) -> &str {
+    ready.split(' ').find_map(|word| word.strip_prefix("cluster=")).expect("a cluster")
+}
+
+#[test]
+fn three_founders_agree_and_outlive_the_loss_of_one() {
+    let mut peers: Vec<_> = (1..=3).map(Peer::new).collect();
+    let list = initial_cluster(&peers);
+    // Two are not enough to found what three were to be.
+    peers[0].start(&["--initial-cluster", &list]);
+    peers[1].start(&["--initial-cluster", &list]);
+    eventually("it waits for the third", || peers[0].readyz().contains("waiting for founder 3"));
+    // One that goes before anything was agreed on comes back as if nothing had been.
+    peers[1].kill();
+    peers[1].start(&["--initial-cluster", &list]);
+    let third = peers[2].start_ready(&["--initial-cluster", &list]);
+    for peer in &mut peers[..2] {
+        assert_eq!(cluster_id(&peer.ready()), cluster_id(&third));
+    }
+    peers[2].healthy_with(3, 3);
+    peers[0].put("k", "1");
+    assert_eq!(peers[2].get("k").as_deref(), Some("1"));
+
+    peers[0].kill();
+    peers[1].put("k", "2");
+    assert_eq!(peers[2].get("k").as_deref(), Some("2"));
+    peers[0].start_ready(&["--initial-cluster", &list]);
+    assert_eq!(peers[0].get("k").as_deref(), Some("2"));
+    peers[0].healthy_with(3, 3);
+    assert_eq!(peers[0].cluster(&["health"]).status, 0);
+}
+
+#[test]
+fn all_nodes_at_once_come_back_with_what_was_acknowledged() {
+    let (mut peers, _) = founders();
+    peers[0].put("k", "before");
+    peers.iter_mut().for_each(Peer::kill);
+    // The folder knows where it belongs.
+    peers.iter_mut().for_each(|peer| peer.start(&[]));
+    peers.iter_mut().for_each(|peer| drop(peer.ready()));
+    assert_eq!(peers[1].get("k").as_deref(), Some("before"));
+}
+
+#[test]
+fn an_empty_folder_in_a_founders_place_waits_until_it_is_let_in() {
+    let (mut peers, list) = founders();
+    peers[0].put("k", "v");
+    peers[1].kill();
+    peers[1].wipe();
+    peers[1].start(&["--initial-cluster", &list]);
+    eventually("it says what it waits for", || peers[1].readyz().contains("`moim cluster replace 2`"));
+    let report = peers[0].report().unwrap();
+    let voter = |report: &serde_json::Value| report["nodes"][1]["voter"].as_u64();
+    assert_eq!(voter(&report), Some(2), "{report}");
+
+    let running = peers[0].cluster(&["replace", "3", "--yes"]);
+    assert_eq!(running.status, 7, "{running:?}");
+    assert!(running.stderr.contains("node 3 is running"), "{running:?}");
+    assert_eq!(peers[0].cluster(&["replace", "9", "--yes"]).status, 3);
+    assert_eq!(peers[0].cluster(&["replace", "2"]).status, 2, "it asks first");
+
+    let replaced = peers[0].cluster(&["replace", "2", "--yes"]);
+    assert_eq!(replaced.status, 0, "{replaced:?}");
+    peers[1].ready();
+    peers[0].healthy_with(3, 3);
+    assert_eq!(voter(&peers[1].report().unwrap()), Some(4), "a new folder is a new voter");
+    assert_eq!(peers[1].get("k").as_deref(), Some("v"));
+
+    // The newcomer's vote counts.
+    peers[2].kill();
+    peers[1].put("k", "w");
+    assert_eq!(peers[0].get("k").as_deref(), Some("w"));
+}
+
+#[test]
+fn one_node_grows_to_three_and_the_first_may_die() {
+    let mut peers: Vec<_> = (1..=3).map(Peer::new).collect();
+    peers[0].start_ready(&[]);
+    peers[0].put("k", "v");
+    let seed = peers[0].peer_address();
+    peers[1].start_ready(&["--join", &seed]);
+    peers[0].healthy_with(2, 1);
+    let ready = peers[2].start_ready(&["--join", &seed]);
+    peers[2].healthy_with(3, 3);
+    assert_eq!(peers[2].get("k").as_deref(), Some("v"));
+
+    let members = peers[1].cluster(&["members", "-o", "json"]).json();
+    let ids: Vec<_> =
+        members["members"].as_array().unwrap().iter().map(|node| node["node_id"].as_i64()).collect();
+    assert_eq!(ids, [Some(1), Some(2), Some(3)]);
+    let table = peers[1].cluster(&["members"]).stdout;
+    assert!(table.starts_with("NODE  STATE  ROLE"), "{table}");
+    let status = peers[1].cluster(&["status"]).stdout;
+    assert!(status.contains(cluster_id(&ready)) && status.contains("3 (3 up, 3 vote)"), "{status}");
+
+    peers[0].kill();
+    peers[1].put("k", "w");
+    assert_eq!(peers[2].get("k").as_deref(), Some("w"));
+    eventually("its loss is noticed", || {
+        let health = peers[1].cluster(&["health"]);
+        health.status == 8 && health.stdout.contains("node 1 is down")
+    });
+}
+
+#[test]
+fn a_removed_node_stops_and_its_folder_is_of_no_use() {
+    let (mut peers, list) = founders();
+    peers[0].put("k", "v");
+    let removed = peers[1].cluster(&["remove", "3", "--yes"]);
+    assert_eq!(removed.status, 0, "{removed:?}");
+    assert_eq!(peers[2].wait(), 0, "{}", peers[2].log());
+    peers[0].healthy_with(2, 1);
+    peers[1].put("k", "w");
+
+    for args in [&["--initial-cluster", list.as_str()][..], &[]] {
+        peers[2].start(args);
+        assert_eq!(peers[2].wait(), 7, "{}", peers[2].log());
+        assert!(peers[2].log().contains("was removed or replaced"), "{}", peers[2].log());
+    }
+    // With an empty folder it is welcome.
+    peers[2].wipe();
+    let seed = peers[0].peer_address();
+    peers[2].start_ready(&["--join", &seed]);
+    peers[2].healthy_with(3, 3);
+    assert_eq!(peers[2].get("k").as_deref(), Some("w"));
+}
+
+#[test]
+fn the_leader_itself_can_be_removed_and_the_last_node_cannot() {
+    let mut peers: Vec<_> = (1..=2).map(Peer::new).collect();
+    peers[0].start_ready(&[]);
+    let last = peers[0].cluster(&["remove", "1", "--yes"]);
+    assert_eq!((last.status, last.stderr.contains("last node")), (7, true), "{last:?}");
+    let seed = peers[0].peer_address();
+    peers[1].start_ready(&["--join", &seed]);
+    peers[1].healthy_with(2, 1);
+    peers[0].put("k", "v");
+    // Node 1 is the only voter, and leads.
+    let removed = peers[1].cluster(&["remove", "1", "--yes"]);
+    assert_eq!(removed.status, 0, "{removed:?}");
+    assert_eq!(peers[0].wait(), 0, "{}", peers[0].log());
+    peers[1].healthy_with(1, 1);
+    assert_eq!(peers[1].get("k").as_deref(), Some("v"));
+}
+
+#[test]
+fn what_belongs_elsewhere_is_refused() {
+    let mut here = Peer::new(1);
+    let mut there = Peer::new(2);
+    here.start_ready(&[]);
+    there.start_ready(&[]);
+    // A folder of one cluster beside the nodes of another.
+    there.kill();
+    let seed = here.peer_address();
+    there.start(&["--join", &seed]);
+    assert_eq!(there.wait(), 7, "{}", there.log());
+    assert!(there.log().contains("belongs to cluster"), "{}", there.log());
+
+    // Two nodes with one id.
+    let mut twin = Peer::new(1);
+    twin.start(&["--join", &seed]);
+    assert_eq!(twin.wait(), 7, "{}", twin.log());
+    assert!(twin.log().contains("node 1 is running at"), "{}", twin.log());
+    assert!(here.readyz().starts_with("ready"));
+}
+
+#[test]
+fn garbage_on_the_peer_port_harms_nobody() {
+    let mut peer = Peer::new(1);
+    peer.start_ready(&[]);
+    let garbage: [&[u8]; 4] = [
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"moimpeer",
+        &[0xFF; 4096],
+        b"moimpeer\x09\0\0\0 another version, or so it says",
+    ];
+    for bytes in garbage {
+        let mut stream = TcpStream::connect(peer.peer_address()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let _ = stream.write_all(bytes);
+        let mut answer = Vec::new();
+        // Closed or reset, but ended.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.len() < 100);
+    }
+    // Many at a time are let go one after the other.
+    let crowd: Vec<_> = (0..200).filter_map(|_| TcpStream::connect(peer.peer_address()).ok()).collect();
+    peer.put("k", "v");
+    drop(crowd);
+    assert!(peer.log().contains("a connection to the peer port was closed"), "{}", peer.log());
+}
+
+#[test]
+fn a_node_that_moves_tells_the_others() {
+    let (mut peers, _) = founders();
+    peers[2].kill();
+    peers[2].move_peer_port();
+    peers[2].start_ready(&[]);
+    let here = peers[2].peer_address();
+    eventually("the others know", || {
+        peers[0].report().is_some_and(|report| report["nodes"][2]["peer"] == here.as_str())
+    });
+    // Its vote counts there.
+    peers[0].kill();
+    peers[1].put("k", "v");
+    assert_eq!(peers[2].get("k").as_deref(), Some("v"));
+}
+
+#[test]
+fn a_leader_that_stops_in_order_hands_over() {
+    let (mut peers, _) = founders();
+    let leader = peers[0].report().unwrap()["leader"].as_i64().unwrap();
+    let at = peers.iter().position(|peer| i64::from(peer.id) == leader).unwrap();
+    peers[at].signal(Signal::TERM);
+    assert_eq!(peers[at].wait(), 0);
+    assert!(peers[at].log().contains("handed the coordination group over"), "{}", peers[at].log());
+    let other = &peers[(at + 1) % 3];
+    eventually("nobody waits for its lease", || {
+        other.report().is_some_and(|report| report["nodes"][at]["up"] == false)
+    });
+    other.put("k", "v");
+}
+
+#[test]
+fn a_folder_from_before_the_coordination_core_is_taken_over_once() {
+    let mut peer = Peer::new(1);
+    std::fs::create_dir_all(peer.data()).unwrap();
+    let old =
+        r#"{"format":1,"cluster_id":"AAAAAAAAAAAAAAAAAAAAAQ","node_id":1,"incarnation":5,"version":"0.1.0"}"#;
+    std::fs::write(peer.data().join("node.json"), old).unwrap();
+    let clock = Arc::new(SystemClock::new());
+    let store =
+        Store::open(&peer.data(), Arc::new(RealDisk), clock.clone(), StoreOptions::default()).unwrap();
+    store.start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let local = LocalRepository::open(&store, clock, 1).unwrap();
+        for at in 0..200 {
+            let record = serde_json::json!({
+                "id": TopicId(at + 1).to_string(), "partitions": 1, "replication_factor": 1, "configs": {},
+            });
+            local.txn(Txn::new().put(format!("/moim/topics/old-{at}"), record.to_string())).await.unwrap();
+        }
+    });
+    store.close().unwrap();
+    drop(store);
+
+    let ready = peer.start_ready(&[]);
+    assert_eq!(cluster_id(&ready), "AAAAAAAAAAAAAAAAAAAAAQ");
+    let listed = peer.kafka(&["topic", "list", "-o", "json"]).json();
+    assert_eq!(listed["topics"].as_array().unwrap().len(), 200, "{listed}");
+    assert_eq!(peer.kafka(&["topic", "delete", "old-7", "--yes"]).status, 0);
+    peer.kill();
+    peer.start_ready(&[]);
+    let listed = peer.kafka(&["topic", "list", "-o", "json"]).json();
+    assert_eq!(listed["topics"].as_array().unwrap().len(), 199, "what was deleted stays so");
+    let node: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(peer.data().join("node.json")).unwrap()).unwrap();
+    assert_eq!((&node["format"], &node["incarnation"]), (&2.into(), &5.into()));
+}
