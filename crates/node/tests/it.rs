@@ -4,14 +4,12 @@
 mod cluster;
 #[path = "it/etcd.rs"]
 mod etcd;
-#[path = "it/groups.rs"]
-mod groups;
-#[path = "it/locks.rs"]
-mod locks;
 #[path = "it/formation.rs"]
 mod formation;
 #[path = "it/groups.rs"]
 mod groups;
+#[path = "it/locks.rs"]
+mod locks;
 #[path = "it/nodes.rs"]
 mod nodes;
 #[path = "it/serving.rs"]

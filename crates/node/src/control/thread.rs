@@ -33,8 +33,8 @@ const GROUP: GroupId = GroupId(1);
 const QUORUM_PAUSE: Duration = Duration::from_millis(50);
 /// For one try.
 const QUORUM_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a node looks whether it is still wanted.
-const WATCH_REMOVAL: Duration = Duration::from_millis(500);
+/// How often a node looks where the others are, and whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Starts the control thread; returns when this node is a working member of its cluster.
 pub(crate) async fn start(parts: ControlParts) -> Outcome<Control> {
@@ -103,7 +103,8 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     let entrant =
         Entrant { way: way(parts)?, data: &parts.data, doorkeeper: &doorkeeper, readiness: &parts.readiness };
     let identity = entrant.enter().await?;
-    let coordinator = open(parts, &identity, &local, scope).await?;
+    let transport = Arc::new(TcpTransport::new(local.clone(), scope.clone()));
+    let coordinator = open(parts, &identity, &local, &transport, scope).await?;
     let repository: Arc<dyn StateRepository> = Arc::new(CoordRepository::new(coordinator.clone()));
     let inside = Inside { coordinator: coordinator.clone(), repository: Arc::clone(&repository) };
     doorkeeper.go_inside(inside);
@@ -122,7 +123,13 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     presence.mark().await;
     scope.spawn("presence", Arc::clone(&presence).keep(readiness, shutdown.clone()));
     scope.spawn("steward", steward::run(coordinator.clone(), Arc::clone(&repository), shutdown.clone()));
-    scope.spawn("removal", watch_removal(coordinator.clone(), record.clone(), removed.clone(), shutdown));
+    let follow = Follow {
+        coordinator: coordinator.clone(),
+        transport,
+        record: record.clone(),
+        removed: removed.clone(),
+    };
+    scope.spawn("records", follow.run(shutdown));
     metrics::register(&parts.metrics, &coordinator, scope);
     Ok(Up { coordinator, repository, peer, removed, presence, record })
 }
@@ -189,6 +196,7 @@ async fn open(
     parts: &ControlParts,
     identity: &Identity,
     local: &LocalPeer,
+    transport: &Arc<TcpTransport>,
     scope: &Scope,
 ) -> Outcome<Coordinator> {
     let cluster = decode_id(&identity.cluster_id)
@@ -200,7 +208,7 @@ async fn open(
         disk: Arc::new(RealDisk),
         root: parts.data.path.clone(),
         router: parts.router.clone(),
-        transport: Arc::new(TcpTransport::new(local.clone(), scope.clone())),
+        transport: Arc::clone(transport) as _,
     };
     // What etcd clients see has 64 bits.
     let short = (cluster >> 64) as u64 ^ cluster as u64;
@@ -330,16 +338,29 @@ async fn settle_in(
     Ok(())
 }
 
-/// Tells when the cluster does not know this folder any more.
-async fn watch_removal(coordinator: Coordinator, record: NodeRecord, removed: Shutdown, shutdown: Shutdown) {
-    loop {
-        tokio::select! {
-            () = shutdown.stopped() => return,
-            () = tokio::time::sleep(WATCH_REMOVAL) => {}
-        }
-        if View::of(&coordinator).is_out(record.node_id, record.voter, &record.directory_id) {
-            removed.stop();
-            return;
+/// Follows what the records say about this node and the others.
+struct Follow {
+    coordinator: Coordinator,
+    transport: Arc<TcpTransport>,
+    record: NodeRecord,
+    removed: Shutdown,
+}
+
+impl Follow {
+    async fn run(self, shutdown: Shutdown) {
+        loop {
+            let view = View::of(&self.coordinator);
+            for node in view.nodes.iter().filter(|node| node.voter != 0 && !node.peer.is_empty()) {
+                self.transport.set_address(VoterId(node.voter), &node.peer);
+            }
+            if view.is_out(self.record.node_id, self.record.voter, &self.record.directory_id) {
+                self.removed.stop();
+                return;
+            }
+            tokio::select! {
+                () = shutdown.stopped() => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
         }
     }
 }

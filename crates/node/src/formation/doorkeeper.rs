@@ -10,7 +10,7 @@ use bytes::Bytes;
 use moim_cluster::StateRepository;
 use moim_cluster::nodes::NodeRecord;
 use moim_coord::Coordinator;
-use moim_raft::{BoxFuture, Member, Service, VoterId};
+use moim_raft::{BoxFuture, Service};
 
 use super::protocol::{Answer, Card, Question, greet, read_question, write_answer};
 use crate::control::records::{self, RecordError};
@@ -158,18 +158,17 @@ impl Inside {
             let why = format!("this data folder was node {node} and was removed or replaced since");
             return Answer::Conflict { why };
         }
-        let metrics = self.coordinator.group().metrics();
-        let member = metrics.voters.iter().chain(&metrics.learners).find(|member| member.id.0 == asks.voter);
-        match member {
-            Some(member) if member.address == asks.peer => Answer::Known,
-            Some(_) => {
-                let moved = Member { id: VoterId(asks.voter), address: asks.peer.clone() };
-                match self.coordinator.update_member(moved).await {
-                    Ok(()) => Answer::Known,
-                    Err(error) => Answer::Later { why: error.to_string() },
-                }
-            }
-            None => Answer::Later { why: format!("voter {} is not a member yet", asks.voter) },
+        let Some(record) = view.node(node).filter(|record| record.voter == asks.voter) else {
+            return Answer::Later { why: format!("voter {} is not known here yet", asks.voter) };
+        };
+        if record.peer == asks.peer {
+            return Answer::Known;
+        }
+        // The record is what counts; the leader of the group follows it.
+        let moved = NodeRecord { peer: asks.peer.clone(), ..record.clone() };
+        match records::publish(self.repository.as_ref(), &moved).await {
+            Ok(()) => Answer::Known,
+            Err(error) => Answer::Later { why: error.to_string() },
         }
     }
 }

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -34,7 +34,7 @@ pub use self::hello::{LocalPeer, PeerId};
 pub use self::visit::visit;
 use super::service::{self, ServiceId};
 use super::{BoxFuture, Router, Transport, TransportError};
-use crate::types::{GroupId, Member};
+use crate::types::{GroupId, Member, VoterId};
 
 const HEAD: usize = 25;
 const REQUEST: u8 = 0;
@@ -308,6 +308,8 @@ pub struct TcpTransport {
     home: Handle,
     /// By whom is meant, too: another voter at the same address is another peer.
     peers: Mutex<HashMap<Member, Arc<Connection>>>,
+    /// Where voters are said to be now. A group goes on with the address a member had when it began to talk to it.
+    moved: RwLock<HashMap<VoterId, String>>,
     next_call: AtomicU64,
 }
 
@@ -315,7 +317,29 @@ impl TcpTransport {
     /// A transport for `local`. Connections are made when they are needed. Needs a tokio runtime.
     pub fn new(local: LocalPeer, scope: Scope) -> Self {
         let home = Handle::current();
-        Self { local, scope, home, peers: Mutex::default(), next_call: AtomicU64::new(0) }
+        Self {
+            local,
+            scope,
+            home,
+            peers: Mutex::default(),
+            moved: RwLock::default(),
+            next_call: AtomicU64::new(0),
+        }
+    }
+
+    /// From now on a voter is reached here, whatever address it is called by. Should somebody else be there, the hello
+    /// tells.
+    pub fn set_address(&self, voter: VoterId, address: &str) {
+        let mut moved = self.moved.write().unwrap_or_else(PoisonError::into_inner);
+        if moved.get(&voter).is_none_or(|known| known != address) {
+            moved.insert(voter, address.to_owned());
+        }
+    }
+
+    fn resolve(&self, to: &Member) -> Member {
+        let moved = self.moved.read().unwrap_or_else(PoisonError::into_inner);
+        let address = moved.get(&to.id).unwrap_or(&to.address).clone();
+        Member { id: to.id, address }
     }
 
     /// The connection to a peer, perhaps still being made.
@@ -349,6 +373,7 @@ impl TcpTransport {
     }
 
     async fn exchange(&self, to: &Member, group: GroupId, payload: Bytes) -> Result<Bytes, TransportError> {
+        let to = &self.resolve(to);
         let connection = self.connection(to);
         let shared = &connection.shared;
         let broken = || shared.calls().broken.clone().unwrap_or(TransportError::Broken(to.address.clone()));

@@ -5,7 +5,6 @@ use moim_base::task::Shutdown;
 use super::*;
 use crate::rpc::Reply;
 use crate::transport::{Service, ServiceError};
-use crate::types::VoterId;
 
 const CLUSTER: u128 = 0xC0FFEE;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -81,6 +80,19 @@ fn a_voter_that_took_over_an_address_does_not_answer_for_the_old_one() {
         let refused = ask(&transport, &old, 1).await.unwrap_err().to_string();
         assert!(refused.contains("voter 9 was meant, but voter 1 is there"), "{refused}");
         assert!(ask(&transport, &peer, 1).await.is_ok());
+    });
+}
+
+#[test]
+fn a_voter_that_moved_is_reached_where_it_is() {
+    block_on(async {
+        let scope = scope();
+        let peer = listen("127.0.0.1:0", &scope).await;
+        let transport = caller(CLUSTER, scope);
+        let before = Member { id: LISTENER, address: "127.0.0.1:1".to_owned() };
+        assert!(ask(&transport, &before, 1).await.is_err());
+        transport.set_address(LISTENER, &peer.address);
+        assert!(ask(&transport, &before, 1).await.is_ok());
     });
 }
 
