@@ -30,6 +30,7 @@ mod listener;
 mod lock;
 mod maintenance;
 mod quorum;
+mod socket;
 mod status;
 mod watch;
 

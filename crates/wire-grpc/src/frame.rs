@@ -103,11 +103,22 @@ impl FrameReader {
 pub fn encode_frame<M: Message>(message: &M) -> Bytes {
     let length = message.encoded_len();
     let mut frame = BytesMut::with_capacity(PREFIX_BYTES + length);
+    put_prefix(&mut frame, length);
+    message.encode_raw(&mut frame);
+    frame.freeze()
+}
+
+/// What comes before a message of `length` bytes, for one that is written in pieces.
+pub fn frame_prefix(length: usize) -> Bytes {
+    let mut prefix = BytesMut::with_capacity(PREFIX_BYTES);
+    put_prefix(&mut prefix, length);
+    prefix.freeze()
+}
+
+fn put_prefix(frame: &mut BytesMut, length: usize) {
     frame.put_u8(0);
     // A message of 4 GiB cannot be built: stores are bounded far below.
     frame.put_u32(u32::try_from(length).expect("a message is shorter than 4 GiB"));
-    message.encode_raw(&mut frame);
-    frame.freeze()
 }
 
 /// A message from the bytes of a frame.

@@ -23,7 +23,8 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
-use moim_wire_grpc::frame::PREFIX_BYTES;
+use moim_wire_grpc::etcd::{KeyValue, RangeResponse};
+use moim_wire_grpc::frame::{PREFIX_BYTES, frame_prefix};
 use moim_wire_grpc::{Code, FrameError, FrameReader, Message, Status, encode_frame, status};
 use tokio::sync::Semaphore;
 
@@ -32,11 +33,15 @@ use crate::engine::CoordError;
 
 /// The largest message a client may send, as in etcd: the largest request and room for what is around it.
 pub(super) const MAX_MESSAGE_BYTES: usize = crate::MAX_REQUEST_BYTES + 512 * 1024;
+/// The largest message there can be: lengths are signed in many clients.
+const MAX_ANSWER_BYTES: usize = i32::MAX as usize;
 /// How long a client may take nothing of an answer that waits for it, or add nothing to a message it has begun.
 const STALL: Duration = Duration::from_secs(30);
 /// Answers of all calls that wait for their clients, in units of [`BUDGET_UNIT`].
 const BUDGET_UNITS: usize = 256 * 1024;
 const BUDGET_UNIT: usize = 1024;
+/// A large answer is written in pieces of about this size.
+const PIECE_BYTES: usize = 256 * 1024;
 /// Beginnings of messages of all calls.
 const INCOMING_BYTES: usize = 256 << 20;
 
@@ -187,7 +192,7 @@ impl Respond {
         budget: &Budget,
         answer: Result<M, Status>,
     ) -> Result<(), Gone> {
-        let message = match answer {
+        let message = match answer.and_then(not_too_large) {
             Ok(message) => message,
             Err(status) => return self.fail(&status),
         };
@@ -203,6 +208,29 @@ impl Respond {
         drop(message);
         sender.limit_stalls();
         sender.send_frame(frame).await?;
+        sender.finish(Ok(()))
+    }
+
+    /// Ends the call with the entries of a range. A large one is written piece by piece, and others have their turn in
+    /// between: a client that reads everything does not make the rest wait.
+    pub(super) async fn range(
+        self,
+        budget: &Budget,
+        answer: Result<RangeResponse, Status>,
+    ) -> Result<(), Gone> {
+        let response = match answer.and_then(not_too_large) {
+            Ok(response) if response.encoded_len() > PIECE_BYTES => response,
+            answer => return self.unary(budget, answer).await,
+        };
+        let mut sender = self.start()?;
+        let held = PIECE_BYTES + response.kvs.len() * size_of::<KeyValue>();
+        let _room = sender.while_wanted(budget.room(held)).await?;
+        sender.limit_stalls();
+        sender.send_frame(frame_prefix(response.encoded_len())).await?;
+        for piece in pieces(response) {
+            sender.send_frame(piece.encode_to_vec().into()).await?;
+            tokio::task::yield_now().await;
+        }
         sender.finish(Ok(()))
     }
 
@@ -238,6 +266,37 @@ impl Respond {
         add_status(response.headers_mut(), status);
         self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
     }
+}
+
+/// Refuses an answer that no client could take.
+fn not_too_large<M: Message>(message: M) -> Result<M, Status> {
+    let bytes = message.encoded_len();
+    if bytes <= MAX_ANSWER_BYTES {
+        return Ok(message);
+    }
+    let text = format!("grpc: trying to send message larger than max ({bytes} vs. {MAX_ANSWER_BYTES})");
+    Err(Status::new(Code::ResourceExhausted, text))
+}
+
+/// A response as responses of about [`PIECE_BYTES`]. Written one after the other they are the whole: that is how the
+/// encoding adds up.
+fn pieces(response: RangeResponse) -> impl Iterator<Item = RangeResponse> {
+    let RangeResponse { header, kvs, more, count } = response;
+    let mut kvs = kvs.into_iter().peekable();
+    let mut head = header;
+    let entries = std::iter::from_fn(move || {
+        kvs.peek()?;
+        let mut piece = RangeResponse { header: head.take(), ..RangeResponse::default() };
+        let mut bytes = 0;
+        while bytes < PIECE_BYTES
+            && let Some(kv) = kvs.next()
+        {
+            bytes += kv.encoded_len();
+            piece.kvs.push(kv);
+        }
+        Some(piece)
+    });
+    entries.chain(std::iter::once(RangeResponse { more, count, ..RangeResponse::default() }))
 }
 
 /// An answer of many messages, under way.
@@ -334,5 +393,36 @@ fn add_status(headers: &mut HeaderMap, outcome: &Status) {
     // The encoding leaves printable ASCII only, so this cannot fail.
     if let Ok(value) = HeaderValue::from_str(&text) {
         headers.insert(GRPC_MESSAGE, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moim_wire_grpc::etcd::ResponseHeader;
+
+    use super::*;
+
+    #[test]
+    fn the_pieces_of_a_response_are_the_response() {
+        for (count, value_bytes) in [(0, 0), (1, 10), (1, 1 << 20), (3, 400_000), (5_000, 200)] {
+            let kv = |number: usize| KeyValue {
+                key: format!("{number:06}").into(),
+                value: vec![b'v'; value_bytes].into(),
+                version: 1,
+                ..KeyValue::default()
+            };
+            let response = RangeResponse {
+                header: Some(ResponseHeader { revision: 7, ..ResponseHeader::default() }),
+                kvs: (0..count).map(kv).collect(),
+                more: count > 1,
+                count: count as i64,
+            };
+            let whole = response.encode_to_vec();
+            let joined: Vec<u8> = pieces(response).flat_map(|piece| piece.encode_to_vec()).collect();
+            // The header alone has no piece of its own, and such a response is never cut.
+            if count > 0 {
+                assert!(whole == joined, "{count} entries of {value_bytes} bytes");
+            }
+        }
     }
 }

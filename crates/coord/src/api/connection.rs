@@ -13,16 +13,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use http::Request;
 use moim_base::task::Shutdown;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 
 use super::Api;
 use super::dispatch::serve_call;
+use super::socket::{Outbox, Socket};
 
 /// How many calls a client may have open on a connection. Clients open a stream for each watch.
 const MAX_STREAMS: u32 = 8_192;
@@ -39,16 +40,22 @@ const SMALL_PIECES_BYTES: usize = 4 * 1024 * 1024;
 const MAX_RESET_BEFORE_ACCEPT: usize = 1_024;
 /// How long a client may take for its greeting.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may take to hear why it is left.
+const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long calls may take to end when the server stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 type Accepted = (Request<RecvStream>, SendResponse<Bytes>);
 
 /// Serves a connection until either side ends it.
-pub(super) async fn serve<S>(api: Arc<Api>, socket: S, peer: SocketAddr, shutdown: Shutdown)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+pub(super) async fn serve(
+    api: Arc<Api>,
+    first: BytesMut,
+    socket: TcpStream,
+    peer: SocketAddr,
+    shutdown: Shutdown,
+) {
+    let (socket, out) = Socket::new(first, socket);
     let handshake = builder().handshake::<_, Bytes>(socket);
     let mut connection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
         Ok(Ok(connection)) => connection,
@@ -61,6 +68,7 @@ where
             return;
         }
     };
+    out.collect();
     let mut calls = FuturesUnordered::new();
     let mut take = |(request, respond)| serve_call(Arc::clone(&api), request, respond);
     let stopped = {
@@ -69,7 +77,7 @@ where
             if stopped.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Ok(true));
             }
-            poll_connection(&mut connection, &mut calls, &mut take, context).map_ok(|()| false)
+            poll_connection(&mut connection, &out, &mut calls, &mut take, context).map_ok(|()| false)
         })
         .await
     };
@@ -77,11 +85,14 @@ where
         Ok(false) => Ok(()),
         Ok(true) => {
             connection.graceful_shutdown();
-            let drain = poll_fn(|context| poll_connection(&mut connection, &mut calls, &mut take, context));
+            let drain =
+                poll_fn(|context| poll_connection(&mut connection, &out, &mut calls, &mut take, context));
             tokio::time::timeout(DRAIN_TIMEOUT, drain).await.unwrap_or(Ok(()))
         }
         Err(error) => Err(error),
     };
+    // What was said last, the reason for the end for example, should still be heard.
+    let _ = tokio::time::timeout(LAST_WORDS_TIMEOUT, poll_fn(|context| out.poll_flush(context))).await;
     if let Err(error) = outcome
         && !error.is_io()
     {
@@ -105,16 +116,13 @@ fn builder() -> Builder {
 /// Moves everything on as far as it goes: takes calls, polls those that were woken, writes what they said.
 ///
 /// Ready when the connection is closed.
-fn poll_connection<S, F>(
-    connection: &mut Connection<S, Bytes>,
+fn poll_connection<F: Future<Output = ()>>(
+    connection: &mut Connection<Socket, Bytes>,
+    out: &Outbox,
     calls: &mut FuturesUnordered<F>,
     take: &mut impl FnMut(Accepted) -> F,
     context: &mut Context<'_>,
-) -> Poll<Result<(), h2::Error>>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    F: Future<Output = ()>,
-{
+) -> Poll<Result<(), h2::Error>> {
     loop {
         // Reading, and writing what earlier rounds left.
         while let Poll::Ready(accepted) = connection.poll_accept(context) {
@@ -129,8 +137,10 @@ where
             some_ended = true;
         }
         if !some_ended {
+            // A socket that fails here fails to be read as well, which is where the end of a connection is seen.
+            let _ = out.poll_flush(context);
             return Poll::Pending;
         }
-        // An answer is in the connection's buffer: another round writes it.
+        // An answer is in the connection's buffer: another turn hands it to the socket.
     }
 }

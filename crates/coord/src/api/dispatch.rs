@@ -122,7 +122,12 @@ async fn route(
         }};
     }
     match path {
-        method::kv::RANGE => unary!(kv::range),
+        method::kv::RANGE => {
+            let mut respond = respond;
+            let work = pin!(async { kv::range(api, body.only().await?).await });
+            let answer = in_time(terms, &mut respond, work).await?;
+            respond.range(&api.budget, answer).await
+        }
         method::kv::PUT => unary!(kv::put),
         method::kv::TXN => unary!(kv::txn),
         method::kv::DELETE_RANGE => unary!(kv::delete_range),
@@ -171,16 +176,26 @@ async fn unary<M: Message>(
     mut respond: Respond,
     work: Pin<&mut impl Future<Output = Result<M, Status>>>,
 ) -> Result<(), Gone> {
-    let answer = match terms.timeout {
-        None => respond.while_wanted(work).await?,
+    let answer = in_time(terms, &mut respond, work).await?;
+    respond.unary(&api.budget, answer).await
+}
+
+/// What `work` comes to, in the time the caller gives.
+async fn in_time<M>(
+    terms: Terms,
+    respond: &mut Respond,
+    work: Pin<&mut impl Future<Output = Result<M, Status>>>,
+) -> Result<Result<M, Status>, Gone> {
+    match terms.timeout {
+        None => respond.while_wanted(work).await,
         // Too late before it began: the timer might not notice.
-        Some(Duration::ZERO) => Err(status::deadline_exceeded()),
+        Some(Duration::ZERO) => Ok(Err(status::deadline_exceeded())),
         Some(timeout) => {
             let work = tokio::time::timeout(timeout, work);
-            respond.while_wanted(work).await?.unwrap_or_else(|_| Err(status::deadline_exceeded()))
+            let answer = respond.while_wanted(work).await?;
+            Ok(answer.unwrap_or_else(|_| Err(status::deadline_exceeded())))
         }
-    };
-    respond.unary(&api.budget, answer).await
+    }
 }
 
 fn unknown_method(path: &str) -> Status {

@@ -2,17 +2,15 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf as _, BytesMut};
+use bytes::BytesMut;
 use moim_base::metrics::Metrics;
 use moim_base::task::Scope;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::call::Budget;
@@ -158,7 +156,7 @@ async fn serve(api: Arc<Api>, mut socket: TcpStream, peer: SocketAddr) {
     match sniffed {
         Ok(Ok(())) if first.is_empty() => {}
         Ok(Ok(())) if PREFACE.starts_with(&first[..first.len().min(SNIFF_BYTES)]) => {
-            connection::serve(api, Rewound { first, socket }, peer, shutdown).await;
+            connection::serve(api, first, socket, peer, shutdown).await;
         }
         Ok(Ok(())) if http1::is_http1(&first) => http1::serve(&api, socket, first, peer).await,
         Ok(Ok(())) => {
@@ -178,56 +176,4 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
         .with_interval(KEEPALIVE_EVERY)
         .with_retries(KEEPALIVE_PROBES);
     SockRef::from(socket).set_tcp_keepalive(&keepalive)
-}
-
-/// A socket whose first bytes were read already.
-struct Rewound {
-    first: BytesMut,
-    socket: TcpStream,
-}
-
-impl AsyncRead for Rewound {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.first.is_empty() {
-            return Pin::new(&mut self.socket).poll_read(context, buffer);
-        }
-        let length = self.first.len().min(buffer.remaining());
-        buffer.put_slice(&self.first[..length]);
-        self.first.advance(length);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Rewound {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
-    }
 }
