@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use moim_base::task::{Scope, Shutdown};
 use moim_coord::testing::TestCluster;
 use moim_coord::{Command, Op, PutRequest, RangeRequest};
 
@@ -37,6 +38,10 @@ fn main() {
     let (mut cpu, mut wall, mut operations) = (0, Duration::ZERO, 0);
     runtime.block_on(async {
         let mut tasks = Vec::new();
+        let node = match std::env::var_os("DIRECT") {
+            Some(_) => node.clone(),
+            None => node.for_many_callers(&Scope::new(Shutdown::new())),
+        };
         for caller in 0..callers {
             let (node, stop, done) = (node.clone(), Arc::clone(&stop), Arc::clone(&done));
             tasks.push(tokio::spawn(async move {

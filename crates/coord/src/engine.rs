@@ -11,6 +11,7 @@
 //!     watches  watches.rs   positions in history, told after each apply
 //!     members  members.rs   the group's members and what nodes say of themselves
 //!     peers    peer.rs      what nodes ask of the leader
+//!     answers  answers.rs   from the control thread to many waiters with one wake-up
 //!     applying shared.rs    the state machine: State, waiters, watchers, lease clock
 //! ```
 //!
@@ -18,6 +19,7 @@
 //! that is older than what was acknowledged.
 
 mod alarms;
+mod answers;
 mod entry;
 mod error;
 mod leases;
@@ -44,6 +46,7 @@ use moim_raft::{
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use self::answers::Counter;
 pub use self::error::CoordError;
 pub use self::leases::LeaseInfo;
 use self::leases::{Renewals, Timekeeper};
@@ -137,6 +140,8 @@ pub struct Status {
 #[derive(Clone)]
 pub struct Coordinator {
     inner: Arc<Inner>,
+    /// Where this handle's answers are laid down; `None`: each wakes its waiter by itself.
+    counter: Option<Arc<Counter>>,
 }
 
 /// What the handle and its tasks share.
@@ -317,7 +322,23 @@ impl Coordinator {
             let _there = inner.options.watch_runtime.as_ref().map(Handle::enter);
             scope.spawn("coord-watches", Arc::clone(&inner).tell_watchers());
         }
-        Ok(Self { inner })
+        Ok(Self { inner, counter: None })
+    }
+
+    /// A handle for a thread with many callers, to be made on it: answers come to it together, and a task of its
+    /// runtime hands them out.
+    pub fn for_many_callers(&self, scope: &Scope) -> Self {
+        let counter = Arc::new(Counter::default());
+        let (attended, shutdown) = (Arc::clone(&counter), scope.shutdown().clone());
+        let task = scope.spawn("coord-answers", async move {
+            tokio::select! {
+                () = shutdown.stopped() => {}
+                () = attended.attend() => {}
+            }
+            attended.close();
+        });
+        drop(task);
+        Self { inner: Arc::clone(&self.inner), counter: Some(counter) }
     }
 
     /// Makes a change and waits until it is applied here. On any node.
@@ -326,7 +347,7 @@ impl Coordinator {
     pub async fn execute(&self, command: Command) -> Result<Reply, CoordError> {
         command.check()?;
         self.inner.check_room(&command)?;
-        self.inner.submit(&command).await
+        self.inner.submit(&command, self.counter.as_ref()).await
     }
 
     /// Reads keys: as of now, or (`serializable`) as this node knows them.
@@ -386,7 +407,7 @@ impl Coordinator {
     ///
     /// The lease of a node is kept by nodes alone.
     pub async fn lease_keep_alive(&self, origin: Origin, id: LeaseId) -> Result<i64, CoordError> {
-        self.inner.keep_alive(origin, id).await
+        self.inner.keep_alive(origin, id, self.counter.as_ref()).await
     }
 
     /// What a lease was granted for and has left.
@@ -412,7 +433,7 @@ impl Coordinator {
 
     /// Returns when the state here contains everything that was acknowledged anywhere before the call.
     pub async fn linearizable(&self) -> Result<(), CoordError> {
-        self.inner.linearizable().await
+        self.inner.linearizable(self.counter.as_ref()).await
     }
 
     /// The beginning of an answer about `space`.

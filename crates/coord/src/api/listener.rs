@@ -77,7 +77,7 @@ impl EtcdServer {
     pub fn serve(self, coordinator: Coordinator, scope: &Scope) -> io::Result<()> {
         let listener = TcpListener::from_std(self.listener)?;
         let api = Arc::new(Api {
-            coordinator,
+            coordinator: coordinator.for_many_callers(scope),
             budget: Budget::new(),
             quorum: Quorum::new(),
             scope: scope.clone(),

@@ -52,13 +52,13 @@ impl Inner {
         self.alarmed_ms.store(now_ms, Ordering::Relaxed);
         tracing::warn!("no room: the NOSPACE alarm is raised");
         // Nobody waits for it; it is raised again by the next request if it gets lost.
-        if let Err(error) = self.queue.push(&Command::node(Op::AlarmOn(alarm)), now_ms) {
+        if let Err(error) = self.queue.push(&Command::node(Op::AlarmOn(alarm)), None, now_ms) {
             tracing::warn!(%error, "the alarm could not be raised");
         }
     }
 
     pub(super) async fn alarm(&self, op: Op) -> Result<Vec<Alarm>, CoordError> {
-        match self.submit(&Command::node(op)).await? {
+        match self.submit(&Command::node(op), None).await? {
             Reply::Alarms { changed, .. } => Ok(changed),
             other => unreachable!("an alarm is answered as one, not with {other:?}"),
         }

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use moim_raft::{Leadership, ServiceError, ServiceId, TransportError};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 use super::Inner;
+use super::answers::{Bundle, Counter, Waiter};
 use super::entry::{BatchId, Draft};
 use super::error::CoordError;
 use super::peer::{PeerReply, PeerRequest};
@@ -101,7 +102,7 @@ impl Timekeeper {
     }
 }
 
-type Renewing = ((Origin, LeaseId), oneshot::Sender<Result<Kept, CoordError>>);
+type Renewing = ((Origin, LeaseId), Waiter<Kept>);
 
 /// Renewals that wait for the next round.
 #[derive(Default)]
@@ -118,8 +119,13 @@ impl Renewals {
 
 impl Inner {
     /// Gives a lease its whole time again; answers it in milliseconds, 0 when there is no such lease.
-    pub(super) async fn keep_alive(&self, origin: Origin, id: LeaseId) -> Result<i64, CoordError> {
-        let (renewing, done) = oneshot::channel();
+    pub(super) async fn keep_alive(
+        &self,
+        origin: Origin,
+        id: LeaseId,
+        through: Option<&Arc<Counter>>,
+    ) -> Result<i64, CoordError> {
+        let (renewing, done) = Waiter::new(through);
         {
             let mut waiting = self.renewals.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             // Under the lock: the task that answers takes it once more when it ends.
@@ -177,14 +183,14 @@ impl Inner {
                 () = shutdown.stopped() => break,
                 outcome = self.renew(&leases) => outcome,
             };
-            match outcome {
-                Ok(kept) if kept.len() == leases.len() => {
-                    waiters.into_iter().zip(kept).for_each(|(waiter, kept)| drop(waiter.send(Ok(kept))));
-                }
-                Ok(_) => waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(CoordError::Timeout)))),
-                Err(error) => {
-                    waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(error.clone()))));
-                }
+            let outcome = match outcome {
+                Ok(kept) if kept.len() == leases.len() => Ok(kept),
+                Ok(_) => Err(CoordError::Timeout),
+                Err(error) => Err(error),
+            };
+            let mut bundle = Bundle::default();
+            for (at, waiter) in waiters.into_iter().enumerate() {
+                bundle.answer(waiter, outcome.as_ref().map(|kept| kept[at]).map_err(Clone::clone));
             }
         }
         drop(self.renewals.take());
@@ -268,7 +274,7 @@ impl Inner {
             kept.push(match renewal {
                 Some(Renewal::Renewed { ttl_ms, checkpoint }) => {
                     if let Some(checkpoint) = checkpoint {
-                        self.submit(&checkpoint).await?;
+                        self.submit(&checkpoint, None).await?;
                     }
                     Kept::For { ttl_ms }
                 }
@@ -322,7 +328,7 @@ impl Inner {
             Asked::Peer(_) => return Err(CoordError::Timeout),
         };
         // The leader knew the lease: this node has it too once it has caught up.
-        self.linearizable().await?;
+        self.linearizable(None).await?;
         let state = self.shared.state();
         let gone = LeaseInfo { granted_ms: 0, remaining_ms: -1, keys: Vec::new() };
         let (Some(remaining_ms @ 0..), Some(lease)) = (remaining_ms, state.lease(id)) else {

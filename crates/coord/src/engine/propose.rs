@@ -25,10 +25,11 @@ use moim_raft::{GroupError, Member, ServiceError, ServiceId, TransportError};
 use tokio::sync::{Notify, oneshot};
 
 use super::Inner;
+use super::answers::{Bundle, Counter, Waiter};
 use super::entry::{BatchId, Draft};
 use super::error::CoordError;
 use super::peer::{PeerReply, PeerRequest};
-use super::shared::{Flight, NeverApplied, Takeoff, Waiter};
+use super::shared::{Flight, NeverApplied, Takeoff};
 use crate::reply::Reply;
 use crate::request::Command;
 
@@ -64,7 +65,7 @@ struct Waiting {
 
 struct Filling {
     draft: Draft,
-    waiters: Vec<Waiter>,
+    waiters: Vec<Waiter<Reply>>,
     since_ms: u64,
 }
 
@@ -77,9 +78,10 @@ impl Queue {
     pub(super) fn push(
         &self,
         command: &Command,
+        through: Option<&Arc<Counter>>,
         now_ms: u64,
     ) -> Result<oneshot::Receiver<Result<Reply, CoordError>>, CoordError> {
-        let (waiter, reply) = oneshot::channel();
+        let (waiter, reply) = Waiter::new(through);
         {
             let mut waiting = self.waiting();
             if waiting.closed {
@@ -159,8 +161,9 @@ impl Queue {
 }
 
 fn fail(filling: Filling, error: &CoordError) {
+    let mut bundle = Bundle::default();
     for waiter in filling.waiters {
-        let _ = waiter.send(Err(error.clone()));
+        bundle.answer(waiter, Err(error.clone()));
     }
 }
 
@@ -186,9 +189,13 @@ enum Sent {
 
 impl Inner {
     /// Puts a command on its way and waits for what it comes to.
-    pub(super) async fn submit(&self, command: &Command) -> Result<Reply, CoordError> {
+    pub(super) async fn submit(
+        &self,
+        command: &Command,
+        through: Option<&Arc<Counter>>,
+    ) -> Result<Reply, CoordError> {
         command.check()?;
-        let reply = self.queue.push(command, self.now_ms())?;
+        let reply = self.queue.push(command, through, self.now_ms())?;
         // A waiter is dropped unanswered only when the node goes down, and then nobody knows.
         reply.await.unwrap_or(Err(CoordError::Timeout))
     }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use moim_raft::GroupError;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 use super::Inner;
+use super::answers::{Bundle, Counter, Waiter};
 use super::error::CoordError;
 use crate::error::Error;
 use crate::reply::RangeReply;
@@ -22,7 +23,7 @@ const KEYS_PER_LOOK: usize = 2_048;
 /// Readers that may wait.
 const READERS: usize = 65_536;
 
-type Reader = oneshot::Sender<Result<(), CoordError>>;
+type Reader = Waiter<()>;
 
 /// Readers that wait for the next round.
 #[derive(Default)]
@@ -39,8 +40,8 @@ impl Reads {
 
 impl Inner {
     /// Returns when the state here contains everything that was acknowledged anywhere before the call.
-    pub(super) async fn linearizable(&self) -> Result<(), CoordError> {
-        let (reader, done) = oneshot::channel();
+    pub(super) async fn linearizable(&self, through: Option<&Arc<Counter>>) -> Result<(), CoordError> {
+        let (reader, done) = Waiter::new(through);
         {
             let mut waiting = self.reads.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             // Under the lock: the task that answers takes it once more when it ends.
@@ -95,8 +96,9 @@ impl Inner {
                 () = shutdown.stopped() => Err(CoordError::Stopped),
                 outcome = self.round() => outcome,
             };
+            let mut bundle = Bundle::default();
             for reader in readers {
-                let _ = reader.send(outcome.clone());
+                bundle.answer(reader, outcome.clone());
             }
         }
         drop(self.reads.take());

@@ -21,6 +21,7 @@ use moim_base::clock::Clock;
 use moim_raft::{SnapshotWriter, StateMachine};
 use tokio::sync::{Notify, oneshot};
 
+use super::answers::{Bundle, Waiter};
 use super::entry::{Batch, BatchId};
 use super::error::CoordError;
 use super::leases::Timekeeper;
@@ -35,9 +36,6 @@ const SNAPSHOT_CHUNK: usize = 64 << 10;
 /// What each idle step gives back of forgotten history.
 const RECLAIM_STEP: usize = 1_024;
 
-/// Whoever waits for a command.
-pub(super) type Waiter = oneshot::Sender<Result<Reply, CoordError>>;
-
 /// Told that a batch will never be applied; dropped when there is nothing more to tell.
 pub(super) type Verdict = oneshot::Receiver<NeverApplied>;
 
@@ -47,7 +45,7 @@ pub(super) struct NeverApplied;
 
 /// A batch of this node that is on its way through the log.
 pub(super) struct Flight {
-    pub(super) waiters: Vec<Waiter>,
+    pub(super) waiters: Vec<Waiter<Reply>>,
     pub(super) deadline_ms: u64,
     /// The term for which it may be in a log, and who waits to hear that it is in none.
     ///
@@ -56,7 +54,7 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn new(waiters: Vec<Waiter>, deadline_ms: u64) -> Self {
+    pub(super) fn new(waiters: Vec<Waiter<Reply>>, deadline_ms: u64) -> Self {
         Self { waiters, deadline_ms, sent: None }
     }
 }
@@ -190,8 +188,9 @@ impl Shared {
     /// Answers the waiters of a batch.
     pub(super) fn land(&self, number: u64, outcome: &CoordError) {
         let flight = self.flights().by_number.remove(&number);
+        let mut bundle = Bundle::default();
         for waiter in flight.into_iter().flat_map(|flight| flight.waiters) {
-            let _ = waiter.send(Err(outcome.clone()));
+            bundle.answer(waiter, Err(outcome.clone()));
         }
     }
 }
@@ -241,7 +240,7 @@ pub(super) struct Machine {
 
 impl Machine {
     /// The waiters of a batch, if it is this node's.
-    fn waiters(&self, id: BatchId) -> Vec<Waiter> {
+    fn waiters(&self, id: BatchId) -> Vec<Waiter<Reply>> {
         if id.nonce != self.shared.nonce {
             return Vec::new();
         }
@@ -314,12 +313,13 @@ impl StateMachine for Machine {
             self.shared.size.store(state.size_bytes() as u64, Ordering::Relaxed);
         }
         self.shared.unsnapped.fetch_add(entry.len() as u64, Ordering::Relaxed);
+        let mut bundle = Bundle::default();
         for (waiter, reply) in waiters.into_iter().zip(replies) {
-            // Whoever asked may be gone.
-            let _ = waiter.send(match reply {
+            let answer = match reply {
                 Reply::Error(error) => Err(CoordError::Refused(error)),
                 reply => Ok(reply),
-            });
+            };
+            bundle.answer(waiter, answer);
         }
         Bytes::new()
     }
