@@ -93,6 +93,9 @@ pub struct Topic {
     pub durability: Durability,
     /// Whether a leader may be elected that lacks committed records.
     pub unclean: bool,
+    /// Whether its leaders answer from memory under a serving right, so that taking a leadership away changes the
+    /// holder's fence key.
+    pub fenced: bool,
 }
 
 impl Topic {

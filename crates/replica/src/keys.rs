@@ -13,6 +13,14 @@ pub const TOPICS: &str = "/moim/topics/";
 /// Held by the one controller, under its lease. The create revision is the controller's term.
 pub const CONTROLLER: &str = "/moim/controller";
 
+/// Changed whenever a leadership with a serving right is taken away from a node.
+pub const FENCES: &str = "/moim/fence/";
+
+/// The key a node reads to keep its right to answer.
+pub fn fence(node: BrokerId) -> String {
+    format!("{FENCES}{node}")
+}
+
 /// The key of a partition's record.
 pub fn partition(id: PartitionId) -> String {
     format!("{PARTITIONS}{}/{}", id.topic, id.index)

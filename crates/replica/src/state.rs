@@ -64,6 +64,9 @@ pub struct PartitionState {
     pub durability: Durability,
     /// The leader epoch of the last election that may have lost committed records, if there was one.
     pub unclean: Option<LeaderEpoch>,
+    /// The leader epoch whose leader put on record that it had stopped answering: who leads in the epoch after it need
+    /// not wait for its serving right to run out.
+    pub released: Option<LeaderEpoch>,
     /// Counts changes of this record.
     pub version: u64,
 }
@@ -101,6 +104,11 @@ impl PartitionState {
     /// names its former run.
     pub fn is_led_by(&self, node: BrokerId, epoch: BrokerEpoch) -> bool {
         self.leader == Some(node) && self.in_sync(node).is_some_and(|member| member.epoch == epoch)
+    }
+
+    /// Whether the leader before the present one had stopped answering before it was replaced.
+    pub fn follows_a_release(&self) -> bool {
+        self.released.is_some_and(|epoch| epoch.0 + 1 == self.leader_epoch.0)
     }
 
     /// Where a reassignment is going, or where the partition is.
@@ -179,6 +187,8 @@ struct Json {
     durability: JsonDurability,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unclean: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    released: Option<i32>,
     version: u64,
 }
 
@@ -208,6 +218,7 @@ impl From<PartitionState> for Json {
                 Durability::Replicated => JsonDurability::Replicated,
             },
             unclean: state.unclean.map(|epoch| epoch.0),
+            released: state.released.map(|epoch| epoch.0),
             version: state.version,
         }
     }
@@ -231,6 +242,7 @@ impl From<Json> for PartitionState {
                 JsonDurability::Replicated => Durability::Replicated,
             },
             unclean: json.unclean.map(LeaderEpoch),
+            released: json.released.map(LeaderEpoch),
             version: json.version,
         }
     }
@@ -257,6 +269,7 @@ mod tests {
             min_isr: 2,
             durability: Durability::Fsync,
             unclean: None,
+            released: None,
             version: 9,
         }
     }
@@ -273,6 +286,7 @@ mod tests {
         full.last_known = vec![member(3, 12)];
         full.durability = Durability::Replicated;
         full.unclean = Some(LeaderEpoch(2));
+        full.released = Some(LeaderEpoch(3));
         assert_eq!(PartitionState::decode(&full.encode()).unwrap(), full);
     }
 

@@ -45,6 +45,9 @@ pub struct Change {
     pub members: Vec<(BrokerId, BrokerEpoch)>,
     /// The topic that must still be the one of this create revision.
     pub topic: Option<(String, i64)>,
+    /// The node whose fence key is changed in the same write: its leadership is taken away, and it may be answering
+    /// from memory (see [`crate::fence`]).
+    pub fence: Option<BrokerId>,
 }
 
 impl Change {
@@ -52,7 +55,7 @@ impl Change {
     pub fn create(partition: PartitionId, state: PartitionState, topic: Option<(String, i64)>) -> Self {
         state.check().expect("a new record is sound");
         let members = state.isr.iter().map(|member| (member.node, member.epoch)).collect();
-        Self { partition, expected: Expected::Absent, next: Some(state), members, topic }
+        Self { partition, expected: Expected::Absent, next: Some(state), members, topic, fence: None }
     }
 
     /// The end of a record.
@@ -63,6 +66,7 @@ impl Change {
             next: None,
             members: Vec::new(),
             topic: None,
+            fence: None,
         }
     }
 }
@@ -82,6 +86,7 @@ impl PartitionState {
             min_isr: min_isr.max(1),
             durability,
             unclean: None,
+            released: None,
             version: 0,
         }
     }
@@ -261,6 +266,12 @@ impl Draft {
         true
     }
 
+    /// The leader gives its leadership back, after its last answer: the next one need not wait.
+    pub fn release(&mut self) {
+        self.next.leader = None;
+        self.next.released = Some(self.before.leader_epoch);
+    }
+
     /// Changes the minimum.
     pub fn set_min_isr(&mut self, min_isr: u32) {
         self.next.min_isr = min_isr.max(1);
@@ -331,12 +342,15 @@ impl Draft {
         next.check().expect("a legal change leads from a sound record to a sound one");
         assert!(next.leader_epoch >= self.before.leader_epoch, "leader epochs only grow");
         self.members.retain(|(node, _)| next.replicas.contains(node));
+        let released = next.released == Some(self.before.leader_epoch);
+        let fence = self.before.leader.filter(|leader| next.leader != Some(*leader) && !released);
         Some(Change {
             partition,
             expected: Expected::Revision(self.revision),
             next: Some(next),
             members: self.members,
             topic: None,
+            fence,
         })
     }
 }

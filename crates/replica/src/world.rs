@@ -446,6 +446,7 @@ fn topics() -> Vec<Topic> {
         min_isr: Some(min_isr),
         durability,
         unclean: false,
+        fenced: false,
     };
     vec![topic(0, 2, Durability::Fsync), topic(1, 1, Durability::Fsync), topic(2, 2, Durability::Replicated)]
 }

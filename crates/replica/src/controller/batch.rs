@@ -42,7 +42,10 @@ pub fn pack(changes: Vec<Change>, term: Option<i64>) -> Vec<Batch> {
     let (mut compares, mut bytes) = (1, 0);
     for change in changes {
         let size = 64 + change.next.as_ref().map_or(0, |next| next.encode().len());
-        let full = compares + batch.cost(&change) > MAX_TXN_OPS || bytes + size > MAX_TXN_BYTES / 2;
+        let ops = batch.changes.len() + 1 + batch.fences().len() + usize::from(change.fence.is_some());
+        let full = compares + batch.cost(&change) > MAX_TXN_OPS
+            || ops > MAX_TXN_OPS
+            || bytes + size > MAX_TXN_BYTES / 2;
         if full && !batch.changes.is_empty() {
             let next = Batch { changes: Vec::new(), term };
             batches.push(std::mem::replace(&mut batch, next));
@@ -69,7 +72,14 @@ impl Batch {
                 None => Op::Delete { key },
             }
         };
-        Txn { compares, ops: self.changes.iter().map(op).collect() }
+        let mut ops: Vec<Op> = self.changes.iter().map(op).collect();
+        ops.extend(self.fences().into_iter().map(|node| Op::Put {
+            key: keys::fence(node),
+            // The change counts, not the value.
+            value: Bytes::from_static(b"{}"),
+            lease: None,
+        }));
+        Txn { compares, ops }
     }
 
     /// What is left after a conflict; `current` is what each comparison of [`Batch::txn`] found.
@@ -141,6 +151,13 @@ impl Batch {
             compares.push((compare, Whose::Topic((name, revision))));
         }
         compares
+    }
+
+    fn fences(&self) -> Vec<BrokerId> {
+        let mut nodes: Vec<BrokerId> = self.changes.iter().filter_map(|change| change.fence).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
     }
 
     /// How many comparisons a further change adds.
@@ -215,8 +232,11 @@ mod tests {
     #[test]
     fn transactions_keep_to_the_limits_and_compare_the_term() {
         let changes: Vec<Change> = (0..1_000).map(|index| change(index, 1 + (index % 3) as i32)).collect();
+        assert!(changes.iter().any(|change| change.fence.is_some()));
         let batches = pack(changes.clone(), Some(77));
         assert!(batches.len() <= 9, "{} transactions", batches.len());
+        let fences = batches[0].txn().ops.iter().filter(|op| op.key() == keys::fence(BrokerId(1))).count();
+        assert_eq!(fences, 1, "a key may be changed once per transaction");
         for batch in &batches {
             let txn = batch.txn();
             assert!(txn.compares.len() <= MAX_TXN_OPS && txn.ops.len() <= MAX_TXN_OPS);

@@ -39,7 +39,7 @@ impl Controller {
         id: PartitionId,
         target: Option<&[BrokerId]>,
     ) -> Result<Option<Change>, MoveError> {
-        let (_, view) = self.view(id).ok_or(MoveError::UnknownPartition)?;
+        let (topic, view) = self.view(id).ok_or(MoveError::UnknownPartition)?;
         if view.busy {
             return Err(MoveError::Busy);
         }
@@ -62,7 +62,11 @@ impl Controller {
                 }
             }
         }
-        let change = draft.finish(id);
+        let fenced = topic.fenced;
+        let mut change = draft.finish(id);
+        if let Some(change) = &mut change {
+            change.fence = change.fence.filter(|_| fenced);
+        }
         if change.is_some()
             && let Some(view) = self.partitions.get_mut(&id)
         {

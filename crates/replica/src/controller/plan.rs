@@ -161,7 +161,11 @@ impl Controller {
             (false, true) => Urgency::Members,
             (false, false) => Urgency::Rest,
         };
-        (draft.finish(id).map(|change| (urgency, change)), again)
+        let change = draft.finish(id).map(|mut change| {
+            change.fence = change.fence.filter(|_| topic.fenced);
+            (urgency, change)
+        });
+        (change, again)
     }
 
     /// Who is dead leaves; who came back in a new run is judged.
@@ -226,14 +230,15 @@ impl Controller {
             }
             None => match budget.least_busy(serving).or(ready.first().copied()) {
                 Some(best) => budget.elect(best, draft),
-                None => self.elect_out_of_sync(id, topic, draft, plan),
+                None => return self.elect_out_of_sync(id, topic, draft, plan),
             },
         }
         false
     }
 
     /// Nobody is in sync: an eligible replica, or the best of those that last were, or, where it is allowed, any.
-    fn elect_out_of_sync(&self, id: PartitionId, topic: &Topic, draft: &mut Draft, plan: &mut Plan) {
+    /// Answers whether somebody was asked how far his log goes: the question may be lost and is asked again.
+    fn elect_out_of_sync(&self, id: PartitionId, topic: &Topic, draft: &mut Draft, plan: &mut Plan) -> bool {
         let replicas = draft.state().replicas.clone();
         let eligible: Vec<InSync> = draft.candidates().copied().collect();
         let current = |node: &BrokerId| {
@@ -243,10 +248,11 @@ impl Controller {
         };
         if let Some(node) = replicas.iter().find(|node| current(node)) {
             draft.elect(*node);
-            return;
+            return false;
         }
+        let asked = plan.asks.len();
         if eligible.is_empty() && self.elect_last_known(id, draft, plan) {
-            return;
+            return false;
         }
         if topic.unclean {
             let usable = |node: &BrokerId| self.trusted(*node).filter(|member| !member.is_damaged(id));
@@ -256,6 +262,7 @@ impl Controller {
                 draft.elect_anyway(member.in_sync(), true);
             }
         }
+        plan.asks.len() > asked
     }
 
     /// Nobody is left who surely has everything. When all who last had it are back, the longest log has the most.

@@ -31,6 +31,7 @@ fn topic(partitions: u32) -> Topic {
         min_isr: None,
         durability: Durability::Fsync,
         unclean: false,
+        fenced: false,
     }
 }
 

@@ -188,3 +188,19 @@ fn nothing_to_do_is_no_change() {
     draft.set_min_isr(2);
     assert_eq!(draft.finish(ID), None);
 }
+
+#[test]
+fn taking_a_leadership_away_fences_its_holder_unless_he_gave_it_back() {
+    let from = start(&[1, 2, 3], &[], 2);
+    let taken = check(&from, |d| assert!(d.elect(BrokerId(2))), "isr=1,2,3 elr= last= leader=2 epoch=6");
+    assert_eq!(taken.fence, Some(BrokerId(1)));
+    assert!(!taken.next.unwrap().follows_a_release());
+    let again = check(&from, |d| assert!(d.elect(BrokerId(1))), "isr=1,2,3 elr= last= leader=1 epoch=6");
+    assert_eq!(again.fence, None, "the same node");
+    let given = check(&from, |d| d.release(), "isr=1,2,3 elr= last= leader=- epoch=5");
+    assert_eq!(given.fence, None);
+    let next = Versioned { revision: 40, value: given.next.unwrap() };
+    let taken = check(&next, |d| assert!(d.elect(BrokerId(3))), "isr=1,2,3 elr= last= leader=3 epoch=6");
+    assert_eq!(taken.fence, None);
+    assert!(taken.next.unwrap().follows_a_release());
+}
