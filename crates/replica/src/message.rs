@@ -1,6 +1,6 @@
 //! What followers and leaders tell each other about one partition.
 //!
-//! A driver puts many of these into one request (docs/decisions/0009-replication-over-fetch.md); records travel beside
+//! A driver puts many of these into one request (docs/decisions/0010-replication-over-fetch.md); records travel beside
 //! them as the bytes they are and are no part of these types.
 
 use moim_base::{BrokerId, LeaderEpoch, Offset};
