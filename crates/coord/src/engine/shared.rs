@@ -11,12 +11,13 @@
 //! command time and nothing else. Its outcome is unknown only when no leader commits anything in time, or when a
 //! snapshot takes the place of the entries it may be among.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use bytes::Bytes;
-use hashbrown::HashMap;
+
 use moim_base::clock::Clock;
 use moim_raft::{SnapshotWriter, StateMachine};
 use tokio::sync::{Notify, oneshot};
@@ -208,7 +209,8 @@ impl Shared {
 /// The batches of this node that are on their way.
 #[derive(Default)]
 pub(super) struct Flights {
-    pub(super) by_number: HashMap<u64, Flight>,
+    /// In order: what is told to many is told in the same order in every run of the simulator.
+    pub(super) by_number: BTreeMap<u64, Flight>,
     /// The term of the last entry applied.
     term: u64,
 }
