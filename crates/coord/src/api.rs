@@ -44,7 +44,7 @@ use moim_wire_grpc::etcd::ResponseHeader;
 pub use self::backup::{BackupError, read_backup};
 use self::call::Budget;
 use self::dispatch::Terms;
-pub use self::listener::{EtcdOptions, EtcdServer};
+pub use self::listener::{EtcdOptions, EtcdServer, Serving};
 use self::quorum::Quorum;
 use crate::engine::{Coordinator, Header};
 use crate::range::SpaceId;

@@ -74,12 +74,13 @@ fn run(runtime: Runtime, server: EtcdServer, ready: oneshot::Receiver<Coordinato
         };
         // The sender goes away only with the node.
         let Ok(coordinator) = coordinator else { return };
-        if let Err(error) = server.serve(coordinator, &Scope::new(shutdown.clone())) {
-            tracing::error!(%error, "the etcd port does not serve");
-            shutdown.stop();
+        match server.serve(coordinator, &Scope::new(shutdown.clone())) {
+            Ok(serving) => serving.ended().await,
+            Err(error) => {
+                tracing::error!(%error, "the etcd port does not serve");
+                shutdown.stop();
+            }
         }
-        shutdown.stopped().await;
-        tokio::time::sleep(Duration::from_millis(1)).await;
     });
     runtime.shutdown_timeout(GRACE);
 }

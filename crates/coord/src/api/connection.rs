@@ -43,7 +43,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client may take to hear why it is left.
 const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long calls may take to end when the server stops.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Accepted = (Request<RecvStream>, SendResponse<Bytes>);
 

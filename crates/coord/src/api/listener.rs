@@ -12,6 +12,7 @@ use moim_base::task::Scope;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 
 use super::call::Budget;
 use super::quorum::Quorum;
@@ -73,8 +74,8 @@ impl EtcdServer {
     }
 
     /// Starts to serve, in tasks of `scope` on the current runtime, until the scope's signal to stop. Then calls have a
-    /// moment to end.
-    pub fn serve(self, coordinator: Coordinator, scope: &Scope) -> io::Result<()> {
+    /// moment to end: wait for [`Serving::ended`] before the runtime goes.
+    pub fn serve(self, coordinator: Coordinator, scope: &Scope) -> io::Result<Serving> {
         let listener = TcpListener::from_std(self.listener)?;
         let api = Arc::new(Api {
             coordinator: coordinator.for_many_callers(scope),
@@ -90,21 +91,39 @@ impl EtcdServer {
                 () = watching.quorum.watch_over(&watching.coordinator) => {}
             }
         });
-        scope.spawn("etcd-listener", accept(api, listener, self.options.max_connections));
-        Ok(())
+        let (alive, ended) = mpsc::channel(1);
+        scope.spawn("etcd-listener", accept(api, listener, self.options.max_connections, alive));
+        Ok(Serving { ended })
+    }
+}
+
+/// A port that is served.
+pub struct Serving {
+    /// Closed when the listener and every connection are gone. Nothing is ever sent.
+    ended: mpsc::Receiver<()>,
+}
+
+impl Serving {
+    /// Returns when the listener and every connection have ended, which takes a few seconds at most after the signal
+    /// to stop.
+    pub async fn ended(mut self) {
+        let _ = self.ended.recv().await;
     }
 }
 
 /// A place among the connections, given back when it is dropped.
-struct Place(Arc<AtomicUsize>);
+struct Place {
+    open: Arc<AtomicUsize>,
+    _alive: mpsc::Sender<()>,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-async fn accept(api: Arc<Api>, listener: TcpListener, max_connections: usize) {
+async fn accept(api: Arc<Api>, listener: TcpListener, max_connections: usize, alive: mpsc::Sender<()>) {
     let open = Arc::new(AtomicUsize::new(0));
     let shutdown = api.scope.shutdown().clone();
     loop {
@@ -125,7 +144,7 @@ async fn accept(api: Arc<Api>, listener: TcpListener, max_connections: usize) {
             tracing::warn!(%peer, max_connections, "etcd port: too many connections, one was closed");
             continue;
         }
-        let place = Place(Arc::clone(&open));
+        let place = Place { open: Arc::clone(&open), _alive: alive.clone() };
         let api = Arc::clone(&api);
         let scope = api.scope.clone();
         scope.spawn("etcd-connection", async move {

@@ -11,7 +11,7 @@ use moim_base::task::{Scope, Shutdown};
 use moim_wire_grpc::{Code, FrameReader, Message, Status, encode_frame, status as grpc_status};
 use tokio::net::TcpStream;
 
-use super::{EtcdOptions, EtcdServer};
+use super::{EtcdOptions, EtcdServer, Serving};
 use crate::engine::CoordinatorOptions;
 use crate::testing::TestCluster;
 
@@ -26,6 +26,7 @@ struct Ports {
     cluster: TestCluster,
     addresses: Vec<SocketAddr>,
     shutdown: Shutdown,
+    serving: Vec<Serving>,
 }
 
 impl Ports {
@@ -36,24 +37,31 @@ impl Ports {
         cluster.settle();
         let shutdown = Shutdown::new();
         let scope = Scope::new(shutdown.clone());
-        let addresses = (0..nodes).map(|at| {
+        let opened = (0..nodes).map(|at| {
             let server = EtcdServer::bind(([127, 0, 0, 1], 0).into(), EtcdOptions::default()).unwrap();
             let address = server.local_addr();
             let _there = cluster.runtime(at).enter();
-            server.serve(cluster.node(at), &scope).unwrap();
-            address
+            (address, server.serve(cluster.node(at), &scope).unwrap())
         });
-        let addresses = addresses.collect();
-        Self { cluster, addresses, shutdown }
+        let (addresses, serving) = opened.unzip();
+        Self { cluster, addresses, shutdown, serving }
     }
 
     /// Runs a future of the test with a client of the first node.
     fn with_client<T>(nodes: usize, test: impl AsyncFnOnce(&Ports, Client) -> T) -> T {
-        let ports = Self::open(nodes);
-        ports.run(async {
+        let mut ports = Self::open(nodes);
+        let outcome = ports.run(async {
             let client = Client::connect(ports.addresses[0]).await;
             test(&ports, client).await
-        })
+        });
+        ports.shutdown.stop();
+        let serving = std::mem::take(&mut ports.serving);
+        ports.run(async {
+            for node in serving {
+                node.ended().await;
+            }
+        });
+        outcome
     }
 
     fn run<F: Future>(&self, test: F) -> F::Output {
