@@ -12,7 +12,7 @@
 mod change;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -168,6 +168,8 @@ pub(crate) struct Topics {
     changing: tokio::sync::Mutex<()>,
     maps: RwLock<Maps>,
     news: Mutex<Vec<News>>,
+    /// Whether there may be partitions that no record places.
+    bare: AtomicBool,
 }
 
 impl Topics {
@@ -191,6 +193,7 @@ impl Topics {
             changing: tokio::sync::Mutex::new(()),
             maps: RwLock::default(),
             news: Mutex::default(),
+            bare: AtomicBool::new(false),
         }
     }
 
@@ -206,6 +209,7 @@ impl Topics {
         if first {
             self.refuse_foreign(revision)?;
         }
+        self.write().early.clear();
         // Places first: a topic then opens with all of them.
         for entry in entries {
             if let Some((topic, index)) = placement::parse_key(&entry.key) {
@@ -350,10 +354,21 @@ impl Topics {
         let early = self.write().early.remove(&topic.id).unwrap_or_default();
         let mut early: Vec<_> = early.into_iter().collect();
         early.sort_unstable_by_key(|(index, _)| *index);
+        self.bare.fetch_or(early.len() < (count - have) as usize, Ordering::AcqRel);
         for (index, place) in early {
             self.on_place(topic.id, index, place)?;
         }
         Ok(())
+    }
+
+    /// Whether there are partitions that no record places.
+    pub(crate) fn has_placeless(&self) -> bool {
+        if !self.bare.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let bare = self.all().iter().any(|t| t.seats.load().iter().any(|s| !s.place.load().is_known()));
+        self.bare.fetch_or(bare, Ordering::AcqRel);
+        bare
     }
 
     /// A partition is where `place` says.

@@ -79,7 +79,7 @@ impl Broker {
 
     /// One round of looking for partitions without a place; `seen` is whether the last round found some.
     async fn heal(&self, seen: bool) -> bool {
-        let bare = self.topics.all().iter().any(|t| t.seats.load().iter().any(|s| !s.place().is_known()));
+        let bare = self.topics.has_placeless();
         let first = self.live().first().is_some_and(|broker| broker.id == self.options.node_id);
         if bare && seen {
             match self.topics.place_the_placeless(&self.hosts(), !first).await {

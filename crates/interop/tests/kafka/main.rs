@@ -14,6 +14,7 @@ mod compaction;
 mod crash;
 mod groups;
 mod idempotence;
+mod nodes;
 mod offsets;
 mod produce_consume;
 mod retention;
