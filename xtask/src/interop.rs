@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use moim_interop::cluster::Cluster;
 use moim_interop::{Options, Server};
 use serde::Serialize;
 
 mod clients;
+mod etcd;
 mod librdkafka;
 
 /// What to run and how to show it.
@@ -24,6 +26,9 @@ pub(crate) struct InteropArgs {
     /// Run against this broker instead of a fresh `moim serve`
     #[arg(long, value_name = "HOST:PORT")]
     kafka: Option<String>,
+    /// Run against this etcd instead of three fresh nodes
+    #[arg(long, value_name = "HOST:PORT,…")]
+    etcd: Option<String>,
     /// Run these tests of librdkafka's suite instead of the allow-list (`0011,0103`, or `all`)
     #[arg(long, value_name = "TESTS", value_delimiter = ',')]
     rdkafka_tests: Vec<String>,
@@ -73,6 +78,8 @@ pub(crate) struct Bench {
     pub(crate) home: PathBuf,
     /// A broker somebody else runs.
     kafka: Option<String>,
+    /// An etcd somebody else runs.
+    etcd: Option<String>,
     /// Tests of librdkafka's suite, when they are not those of the allow-list.
     pub(crate) rdkafka_tests: Vec<String>,
 }
@@ -92,9 +99,19 @@ impl From<anyhow::Error> for Trouble {
     }
 }
 
+/// What a suite speaks with the server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    /// One node.
+    Kafka,
+    /// Three nodes, which it gets the addresses of.
+    Etcd,
+}
+
 /// A suite: how to install it (answers its version) and how to run it against an address (answers what passed).
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
+    pub(crate) speaks: Speaks,
     pub(crate) install: fn(&Bench) -> Result<String, Trouble>,
     pub(crate) run: fn(&Bench, &str) -> Result<usize, Trouble>,
     /// Settings of the server this suite expects, as keys of `moim.toml`.
@@ -111,6 +128,7 @@ pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
         root: root.to_path_buf(),
         home,
         kafka: args.kafka.clone(),
+        etcd: args.etcd.clone(),
         rdkafka_tests: args.rdkafka_tests.clone(),
     };
     let suites = suites();
@@ -139,6 +157,7 @@ pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
 fn suites() -> Vec<Suite> {
     let mut suites = clients::suites();
     suites.push(librdkafka::suite());
+    suites.extend(etcd::suites());
     suites
 }
 
@@ -148,7 +167,10 @@ fn run_one(bench: &Bench, suite: &Suite) -> Outcome {
     let mut version = String::new();
     let result = (suite.install)(bench).and_then(|installed| {
         version = installed;
-        on_server(bench, suite)
+        match suite.speaks {
+            Speaks::Kafka => on_server(bench, suite),
+            Speaks::Etcd => on_cluster(bench, suite),
+        }
     });
     let (verdict, passed, reason) = match result {
         Ok(passed) => (Verdict::Pass, passed, String::new()),
@@ -174,6 +196,24 @@ fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
         let log = bench.home.join(format!("{}.server.log", suite.name));
         let _ = std::fs::write(&log, server.log_tail());
         reason.push_str(&format!("\n(the server's log: {})", log.display()));
+    }
+    result
+}
+
+/// The same on three nodes.
+fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
+    if let Some(addresses) = &bench.etcd {
+        return (suite.run)(bench, addresses);
+    }
+    let mut cluster = Cluster::moim(3, &Options::new(), false)?;
+    let mut result = (suite.run)(bench, &cluster.endpoints().join(","));
+    if let Some(node) = (0..3).find(|node| !cluster.is_running(*node)) {
+        result = Err(Trouble::Failed { passed: 0, reason: format!("node {} ended", node + 1) });
+    }
+    if let Err(Trouble::Failed { reason, .. }) = &mut result {
+        let log = bench.home.join(format!("{}.server.log", suite.name));
+        let _ = std::fs::write(&log, cluster.log_tails());
+        reason.push_str(&format!("\n(the nodes' logs: {})", log.display()));
     }
     result
 }

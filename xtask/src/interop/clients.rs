@@ -5,14 +5,14 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use super::{Bench, Suite, Trouble, check, install, need};
+use super::{Bench, Speaks, Suite, Trouble, check, install, need};
 
 /// Versions are pinned, so that a failure is ours and not theirs of yesterday.
 const PYTHON: [(&str, &str); 3] =
     [("confluent-kafka", "2.16.1"), ("kafka-python", "3.0.12"), ("aiokafka", "0.14.0")];
 
 pub(super) fn suites() -> Vec<Suite> {
-    let suite = |name, install, run| Suite { name, install, run, settings: &[] };
+    let suite = |name, install, run| Suite { name, speaks: Speaks::Kafka, install, run, settings: &[] };
     vec![
         suite("kcat", install_kcat, run_kcat),
         suite(
@@ -82,21 +82,20 @@ fn run_kcat(bench: &Bench, address: &str) -> Result<usize, Trouble> {
 }
 
 fn install_python(bench: &Bench, which: usize) -> Result<String, Trouble> {
+    let (package, version) = PYTHON[which];
+    install_packages(bench, "python", &[&format!("{package}=={version}")])?;
+    Ok(version.to_owned())
+}
+
+/// Packages of Python's index, in an environment of their own.
+pub(super) fn install_packages(bench: &Bench, environment: &str, packages: &[&str]) -> Result<(), Trouble> {
     need("python3")?;
-    let venv = bench.dir("python")?;
+    let venv = bench.dir(environment)?;
     let python = venv.join("bin/python");
     if !python.exists() {
         install(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
     }
-    let (package, version) = PYTHON[which];
-    install(Command::new(&python).args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        &format!("{package}=={version}"),
-    ]))?;
-    Ok(version.to_owned())
+    install(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))
 }
 
 fn run_python(bench: &Bench, program: &str, address: &str) -> Result<usize, Trouble> {
@@ -125,19 +124,27 @@ fn run_node(bench: &Bench, address: &str) -> Result<usize, Trouble> {
 }
 
 fn install_java(bench: &Bench) -> Result<String, Trouble> {
+    install_maven(bench, "java", "Check.java", "kafka-clients-")
+}
+
+/// A program of ours and its libraries from Maven; the version is the one in the name of the library.
+pub(super) fn install_maven(
+    bench: &Bench,
+    name: &str,
+    program: &str,
+    library: &str,
+) -> Result<String, Trouble> {
     need("javac")?;
     need("mvn")?;
-    let dir = bench.dir("java")?;
-    bench.copy("java", &dir)?;
+    let dir = bench.dir(name)?;
+    bench.copy(name, &dir)?;
     let copy = ["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"];
     install(Command::new("mvn").args(copy).current_dir(&dir))?;
-    let compile = ["-cp", "lib/*", "-d", "out", "Check.java"];
-    install(Command::new("javac").args(compile).current_dir(&dir))?;
+    install(Command::new("javac").args(["-cp", "lib/*", "-d", "out", program]).current_dir(&dir))?;
     let jars = std::fs::read_dir(dir.join("lib")).context("the libraries")?;
     let names = jars.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let version = names
-        .filter_map(|name| Some(name.strip_prefix("kafka-clients-")?.strip_suffix(".jar")?.to_owned()))
-        .next();
+    let version =
+        names.filter_map(|name| Some(name.strip_prefix(library)?.strip_suffix(".jar")?.to_owned())).next();
     Ok(version.unwrap_or_default())
 }
 
@@ -145,18 +152,20 @@ fn run_java(bench: &Bench, address: &str) -> Result<usize, Trouble> {
     check(Command::new("java").args(["-cp", "lib/*:out", "Check", address]).current_dir(bench.dir("java")?))
 }
 
-fn install_go(bench: &Bench, name: &str) -> Result<String, Trouble> {
+pub(super) fn install_go(bench: &Bench, name: &str) -> Result<String, Trouble> {
     need("go")?;
     let dir = bench.dir(&format!("go-{name}"))?;
     bench.copy(&format!("go/{name}"), &dir)?;
     install(Command::new("go").args(["mod", "tidy"]).current_dir(&dir))?;
     install(Command::new("go").args(["build", "-o", "check", "."]).current_dir(&dir))?;
     let manifest = std::fs::read_to_string(dir.join("go.mod")).context("go.mod")?;
-    let version = manifest.split_whitespace().find(|word| word.starts_with("v1.") || word.starts_with("v0."));
+    let version = manifest
+        .split_whitespace()
+        .find(|word| word.starts_with("v1.") || word.starts_with("v0.") || word.starts_with("v3."));
     Ok(version.unwrap_or_default().trim_start_matches('v').to_owned())
 }
 
-fn run_go(bench: &Bench, name: &str, address: &str) -> Result<usize, Trouble> {
+pub(super) fn run_go(bench: &Bench, name: &str, address: &str) -> Result<usize, Trouble> {
     let program = bench.dir(&format!("go-{name}"))?.join("check");
     check(Command::new(program).arg(address))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, Suite, Trouble, capture, install, need};
+use super::{Bench, Speaks, Suite, Trouble, capture, install, need};
 
 /// One test may take this long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -19,6 +19,7 @@ const AS_KAFKA: &str = "3.9.0";
 pub(super) fn suite() -> Suite {
     Suite {
         name: "librdkafka",
+        speaks: Speaks::Kafka,
         install: build,
         run,
         // What the suite's own cluster is configured with.
