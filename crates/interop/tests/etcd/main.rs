@@ -9,6 +9,7 @@
 
 mod compaction;
 mod election;
+mod faults;
 mod kv;
 mod lease;
 mod lock;

@@ -1,0 +1,122 @@
+//! One fault after the other, each healed before the next.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use moim_interop::cluster::Cluster;
+
+use super::World;
+
+/// How long a healed cluster may take to serve everybody again.
+const HEALING: Duration = Duration::from_secs(30);
+
+/// What happens to a node.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// It ends without a word and is started again.
+    Kill,
+    /// It stands still for a while and does not notice.
+    Pause,
+    /// It hears nobody and nobody hears it.
+    Isolate { reset: bool },
+    /// It hears the others, but they do not hear it; or the other way round.
+    OneWay { inbound: bool },
+    /// Two of three end at once.
+    KillTwo,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kill => f.write_str("is killed"),
+            Self::Pause => f.write_str("is paused"),
+            Self::Isolate { reset } => write!(f, "is cut off (reset {reset})"),
+            Self::OneWay { inbound } => {
+                write!(f, "{}", if *inbound { "hears nobody" } else { "is heard by nobody" })
+            }
+            Self::KillTwo => f.write_str("and the next are killed"),
+        }
+    }
+}
+
+/// Runs the rounds; the load ends with the last.
+pub(super) fn run(world: &World, mut cluster: Cluster, rounds: u64, seed: u64) -> Cluster {
+    struct Stop<'a>(&'a World);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.stop.store(true, Ordering::SeqCst); // even when this thread panics
+        }
+    }
+    let stop = Stop(world);
+    let mut random = fastrand::Rng::with_seed(seed);
+    for round in 1..=rounds {
+        world.round.store(usize::try_from(round).unwrap(), Ordering::SeqCst);
+        await_service(world, &format!("seed {seed}, before round {round}"), &cluster);
+        std::thread::sleep(Duration::from_millis(random.u64(100..600)));
+        let node = random.usize(..cluster.len());
+        let fault = match random.u8(..10) {
+            0..4 => Fault::Kill,
+            4..6 => Fault::Pause,
+            6..8 => Fault::Isolate { reset: random.bool() },
+            8 => Fault::OneWay { inbound: random.bool() },
+            _ => Fault::KillTwo,
+        };
+        let lasting = Duration::from_millis(random.u64(200..3500));
+        eprintln!("round {round}: node {} {fault}, {lasting:?}", node + 1);
+        strike(&mut cluster, node, fault, lasting);
+    }
+    await_service(world, &format!("seed {seed}, at the end"), &cluster);
+    drop(stop);
+    cluster
+}
+
+fn strike(cluster: &mut Cluster, node: usize, fault: Fault, lasting: Duration) {
+    let nodes = cluster.len();
+    match fault {
+        Fault::Kill => {
+            cluster.kill(node).unwrap();
+            std::thread::sleep(lasting);
+            cluster.restart(node).unwrap_or_else(|error| panic!("node {}: {error:#}", node + 1));
+        }
+        Fault::KillTwo => {
+            let other = (node + 1) % nodes;
+            cluster.kill(node).unwrap();
+            cluster.kill(other).unwrap();
+            std::thread::sleep(lasting);
+            // One of the two is enough for a quorum; the other follows.
+            for node in [node, other] {
+                cluster.restart(node).unwrap_or_else(|error| panic!("node {}: {error:#}", node + 1));
+            }
+        }
+        Fault::Pause => {
+            cluster.pause(node).unwrap();
+            std::thread::sleep(lasting);
+            cluster.resume(node).unwrap();
+        }
+        Fault::Isolate { reset } => {
+            let net = cluster.net().expect("a network that can be cut");
+            net.isolate(node);
+            std::thread::sleep(lasting);
+            net.heal(reset);
+        }
+        Fault::OneWay { inbound } => {
+            let net = cluster.net().expect("a network that can be cut");
+            for other in (0..nodes).filter(|other| *other != node) {
+                if inbound { net.cut(other, node) } else { net.cut(node, other) }
+            }
+            std::thread::sleep(lasting);
+            net.heal(false);
+        }
+    }
+}
+
+/// Waits until clients get answers again.
+fn await_service(world: &World, when: &str, cluster: &Cluster) {
+    let wanted = world.done.load(Ordering::SeqCst) + 50;
+    let deadline = Instant::now() + HEALING;
+    while world.done.load(Ordering::SeqCst) < wanted {
+        assert!(Instant::now() < deadline, "{when}: nobody is served any more\n{}", cluster.log_tails());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
