@@ -56,12 +56,13 @@ use self::propose::Queue;
 use self::reads::Reads;
 use self::shared::{Machine, Shared};
 pub use self::watches::{WatchItem, WatchStream};
+use crate::bolt::{BoltCursor, Step};
 use crate::lease::LeaseId;
 use crate::lease_clock::LeaseClockConfig;
 use crate::range::SpaceId;
 use crate::reply::{HashReply, RangeReply, Reply, TxnReply};
 use crate::request::{Alarm, Command, Op, Origin, RangeRequest, TxnRequest};
-use crate::snapshot::{SnapshotCursor, SnapshotError};
+use crate::snapshot::SnapshotError;
 use crate::state::State;
 
 /// Bytes of log after which a snapshot is due, whatever the number of entries.
@@ -473,10 +474,10 @@ impl Coordinator {
         }
     }
 
-    /// The state as it is now, in pieces, while changes go on.
-    pub fn snapshot(&self) -> StateSnapshot {
-        let cursor = self.inner.shared.state().begin_snapshot(64 << 10);
-        StateSnapshot { shared: Arc::clone(&self.inner.shared), cursor }
+    /// The user's keys as they are now, as a database file of etcd ([`crate::bolt`]), in pieces, while changes go on.
+    pub fn database(&self) -> Database {
+        let cursor = self.inner.shared.state().begin_bolt();
+        Database { shared: Arc::clone(&self.inner.shared), cursor }
     }
 
     /// The checksum of a space at a revision; 0 is now.
@@ -577,17 +578,30 @@ impl Coordinator {
     }
 }
 
-/// A snapshot of the state on its way out.
-pub struct StateSnapshot {
+/// A database file on its way out.
+pub struct Database {
     shared: Arc<Shared>,
-    cursor: SnapshotCursor,
+    cursor: BoltCursor,
 }
 
-impl Iterator for StateSnapshot {
+impl Database {
+    /// Bytes of the whole file; 0 until it is known.
+    pub fn total_bytes(&self) -> u64 {
+        self.cursor.total_bytes()
+    }
+}
+
+impl Iterator for Database {
     type Item = Result<Bytes, SnapshotError>;
 
-    /// The next piece, of about 64 KiB. An error is the last: another node's state took this one's place.
+    /// The next piece, of about 64 KiB; an empty one while the file is being measured, so that others have their turn.
+    /// An error is the last: another node's state took this one's place.
     fn next(&mut self) -> Option<Self::Item> {
-        self.cursor.next_chunk(&self.shared.state()).transpose()
+        match self.cursor.step(&self.shared.state()) {
+            Ok(Step::Measuring) => Some(Ok(Bytes::new())),
+            Ok(Step::Piece(bytes)) => Some(Ok(bytes)),
+            Ok(Step::Done) => None,
+            Err(error) => Some(Err(error)),
+        }
     }
 }

@@ -9,6 +9,7 @@
 //! | [`State`] | what the Raft log adds up to: two key spaces, leases, alarms | every node, from the log |
 //! | [`Command`], [`Reply`] | what goes into the log and what comes out, with their binary form | |
 //! | [`snapshot`] | a [`State`] as a stream of checked frames, and back | every node |
+//! | [`bolt`] | the user's keys as a database file of etcd, and back | whoever backs up or moves in |
 //! | [`WatchHub`] | who wants to hear of which keys, and how far each has heard | the node that holds the stream |
 //! | [`LeaseClock`] | when leases end | the leader |
 //! | [`AutoCompactor`] | how far history may be forgotten | the leader |
@@ -19,6 +20,7 @@
 
 pub mod api;
 mod auto_compact;
+pub mod bolt;
 mod codec;
 pub mod engine;
 mod error;

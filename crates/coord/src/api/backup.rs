@@ -1,20 +1,18 @@
 //! A snapshot as a file: what `etcdctl snapshot save` writes and what a cluster is restored from.
 //!
 //! ```text
-//!  the snapshot's own frames │ zeros │ length of the zeros and itself (4 bytes) │ SHA-256 of all before (32 bytes)
+//!  a database of etcd (crate::bolt): whole pages │ SHA-256 of all before (32 bytes)
 //! ```
 //!
-//! etcdctl takes a file for complete when its length is 32 more than a multiple of 512, as a database of pages with a
-//! checksum at the end is; the zeros make that so.
+//! etcdctl takes a file for complete when its length is 32 more than a multiple of 512.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
-use crate::snapshot::{Restorer, SnapshotError};
+use crate::bolt::{self, BoltError};
 use crate::state::State;
 
-const PAGE_BYTES: usize = 512;
-const PADDING_LENGTH_BYTES: usize = 4;
+const SECTOR_BYTES: usize = 512;
 const CHECKSUM_BYTES: usize = 32;
 
 /// A piece of the file.
@@ -24,12 +22,11 @@ pub(super) struct Piece {
     pub(super) is_last: bool,
 }
 
-/// Turns the pieces of a snapshot into the pieces of a file.
+/// Turns the pieces of a database into the pieces of a file.
 pub(super) struct Backup<I> {
-    /// `None` when everything but the checksum was given.
-    pieces: Option<I>,
+    pieces: I,
+    /// `None` when the checksum was given.
     digest: Option<Sha256>,
-    length: usize,
 }
 
 impl<I, E> Backup<I>
@@ -37,85 +34,80 @@ where
     I: Iterator<Item = Result<Bytes, E>>,
 {
     pub(super) fn new(pieces: I) -> Self {
-        Self { pieces: Some(pieces), digest: Some(Sha256::new()), length: 0 }
+        Self { pieces, digest: Some(Sha256::new()) }
+    }
+
+    pub(super) fn database(&self) -> &I {
+        &self.pieces
     }
 
     /// The next piece. An error is the last.
     pub(super) fn next(&mut self) -> Option<Result<Piece, E>> {
         let digest = self.digest.as_mut()?;
-        if let Some(pieces) = &mut self.pieces {
-            let bytes = match pieces.next() {
-                Some(Ok(bytes)) => bytes,
-                Some(Err(error)) => {
-                    self.digest = None;
-                    return Some(Err(error));
-                }
-                None => {
-                    self.pieces = None;
-                    padding_after(self.length)
-                }
-            };
-            digest.update(&bytes);
-            self.length += bytes.len();
-            return Some(Ok(Piece { bytes, is_last: false }));
+        match self.pieces.next() {
+            Some(Ok(bytes)) => {
+                digest.update(&bytes);
+                Some(Ok(Piece { bytes, is_last: false }))
+            }
+            Some(Err(error)) => {
+                self.digest = None;
+                Some(Err(error))
+            }
+            None => {
+                let checksum = self.digest.take()?.finalize();
+                Some(Ok(Piece { bytes: Bytes::copy_from_slice(&checksum), is_last: true }))
+            }
         }
-        let checksum = self.digest.take()?.finalize();
-        Some(Ok(Piece { bytes: Bytes::copy_from_slice(&checksum), is_last: true }))
     }
-}
-
-fn padding_after(length: usize) -> Bytes {
-    let padding = (length + PADDING_LENGTH_BYTES).next_multiple_of(PAGE_BYTES) - length;
-    let mut bytes = BytesMut::zeroed(padding - PADDING_LENGTH_BYTES);
-    bytes.extend_from_slice(&u32::try_from(padding).unwrap_or_default().to_be_bytes());
-    bytes.freeze()
 }
 
 /// Why a file is no snapshot to restore from.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
     /// It is too short, or not of whole pages.
-    #[error("the file is not complete, or no snapshot of this store")]
+    #[error("the file is not complete, or no snapshot")]
     Incomplete,
     /// Its content is not what was written.
     #[error("the checksum at the end of the file is not that of its content")]
     Checksum,
-    /// The frames inside are wrong.
+    /// The database inside is wrong.
     #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
+    Database(#[from] BoltError),
 }
 
-/// The state that a snapshot file holds, when the file is whole.
+/// The state that a snapshot file holds, when the file is whole. Ours or etcd's.
 pub fn read_backup(file: &[u8]) -> Result<State, BackupError> {
     let content_length = file.len().checked_sub(CHECKSUM_BYTES).ok_or(BackupError::Incomplete)?;
     let (content, checksum) = file.split_at(content_length);
-    if !content_length.is_multiple_of(PAGE_BYTES) {
+    if !content_length.is_multiple_of(SECTOR_BYTES) {
         return Err(BackupError::Incomplete);
     }
     if Sha256::digest(content)[..] != *checksum {
         return Err(BackupError::Checksum);
     }
-    let padding = content.last_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes) as usize);
-    let frames = content_length.checked_sub(padding).ok_or(BackupError::Incomplete)?;
-    let mut restorer = Restorer::new();
-    restorer.push(&content[..frames])?;
-    Ok(restorer.finish()?)
+    Ok(bolt::read(content)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bolt::Step;
     use crate::request::{Command, Op, PutRequest};
     use crate::{RangeRequest, SpaceId};
 
     fn file_of(state: &mut State) -> Vec<u8> {
-        let mut cursor = state.begin_snapshot(100);
-        let pieces = std::iter::from_fn(|| cursor.next_chunk(state).transpose());
+        let mut cursor = state.begin_bolt();
+        let pieces = std::iter::from_fn(|| match cursor.step(state) {
+            Ok(Step::Measuring) => Some(Ok(Bytes::new())),
+            Ok(Step::Piece(bytes)) => Some(Ok(bytes)),
+            Ok(Step::Done) => None,
+            Err(error) => Some(Err(error)),
+        });
         let mut backup = Backup::new(pieces);
         let mut file = Vec::new();
         while let Some(piece) = backup.next() {
             let piece = piece.unwrap();
-            assert_eq!(piece.is_last, piece.bytes.len() == CHECKSUM_BYTES && file.len() % PAGE_BYTES == 0);
+            assert_eq!(piece.is_last, piece.bytes.len() == CHECKSUM_BYTES && file.len() % SECTOR_BYTES == 0);
             file.extend_from_slice(&piece.bytes);
         }
         file
@@ -128,7 +120,7 @@ mod tests {
             let put = PutRequest::new(format!("key-{keys}"), vec![b'x'; keys]);
             state.apply(keys as u64 + 1, Command::client(Op::Put(put)));
             let file = file_of(&mut state);
-            assert_eq!(file.len() % PAGE_BYTES, CHECKSUM_BYTES);
+            assert_eq!(file.len() % SECTOR_BYTES, CHECKSUM_BYTES);
             let restored = read_backup(&file).unwrap();
             assert_eq!(restored.revision(SpaceId::User), state.revision(SpaceId::User));
             let everything = RangeRequest::between(&b"\0"[..], &b"\0"[..]);
@@ -141,12 +133,12 @@ mod tests {
         let mut state = State::new();
         state.apply(1, Command::client(Op::Put(PutRequest::new("k", "v"))));
         let file = file_of(&mut state);
-        for at in 0..file.len() {
+        for at in (0..file.len()).step_by(7) {
             let mut damaged = file.clone();
             damaged[at] ^= 1;
             assert!(matches!(read_backup(&damaged), Err(BackupError::Checksum)), "byte {at}");
         }
-        for length in 0..file.len() {
+        for length in (0..file.len()).step_by(11) {
             assert!(read_backup(&file[..length]).is_err(), "{length} bytes");
         }
     }

@@ -142,15 +142,19 @@ pub(super) async fn snapshot(api: &Api, terms: Terms, mut body: Body, respond: R
 }
 
 async fn send_snapshot(api: &Api, sender: &mut Sender) -> Result<Result<(), Status>, Gone> {
-    let about_bytes = api.coordinator.status().db_size;
     let mut sent_bytes = 0;
-    let mut backup = Backup::new(api.coordinator.snapshot());
+    let mut backup = Backup::new(api.coordinator.database());
     while let Some(piece) = backup.next() {
         let piece = match piece {
             Ok(piece) => piece,
             Err(error) => return Ok(Err(Status::new(Code::Unavailable, format!("etcdserver: {error}")))),
         };
+        if piece.bytes.is_empty() {
+            tokio::task::yield_now().await;
+            continue;
+        }
         sent_bytes += piece.bytes.len() as u64;
+        let about_bytes = backup.database().total_bytes();
         // Some clients take 0 for the end, and the checksum is that.
         let remaining_bytes = if piece.is_last { 0 } else { about_bytes.saturating_sub(sent_bytes).max(32) };
         let response = wire::SnapshotResponse {

@@ -375,18 +375,20 @@ fn members_come_go_and_lead_whoever_is_asked() {
 }
 
 #[test]
-fn a_snapshot_taken_while_puts_go_on_is_a_whole_state() {
+fn a_database_written_while_puts_go_on_is_a_whole_state() {
     let cluster = TestCluster::start(1, usual);
     cluster.settle();
     let node = cluster.node(0);
     for number in 0..100 {
         cluster.wait(node.execute(put(format!("n/{number}"), vec![1; 4 << 10]))).unwrap();
     }
-    let mut snapshot = node.snapshot();
-    let mut chunks = vec![snapshot.next().unwrap().unwrap()];
+    let mut database = node.database();
+    let mut file = database.next().unwrap().unwrap().to_vec();
     cluster.wait(node.execute(put("n/later", "v"))).unwrap();
-    chunks.extend(snapshot.map(Result::unwrap));
-    let state = State::restore(chunks).unwrap();
+    for piece in database {
+        file.extend_from_slice(&piece.unwrap());
+    }
+    let state = crate::bolt::read(&file).unwrap();
     assert_eq!(state.live_keys(SpaceId::User), 100);
     let (mine, theirs) =
         (node.hash_kv(SpaceId::User, 101).unwrap(), state.hash_kv(SpaceId::User, 101).unwrap());
