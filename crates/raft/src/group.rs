@@ -55,6 +55,7 @@ impl Group {
         let group = options.group;
         let config = options.config()?;
         let log = LogStore::open(&host.store, host.router.logs(), options.place()).await?;
+        let had_log = log.is_used();
         let (disk, root) = (Arc::clone(&host.disk), host.root.clone());
         let folder = format!("{}/snapshots", options.folder);
         let snapshots = moim_base::task::offload(move || SnapshotDir::open(disk, &root, &folder))
@@ -71,6 +72,7 @@ impl Group {
             .map_err(|error| OpenError::Damaged { group, what: error.to_string() })?;
         let core = Arc::new(Core {
             raft,
+            had_log,
             options,
             snapshots,
             incoming: Default::default(),

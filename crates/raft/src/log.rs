@@ -209,6 +209,11 @@ impl LogStore {
         Ok(())
     }
 
+    /// Whether it has, or has had, any entry.
+    pub(crate) fn is_used(&self) -> bool {
+        self.inner.state().last.is_some()
+    }
+
     /// Waits until the journal holds everything up to `end` durably.
     async fn wait_durable(&self, journal: &Journal, end: i64) {
         loop {

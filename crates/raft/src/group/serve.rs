@@ -24,6 +24,8 @@ use crate::types::Types;
 /// What a group's handle and its router share.
 pub(crate) struct Core {
     pub(super) raft: Raft<Types, Machine>,
+    /// Whether there was a log when it was opened: the metrics say so a moment later only.
+    pub(super) had_log: bool,
     pub(super) options: GroupOptions,
     pub(super) snapshots: Arc<SnapshotDir>,
     pub(super) incoming: tokio::sync::Mutex<Option<Incoming>>,
@@ -72,7 +74,7 @@ impl Core {
 
     /// Whether this member is known to have a log.
     pub(super) fn has_log(&self) -> bool {
-        self.raft.metrics().borrow_watched().last_log_index.is_some()
+        self.had_log || self.raft.metrics().borrow_watched().last_log_index.is_some()
     }
 
     async fn vote(&self, request: VoteRequest<Types>, pre: bool) -> Reply {

@@ -1,0 +1,246 @@
+//! A machine: a disk that stays, and a process that comes and goes.
+//!
+//! The disk thread of a real node is a task here: it pumps the store at moments drawn from the generator, so that what
+//! was appended stays unsynced for a while. A crash takes the power from the disk first, then drops the process with
+//! every task it had; what the disk had not synced is lost, kept, or torn, as the crash says.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use moim_base::clock::Clock;
+use moim_base::task::{Scope, Shutdown};
+use moim_journal::disk::{Fault, Survival};
+use moim_journal::{Disk, DurableSink, SimDisk, Store, StoreOptions};
+use moim_raft::{Router, Transport};
+use tokio::runtime::{Handle, Runtime};
+use tokio::time::Instant;
+
+use super::clock::HostClock;
+use super::network::{Link, Network, address};
+use super::task::Task;
+use super::trace::Trace;
+
+const ROOT: &str = "/data";
+
+/// What a process is given.
+#[derive(Clone)]
+pub struct Process {
+    /// Its data directory.
+    pub root: PathBuf,
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// The store on it; somebody pumps it.
+    pub store: Store,
+    /// Gets what peers ask and what the disk says.
+    pub router: Router,
+    /// Reaches peers.
+    pub transport: Arc<dyn Transport>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// For its tasks.
+    pub scope: Scope,
+}
+
+struct Life {
+    runtime: Runtime,
+    router: Router,
+    shutdown: Shutdown,
+    /// The disk failed: what a real node would stop for.
+    failed: Arc<AtomicBool>,
+    /// When it began, by its own clock and by the world's.
+    began: Instant,
+    began_ms: u64,
+}
+
+/// A machine.
+pub struct Host {
+    number: usize,
+    network: Network,
+    trace: Trace,
+    disk: SimDisk,
+    life: Option<Life>,
+    paused: bool,
+    now_ms: u64,
+    /// The longest the disk takes for a sync.
+    disk_ms: Arc<AtomicU64>,
+}
+
+struct Sink(Router);
+
+impl DurableSink for Sink {
+    fn on_durable(&self, advanced: &[(u64, i64)]) {
+        self.0.on_durable(advanced);
+    }
+}
+
+fn store_options(failed: &Arc<AtomicBool>) -> StoreOptions {
+    let failed = Arc::clone(failed);
+    // Small, so that files are changed, recycled and checkpointed all the time.
+    StoreOptions {
+        commit_file_bytes: 64 << 10,
+        first_commit_file_bytes: 16 << 10,
+        commit_files: 4,
+        recent_bytes: 256 << 10,
+        bypass_bytes: 16 << 10,
+        min_free_bytes: 0,
+        checkpoint_bytes: 64 << 10,
+        checkpoint_ms: 400,
+        open_files: 8,
+        fatal: Arc::new(move |_, _| failed.store(true, Ordering::SeqCst)),
+    }
+}
+
+async fn pump(store: Store, disk_ms: Arc<AtomicU64>) {
+    loop {
+        let longest = disk_ms.load(Ordering::Relaxed);
+        let nap = if fastrand::u8(0..50) == 0 {
+            fastrand::u64(0..=longest * 8)
+        } else {
+            fastrand::u64(0..=longest)
+        };
+        tokio::time::sleep(Duration::from_millis(nap.max(1))).await;
+        store.pump();
+    }
+}
+
+impl Host {
+    pub(super) fn new(number: usize, network: Network, trace: Trace) -> Self {
+        let disk = SimDisk::new();
+        disk.create_dir(Path::new(ROOT)).expect("the disk is empty");
+        disk.sync_dir(Path::new("/")).expect("the disk is empty");
+        let disk_ms = Arc::new(AtomicU64::new(3));
+        Self { number, network, trace, disk, life: None, paused: false, now_ms: 0, disk_ms }
+    }
+
+    /// What its peers call it.
+    pub fn address(&self) -> String {
+        address(self.number)
+    }
+
+    /// Switches it on: a process begins, on what the disk holds.
+    pub fn start(&mut self) -> Process {
+        assert!(self.life.is_none(), "host {} runs already", self.number);
+        self.trace.note(format_args!("host {} starts", self.number));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime = runtime.expect("a runtime without drivers always starts");
+        let failed = Arc::new(AtomicBool::new(false));
+        let (shutdown, router) = (Shutdown::new(), Router::new());
+        let (began, process) = {
+            let _inside = runtime.enter();
+            // Two machines never show the same time.
+            let clock = HostClock::new(fastrand::u64(0..1 << 40), fastrand::i64(1 << 40..1 << 41));
+            let clock: Arc<dyn Clock> = Arc::new(clock);
+            let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
+            let options = store_options(&failed);
+            let store = Store::open(Path::new(ROOT), Arc::clone(&disk), Arc::clone(&clock), options);
+            let store =
+                store.unwrap_or_else(|error| panic!("host {} cannot open its store: {error}", self.number));
+            store.set_sink(Arc::new(Sink(router.clone())));
+            let process = Process {
+                root: PathBuf::from(ROOT),
+                disk,
+                store,
+                router: router.clone(),
+                transport: Arc::new(Link { network: self.network.clone(), host: self.number }),
+                clock,
+                scope: Scope::new(shutdown.clone()),
+            };
+            (Instant::now(), process)
+        };
+        runtime.spawn(pump(process.store.clone(), Arc::clone(&self.disk_ms)));
+        self.network.begin_life(self.number);
+        self.paused = false;
+        self.life = Some(Life { runtime, router, shutdown, failed, began, began_ms: self.now_ms });
+        process
+    }
+
+    /// Whether a process runs, paused or not.
+    pub fn is_up(&self) -> bool {
+        self.life.is_some()
+    }
+
+    /// Whether it stands still.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Whether its disk has failed or lost power: time to [`Host::crash`].
+    pub fn has_failed(&self) -> bool {
+        self.life.as_ref().is_some_and(|life| life.failed.load(Ordering::SeqCst))
+    }
+
+    /// Whether a task of its process panicked.
+    pub fn has_panicked(&self) -> bool {
+        self.life.as_ref().is_some_and(|life| life.shutdown.has_panicked())
+    }
+
+    /// The runtime of its process.
+    pub fn handle(&self) -> Option<Handle> {
+        self.life.as_ref().map(|life| life.runtime.handle().clone())
+    }
+
+    /// Runs something in its process.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<Task<T>> {
+        self.life.as_ref().map(|life| Task::spawn(life.runtime.handle(), work))
+    }
+
+    /// Takes the power away in the middle of a write: at this many operations of the disk from now.
+    pub fn cut_power_after(&self, operations: u64) {
+        self.trace.note(format_args!("host {} loses power after {operations} disk operations", self.number));
+        self.disk.set_fault(Some((self.disk.operations() + operations, Fault::PowerCut)));
+    }
+
+    /// Ends the process, without a word to anybody.
+    pub fn crash(&mut self, survival: Survival, seed: u64) {
+        let Some(life) = self.life.take() else { return };
+        self.trace.note(format_args!("host {} crashes, {survival:?} unsynced survives", self.number));
+        let after = self.disk.crash(survival, seed);
+        self.network.end_life(self.number);
+        // Tasks that are dropped may still ask what time it is.
+        let handle = life.runtime.handle().clone();
+        let _inside = handle.enter();
+        drop(life);
+        self.disk = after;
+        self.paused = false;
+    }
+
+    /// Stops its time, as SIGSTOP does.
+    pub fn pause(&mut self) {
+        self.trace.note(format_args!("host {} stands still", self.number));
+        self.paused = true;
+    }
+
+    /// Lets its time catch up.
+    pub fn resume(&mut self) {
+        if self.paused {
+            self.trace.note(format_args!("host {} goes on", self.number));
+            self.paused = false;
+        }
+    }
+
+    /// How long the disk takes for a sync, at most; now and then eight times that.
+    pub fn set_disk_ms(&self, longest: u64) {
+        self.disk_ms.store(longest, Ordering::Relaxed);
+    }
+
+    /// Lets its process run until the world's time.
+    pub(super) fn run_until(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+        let Some(life) = self.life.as_ref().filter(|_| !self.paused) else { return };
+        let due = life.began + Duration::from_millis(now_ms - life.began_ms);
+        life.runtime.block_on(async {
+            let behind = due.saturating_duration_since(Instant::now());
+            if behind > Duration::from_millis(super::TICK_MS) {
+                // It stood still: everything that is overdue is due at once.
+                tokio::time::advance(behind - Duration::from_millis(super::TICK_MS)).await;
+            }
+            self.network.deliver(self.number, &life.router, life.runtime.handle());
+            tokio::time::sleep_until(due).await;
+        });
+    }
+}
