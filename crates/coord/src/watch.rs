@@ -402,7 +402,8 @@ fn read_history(space: &Space, watcher: &mut Watcher, max_bytes: usize) -> Readi
         }
     }
     watcher.is_marked = false;
-    watcher.next = space.revision() + 1;
+    // A start that is still to come stays: a snapshot may bring this node on, and not as far.
+    watcher.next = watcher.next.max(space.revision() + 1);
     reading
 }
 

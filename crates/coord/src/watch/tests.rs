@@ -307,6 +307,8 @@ fn a_later_state_in_place_of_this_one_is_read_on_from() {
         world.hub.on_restored(&world.state);
         assert_eq!(world.told(id), expected, "compacted at {compact:?}");
         assert_eq!(world.told(other), "", "it starts later");
+        (0..5).for_each(|_| world.put("b")); // 5 to 9
+        assert_eq!(world.told(other), "+b@9", "it starts where it said, not where the new state was");
     }
 }
 
