@@ -11,6 +11,7 @@ mod bench;
 mod ci;
 mod etcd;
 mod interop;
+mod sim;
 mod tidy;
 
 #[derive(Parser)]
@@ -28,6 +29,8 @@ enum Command {
     Ci,
     /// Unmodified third-party clients against a fresh `moim serve`
     Interop(interop::InteropArgs),
+    /// A whole cluster on one thread from one seed, with faults
+    Sim(sim::SimArgs),
     /// Compare our speed with others and with the limits of this machine
     Bench(bench::Bench),
 }
@@ -49,6 +52,7 @@ fn run(cli: &Cli) -> Result<bool> {
         Command::Tidy => tidy::run(&root),
         Command::Ci => ci::run(&root),
         Command::Interop(args) => interop::run(&root, args),
+        Command::Sim(args) => sim::run(&root, args),
         Command::Bench(bench) => bench::run(&root, bench),
     }
 }

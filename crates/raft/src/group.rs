@@ -357,7 +357,11 @@ impl LeaderWatch {
     /// Who leads now.
     pub fn current(&self) -> Leadership {
         let metrics = self.metrics.borrow_watched();
-        Leadership { term: metrics.vote.leader_id.term, leader: metrics.current_leader.map(VoterId) }
+        let vote = &metrics.vote;
+        // The vote is the one on disk, the leader may be that of a newer one: a term must not be told with the leader
+        // of another.
+        let led = vote.committed && Some(vote.leader_id.voted_for) == metrics.current_leader;
+        Leadership { term: vote.leader_id.term, leader: metrics.current_leader.filter(|_| led).map(VoterId) }
     }
 
     /// The next leadership that differs from the last one told; at first the current one. `None` when the group has

@@ -70,7 +70,7 @@ impl Faults {
         self.end_what_is_over(world, cluster);
         self.change_members(world, cluster);
         if world.now_ms() >= self.next_ms {
-            self.next_ms = world.now_ms() + world.random.u64(50..900);
+            self.next_ms = world.now_ms() + world.random.u64(100..1_400);
             self.begin(world, cluster);
         }
     }

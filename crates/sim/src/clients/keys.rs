@@ -18,7 +18,7 @@ const PAIRS: [(&str, &str); 1] = [("p0", "q0")];
 pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
     let mut last: Option<Found> = None;
     while !crowd.is_over() {
-        nap(0..60).await;
+        nap(0..30).await;
         let op = choose(&crowd, last.as_ref());
         if let Some(outcome) = run(&crowd, number, op).await
             && let Some(Seen::Got(found)) = outcome.seen.into_iter().next()

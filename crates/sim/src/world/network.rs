@@ -1,7 +1,8 @@
 //! Wires between hosts: requests and replies as bytes, late, lost, out of order, or cut off in one direction.
 //!
-//! A packet is lost when its link is cut at either end of its way, and never reaches a later life of its receiver: a
-//! connection does not survive a process. Nothing is ever delivered in the tick in which it was sent.
+//! A packet is lost when its link is cut at either end of its way, and never reaches a later life of its receiver. As
+//! with TCP, nothing is lost in silence for ever: a while later the connection breaks, and every call that was under way
+//! on it fails. So does a connection whose other end died. Nothing is ever delivered in the tick in which it was sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,8 @@ enum Body {
 
 struct Packet {
     from: usize,
+    /// Who called whom: the connection it travels on.
+    line: (usize, usize),
     from_life: u64,
     to_life: u64,
     body: Body,
@@ -56,7 +59,10 @@ struct Wires {
     lives: Vec<(u64, bool)>,
     /// By receiver, then time, then order of sending.
     queued: Vec<BTreeMap<(u64, u64), Packet>>,
-    calls: BTreeMap<u64, oneshot::Sender<Bytes>>,
+    /// With their connections.
+    calls: BTreeMap<u64, ((usize, usize), oneshot::Sender<Bytes>)>,
+    /// Connections that will break, and when.
+    doomed: BTreeMap<(usize, usize), u64>,
     next: u64,
 }
 
@@ -77,18 +83,35 @@ fn host_of(address: &str) -> Option<usize> {
 
 impl Wires {
     fn send(&mut self, from: usize, to: usize, to_life: u64, body: Body) {
-        let weather = self.weather;
-        let delay = match self.random.u32(0..1_000) {
-            draw if draw < weather.lost => return,
-            draw if draw < weather.lost + weather.late => self.random.u64(0..=weather.late_ms),
-            _ => self.random.u64(0..=weather.delay_ms),
+        let line = match body {
+            Body::Request { .. } => (from, to),
+            Body::Reply { .. } => (to, from),
         };
-        if self.cut.contains(&(from, to)) {
+        let weather = self.weather;
+        let draw = self.random.u32(0..1_000);
+        if draw < weather.lost || self.cut.contains(&(from, to)) {
+            self.doom(line);
             return;
         }
+        let longest = if draw < weather.lost + weather.late { weather.late_ms } else { weather.delay_ms };
         self.next += 1;
-        let at = (self.now_ms + TICK_MS + delay, self.next);
-        self.queued[to].insert(at, Packet { from, from_life: self.lives[from].0, to_life, body });
+        let at = (self.now_ms + TICK_MS + self.random.u64(0..=longest), self.next);
+        self.queued[to].insert(at, Packet { from, line, from_life: self.lives[from].0, to_life, body });
+    }
+
+    /// Something was lost on a connection.
+    fn doom(&mut self, line: (usize, usize)) {
+        let at = self.now_ms + self.random.u64(100..2_000);
+        self.doomed.entry(line).or_insert(at);
+    }
+
+    fn break_lines(&mut self) {
+        let now_ms = self.now_ms;
+        let broken: Vec<_> =
+            self.doomed.extract_if(.., |_, at| *at <= now_ms).map(|(line, _)| line).collect();
+        for line in broken {
+            self.calls.retain(|_, (of, _)| *of != line);
+        }
     }
 }
 
@@ -103,6 +126,7 @@ impl Network {
             lives: Vec::new(),
             queued: Vec::new(),
             calls: BTreeMap::new(),
+            doomed: BTreeMap::new(),
             next: 0,
         };
         Self { wires: Arc::new(Mutex::new(wires)) }
@@ -119,7 +143,9 @@ impl Network {
     }
 
     pub(super) fn set_now(&self, now_ms: u64) {
-        self.wires().now_ms = now_ms;
+        let mut wires = self.wires();
+        wires.now_ms = now_ms;
+        wires.break_lines();
     }
 
     pub(super) fn begin_life(&self, host: usize) {
@@ -131,6 +157,14 @@ impl Network {
         let mut wires = self.wires();
         wires.lives[host].1 = false;
         wires.queued[host].clear();
+        for other in 0..wires.lives.len() {
+            if wires.cut.contains(&(host, other)) {
+                wires.doom((other, host));
+            } else {
+                let now_ms = wires.now_ms;
+                wires.doomed.insert((other, host), now_ms + TICK_MS);
+            }
+        }
     }
 
     /// Changes how the wires are.
@@ -165,6 +199,7 @@ impl Network {
                 };
                 let packet = first.remove();
                 if wires.cut.contains(&(packet.from, to)) || packet.to_life != wires.lives[to].0 {
+                    wires.doom(packet.line);
                     continue;
                 }
                 packet
@@ -181,7 +216,7 @@ impl Network {
                 }
                 Body::Reply { call, bytes } => {
                     let waiting = self.wires().calls.remove(&call);
-                    if let Some(waiting) = waiting {
+                    if let Some((_, waiting)) = waiting {
                         self.note(from, to, "answers", call, &bytes);
                         let _ = waiting.send(bytes);
                     }
@@ -225,7 +260,7 @@ impl Link {
         wires.next += 1;
         let call = wires.next;
         let (done, answer) = oneshot::channel();
-        wires.calls.insert(call, done);
+        wires.calls.insert(call, ((self.host, target), done));
         wires.send(self.host, target, life, Body::Request { call, group, bytes });
         Some((call, answer))
     }
