@@ -25,7 +25,7 @@ pub(crate) struct SimArgs {
     /// Print every run
     #[arg(short, long)]
     verbose: bool,
-    /// Print the whole trace that was kept of a run that fails
+    /// Print the trace of every run, as far as it was kept
     #[arg(long)]
     trace: bool,
     /// Switch known bugs on, one after the other, and fail unless each is found within that many seeds

@@ -93,12 +93,18 @@ impl Crowd {
             tokio::time::sleep(Duration::from_millis(50)).await;
             return None;
         };
+        let (_line, hung_up) = self.shared.connect(&node);
         let (answer, answered) = oneshot::channel();
         let work = work(node.coordinator);
         node.handle.spawn(async move {
             let _ = answer.send(work.await);
         });
-        tokio::time::timeout(patience, answered).await.ok()?.ok()
+        tokio::select! {
+            biased;
+            answered = answered => answered.ok(),
+            _ = hung_up => None,
+            () = tokio::time::sleep(patience) => None,
+        }
     }
 }
 

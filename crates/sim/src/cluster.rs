@@ -1,12 +1,14 @@
 //! Coordination nodes on machines, and what must hold among them whatever happens.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use moim_coord::{Coordinator, CoordinatorOptions, SpaceId};
 use moim_raft::{GroupId, GroupOptions, Host, Member, VoterId};
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use crate::world::{Process, Task, Trace, World};
 
@@ -18,6 +20,7 @@ const TAG: u64 = 2;
 /// A node that can be asked.
 #[derive(Clone)]
 pub(crate) struct Node {
+    pub(crate) host: usize,
     pub(crate) coordinator: Coordinator,
     /// Where its code runs.
     pub(crate) handle: Handle,
@@ -27,6 +30,9 @@ pub(crate) struct Node {
 pub(crate) struct Shared {
     pub(crate) trace: Trace,
     nodes: Mutex<BTreeMap<usize, Node>>,
+    /// Who waits for a node, by the order in which they came: told when it dies.
+    lines: Mutex<BTreeMap<u64, (usize, oneshot::Sender<()>)>>,
+    next_line: AtomicU64,
     /// Who led each term, as anybody heard.
     leaders: Mutex<BTreeMap<u64, VoterId>>,
     violations: Mutex<Vec<String>>,
@@ -41,6 +47,8 @@ impl Shared {
         Arc::new(Self {
             trace,
             nodes: Mutex::default(),
+            lines: Mutex::default(),
+            next_line: AtomicU64::new(0),
             leaders: Mutex::default(),
             violations: Mutex::default(),
         })
@@ -70,6 +78,23 @@ impl Shared {
         nodes.values().nth(fastrand::usize(..nodes.len())).cloned()
     }
 
+    /// A client's connection to a node: the receiver ends when the node dies, the line when it is dropped.
+    ///
+    /// A dying runtime drops its tasks in an order that hangs on every task the process ever had. Those who wait for
+    /// them would be woken in that order, so they are told here first.
+    pub(crate) fn connect(self: &Arc<Self>, node: &Node) -> (Line, oneshot::Receiver<()>) {
+        let number = self.next_line.fetch_add(1, Ordering::Relaxed);
+        let (hang_up, hung_up) = oneshot::channel();
+        locked(&self.lines).insert(number, (node.host, hang_up));
+        (Line { shared: Arc::clone(self), number }, hung_up)
+    }
+
+    fn on_death(&self, host: usize) {
+        locked(&self.nodes).remove(&host);
+        let dead: Vec<_> = locked(&self.lines).extract_if(.., |_, (of, _)| *of == host).collect();
+        drop(dead);
+    }
+
     fn led(&self, by: usize, term: u64, leader: VoterId) {
         self.trace.note(format_args!("host {by} hears that {leader} leads term {term}"));
         let known = *locked(&self.leaders).entry(term).or_insert(leader);
@@ -81,6 +106,18 @@ impl Shared {
     /// How many terms had a leader.
     pub(crate) fn terms(&self) -> usize {
         locked(&self.leaders).len()
+    }
+}
+
+/// See [`Shared::connect`].
+pub(crate) struct Line {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        locked(&self.shared.lines).remove(&self.number);
     }
 }
 
@@ -143,7 +180,7 @@ impl Cluster {
     /// Ends the process of a machine.
     pub(crate) fn crash(&mut self, world: &mut World, host: usize, survival: moim_journal::disk::Survival) {
         let seed = world.random.u64(..);
-        locked(&self.shared.nodes).remove(&host);
+        self.shared.on_death(host);
         self.opening.remove(&host);
         world.host(host).crash(survival, seed);
     }
@@ -238,6 +275,6 @@ async fn open(
             }
         }
     });
-    locked(&shared.nodes).insert(number, Node { coordinator, handle });
+    locked(&shared.nodes).insert(number, Node { host: number, coordinator, handle });
     Ok(())
 }

@@ -20,4 +20,4 @@ mod faults;
 mod run;
 pub mod world;
 
-pub use run::{Failure, Options, Report, run};
+pub use run::{Failure, Options, Report, run, run_traced};

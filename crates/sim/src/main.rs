@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use moim_sim::{Options, run};
+use moim_sim::{Options, run_traced};
 
 /// A whole cluster on one thread from one seed, with faults
 #[derive(Parser)]
@@ -29,7 +29,7 @@ struct Args {
     /// Print every run, not only those that fail
     #[arg(short, long)]
     verbose: bool,
-    /// Print the whole trace that was kept of a run that fails
+    /// Print the trace of every run, as far as it was kept
     #[arg(long)]
     trace: bool,
 }
@@ -41,7 +41,11 @@ fn main() -> ExitCode {
     let (mut answered, mut world_ms) = (0, 0);
     for seed in args.start..args.start + args.seeds {
         let options = Options { seed, nodes: args.nodes, faults_ms: args.faults_ms, clients: args.clients };
-        match run(options) {
+        let (result, trace) = run_traced(options);
+        if args.trace {
+            trace.iter().for_each(|line| println!("{line}"));
+        }
+        match result {
             Ok(report) => {
                 if args.verbose {
                     println!("seed {seed}: {report:?} {:.1} s", start.elapsed().as_secs_f64());
@@ -50,9 +54,6 @@ fn main() -> ExitCode {
                 world_ms += report.world_ms;
             }
             Err(failure) => {
-                if args.trace {
-                    failure.trace.iter().for_each(|line| println!("{line}"));
-                }
                 println!("{failure}");
                 println!("again: cargo xtask sim --start {seed} --seeds 1 --nodes {} --trace", args.nodes);
                 return ExitCode::FAILURE;

@@ -80,9 +80,15 @@ impl std::error::Error for Failure {}
 
 /// Runs a world from a seed to its end.
 pub fn run(options: Options) -> Result<Report, Failure> {
+    run_traced(options).0
+}
+
+/// As [`run`], with the trace as far as it was kept, whatever the verdict.
+pub fn run_traced(options: Options) -> (Result<Report, Failure>, Vec<String>) {
     let mut world = World::new(options.seed);
     let result = Run::new(&mut world, options).and_then(|mut run| run.live(&mut world, options));
-    result.map_err(|what| Failure { seed: options.seed, what, trace: world.trace.lines() })
+    let trace = world.trace.lines();
+    (result.map_err(|what| Failure { seed: options.seed, what, trace: trace.clone() }), trace)
 }
 
 struct Run {

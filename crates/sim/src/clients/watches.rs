@@ -48,11 +48,19 @@ pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
     loop {
         nap(10..200).await;
         let Some(node) = crowd.shared.any_node() else { continue };
+        let (_line, mut hung_up) = crowd.shared.connect(&node);
         let (tell, mut told) = mpsc::channel(1);
         node.handle.spawn(watch(node.coordinator, heard + 1, tell));
         // Now and then it turns to another node though this one is fine.
         let until = tokio::time::Instant::now() + Duration::from_millis(fastrand::u64(500..5_000));
-        while let Ok(Some(events)) = tokio::time::timeout_at(until, told.recv()).await {
+        loop {
+            let events = tokio::select! {
+                biased;
+                events = told.recv() => events,
+                _ = &mut hung_up => None,
+                () = tokio::time::sleep_until(until) => None,
+            };
+            let Some(events) = events else { break };
             if let Err(why) = hear(&crowd, &mut heard, &events) {
                 crowd.shared.violation(format!("watcher {number}: {why}"));
             }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Lines kept for whoever asks why.
-const KEPT: usize = 4_000;
+const KEPT: usize = 50_000;
 
 /// Shared by everybody in a world.
 #[derive(Clone, Default)]
