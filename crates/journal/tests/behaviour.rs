@@ -163,6 +163,24 @@ fn nothing_is_durable_before_the_sync() {
 }
 
 #[test]
+fn a_node_that_is_killed_again_and_again_before_its_first_checkpoint_goes_on() {
+    let mut bed = Bed::new();
+    for _ in 0..20 {
+        let store = bed.open();
+        fsync(&store);
+        store.pump();
+        bed.crash(Survival::Everything);
+    }
+    let store = bed.open();
+    let journal = fsync(&store);
+    store.pump();
+    append(&journal, 3, 100);
+    store.pump();
+    assert_eq!(journal.durable_end(), 3);
+    assert!(store.stats().commit_files <= bed.options.commit_files as u64, "{:?}", store.stats());
+}
+
+#[test]
 fn a_failed_sync_is_fatal_and_acknowledges_nothing() {
     let bed = Bed::new();
     let store = bed.open();

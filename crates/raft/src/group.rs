@@ -159,6 +159,10 @@ impl Group {
     /// The index up to which a read must wait to see everything that was acknowledged anywhere before the call. On
     /// any member: followers ask the leader.
     pub async fn read_point(&self) -> Result<u64, GroupError> {
+        #[cfg(feature = "planted")]
+        if crate::planted::is_on(crate::planted::Bug::StaleRead) {
+            return Ok(self.metrics().applied.unwrap_or(0));
+        }
         match self.read_index().await {
             Err(GroupError::NotLeader { leader: Some(leader) }) if leader.id != self.voter() => {
                 self.ask_read_index(&leader).await

@@ -26,6 +26,8 @@ mod group;
 mod log;
 mod machine;
 mod network;
+#[cfg(feature = "planted")]
+pub mod planted;
 mod rpc;
 mod runtime;
 mod snapshot;

@@ -451,6 +451,11 @@ impl RaftLogStorage<Types> for LogStore {
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
         self.settle().await;
         self.inner.state().facts.vote = Some(*vote);
+        #[cfg(feature = "planted")]
+        if crate::planted::is_on(crate::planted::Bug::VoteBeforeSync) {
+            let facts = self.inner.state().facts;
+            return meta::append(&self.inner.meta, &facts).map(|_| ()).map_err(io::Error::other);
+        }
         self.write_facts().await
     }
 
@@ -470,6 +475,11 @@ impl RaftLogStorage<Types> for LogStore {
             codec::put_entry(&mut payload, &entry);
             self.append_frame(at, at, &payload).await?;
             self.inner.state().push(entry);
+        }
+        #[cfg(feature = "planted")]
+        if crate::planted::is_on(crate::planted::Bug::AckBeforeSync) {
+            callback.io_completed(Ok(()));
+            return Ok(());
         }
         let end = self.inner.log.end();
         self.inner.state().flushing.push_back((end, callback));

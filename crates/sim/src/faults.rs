@@ -25,6 +25,8 @@ pub(crate) struct Faults {
     change: Option<Change>,
     /// Least and most members.
     size: (usize, usize),
+    /// How long a disk takes when it is well.
+    disk_ms: u64,
 }
 
 struct Change {
@@ -50,8 +52,9 @@ fn survival(world: &mut World) -> Survival {
 }
 
 impl Faults {
-    pub(crate) fn new(spare: Vec<usize>, size: (usize, usize)) -> Self {
+    pub(crate) fn new(spare: Vec<usize>, size: (usize, usize), disk_ms: u64) -> Self {
         Self {
+            disk_ms,
             next_ms: 0,
             restart_at: BTreeMap::new(),
             resume_at: BTreeMap::new(),
@@ -69,9 +72,24 @@ impl Faults {
         self.bury(world, cluster);
         self.end_what_is_over(world, cluster);
         self.change_members(world, cluster);
+        self.maybe_disturb_election(world, cluster);
         if world.now_ms() >= self.next_ms {
             self.next_ms = world.now_ms() + world.random.u64(100..1_400);
             self.begin(world, cluster);
+        }
+    }
+
+    /// While nobody leads, votes are on their way to the disks: a good time to lose one.
+    fn maybe_disturb_election(&mut self, world: &mut World, cluster: &mut Cluster) {
+        if world.random.u32(0..25) > 0 || leader(cluster).is_some() {
+            return;
+        }
+        let members = cluster.members();
+        let host = members[world.random.usize(..members.len())];
+        if world.host(host).is_up() {
+            self.crash(world, cluster, host, Survival::Nothing);
+            let back = world.now_ms() + world.random.u64(2..60);
+            self.restart_at.insert(host, back);
         }
     }
 
@@ -88,7 +106,8 @@ impl Faults {
     fn crash(&mut self, world: &mut World, cluster: &mut Cluster, host: usize, survival: Survival) {
         cluster.crash(world, host, survival);
         self.resume_at.remove(&host);
-        let back = world.now_ms() + world.random.u64(20..2_500);
+        let longest = if world.random.bool() { 100 } else { 2_500 };
+        let back = world.now_ms() + world.random.u64(10..longest);
         self.restart_at.insert(host, back);
     }
 
@@ -104,7 +123,7 @@ impl Faults {
             world.host(host).resume();
         }
         for host in due(&mut self.quick_at) {
-            world.host(host).set_disk_ms(3);
+            world.host(host).set_disk_ms(self.disk_ms);
         }
         if self.mend_at.take_if(|at| *at <= now).is_some() {
             world.trace.note(format_args!("the wires are mended"));
@@ -129,13 +148,13 @@ impl Faults {
                 let operations = world.random.u64(1..40);
                 world.host(host).cut_power_after(operations);
             }
-            30..33 => self.crash_everybody(world, cluster),
-            33..47 if world.host(host).is_up() => {
+            30..38 => self.crash_everybody(world, cluster),
+            38..48 if world.host(host).is_up() => {
                 world.host(host).pause();
                 let length = world.random.u64(50..2_500);
                 self.resume_at.insert(host, now + length);
             }
-            47..70 => {
+            48..70 => {
                 cut(world, cluster, host);
                 self.mend_at = Some(now + world.random.u64(200..3_000));
             }
@@ -235,7 +254,7 @@ impl Faults {
         (self.mend_at, self.fair_at) = (None, None);
         for host in cluster.members().to_vec() {
             world.host(host).resume();
-            world.host(host).set_disk_ms(3);
+            world.host(host).set_disk_ms(self.disk_ms);
         }
         self.resume_at.clear();
         for at in self.restart_at.values_mut() {

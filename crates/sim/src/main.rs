@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+#[cfg(feature = "planted")]
+use moim_raft::planted::{Bug, plant};
+#[cfg(feature = "planted")]
+use moim_sim::run;
 use moim_sim::{Options, run_traced};
 
 /// A whole cluster on one thread from one seed, with faults
@@ -26,6 +30,14 @@ struct Args {
     /// Clients of the key-value store
     #[arg(long, default_value_t = 5)]
     clients: u64,
+    /// Switch known bugs on, one after the other, and fail unless each is found within that many seeds
+    #[cfg(feature = "planted")]
+    #[arg(long)]
+    planted: bool,
+    /// With `--planted`: only bugs whose name contains this
+    #[cfg(feature = "planted")]
+    #[arg(long, default_value = "")]
+    bug: String,
     /// Print every run, not only those that fail
     #[arg(short, long)]
     verbose: bool,
@@ -34,14 +46,46 @@ struct Args {
     trace: bool,
 }
 
-#[allow(clippy::disallowed_methods)] // a person waits: this is a stopwatch
+impl Args {
+    fn options(&self, seed: u64) -> Options {
+        Options { seed, nodes: self.nodes, faults_ms: self.faults_ms, clients: self.clients }
+    }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
+    #[cfg(feature = "planted")]
+    if args.planted {
+        return find_planted(&args);
+    }
+    run_seeds(&args)
+}
+
+/// Whether each known bug is found.
+#[cfg(feature = "planted")]
+fn find_planted(args: &Args) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for bug in Bug::ALL.into_iter().filter(|bug| format!("{bug:?}").contains(&args.bug)) {
+        plant(Some(bug));
+        let failed = (args.start..args.start + args.seeds).find_map(|seed| run(args.options(seed)).err());
+        match failed {
+            Some(failure) => println!("{bug:?}: seed {}: {}", failure.seed, failure.what),
+            None => {
+                println!("{bug:?}: NOT FOUND in {} seeds", args.seeds);
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    plant(None);
+    code
+}
+
+#[allow(clippy::disallowed_methods)] // a person waits: this is a stopwatch
+fn run_seeds(args: &Args) -> ExitCode {
     let start = Instant::now();
     let (mut answered, mut world_ms) = (0, 0);
     for seed in args.start..args.start + args.seeds {
-        let options = Options { seed, nodes: args.nodes, faults_ms: args.faults_ms, clients: args.clients };
-        let (result, trace) = run_traced(options);
+        let (result, trace) = run_traced(args.options(seed));
         if args.trace {
             trace.iter().for_each(|line| println!("{line}"));
         }

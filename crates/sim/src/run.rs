@@ -103,12 +103,17 @@ impl Run {
         let founders = if options.nodes == 0 { world.random.usize(3..=5) } else { options.nodes };
         let hosts: Vec<usize> = (0..founders + 3).map(|_| world.add_host()).collect();
         let clients = world.add_host();
+        // Nothing is ever written there.
+        world.host(clients).set_disk_ms(1_000);
         world.host(clients).start();
         let spare = hosts[founders..].to_vec();
+        // What is not synced is what a crash can take: slow disks have more of it.
+        let disk_ms = [2, 6, 20, 50][world.random.usize(..4)];
+        hosts.iter().for_each(|host| world.host(*host).set_disk_ms(disk_ms));
         let cluster = Cluster::found(world, founders);
         let crowd = Crowd::new(Arc::clone(&cluster.shared));
         world.network.set_weather(Weather::FAIR);
-        let mut run = Self { cluster, crowd, faults: Faults::new(spare, (3, 7)), tasks: Vec::new() };
+        let mut run = Self { cluster, crowd, faults: Faults::new(spare, (3, 7), disk_ms), tasks: Vec::new() };
         let led = |run: &mut Self, _: &mut World| run.cluster.converged().is_some();
         run.quiet(world, 20_000, "the cluster to be founded", led)?;
         run.tasks = run.crowd.start(world, clients, options.clients);

@@ -87,6 +87,11 @@ impl Timekeeper {
     }
 
     fn become_leader(&mut self, term: u64, state: &State, now_ms: u64, election_ms: u64) {
+        #[cfg(feature = "planted")]
+        let now_ms = match moim_raft::planted::is_on(moim_raft::planted::Bug::LeaseEarly) {
+            true => now_ms.saturating_sub(2_000),
+            false => now_ms,
+        };
         self.clock.on_become_leader(state, now_ms, election_ms);
         self.term = Some(term);
     }

@@ -256,6 +256,11 @@ impl Inner {
             sent = self.send(term, &leader, entry, deadline_ms) => sent,
         };
         match sent {
+            #[cfg(feature = "planted")]
+            Sent::Perhaps if moim_raft::planted::is_on(moim_raft::planted::Bug::SendTwice) => {
+                self.shared.call_back(number);
+                Try::Again
+            }
             Sent::Perhaps => judged(verdict.await),
             Sent::Refused(error) => Try::Refused(error),
             Sent::Nobody => {

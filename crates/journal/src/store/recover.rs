@@ -238,6 +238,9 @@ impl Inner {
         let free = at(dir, disk.free_bytes(dir))?;
         let behind = Behind::new(opening.trash, clock.monotonic_ms() + options.checkpoint_ms);
         let images = opening.folds.into_iter().map(|(id, fold)| (id, fold.into_recovered(!clean))).collect();
+        // Files of earlier runs are given back by a checkpoint, also when nothing in them was worth redoing: a node that
+        // is killed again and again would otherwise collect them until it takes no append.
+        let commit_files = log.live_count();
         Ok(Self {
             dir: dir.to_path_buf(),
             disk,
@@ -262,13 +265,13 @@ impl Inner {
             sink: RwLock::new(None),
             ring_bytes: AtomicUsize::new(0),
             dirty_bytes: AtomicU64::new(0),
-            dirty: AtomicBool::new(!opening.redone.is_empty()),
+            dirty: AtomicBool::new(!opening.redone.is_empty() || commit_files > 1),
             dirty_dirs: Mutex::default(),
             redone: Mutex::new(opening.redone.into_iter().collect()),
             floor: Mutex::new(floor),
             low_space: AtomicBool::new(free < options.min_free_bytes),
             no_space: AtomicBool::new(false),
-            log_full: AtomicBool::new(false),
+            log_full: AtomicBool::new(commit_files > options.commit_files),
             closed: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             checkpointing: Mutex::new(()),
