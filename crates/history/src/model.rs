@@ -4,7 +4,7 @@
 //! translated once ([`Names::learn`]). Revisions are part of the state where they are known: a write whose answer was
 //! lost leaves a revision that the next read teaches.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::record::{Compare, Entry, Fate, Seen, Step};
 
@@ -57,21 +57,16 @@ pub(crate) struct Plan {
     succeeded: Option<bool>,
     /// The revision of its answer.
     pub(crate) told: Option<i64>,
+    /// Every key it may touch, once.
+    pub(crate) keys: BTreeSet<usize>,
 }
 
 impl Plan {
-    /// The only key it touches, if it is only one.
-    pub(crate) fn only_key(&self) -> Option<usize> {
-        let first = self.keys().next()?;
-        self.keys().all(|key| key == first).then_some(first)
-    }
-
-    /// Every key it may touch.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = usize> {
-        let conditions = self.conditions.iter().map(|condition| match condition {
-            Condition::Value(key, _) | Condition::Revision(key, _) => *key,
-        });
-        conditions.chain(self.then.iter().chain(&self.otherwise).map(|act| act.key()))
+    /// The keys that each of its branches writes, sorted.
+    pub(crate) fn write_sets(&self) -> impl Iterator<Item = BTreeSet<usize>> {
+        [&self.then, &self.otherwise]
+            .into_iter()
+            .map(|acts| acts.iter().filter(|act| !matches!(act, Act::Get(..))).map(|act| act.key()).collect())
     }
 
     /// Whether what it does hangs on the state.
@@ -109,6 +104,7 @@ impl Names {
         };
         Plan {
             conditions,
+            keys: entry.op.keys().map(|key| self.key(key)).collect(),
             then: self.acts(&entry.op.then, seen(true)),
             otherwise: self.acts(&entry.op.otherwise, seen(false)),
             succeeded: outcome.map(|outcome| outcome.succeeded),

@@ -5,15 +5,15 @@
 //! nothing fits; never visit the same set of placed operations with the same state twice. Keys that no operation
 //! touches together are searched apart, because linearizability is local.
 //!
-//! An operation with an unknown outcome may be placed at any time after its invocation, and need not be placed. On one
-//! key it is placed only right before an operation that does not fit without it. Nothing is lost by that: until somebody
-//! needs it, it can move behind an operation that leaves its key alone, and one that overwrites its key makes it needless.
-//! Unknown operations on several keys are candidates at any time, after all others.
+//! An operation with an unknown outcome may be placed at any time after its invocation, and need not be placed. One
+//! whose keys nobody writes in part is placed only right before an operation that does not fit without it. Nothing is
+//! lost by that: until somebody needs it, it can move behind an operation that leaves its keys alone, and one that
+//! overwrites its keys makes it needless. Other unknown operations are candidates at any time, after all others.
 //!
 //! Limit: the problem is NP-complete. A history with many unknown outcomes on several keys, or many that overlap, can
 //! exceed the bound on visited states; it is then reported as not shown, which is an error too.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt;
 
 use crate::model::{Names, Plan, State};
@@ -142,6 +142,8 @@ struct Search<'a> {
     /// How many have an answer.
     answered: usize,
     names: Names,
+    /// Which of them touch only keys that nobody writes in part.
+    whole: Vec<bool>,
     /// Which of those with an answer are placed.
     bits: Vec<u64>,
     /// Which of the others are, ascending.
@@ -162,9 +164,10 @@ impl<'a> Search<'a> {
         let answered = known.len();
         let entries = [known, unknown].concat();
         let mut names = Names::default();
-        let plans = entries.iter().map(|entry| names.learn(entry)).collect();
+        let plans: Vec<Plan> = entries.iter().map(|entry| names.learn(entry)).collect();
         let state = names.empty();
         Self {
+            whole: whole(&plans),
             entries,
             plans,
             answered,
@@ -243,7 +246,7 @@ impl<'a> Search<'a> {
         let least = known.iter().filter_map(|at| self.plans[*at].told).min();
         let first = |at: &usize| self.plans[*at].told.is_none_or(|told| Some(told) <= least);
         let mut all = Vec::new();
-        for at in unknown.iter().rev().filter(|at| self.plans[**at].only_key().is_none()) {
+        for at in unknown.iter().rev().filter(|at| !self.whole[**at]) {
             let after = self.state.step(&self.plans[*at]).into_iter();
             all.extend(after.map(|after| Candidate { ops: vec![*at], after }));
         }
@@ -253,7 +256,7 @@ impl<'a> Search<'a> {
             let after = self.state.step(&self.plans[at]).into_iter();
             plain.extend(after.map(|after| Candidate { ops: vec![at], after }));
             if plain.len() == before {
-                self.with_help(at, &self.state, &mut Vec::new(), &unknown, &mut all);
+                self.with_help(at, &unknown, &mut all);
             }
         }
         all.append(&mut plain);
@@ -265,38 +268,32 @@ impl<'a> Search<'a> {
         all
     }
 
-    /// Finds unknown operations on one key of `wanted` after which it fits. A chain grows only by operations with
-    /// conditions: any other makes what came before it needless.
-    fn with_help(
-        &self,
-        wanted: usize,
-        state: &State,
-        chain: &mut Vec<usize>,
-        unknown: &[usize],
-        found: &mut Vec<Candidate>,
-    ) {
-        for &helper in unknown {
-            let plan = &self.plans[helper];
-            let touches =
-                plan.only_key().is_some_and(|key| self.plans[wanted].keys().any(|other| other == key));
-            if !touches || chain.contains(&helper) || !(chain.is_empty() || plan.is_conditional()) {
-                continue;
-            }
-            chain.push(helper);
-            for between in state.step(plan) {
-                if between == *state {
+    /// Finds unknown operations on keys of `wanted` after which it fits, the shortest chains first and one chain for
+    /// each state. A chain grows only by operations with conditions: any other makes what came before it needless.
+    fn with_help(&self, wanted: usize, unknown: &[usize], found: &mut Vec<Candidate>) {
+        let mut visited = HashSet::from([self.state.clone()]);
+        let mut open = VecDeque::from([(self.state.clone(), Vec::new())]);
+        while let Some((state, chain)) = open.pop_front() {
+            for &helper in unknown {
+                let plan = &self.plans[helper];
+                let touches = self.whole[helper] && !plan.keys.is_disjoint(&self.plans[wanted].keys);
+                if !touches || chain.contains(&helper) || !(chain.is_empty() || plan.is_conditional()) {
                     continue;
                 }
-                let fits = between.step(&self.plans[wanted]);
-                if fits.is_empty() {
-                    self.with_help(wanted, &between, chain, unknown, found);
-                }
-                for after in fits {
-                    let ops = chain.iter().copied().chain([wanted]).collect();
-                    found.push(Candidate { ops, after });
+                for between in state.step(plan) {
+                    if !visited.insert(between.clone()) {
+                        continue;
+                    }
+                    let fits = between.step(&self.plans[wanted]);
+                    let chain = || chain.iter().copied().chain([helper]);
+                    if fits.is_empty() {
+                        open.push_back((between, chain().collect()));
+                    }
+                    for after in fits {
+                        found.push(Candidate { ops: chain().chain([wanted]).collect(), after });
+                    }
                 }
             }
-            chain.pop();
         }
     }
 
@@ -333,6 +330,15 @@ impl<'a> Search<'a> {
         lines.extend(next.iter().map(|at| self.entries[*at].to_string()));
         Counterexample { what, lines }
     }
+}
+
+/// Of each operation, whether every write to one of its keys writes all of them.
+fn whole(plans: &[Plan]) -> Vec<bool> {
+    let writes: BTreeSet<BTreeSet<usize>> = plans.iter().flat_map(Plan::write_sets).collect();
+    let is_whole = |plan: &Plan| {
+        writes.iter().all(|written| written.is_disjoint(&plan.keys) || written.is_superset(&plan.keys))
+    };
+    plans.iter().map(is_whole).collect()
 }
 
 fn returned(entry: &Entry) -> Option<u64> {

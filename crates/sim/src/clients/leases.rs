@@ -42,7 +42,7 @@ pub(super) async fn grant(crowd: &Crowd, ttl_ms: i64) -> Option<Owned> {
 pub(super) async fn keep(crowd: &Crowd, owned: &mut Owned) -> bool {
     let (sent, id) = (Instant::now(), owned.id);
     let kept = crowd.ask(Duration::from_millis(600), move |coordinator| async move {
-        coordinator.lease_keep_alive(id).await
+        coordinator.lease_keep_alive(Origin::Client, id).await
     });
     match kept.await {
         Some(Ok(0)) => false,
