@@ -11,6 +11,7 @@ use moim_cluster::StateRepository;
 use moim_cluster::nodes::NodeRecord;
 use moim_coord::Coordinator;
 use moim_raft::{BoxFuture, Service};
+use tokio::time::Instant;
 
 use super::protocol::{Answer, Card, Question, greet, read_question, write_answer};
 use crate::control::records::{self, RecordError};
@@ -34,6 +35,7 @@ pub(crate) struct Inside {
 pub(crate) struct Doorkeeper {
     card: Mutex<Card>,
     inside: OnceLock<Inside>,
+    complained: Mutex<Option<Instant>>,
 }
 
 impl Doorkeeper {
@@ -53,6 +55,16 @@ impl Doorkeeper {
         let _ = self.inside.set(inside);
     }
 
+    /// Says that a node was refused, once a second at most: strangers decide how often they ask.
+    fn complain(&self, asks: &Card, answer: &Answer) {
+        let Answer::Conflict { why } = answer else { return };
+        let mut last = self.complained.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+            *last = Some(Instant::now());
+            tracing::warn!(node = asks.node_id, address = asks.peer, why, "a node was refused");
+        }
+    }
+
     async fn answer(&self, question: Question) -> Answer {
         let card = self.card();
         let (asks, fresh) = match question {
@@ -70,6 +82,10 @@ impl Doorkeeper {
             }
         };
         match tokio::time::timeout(PATIENCE, answer).await {
+            Ok(answer @ Answer::Conflict { .. }) => {
+                self.complain(&asks, &answer);
+                answer
+            }
             Ok(answer) => answer,
             Err(_) => Answer::Later { why: "the cluster has no quorum now".to_owned() },
         }

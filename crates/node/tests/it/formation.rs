@@ -13,6 +13,11 @@ use crate::cluster::eventually;
 use crate::nodes::{Peer, founders, initial_cluster};
 use crate::support::PATIENCE;
 
+fn encode(id: u128) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(id.to_be_bytes())
+}
+
 fn cluster_id(ready: &str) -> &str {
     ready.split(' ').find_map(|word| word.strip_prefix("cluster=")).expect("a cluster")
 }
@@ -50,10 +55,51 @@ fn all_nodes_at_once_come_back_with_what_was_acknowledged() {
     let (mut peers, _) = founders();
     peers[0].put("k", "before");
     peers.iter_mut().for_each(Peer::kill);
+    // As a crash leaves it between the first entry of the log and the note of it.
+    peers[1].edit_identity(|identity| identity["admission"] = "founding".into());
     // The folder knows where it belongs.
     peers.iter_mut().for_each(|peer| peer.start(&[]));
     peers.iter_mut().for_each(|peer| drop(peer.ready()));
     assert_eq!(peers[1].get("k").as_deref(), Some("before"));
+    assert_eq!(peers[1].edit_identity(|_| {})["admission"], "member");
+
+    // A folder that lost its log does not begin a second one.
+    peers[2].kill();
+    peers[2].keep_identity_only();
+    peers[2].start(&[]);
+    assert_eq!(peers[2].wait(), 1, "{}", peers[2].log());
+    assert!(peers[2].log().contains("holds no Raft log, but voter 3 had one"), "{}", peers[2].log());
+}
+
+#[test]
+fn founders_that_crashed_after_they_agreed_go_on() {
+    let mut peers: Vec<_> = (1..=3).map(Peer::new).collect();
+    let list = initial_cluster(&peers);
+    let folder = |id: i32| encode(u128::from_be_bytes([id as u8; 16]));
+    let founders: Vec<_> = peers
+        .iter()
+        .map(|peer| {
+            serde_json::json!({"node_id": peer.id, "directory_id": folder(peer.id), "peer": peer.peer_address()})
+        })
+        .collect();
+    let mixed = (1..=3).fold(0, |mixed: u128, id| mixed.rotate_left(11) ^ u128::from_be_bytes([id; 16]));
+    // Two had written the agreement down and had no log yet; the third had not.
+    for (peer, agreed) in peers.iter().zip([true, true, false]) {
+        std::fs::create_dir_all(peer.data()).unwrap();
+        let identity = serde_json::json!({
+            "format": 2, "node_id": peer.id, "incarnation": 7, "version": "0.1.0", "directory_id": folder(peer.id),
+            "cluster_id": if agreed { encode(mixed) } else { String::new() },
+            "voter": if agreed { peer.id } else { 0 },
+            "admission": if agreed { "founding" } else { "new" },
+            "founders": if agreed { founders.clone() } else { vec![] },
+        });
+        std::fs::write(peer.data().join("node.json"), identity.to_string()).unwrap();
+    }
+    peers.iter_mut().for_each(|peer| peer.start(&["--initial-cluster", &list]));
+    for peer in &mut peers {
+        assert_eq!(cluster_id(&peer.ready()), encode(mixed));
+    }
+    peers[2].healthy_with(3, 3);
 }
 
 #[test]

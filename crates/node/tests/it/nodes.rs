@@ -128,6 +128,24 @@ impl Peer {
         std::fs::remove_dir_all(self.data()).expect("a folder");
     }
 
+    /// Loses everything but `node.json`.
+    pub(crate) fn keep_identity_only(&self) {
+        let identity = std::fs::read(self.data().join("node.json")).expect("a file");
+        self.wipe();
+        std::fs::create_dir(self.data()).expect("a folder");
+        std::fs::write(self.data().join("node.json"), identity).expect("a file");
+    }
+
+    /// Changes `node.json` as a crash or an accident might, and answers what it holds.
+    pub(crate) fn edit_identity(&self, change: impl FnOnce(&mut Value)) -> Value {
+        let file = self.data().join("node.json");
+        let mut identity =
+            serde_json::from_str(&std::fs::read_to_string(&file).expect("a file")).expect("JSON");
+        change(&mut identity);
+        std::fs::write(&file, identity.to_string()).expect("a file");
+        identity
+    }
+
     /// What `/readyz` says; empty while nobody listens.
     pub(crate) fn readyz(&self) -> String {
         http(&self.admin_address(), "GET", "/readyz").unwrap_or_default()
