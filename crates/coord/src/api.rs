@@ -29,6 +29,7 @@ mod lease;
 mod listener;
 mod lock;
 mod maintenance;
+mod metrics;
 mod quorum;
 mod socket;
 mod status;
@@ -45,6 +46,7 @@ pub use self::backup::{BackupError, read_backup};
 use self::call::Budget;
 use self::dispatch::Terms;
 pub use self::listener::{EtcdOptions, EtcdServer, Serving};
+use self::metrics::EtcdMetrics;
 use self::quorum::Quorum;
 use crate::engine::{Coordinator, Header};
 use crate::range::SpaceId;
@@ -58,6 +60,8 @@ pub(crate) struct Api {
     budget: Budget,
     quorum: Quorum,
     scope: Scope,
+    counters: EtcdMetrics,
+    /// What `/metrics` shows.
     metrics: Option<Arc<Metrics>>,
 }
 

@@ -60,6 +60,7 @@ pub(super) async fn serve(
     let mut connection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => {
+            api.counters.bad_connections.inc();
             tracing::info!(%peer, %error, "etcd port: no HTTP/2 connection came about");
             return;
         }
@@ -96,6 +97,7 @@ pub(super) async fn serve(
     if let Err(error) = outcome
         && !error.is_io()
     {
+        api.counters.bad_connections.inc();
         tracing::info!(%peer, %error, "etcd port: a connection was ended");
     }
 }

@@ -121,11 +121,19 @@ async fn route(
             unary(api, terms, respond, work.as_mut()).await
         }};
     }
+    let calls = &api.counters;
+    match path {
+        method::kv::RANGE => calls.ranges.inc(),
+        method::kv::PUT => calls.puts.inc(),
+        method::kv::TXN => calls.txns.inc(),
+        method::kv::DELETE_RANGE => calls.deletes.inc(),
+        _ => calls.other_calls.inc(),
+    };
     match path {
         method::kv::RANGE => {
             let mut respond = respond;
             let work = pin!(async { kv::range(api, body.only().await?).await });
-            let answer = in_time(terms, &mut respond, work).await?;
+            let answer = in_time(api, terms, &mut respond, work).await?;
             respond.range(&api.budget, answer).await
         }
         method::kv::PUT => unary!(kv::put),
@@ -176,26 +184,30 @@ async fn unary<M: Message>(
     mut respond: Respond,
     work: Pin<&mut impl Future<Output = Result<M, Status>>>,
 ) -> Result<(), Gone> {
-    let answer = in_time(terms, &mut respond, work).await?;
+    let answer = in_time(api, terms, &mut respond, work).await?;
     respond.unary(&api.budget, answer).await
 }
 
 /// What `work` comes to, in the time the caller gives.
 async fn in_time<M>(
+    api: &Api,
     terms: Terms,
     respond: &mut Respond,
     work: Pin<&mut impl Future<Output = Result<M, Status>>>,
 ) -> Result<Result<M, Status>, Gone> {
-    match terms.timeout {
-        None => respond.while_wanted(work).await,
+    let answer = match terms.timeout {
+        None => respond.while_wanted(work).await?,
         // Too late before it began: the timer might not notice.
-        Some(Duration::ZERO) => Ok(Err(status::deadline_exceeded())),
+        Some(Duration::ZERO) => Err(status::deadline_exceeded()),
         Some(timeout) => {
             let work = tokio::time::timeout(timeout, work);
-            let answer = respond.while_wanted(work).await?;
-            Ok(answer.unwrap_or_else(|_| Err(status::deadline_exceeded())))
+            respond.while_wanted(work).await?.unwrap_or_else(|_| Err(status::deadline_exceeded()))
         }
+    };
+    if answer.is_err() {
+        api.counters.failed_calls.inc();
     }
+    Ok(answer)
 }
 
 fn unknown_method(path: &str) -> Status {

@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::call::Budget;
+use super::metrics::{Counted, EtcdMetrics};
 use super::quorum::Quorum;
 use super::{Api, connection, http1};
 use crate::engine::Coordinator;
@@ -82,6 +83,7 @@ impl EtcdServer {
             budget: Budget::new(),
             quorum: Quorum::new(),
             scope: scope.clone(),
+            counters: EtcdMetrics::register(self.options.metrics.as_deref()),
             metrics: self.options.metrics,
         });
         let watching = Arc::clone(&api);
@@ -141,6 +143,7 @@ async fn accept(api: Arc<Api>, listener: TcpListener, max_connections: usize, al
         };
         if open.fetch_add(1, Ordering::Relaxed) >= max_connections {
             open.fetch_sub(1, Ordering::Relaxed);
+            api.counters.refused_connections.inc();
             tracing::warn!(%peer, max_connections, "etcd port: too many connections, one was closed");
             continue;
         }
@@ -148,6 +151,8 @@ async fn accept(api: Arc<Api>, listener: TcpListener, max_connections: usize, al
         let api = Arc::clone(&api);
         let scope = api.scope.clone();
         scope.spawn("etcd-connection", async move {
+            let counters = Arc::clone(&api);
+            let _counted = Counted::new(&counters.counters.connections);
             let _place = place;
             serve(api, socket, peer).await;
         });
@@ -179,6 +184,7 @@ async fn serve(api: Arc<Api>, mut socket: TcpStream, peer: SocketAddr) {
         }
         Ok(Ok(())) if http1::is_http1(&first) => http1::serve(&api, socket, first, peer).await,
         Ok(Ok(())) => {
+            api.counters.bad_connections.inc();
             let shown = first.escape_ascii().take(64).map(char::from).collect::<String>();
             tracing::info!(%peer, first = %shown, "etcd port: neither HTTP/2 nor HTTP/1.1, closed");
         }

@@ -11,6 +11,7 @@ use moim_wire_grpc::etcd as wire;
 
 use super::call::{Body, Gone, Respond, Sender};
 use super::dispatch::Terms;
+use super::metrics::Counted;
 use super::{Api, convert, status};
 use crate::engine::{WatchItem, WatchStream};
 use crate::error::Error;
@@ -29,6 +30,7 @@ struct Session<'a> {
 }
 
 pub(super) async fn serve(api: &Api, terms: Terms, body: Body, respond: Respond) -> Result<(), Gone> {
+    let _counted = Counted::new(&api.counters.watch_streams);
     let mut sender = respond.start()?;
     let mut session = Session {
         api,

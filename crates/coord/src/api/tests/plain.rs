@@ -1,5 +1,9 @@
 //! Plain HTTP/1.1 on the same port.
 
+use std::sync::Arc;
+
+use moim_base::metrics::Metrics;
+use moim_wire_grpc::{etcd as wire, method};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
@@ -43,6 +47,45 @@ fn health_version_and_what_is_not_there() {
         let mut answer = Vec::new();
         let _ = socket.read_to_end(&mut answer).await;
         assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 200"));
+    });
+}
+
+#[test]
+fn what_happens_is_counted() {
+    let ports = Ports::open(1);
+    let metrics = Arc::new(Metrics::new());
+    let options = EtcdOptions { metrics: Some(Arc::clone(&metrics)), max_connections: 2 };
+    let server = EtcdServer::bind(([127, 0, 0, 1], 0).into(), options).unwrap();
+    let address = server.local_addr();
+    let _serving = {
+        let _there = ports.cluster.runtime(0).enter();
+        server.serve(ports.cluster.node(0), &Scope::new(ports.shutdown.clone())).unwrap()
+    };
+    ports.run(async {
+        let client = Client::connect(address).await;
+        let put = wire::PutRequest { key: "k".into(), ..Default::default() };
+        let _: wire::PutResponse = client.call(method::kv::PUT, &put).await.unwrap();
+        let empty = client.call::<_, wire::PutResponse>(method::kv::PUT, &wire::PutRequest::default()).await;
+        assert!(empty.is_err());
+        let shown = ask(address, "GET /metrics HTTP/1.1\r\n\r\n").await;
+        for line in [
+            "moim_etcd_calls_total{method=\"Put\"} 2",
+            "moim_etcd_failed_calls_total 1",
+            "moim_etcd_connections 2",
+        ] {
+            assert!(shown.contains(line), "{line}: {shown}");
+        }
+        while !metrics.render().contains("moim_etcd_connections 1") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // One more than allowed is closed at once.
+        let second = Client::connect(address).await;
+        let mut third = TcpStream::connect(address).await.unwrap();
+        let mut rest = Vec::new();
+        let _ = third.read_to_end(&mut rest).await;
+        assert!(rest.is_empty());
+        let _: wire::PutResponse = second.call(method::kv::PUT, &put).await.unwrap();
+        assert!(metrics.render().contains("moim_etcd_refused_connections_total 1"));
     });
 }
 
