@@ -58,6 +58,7 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct Waiting {
     drafts: VecDeque<Filling>,
+    /// Invariant: those of all drafts, and their bytes.
     commands: usize,
     bytes: usize,
     closed: bool,
@@ -99,7 +100,7 @@ impl Queue {
                 waiting.drafts.push_back(filling);
             }
             let Some(last) = waiting.drafts.back_mut() else { return Err(CoordError::Stopped) };
-            let before = last.draft.len();
+            let before = if has_room { last.draft.len() } else { 0 };
             if let Err(error) = last.draft.push(command) {
                 if last.waiters.is_empty() {
                     waiting.drafts.pop_back();
@@ -119,10 +120,7 @@ impl Queue {
         let mut waiting = self.waiting();
         let first = waiting.drafts.pop_front()?;
         waiting.commands -= first.waiters.len();
-        waiting.bytes = waiting.bytes.saturating_sub(first.draft.len());
-        if waiting.drafts.is_empty() {
-            waiting.bytes = 0;
-        }
+        waiting.bytes -= first.draft.len();
         Some(first)
     }
 
@@ -325,5 +323,52 @@ impl Inner {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Op, PutRequest};
+
+    fn put(bytes: usize) -> Command {
+        Command::client(Op::Put(PutRequest::new("k", vec![7; bytes])))
+    }
+
+    /// Fills a queue until it refuses, and empties it again.
+    fn check(bytes: usize, most_commands: usize, most_bytes: usize) {
+        let queue = Queue::default();
+        let mut replies = Vec::new();
+        let refused = loop {
+            match queue.push(&put(bytes), None, 0) {
+                Ok(reply) => replies.push(reply),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused, CoordError::TooManyRequests);
+        assert!(replies.len() <= most_commands && replies.len() * bytes <= most_bytes, "{}", replies.len());
+        let too_large = queue.push(&put(crate::request::MAX_REQUEST_BYTES), None, 0);
+        assert!(matches!(too_large, Err(CoordError::TooManyRequests)));
+        let mut taken = 0;
+        while let Some(filling) = queue.pop() {
+            assert!(filling.waiters.len() <= DRAFT_COMMANDS);
+            assert!(filling.draft.len() <= DRAFT_BYTES + bytes + 64);
+            taken += filling.waiters.len();
+        }
+        assert_eq!(taken, replies.len());
+        let left = queue.waiting();
+        assert_eq!((left.commands, left.bytes), (0, 0));
+        drop(left);
+        let too_large = queue.push(&put(crate::request::MAX_REQUEST_BYTES), None, 0);
+        assert!(matches!(too_large, Err(CoordError::Refused(crate::Error::RequestTooLarge))));
+        assert!(queue.is_empty(), "a refused command leaves no draft behind");
+        queue.close();
+        assert!(matches!(queue.push(&put(1), None, 0), Err(CoordError::Stopped)));
+    }
+
+    #[test]
+    fn a_queue_is_bounded_in_commands_and_in_bytes() {
+        check(10, QUEUE_COMMANDS, QUEUE_BYTES);
+        check(100_000, QUEUE_BYTES / 100_000 + 1, QUEUE_BYTES + 100_000);
     }
 }
