@@ -11,6 +11,7 @@
 //! | `runner.rs` | one node's process |
 //! | `control.rs` | the socket, both ends |
 //! | `up.rs` | the supervisor |
+//! | `readmit.rs` | nodes whose folder is gone |
 //! | `detach.rs` | `-d` |
 //! | `purge.rs` | the end of it all |
 
@@ -18,6 +19,7 @@ mod control;
 mod detach;
 mod plan;
 mod purge;
+mod readmit;
 mod roster;
 mod runner;
 mod up;

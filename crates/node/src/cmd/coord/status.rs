@@ -1,5 +1,7 @@
 //! `moim coord status`: every server is asked by itself, so that one that is gone does not hide the others.
 
+use std::time::Duration;
+
 use moim_wire_grpc::etcd::StatusResponse;
 use serde::Serialize;
 
@@ -8,6 +10,9 @@ use crate::coordination::{address, failure, open};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, Report, Section};
 use crate::target::{EtcdArgs, Target};
+
+/// For one server.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
 struct Servers {
@@ -66,7 +71,8 @@ pub(super) async fn run(client: &EtcdArgs, output: Output) -> Outcome {
     for (host, port) in target.addresses {
         let name = address(&host, port);
         let one = Target { addresses: vec![(host, port)], named_by: target.named_by.clone() };
-        let session = open(&one, client);
+        // A server that is silent must not keep the others from being shown.
+        let session = open(&one, client).with_timeout(client.timeout.min(PATIENCE));
         let asked = match session.probe().await {
             Ok(()) => session.status().await,
             Err(error) => Err(error),

@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use tokio::time::Instant;
 
 use super::UpArgs;
 use super::control::{Asked, Request, Response, Socket};
-use super::detach;
 use super::plan::{Member, Plan, initial_cluster};
 use super::roster::{Listing, Roster, listed, remove_context, write_context};
 use super::runner::{Recipe, Runner, Wish};
+use super::{detach, readmit};
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::{Format, Output, Section, note};
 use crate::signals::Signals;
@@ -39,6 +39,7 @@ pub(super) async fn run(args: &UpArgs, data: &Path, patience: Duration, output: 
     let data = &std::path::absolute(data)?;
     let _lock = lock(data)?;
     let plan = plan(args, data)?;
+    let lost = readmit::all_lost(data)?;
     plan.check_free()?;
     let (stop_all, mut stopping) = mpsc::channel(1);
     let cluster = Arc::new(Cluster::new(data, plan, stop_all)?);
@@ -49,7 +50,7 @@ pub(super) async fn run(args: &UpArgs, data: &Path, patience: Duration, output: 
 
     let here = std::env::current_dir()?;
     let started = tokio::select! {
-        started = bring_up(&cluster, data, patience, output) => started,
+        started = bring_up(&cluster, &lost, patience, output) => started,
         name = signals.next() => Err(Failure::error(format!("{name} before the cluster was ready"))),
         _ = stopping.recv() => Err(Failure::error("stopped before the cluster was ready")),
     };
@@ -103,6 +104,7 @@ fn plan(args: &UpArgs, data: &Path) -> Outcome<Plan> {
 
 /// The nodes and what is known about them.
 struct Cluster {
+    data: PathBuf,
     roster: Arc<Roster>,
     runners: Vec<Runner>,
     stop_all: mpsc::Sender<()>,
@@ -119,7 +121,7 @@ impl Cluster {
             Runner::spawn(recipe, roster.clone(), &scope)
         };
         let runners = members.into_iter().map(runner).collect();
-        Ok(Self { roster, runners, stop_all })
+        Ok(Self { data: data.to_owned(), roster, runners, stop_all })
     }
 
     fn runner(&self, node: i32) -> Outcome<&Runner> {
@@ -127,6 +129,15 @@ impl Cluster {
             let message = format!("there is no node {node}; nodes are 1 to {}", self.runners.len());
             Failure::new(Status::NotFound, message)
         })
+    }
+
+    async fn restart(&self, runner: &Runner) -> Outcome<String> {
+        if readmit::lost_its_folder(&self.data, runner.id, &self.roster.listing().nodes) {
+            // What still runs of it has nothing to stand on, and would be fenced.
+            runner.ask(Wish::Kill).await?;
+            readmit::replace(&self.roster.listing().nodes, runner.id).await?;
+        }
+        runner.ask(Wish::Restart).await
     }
 
     async fn on_request(&self, request: Request) -> Outcome<Response> {
@@ -142,9 +153,9 @@ impl Cluster {
             }
             Request::Kill { node } => format!("node {node} {}", self.runner(node)?.ask(Wish::Kill).await?),
             Request::Restart { node, patience_ms } => {
-                let starting = self.runner(node)?.ask(Wish::Restart);
+                let runner = self.runner(node)?;
                 let patience = Duration::from_millis(patience_ms);
-                let ready = tokio::time::timeout(patience, starting).await.map_err(|_| {
+                let ready = tokio::time::timeout(patience, self.restart(runner)).await.map_err(|_| {
                     let message =
                         format!("node {node} runs, but was not ready within {} s", patience.as_secs());
                     Failure::new(Status::Timeout, message)
@@ -180,7 +191,8 @@ async fn serve_one(mut asked: Asked, cluster: Arc<Cluster>) {
 }
 
 /// Starts every node and waits until all are ready.
-async fn bring_up(cluster: &Cluster, data: &Path, patience: Duration, output: Output) -> Outcome {
+async fn bring_up(cluster: &Cluster, lost: &[i32], patience: Duration, output: Output) -> Outcome {
+    let data = cluster.data.as_path();
     let since = Instant::now();
     let (finished, mut results) = mpsc::channel(cluster.runners.len());
     let scope = Scope::new(Shutdown::new());
@@ -201,6 +213,7 @@ async fn bring_up(cluster: &Cluster, data: &Path, patience: Duration, output: Ou
         print(&format!("{}\n", nodes_table(&cluster.roster.listing().nodes).text()))?;
     }
     let mut waiting: Vec<i32> = cluster.runners.iter().map(|runner| runner.id).collect();
+    let mut lost = lost.to_vec();
     while !waiting.is_empty() {
         if since.elapsed() > patience {
             let message = format!("{} not ready within {} s", named(&waiting), patience.as_secs());
@@ -211,6 +224,10 @@ async fn bring_up(cluster: &Cluster, data: &Path, patience: Duration, output: Ou
             Ok(Some((id, Ok(message)))) => {
                 waiting.retain(|other| *other != id);
                 note(format_args!("node {id} is {message}"));
+                // One that is ready sees a quorum: those who lost their folders can be let in again.
+                for id in std::mem::take(&mut lost) {
+                    readmit::replace(&cluster.roster.listing().nodes, id).await?;
+                }
             }
             Ok(Some((_, Err(failure)))) => return Err(failure),
             Ok(None) => return Err(Failure::error("the nodes cannot be started")),

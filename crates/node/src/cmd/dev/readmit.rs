@@ -1,0 +1,58 @@
+//! A node whose data folder is gone while the cluster goes on: it must not vote under its old name, because it
+//! may have forgotten a vote. `moim cluster replace` retires the old voter; then the node may come as a new one.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::process::Command;
+
+use super::plan::Member;
+use super::roster::{Listing, listed};
+use super::runner::node_folder;
+use crate::exit::{Failure, Outcome, Status};
+use crate::output::note;
+
+/// Whether a node has no data although others have.
+pub(super) fn lost_its_folder(data: &Path, id: i32, nodes: &[Member]) -> bool {
+    !has_data(data, id) && nodes.iter().any(|node| has_data(data, node.id))
+}
+
+/// The nodes of an earlier start that have no data now although others have.
+pub(super) fn all_lost(data: &Path) -> Outcome<Vec<i32>> {
+    let nodes = Listing::read(data)?.map(|listing| listing.nodes).unwrap_or_default();
+    let lost = nodes.iter().filter(|node| lost_its_folder(data, node.id, &nodes));
+    Ok(lost.map(|node| node.id).collect())
+}
+
+fn has_data(data: &Path, id: i32) -> bool {
+    node_folder(data, id).join("node.json").exists()
+}
+
+/// Asks the others to let a new incarnation of this node in.
+pub(super) async fn replace(nodes: &[Member], id: i32) -> Outcome {
+    note(format_args!("node {id} has lost its folder; the others let it in again"));
+    let others: Vec<Member> = nodes.iter().filter(|node| node.id != id).cloned().collect();
+    let output = Command::new(std::env::current_exe()?)
+        .args([
+            "cluster",
+            "replace",
+            &id.to_string(),
+            "--yes",
+            "--admin",
+            &listed(&others, |node| &node.admin),
+        ])
+        .stdin(Stdio::null())
+        .output()
+        .await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let status = output
+        .status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(Status::Error, Status::from_number);
+    let message = format!("node {id} cannot be let in again\n{}", said.trim());
+    Err(Failure::new(status, message).hint("most of the other nodes must run"))
+}
