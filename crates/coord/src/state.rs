@@ -112,6 +112,18 @@ impl State {
         reply
     }
 
+    /// The same keys of clients, with their revisions, history and leases, as the beginning of another cluster:
+    /// what the old one knew about itself is gone.
+    #[must_use]
+    pub fn for_new_cluster(mut self) -> Self {
+        self.leases.by_id.retain(|_, lease| {
+            lease.keys.retain(|(space, _)| *space == SpaceId::User);
+            lease.origin == Origin::Client || !lease.keys.is_empty()
+        });
+        let Self { user, leases, .. } = self;
+        Self { user, leases, ..Self::new() }
+    }
+
     /// Gives back memory of up to `max` forgotten changes in each space; true when there is more to do.
     ///
     /// No answer depends on it. Every command does a little; call it when there are none. While a snapshot is

@@ -44,7 +44,7 @@ use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::exit::{Failure, Outcome, Status};
 
-pub(crate) use self::thread::start;
+pub(crate) use self::thread::{GROUP, start};
 
 /// How long a leader that stops tries to find a successor.
 const HAND_OVER: Duration = Duration::from_secs(2);

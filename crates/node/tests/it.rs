@@ -2,12 +2,16 @@
 
 #[path = "it/cluster.rs"]
 mod cluster;
+#[path = "it/dev.rs"]
+mod dev;
 #[path = "it/etcd.rs"]
 mod etcd;
 #[path = "it/formation.rs"]
 mod formation;
 #[path = "it/groups.rs"]
 mod groups;
+#[path = "it/keys.rs"]
+mod keys;
 #[path = "it/locks.rs"]
 mod locks;
 #[path = "it/nodes.rs"]

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `group.rs` | the interface: propose, read, change members; answering peers |
 //! | `log.rs` | entries and vote on the journal |
-//! | `machine.rs`, `snapshot.rs` | applying, snapshots as files |
+//! | `machine.rs`, `snapshot.rs`, `seed.rs` | applying, snapshots as files, a state to begin with |
 //! | `runtime.rs` | what openraft runs on, so that a simulator can repeat a run |
 //! | `transport.rs`, `network.rs`, `rpc.rs`, `codec.rs` | what members say to each other |
 //!
@@ -30,12 +30,14 @@ mod network;
 pub mod planted;
 mod rpc;
 mod runtime;
+mod seed;
 mod snapshot;
 mod transport;
 mod types;
 
 pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers};
 pub use machine::{SnapshotWriter, StateMachine};
+pub use seed::{SEED_INDEX, seed};
 pub use transport::{
     BoxFuture, LocalPeer, MemoryNetwork, MemoryTransport, PeerId, Router, Service, ServiceError, ServiceId,
     TcpServer, TcpTransport, Transport, TransportError, visit,

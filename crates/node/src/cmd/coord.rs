@@ -266,6 +266,23 @@ pub(crate) enum SnapshotVerb {
         /// The file; it must not exist
         file: PathBuf,
     },
+    /// Make the data folder of a new node, alone in a new cluster, that begins with the keys of a file
+    #[command(after_help = "Example:
+  moim coord snapshot restore backup.snap --data restored
+  moim serve --data restored
+
+Keys, revisions, history and leases of clients are as they were; what the old cluster knew about itself
+(nodes, topics) is not taken over. Other nodes join the new one with --join.")]
+    Restore {
+        /// The file, written by `moim coord snapshot save` or `etcdctl snapshot save` from a Moim
+        file: PathBuf,
+        /// The folder to make; it must not exist, or be empty
+        #[arg(long, value_name = "DIR")]
+        data: PathBuf,
+        /// The number of the new node
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        node_id: i32,
+    },
     /// Check a file and show what is in it
     #[command(after_help = "Example:\n  moim coord snapshot status backup.snap")]
     Status {

@@ -28,7 +28,7 @@ use crate::formation::{Card, Doorkeeper, Entrant, Inside, Way};
 use crate::journals::{LOCAL_TAG, RAFT_TAG};
 
 /// The coordination group; applications' groups have other numbers.
-const GROUP: GroupId = GroupId(1);
+pub(crate) const GROUP: GroupId = GroupId(1);
 /// Between two tries to reach the quorum.
 const QUORUM_PAUSE: Duration = Duration::from_millis(50);
 /// For one try.

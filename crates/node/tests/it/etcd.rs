@@ -1,4 +1,5 @@
-//! A real etcd to talk to: an installed one, or whatever `MOIM_TEST_ETCD` names.
+//! Servers of the etcd protocol: a node of ours, and a real etcd, installed or named by `MOIM_TEST_ETCD`. What holds
+//! for one has to hold for the other.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -7,20 +8,42 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cluster::eventually;
-use crate::support::moim;
+use crate::support::{Node, moim};
 
 /// A server of the etcd protocol.
 pub(crate) struct Etcd {
-    child: Option<Child>,
+    process: Process,
     _dir: Option<tempfile::TempDir>,
     pub(crate) address: String,
 }
 
+enum Process {
+    Etcd(Child),
+    Moim(Node),
+    /// Somebody else's.
+    Foreign,
+}
+
 impl Etcd {
+    /// A node, and a real etcd if there is one.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = vec![Self::moim_node()];
+        all.extend(Self::real());
+        all
+    }
+
+    /// A node.
+    pub(crate) fn moim_node() -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let node = Node::start(dir.path(), &[]);
+        let address = node.address("etcd").expect("an etcd port").to_owned();
+        Self { process: Process::Moim(node), _dir: Some(dir), address }
+    }
+
     /// `None`, said loudly, when there is none on this machine.
-    pub(crate) fn start() -> Option<Self> {
+    fn real() -> Option<Self> {
         if let Ok(address) = std::env::var("MOIM_TEST_ETCD") {
-            return Some(Self { child: None, _dir: None, address });
+            return Some(Self { process: Process::Foreign, _dir: None, address });
         }
         let Some(binary) = binary() else {
             eprintln!("SKIPPED: no etcd is installed, and MOIM_TEST_ETCD names none");
@@ -39,7 +62,7 @@ impl Etcd {
             .stderr(Stdio::null())
             .spawn()
             .expect("etcd starts");
-        let etcd = Self { child: Some(child), _dir: Some(dir), address };
+        let etcd = Self { process: Process::Etcd(child), _dir: Some(dir), address };
         eventually("etcd serves", || etcd.moim(&["coord", "status"]).status == 0);
         Some(etcd)
     }
@@ -51,16 +74,20 @@ impl Etcd {
 
     /// Signals the server; false when it is somebody else's.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
-        match &self.child {
-            Some(child) => kill_process(Pid::from_child(child), signal).is_ok(),
-            None => false,
+        match &self.process {
+            Process::Etcd(child) => kill_process(Pid::from_child(child), signal).is_ok(),
+            Process::Moim(node) => {
+                node.signal(signal);
+                true
+            }
+            Process::Foreign => false,
         }
     }
 }
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
+        if let Process::Etcd(child) = &mut self.process {
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -91,18 +91,41 @@ impl Traces {
     }
 }
 
+/// Each against every server.
+macro_rules! on_every_server {
+    ($($test:ident => $on:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $test() {
+                for etcd in &Etcd::all() {
+                    $on(etcd);
+                }
+            }
+        )*
+    };
+}
+
+on_every_server!(
+    the_command_gets_a_token_that_grows_and_its_status_is_the_status => the_command_gets_a_token_that_grows_and_its_status_is_the_status_on,
+    a_lock_that_is_held_is_not_acquired_and_waiters_come_in_order => a_lock_that_is_held_is_not_acquired_and_waiters_come_in_order_on,
+    a_holder_that_is_stopped_loses_its_command_before_the_next_one_begins => a_holder_that_is_stopped_loses_its_command_before_the_next_one_begins_on,
+    a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion => a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion_on,
+    a_command_that_ignores_sigterm_and_its_children_are_killed_in_time => a_command_that_ignores_sigterm_and_its_children_are_killed_in_time_on,
+    kill_nine_of_the_holder_takes_the_command_with_it => kill_nine_of_the_holder_takes_the_command_with_it_on,
+    a_deleted_key_is_a_lost_lock => a_deleted_key_is_a_lost_lock_on,
+    etcdctl_waits_in_the_same_queue => etcdctl_waits_in_the_same_queue_on,
+);
+
 fn lives(pid: i32) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-#[test]
-fn the_command_gets_a_token_that_grows_and_its_status_is_the_status() {
-    let Some(etcd) = Etcd::start() else { return };
+fn the_command_gets_a_token_that_grows_and_its_status_is_the_status_on(etcd: &Etcd) {
     let mut last = 0;
     for (script, status) in [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)] {
         let script = format!("echo $MOIM_FENCING_TOKEN $MOIM_LOCK_KEY; {script}");
-        let mut holder = Holder::start(&etcd, &["lock", "run", "job", "--", "sh", "-c", &script]);
+        let mut holder = Holder::start(etcd, &["lock", "run", "job", "--", "sh", "-c", &script]);
         let line = holder.line();
         let (token, key) = line.split_once(' ').expect("two words");
         let token: u64 = token.parse().expect("a decimal number");
@@ -114,18 +137,16 @@ fn the_command_gets_a_token_that_grows_and_its_status_is_the_status() {
             "count  0"
         );
     }
-    let missing = Holder::start(&etcd, &["lock", "run", "job", "--", "/no/such/program"]).wait();
+    let missing = Holder::start(etcd, &["lock", "run", "job", "--", "/no/such/program"]).wait();
     assert_eq!(missing.code(), Some(127));
 }
 
-#[test]
-fn a_lock_that_is_held_is_not_acquired_and_waiters_come_in_order() {
-    let Some(etcd) = Etcd::start() else { return };
+fn a_lock_that_is_held_is_not_acquired_and_waiters_come_in_order_on(etcd: &Etcd) {
     let traces = Traces::new();
-    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--", "sh", "-c", &traces.worker("first")]);
+    let mut first = Holder::start(etcd, &["lock", "run", "job", "--", "sh", "-c", &traces.worker("first")]);
     eventually("the first begins", || traces.begun("first").is_some());
     for wait in ["0s", "300ms"] {
-        let status = Holder::start(&etcd, &["lock", "run", "job", "--wait", wait, "--", "true"]).wait();
+        let status = Holder::start(etcd, &["lock", "run", "job", "--wait", wait, "--", "true"]).wait();
         assert_eq!(status.code(), Some(125), "{wait}");
     }
     let contenders = || etcd.moim(&["coord", "get", "--prefix", "job/", "--count-only"]).stdout;
@@ -134,7 +155,7 @@ fn a_lock_that_is_held_is_not_acquired_and_waiters_come_in_order() {
     let mut waiters: Vec<Holder> = Vec::new();
     for name in ["a", "b", "c"] {
         let script = format!("echo {name} >> {}", order.display());
-        waiters.push(Holder::start(&etcd, &["lock", "run", "job", "--", "sh", "-c", &script]));
+        waiters.push(Holder::start(etcd, &["lock", "run", "job", "--", "sh", "-c", &script]));
         let wanted = format!("count  {}", waiters.len() + 1);
         eventually("it waits", || contenders().trim() == wanted);
     }
@@ -146,12 +167,10 @@ fn a_lock_that_is_held_is_not_acquired_and_waiters_come_in_order() {
     assert_eq!(std::fs::read_to_string(order).expect("traces"), "a\nb\nc\n");
 }
 
-#[test]
-fn a_holder_that_is_stopped_loses_its_command_before_the_next_one_begins() {
-    let Some(etcd) = Etcd::start() else { return };
+fn a_holder_that_is_stopped_loses_its_command_before_the_next_one_begins_on(etcd: &Etcd) {
     let traces = Traces::new();
     let script = traces.worker("first");
-    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    let mut first = Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
     eventually("the first begins", || traces.begun("first").is_some());
     let (worker, token) = traces.begun("first").expect("it began");
     // Would the next one see it alive?
@@ -160,7 +179,7 @@ fn a_holder_that_is_stopped_loses_its_command_before_the_next_one_begins() {
         traces.path("both").display(),
         traces.worker("second"),
     );
-    let _second = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &check]);
+    let _second = Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &check]);
     first.signal(Signal::STOP);
     eventually("the second begins", || traces.begun("second").is_some());
     assert!(!lives(worker), "the first command was killed by the guard");
@@ -170,12 +189,10 @@ fn a_holder_that_is_stopped_loses_its_command_before_the_next_one_begins() {
     assert_eq!(first.wait().code(), Some(125));
 }
 
-#[test]
-fn a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion() {
-    let Some(etcd) = Etcd::start() else { return };
+fn a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion_on(etcd: &Etcd) {
     let traces = Traces::new();
     let script = traces.worker("first");
-    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    let mut first = Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
     eventually("the first begins", || traces.begun("first").is_some());
     let (worker, _) = traces.begun("first").expect("it began");
     if !etcd.signal(Signal::STOP) {
@@ -184,13 +201,11 @@ fn a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion() {
     assert_eq!(first.wait().code(), Some(125), "it ends although nobody answers");
     assert!(!lives(worker));
     assert!(etcd.signal(Signal::CONT));
-    let again = Holder::start(&etcd, &["lock", "run", "job", "--wait", "30s", "--", "true"]).wait();
+    let again = Holder::start(etcd, &["lock", "run", "job", "--wait", "30s", "--", "true"]).wait();
     assert_eq!(again.code(), Some(0));
 }
 
-#[test]
-fn a_command_that_ignores_sigterm_and_its_children_are_killed_in_time() {
-    let Some(etcd) = Etcd::start() else { return };
+fn a_command_that_ignores_sigterm_and_its_children_are_killed_in_time_on(etcd: &Etcd) {
     let traces = Traces::new();
     let deaf = traces.path("deaf.sh");
     std::fs::write(
@@ -202,10 +217,8 @@ fn a_command_that_ignores_sigterm_and_its_children_are_killed_in_time() {
         ),
     )
     .expect("a script");
-    let mut holder = Holder::start(
-        &etcd,
-        &["lock", "run", "job", "--ttl", "2s", "--", "sh", deaf.to_str().expect("text")],
-    );
+    let mut holder =
+        Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", deaf.to_str().expect("text")]);
     eventually("both run", || traces.begun("child").is_some() && traces.begun("parent").is_some());
     let key = etcd.moim(&["coord", "get", "--prefix", "job/", "--keys-only", "-o", "json"]).json();
     let key = key["entries"][0]["key"].as_str().expect("a key").to_owned();
@@ -217,12 +230,10 @@ fn a_command_that_ignores_sigterm_and_its_children_are_killed_in_time() {
     }
 }
 
-#[test]
-fn kill_nine_of_the_holder_takes_the_command_with_it() {
-    let Some(etcd) = Etcd::start() else { return };
+fn kill_nine_of_the_holder_takes_the_command_with_it_on(etcd: &Etcd) {
     let traces = Traces::new();
     let script = traces.worker("first");
-    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    let mut first = Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
     eventually("the first begins", || traces.begun("first").is_some());
     let (worker, _) = traces.begun("first").expect("it began");
     first.signal(Signal::KILL);
@@ -230,21 +241,17 @@ fn kill_nine_of_the_holder_takes_the_command_with_it() {
     eventually("the command is gone", || !lives(worker));
 }
 
-#[test]
-fn a_deleted_key_is_a_lost_lock() {
-    let Some(etcd) = Etcd::start() else { return };
+fn a_deleted_key_is_a_lost_lock_on(etcd: &Etcd) {
     let traces = Traces::new();
     let script = traces.worker("first");
-    let mut first = Holder::start(&etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    let mut first = Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
     eventually("the first begins", || traces.begun("first").is_some());
     assert_eq!(etcd.moim(&["coord", "del", "--prefix", "job/", "--yes"]).status, 0);
     assert_eq!(first.wait().code(), Some(125));
     assert!(!lives(traces.begun("first").expect("it began").0));
 }
 
-#[test]
-fn etcdctl_waits_in_the_same_queue() {
-    let Some(etcd) = Etcd::start() else { return };
+fn etcdctl_waits_in_the_same_queue_on(etcd: &Etcd) {
     let Some(etcdctl) = installed("etcdctl") else {
         eprintln!("SKIPPED: no etcdctl is installed");
         return;
@@ -264,10 +271,10 @@ fn etcdctl_waits_in_the_same_queue() {
             .expect("etcdctl starts"),
     };
     eventually("etcdctl holds it", || theirs.exists());
-    let refused = Holder::start(&etcd, &["lock", "run", "job", "--wait", "0s", "--", "true"]).wait();
+    let refused = Holder::start(etcd, &["lock", "run", "job", "--wait", "0s", "--", "true"]).wait();
     assert_eq!(refused.code(), Some(125));
     let mut ours = Holder::start(
-        &etcd,
+        etcd,
         &["elect", "run", "job", "--value", "me", "--", "sh", "-c", &traces.worker("ours")],
     );
     eventually("we wait", || {

@@ -76,8 +76,8 @@ impl Node {
     pub(crate) fn start_on(data: &Path, kafka_port: &str, args: &[&str]) -> Self {
         let data = data.to_str().expect("text");
         let mut child = command(&["serve", "--data", data, "--kafka-port", kafka_port, "--admin-port", "0"])
-            .args(["--etcd-port", "0", "--peer-port", "0"])
-            .args(["--log-level", "warn"])
+            .args(if args.contains(&"--etcd-port") { &[][..] } else { &["--etcd-port", "0"] })
+            .args(["--peer-port", "0", "--log-level", "warn"])
             .args(args)
             .stdout(Stdio::piped())
             .spawn()

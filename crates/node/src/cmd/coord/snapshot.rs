@@ -1,16 +1,18 @@
-//! `moim coord snapshot save|status`: the bytes a server streams, with their SHA-256 at the end, as etcdctl
+//! `moim coord snapshot save|restore|status`: the bytes a server streams, with their SHA-256 at the end, as etcdctl
 //! writes them too.
 //!
 //! Invariant: a file under the name that was asked for is whole, checked and durable; until then it has
 //! another name.
 
+mod restore;
+
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
 use moim_cluster::EtcdClient;
-use moim_coord::snapshot::{Restorer, SnapshotError};
+use moim_coord::api::{BackupError, read_backup};
+use moim_coord::snapshot::SnapshotError;
 use moim_coord::{SpaceId, State};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -28,6 +30,7 @@ const TRAILER: usize = 32;
 pub(super) async fn run(client: &EtcdArgs, verb: SnapshotVerb, output: Output) -> Outcome {
     match verb {
         SnapshotVerb::Save { file } => save(&connect(client).await?, &file, output).await,
+        SnapshotVerb::Restore { file, data, node_id } => restore::run(&file, &data, node_id, output),
         SnapshotVerb::Status { file } => {
             let read = Snapshot::read(&file)?;
             output.print(&read.summary(&file))
@@ -107,67 +110,38 @@ impl TrailedSum {
     /// The sum in hexadecimal, if it is the right one.
     fn finish(self) -> Option<String> {
         let sum = self.hasher.finalize();
-        (self.tail == sum[..]).then(|| sum.iter().map(|byte| format!("{byte:02x}")).collect())
+        (self.tail == sum[..]).then(|| hex(&sum))
     }
 }
 
 /// A file that was read and found whole.
-pub(crate) struct Snapshot {
+pub(super) struct Snapshot {
     /// What was saved.
-    pub(crate) state: State,
+    pub(super) state: State,
     bytes: u64,
     sha256: String,
 }
 
 impl Snapshot {
     /// Reads and checks a file.
-    pub(crate) fn read(path: &Path) -> Outcome<Self> {
-        let wrong = |why: String| Failure::error(format!("{}: {why}", path.display()));
-        let not_found = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
+    pub(super) fn read(path: &Path) -> Outcome<Self> {
+        let file = fs::read(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
                 Failure::new(Status::NotFound, format!("there is no {}", path.display()))
             }
-            _ => wrong(error.to_string()),
-        };
-        let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(not_found)?);
-        let mut restorer = Restorer::new();
-        let mut sum = TrailedSum::default();
-        let mut held: Vec<u8> = Vec::new();
-        let mut bytes = 0;
-        let mut piece = vec![0; 256 << 10];
-        let mut damaged: Option<SnapshotError> = None;
-        loop {
-            let read = file.read(&mut piece)?;
-            if read == 0 {
-                break;
-            }
-            bytes += read as u64;
-            sum.update(&piece[..read]);
-            // The last 32 bytes are not part of the state.
-            held.extend_from_slice(&piece[..read]);
-            let whole = held.len().saturating_sub(TRAILER);
-            let state = Bytes::copy_from_slice(&held[..whole]);
-            held.drain(..whole);
-            if damaged.is_none() {
-                damaged = restorer.push(&state).err();
-            }
-        }
-        let Some(sha256) = sum.finish() else {
-            return Err(wrong(
-                "the checksum at its end is wrong: it is damaged, or not a snapshot".to_owned(),
-            ));
-        };
-        if let Some(error) = damaged {
-            let failure = wrong(error.to_string());
-            return Err(match error {
-                SnapshotError::Magic => {
+            _ => Failure::error(format!("cannot read {}: {error}", path.display())),
+        })?;
+        let state = read_backup(&file).map_err(|error| {
+            let failure = Failure::error(format!("{}: {error}", path.display()));
+            match error {
+                BackupError::Snapshot(SnapshotError::Magic) => {
                     failure.hint("a snapshot of another etcd can be read by its own tools")
                 }
                 _ => failure,
-            });
-        }
-        let state = restorer.finish().map_err(|error| wrong(error.to_string()))?;
-        Ok(Self { state, bytes, sha256 })
+            }
+        })?;
+        let content = &file[..file.len().saturating_sub(TRAILER)];
+        Ok(Self { state, bytes: file.len() as u64, sha256: hex(&Sha256::digest(content)) })
     }
 
     fn summary(&self, path: &Path) -> Summary {
@@ -181,6 +155,10 @@ impl Snapshot {
             system_keys: self.state.live_keys(SpaceId::System),
         }
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[derive(Serialize)]

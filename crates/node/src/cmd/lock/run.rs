@@ -160,6 +160,10 @@ async fn hold(held: Held, args: &RunArgs, mut signals: Forwarded) -> Outcome<i32
         tokio::select! {
             biased;
             status = child.wait() => {
+                if session.stop_at().is_over() {
+                    // The guard was quicker than we: this is no end of its own.
+                    break ("no server has renewed it".to_owned(), session.kill_at());
+                }
                 guard.dismiss();
                 if let Err(error) = session.release().await {
                     note(format_args!("the lock stays until its lease ends: {error}"));
