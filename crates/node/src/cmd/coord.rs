@@ -274,7 +274,7 @@ pub(crate) enum SnapshotVerb {
 Keys, revisions, history and leases of clients are as they were; what the old cluster knew about itself
 (nodes, topics) is not taken over. Other nodes join the new one with --join.")]
     Restore {
-        /// The file, written by `moim coord snapshot save` or `etcdctl snapshot save` from a Moim
+        /// The file, written by `moim coord snapshot save` or `etcdctl snapshot save`, from a Moim or an etcd
         file: PathBuf,
         /// The folder to make; it must not exist, or be empty
         #[arg(long, value_name = "DIR")]

@@ -11,8 +11,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use moim_cluster::EtcdClient;
-use moim_coord::api::{BackupError, read_backup};
-use moim_coord::snapshot::SnapshotError;
+use moim_coord::api::read_backup;
 use moim_coord::{SpaceId, State};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -131,15 +130,8 @@ impl Snapshot {
             }
             _ => Failure::error(format!("cannot read {}: {error}", path.display())),
         })?;
-        let state = read_backup(&file).map_err(|error| {
-            let failure = Failure::error(format!("{}: {error}", path.display()));
-            match error {
-                BackupError::Snapshot(SnapshotError::Magic) => {
-                    failure.hint("a snapshot of another etcd can be read by its own tools")
-                }
-                _ => failure,
-            }
-        })?;
+        let state =
+            read_backup(&file).map_err(|error| Failure::error(format!("{}: {error}", path.display())))?;
         let content = &file[..file.len().saturating_sub(TRAILER)];
         Ok(Self { state, bytes: file.len() as u64, sha256: hex(&Sha256::digest(content)) })
     }
@@ -152,7 +144,6 @@ impl Snapshot {
             revision: self.state.revision(SpaceId::User),
             compacted_revision: self.state.compact_revision(SpaceId::User),
             keys: self.state.live_keys(SpaceId::User),
-            system_keys: self.state.live_keys(SpaceId::System),
         }
     }
 }
@@ -169,7 +160,6 @@ struct Summary {
     revision: i64,
     compacted_revision: i64,
     keys: usize,
-    system_keys: usize,
 }
 
 impl Report for Summary {
@@ -181,7 +171,6 @@ impl Report for Summary {
             ("revision", self.revision.to_string()),
             ("history begins at", self.compacted_revision.to_string()),
             ("keys", self.keys.to_string()),
-            ("keys of the cluster itself", self.system_keys.to_string()),
         ])]
     }
 }
