@@ -105,14 +105,17 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
     if [12, 13, 16].into_iter().any(wanted) {
         bench.rates(&wanted, &mut report, progress)?;
     }
-    if wanted(14) {
-        report.metrics.push(figures::memory(&bench, progress)?);
-    }
-    if wanted(17) {
-        report.metrics.push(figures::failover(&bench, progress)?);
-    }
-    if wanted(18) {
-        report.metrics.push(figures::isolation(&bench, progress)?);
+    type Measure<'b> = fn(&Bench<'b>, &mut dyn FnMut(&str)) -> Result<Metric>;
+    let singles: [(u8, Measure<'_>); 3] =
+        [(14, figures::memory), (17, figures::failover), (18, figures::isolation)];
+    for (number, measure) in singles {
+        if wanted(number) {
+            // One that cannot be taken does not take the others along.
+            match measure(&bench, progress) {
+                Ok(metric) => report.metrics.push(metric),
+                Err(why) => report.notes.push(format!("metric {number} was not taken: {why:#}")),
+            }
+        }
     }
     Ok(report)
 }

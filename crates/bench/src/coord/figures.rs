@@ -174,7 +174,7 @@ async fn beside_produce(
     let topic = "neighbour".to_owned();
     let partitions = 4;
     let configs = vec![("durability".into(), "fsync".into())];
-    admin::create(kafka, &[NewTopic { name: topic.clone(), partitions, configs }]).await?;
+    admin::create_on(kafka, 1, &[NewTopic { name: topic.clone(), partitions, configs }]).await?;
     let load = ProduceLoad { addr: kafka, topic, partitions, window: 4, batch: produce::batch(64 << 10, 64) };
     let until = Until::Elapsed(ISOLATION);
     let (puts, produced) = tokio::join!(loads::puts(addr, 1, until), produce::produce(&load, until));

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use moim_wire_kafka::KString;
 use moim_wire_kafka::messages::{
-    ApiVersionsRequest, ApiVersionsResponse, CreatableTopic, CreatableTopicConfig, CreateTopicsRequest,
-    CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse, ListOffsetsPartition,
-    ListOffsetsRequest, ListOffsetsResponse, ListOffsetsTopic, MetadataRequest, MetadataResponse,
+    ApiVersionsRequest, ApiVersionsResponse, CreatableReplicaAssignment, CreatableTopic,
+    CreatableTopicConfig, CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest,
+    DeleteTopicsResponse, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsResponse, ListOffsetsTopic,
+    MetadataRequest, MetadataResponse,
 };
 
 use super::connection::Connection;
@@ -48,11 +49,26 @@ pub async fn serves(addr: SocketAddr) -> bool {
 
 /// Makes topics, one replica each, and waits until every partition has a leader.
 pub async fn create(addr: SocketAddr, topics: &[NewTopic]) -> Result<()> {
+    create_somewhere(addr, topics, None).await
+}
+
+/// The same, with every partition on one broker of several: the one at the address.
+pub async fn create_on(addr: SocketAddr, broker: i32, topics: &[NewTopic]) -> Result<()> {
+    create_somewhere(addr, topics, Some(broker)).await
+}
+
+async fn create_somewhere(addr: SocketAddr, topics: &[NewTopic], broker: Option<i32>) -> Result<()> {
     let mut connection = Connection::open(addr).await?;
+    let assign = |topic: &NewTopic, broker: i32| -> Vec<CreatableReplicaAssignment> {
+        let on_broker =
+            |partition_index| CreatableReplicaAssignment { partition_index, broker_ids: vec![broker] };
+        (0..topic.partitions).map(on_broker).collect()
+    };
     let wanted = topics.iter().map(|topic| CreatableTopic {
         name: KString::from(topic.name.as_str()),
-        num_partitions: topic.partitions,
-        replication_factor: 1,
+        num_partitions: if broker.is_some() { -1 } else { topic.partitions },
+        replication_factor: if broker.is_some() { -1 } else { 1 },
+        assignments: broker.map(|broker| assign(topic, broker)).unwrap_or_default(),
         configs: topic
             .configs
             .iter()
