@@ -77,7 +77,6 @@ async fn create_somewhere(addr: SocketAddr, topics: &[NewTopic], broker: Option<
                 value: Some(KString::from(value.as_str())),
             })
             .collect(),
-        ..Default::default()
     });
     let question = CreateTopicsRequest { topics: wanted.collect(), timeout_ms: 60_000, ..Default::default() };
     let answer: CreateTopicsResponse = connection.call(CREATE_VERSION, &question).await?;
