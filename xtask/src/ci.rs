@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-const STEPS: [&[&str]; 4] = [
+const STEPS: [&[&str]; 5] = [
     &["fmt", "--all", "--check"],
     &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
     &["xtask", "tidy"],
     &["test", "--workspace", "--locked"],
+    &["test", "--package", "moim-sim", "--features", "planted", "--locked", "--", "planted"],
 ];
 
 /// Whether every step passed.

@@ -27,6 +27,8 @@ pub(crate) struct Faults {
     size: (usize, usize),
     /// How long a disk takes when it is well.
     disk_ms: u64,
+    /// The newest term whose leader was seen.
+    term: u64,
 }
 
 struct Change {
@@ -55,6 +57,7 @@ impl Faults {
     pub(crate) fn new(spare: Vec<usize>, size: (usize, usize), disk_ms: u64) -> Self {
         Self {
             disk_ms,
+            term: 0,
             next_ms: 0,
             restart_at: BTreeMap::new(),
             resume_at: BTreeMap::new(),
@@ -73,6 +76,7 @@ impl Faults {
         self.end_what_is_over(world, cluster);
         self.change_members(world, cluster);
         self.maybe_disturb_election(world, cluster);
+        self.maybe_depose(world, cluster);
         if world.now_ms() >= self.next_ms {
             self.next_ms = world.now_ms() + world.random.u64(100..1_400);
             self.begin(world, cluster);
@@ -91,6 +95,37 @@ impl Faults {
             let back = world.now_ms() + world.random.u64(2..60);
             self.restart_at.insert(host, back);
         }
+    }
+
+    /// A leader was just elected: sometimes it is cut off at once, and those who voted for it lose power. What they
+    /// promised must hold.
+    fn maybe_depose(&mut self, world: &mut World, cluster: &mut Cluster) {
+        let Some(host) = leader(cluster) else { return };
+        let nodes = cluster.shared.nodes();
+        let term = nodes
+            .iter()
+            .find(|(number, _)| *number == host)
+            .and_then(|(_, node)| node.coordinator.group().leader_in_term().map(|(term, _)| term));
+        if term.is_none_or(|term| term <= self.term) {
+            return;
+        }
+        self.term = term.unwrap_or(0);
+        if world.random.u8(0..5) > 0 {
+            return;
+        }
+        world.trace.note(format_args!("host {host} is deposed in term {}", self.term));
+        for other in cluster.members().to_vec() {
+            if other != host {
+                world.network.cut(host, other);
+                world.network.cut(other, host);
+                if world.host(other).is_up() {
+                    self.crash(world, cluster, other, Survival::Nothing);
+                    let back = world.now_ms() + world.random.u64(2..60);
+                    self.restart_at.insert(other, back);
+                }
+            }
+        }
+        self.mend_at = Some(world.now_ms() + world.random.u64(1_000..3_500));
     }
 
     /// A machine whose disk lost power is dead; it comes back later.
