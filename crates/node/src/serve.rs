@@ -34,6 +34,7 @@ pub(crate) fn run(config: &Config) -> Outcome {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let host = check_host(config)?;
     let data = DataDir::open(Path::new(&config.node.data), config.node.id, clock.as_ref())?;
+    use_small_pages();
     raise_file_limit(u64::from(config.kafka.max_connections) + u64::from(config.etcd.max_connections));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -309,6 +310,14 @@ fn start_logs(level: &str) {
         .finish();
     // Fails only when a subscriber is there already, and then there are logs.
     let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// The allocator asks for huge pages; a node at rest would hold three times the memory it uses, because every thread
+/// touches a little of many of them. The journals' own buffers are long-lived and warm, so the load does not miss them.
+fn use_small_pages() {
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!(%error, "huge pages stay on");
+    }
 }
 
 /// Each connection and each open segment is a file; the soft limit of most shells is 1024.
