@@ -57,7 +57,7 @@ struct Timed {
     propose_ms: u64,
     /// When what is left is to be noted next; `None` for leases too short for that.
     checkpoint_ms: Option<u64>,
-    /// Whether the log says that less than the whole time is left.
+    /// Whether the log says, or is about to say, that less than the whole time is left.
     is_noted: bool,
 }
 
@@ -177,6 +177,8 @@ impl LeaseClock {
             self.checkpoints.insert((next_ms, id));
             // A rest of 0 would say "the whole time", and such a lease is about to end anyway.
             if rest_ms > 0 {
+                // From now on, not from when it is applied: a renewal in between must take the note back.
+                lease.is_noted = true;
                 remaining.push((id, i64::try_from(rest_ms).unwrap_or(i64::MAX)));
             }
         }

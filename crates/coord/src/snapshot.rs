@@ -30,7 +30,7 @@ const FRAME_HEADER_BYTES: usize = 8;
 /// A frame is closed once it has this much.
 const FRAME_BYTES: usize = 64 << 10;
 /// No frame is longer: one record of the largest request, and the counters of very many leases.
-const MAX_FRAME_BYTES: usize = 256 << 20;
+const MAX_FRAME_BYTES: usize = 1 << 30;
 
 const TAG_COUNTERS: u8 = 1;
 const TAG_BASE: u8 = 2;

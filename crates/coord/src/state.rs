@@ -30,6 +30,12 @@ pub(crate) use range::RangeReading;
 /// How many closed changes each command gives back: more than it can make on average, far less than a pause.
 const RECLAIM_PER_COMMAND: usize = 16;
 
+/// About what a lease takes, here and on the leader's clock.
+const LEASE_BYTES: usize = 256;
+
+/// Alarms that may be on: clients name the members, and could name any number.
+const MAX_ALARMS: usize = 256;
+
 /// See the top of the file.
 #[derive(Debug)]
 pub struct State {
@@ -81,9 +87,9 @@ impl State {
         self.space(space).live_keys()
     }
 
-    /// About how many bytes of memory the keys and their history take: what a quota compares.
+    /// About how many bytes of memory keys, their history and leases take: what a quota compares.
     pub fn size_bytes(&self) -> usize {
-        self.user.bytes() + self.system.bytes()
+        self.user.bytes() + self.system.bytes() + self.leases.by_id.len() * LEASE_BYTES
     }
 
     /// The alarms that are on, in order.
@@ -156,10 +162,10 @@ impl State {
         }
     }
 
-    /// A full store takes no puts and no leases, and a corrupt one nothing at all.
+    /// A full store takes no puts and no leases of the user, and a corrupt one nothing of the user at all.
     ///
-    /// Nodes are let through in the system space when it is only full: without leaders and members in it,
-    /// nobody could make room.
+    /// Nodes are let through in the system space: without leaders and members in it, nobody could make room, and an
+    /// alarm that any client can raise must not take the cluster along.
     fn check_alarms(&self, command: &Command) -> Result<(), Error> {
         if self.alarms.is_empty() {
             return Ok(());
@@ -173,17 +179,24 @@ impl State {
                 let space = if command.origin == Origin::Node { SpaceId::System } else { SpaceId::User };
                 (true, true, space)
             }
-            Op::LeaseRevoke { .. } | Op::Compact { .. } => (true, false, SpaceId::User),
+            Op::LeaseRevoke { id } => {
+                let is_nodes = self.lease(*id).is_some_and(|lease| lease.origin == Origin::Node);
+                (true, false, if is_nodes { SpaceId::System } else { SpaceId::User })
+            }
+            Op::Compact { space, .. } => (true, false, *space),
             Op::AutoCompact { .. }
             | Op::LeaseCheckpoint { .. }
             | Op::AlarmOn(_)
             | Op::AlarmOff(_)
             | Op::Nothing => (false, false, SpaceId::User),
         };
+        if space == SpaceId::System {
+            return Ok(());
+        }
         if changes && on(AlarmKind::Corrupt) {
             return Err(Error::Corrupt);
         }
-        if grows && space == SpaceId::User && on(AlarmKind::NoSpace) {
+        if grows && on(AlarmKind::NoSpace) {
             return Err(Error::NoSpace);
         }
         Ok(())
@@ -325,7 +338,10 @@ impl State {
     }
 
     fn alarm(&mut self, alarm: Alarm, on: bool) -> Reply {
-        let changed = if on { self.alarms.insert(alarm) } else { self.alarms.remove(&alarm) };
+        let changed = match on {
+            true => self.alarms.len() < MAX_ALARMS && self.alarms.insert(alarm),
+            false => self.alarms.remove(&alarm),
+        };
         let changed = if changed { vec![alarm] } else { Vec::new() };
         Reply::Alarms { revision: self.user.revision(), changed }
     }
@@ -333,20 +349,21 @@ impl State {
     /// Reads keys.
     pub fn range(&self, request: &RangeRequest) -> Result<RangeReply, Error> {
         request.check()?;
-        self.check_readable()?;
-        range::range(self.space(SpaceId::of(&request.key)), request)
+        let space = SpaceId::of(&request.key);
+        self.check_readable(space)?;
+        range::range(self.space(space), request)
     }
 
     /// Begins to read keys in pieces, all of the revision there is now.
     pub(crate) fn begin_range<'a>(&self, request: &'a RangeRequest) -> Result<RangeReading<'a>, Error> {
         request.check()?;
-        self.check_readable()?;
+        self.check_readable(SpaceId::of(&request.key))?;
         RangeReading::begin(self.space(SpaceId::of(&request.key)), request)
     }
 
     /// Reads the next piece; true when there may be more.
     pub(crate) fn step_range(&self, reading: &mut RangeReading<'_>, max: usize) -> Result<bool, Error> {
-        self.check_readable()?;
+        self.check_readable(reading.space())?;
         reading.step(self.space(reading.space()), max)
     }
 
@@ -357,13 +374,13 @@ impl State {
     pub fn read_txn(&self, txn: &TxnRequest) -> Result<TxnReply, Error> {
         assert!(txn.is_read_only(), "a transaction that writes goes through the log");
         txn.check()?;
-        self.check_readable()?;
+        self.check_readable(txn.space()?)?;
         self.run_read_txn(txn)
     }
 
-    fn check_readable(&self) -> Result<(), Error> {
+    fn check_readable(&self, space: SpaceId) -> Result<(), Error> {
         let corrupt = self.alarms.iter().any(|alarm| alarm.kind == AlarmKind::Corrupt);
-        if corrupt { Err(Error::Corrupt) } else { Ok(()) }
+        if corrupt && space == SpaceId::User { Err(Error::Corrupt) } else { Ok(()) }
     }
 
     /// The checksum of a space at a revision; 0 is now.

@@ -21,9 +21,11 @@ use crate::auto_compact::AutoCompactor;
 use crate::error::Error;
 use crate::lease::LeaseId;
 use crate::lease_clock::{LeaseClock, LeaseClockConfig, Renewal};
-use crate::request::{Command, Origin};
+use crate::request::{Command, Op, Origin};
 use crate::state::State;
 
+/// Leases whose note one command takes back.
+const RESETS: usize = 1_000;
 /// Ends proposed together.
 const ENDS: usize = 512;
 /// Renewals that may wait.
@@ -274,21 +276,23 @@ impl Inner {
             applied.map_err(|_| CoordError::Timeout)?;
             renewed = self.renew_all(leases)?;
         }
-        let mut kept = Vec::with_capacity(renewed.len());
-        for renewal in renewed {
-            kept.push(match renewal {
-                Some(Renewal::Renewed { ttl_ms, checkpoint }) => {
-                    if let Some(checkpoint) = checkpoint {
-                        self.submit(&checkpoint, None).await?;
-                    }
-                    Kept::For { ttl_ms }
-                }
-                Some(Renewal::Ending) => Kept::Ending,
-                Some(Renewal::NotFound) => Kept::Unknown,
-                None => Kept::Denied,
-            });
+        // What the log noted of them no longer holds. Together: whoever renews next waits for this.
+        let noted = leases.iter().zip(&renewed).filter_map(|((_, id), renewal)| match renewal {
+            Some(Renewal::Renewed { checkpoint: Some(_), .. }) => Some((*id, 0)),
+            _ => None,
+        });
+        let noted: Vec<(LeaseId, i64)> = noted.collect();
+        for part in noted.chunks(RESETS) {
+            let reset = Command::node(Op::LeaseCheckpoint { remaining: part.to_vec() });
+            self.submit(&reset, None).await?;
         }
-        Ok(kept)
+        let kept = renewed.into_iter().map(|renewal| match renewal {
+            Some(Renewal::Renewed { ttl_ms, .. }) => Kept::For { ttl_ms },
+            Some(Renewal::Ending) => Kept::Ending,
+            Some(Renewal::NotFound) => Kept::Unknown,
+            None => Kept::Denied,
+        });
+        Ok(kept.collect())
     }
 
     /// `None` is a lease of a node that a client asks for: it would keep a dead node among the living.

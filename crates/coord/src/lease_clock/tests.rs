@@ -108,3 +108,13 @@ fn long_leases_are_noted_from_time_to_time() {
     assert_eq!(clock.checkpoint(210_000), note(140_000));
     assert_eq!(clock.checkpoint(350_000), None, "nothing is left to note");
 }
+
+#[test]
+fn a_renewal_that_crosses_a_note_takes_it_back() {
+    let mut clock = LeaseClock::new(CONFIG);
+    clock.on_granted(LeaseId(1), 400_000, 0);
+    let note = clock.checkpoint(300_000);
+    assert!(note.is_some(), "what is left is proposed, and not yet applied");
+    let Renewal::Renewed { checkpoint, .. } = clock.renew(LeaseId(1), 300_001) else { panic!("it lives") };
+    assert_eq!(checkpoint, Some(Command::node(Op::LeaseCheckpoint { remaining: vec![(LeaseId(1), 0)] })));
+}

@@ -456,13 +456,19 @@ fn a_full_store_takes_nothing_that_grows() {
 }
 
 #[test]
-fn a_corrupt_store_answers_nothing() {
+fn a_corrupt_store_answers_nothing_and_the_cluster_itself_goes_on() {
     let mut log = Log::new();
+    log.run(Command::node(Op::LeaseGrant { id: LeaseId(9), ttl_ms: 3_000 }));
+    log.client(Op::LeaseGrant { id: LeaseId(8), ttl_ms: 3_000 });
     log.client(Op::AlarmOn(Alarm { kind: AlarmKind::Corrupt, member: 1 }));
     let corrupt = Reply::Error(Error::Corrupt);
     assert_eq!(log.client(Op::Put(PutRequest::new("a", "v"))), corrupt);
     assert_eq!(log.client(Op::Delete(delete("a", ""))), corrupt);
-    assert_eq!(log.run(Command::node(Op::Put(PutRequest::new("/moim/a", "v")))), corrupt);
+    assert_eq!(log.run(Command::node(Op::LeaseRevoke { id: LeaseId(8) })), corrupt);
+    assert!(matches!(log.run(Command::node(Op::Put(PutRequest::new("/moim/a", "v")))), Reply::Put(_)));
+    assert_eq!(log.state.range(&RangeRequest::key("/moim/a")).unwrap().count, 1);
+    let ended = log.run(Command::node(Op::LeaseRevoke { id: LeaseId(9) }));
+    assert!(matches!(ended, Reply::LeaseRevoked { .. }), "a dead node does not live on by an alarm");
     assert_eq!(log.state.range(&RangeRequest::key("a")), Err(Error::Corrupt));
     assert_eq!(log.state.read_txn(&TxnRequest::default()), Err(Error::Corrupt));
 }
