@@ -405,6 +405,10 @@ fn metrics_of(metrics: &RaftMetrics<Types>) -> GroupMetrics {
         snapshot: metrics.snapshot.map(|id| id.index),
         purged: metrics.purged.map(|id| id.index),
         voters: members.voter_ids().map(member).collect(),
+        unfinished: match members.get_joint_config().as_slice() {
+            [] | [_] => None,
+            [.., goal] => Some(goal.iter().copied().map(VoterId).collect()),
+        },
         learners: members.learner_ids().map(member).collect(),
         matched: matched.map(|(id, at)| (VoterId(*id), at.as_ref().map(|at| at.index))).collect(),
     }

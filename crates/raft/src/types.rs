@@ -93,6 +93,9 @@ pub struct GroupMetrics {
     pub purged: Option<u64>,
     /// Members with a vote; both sides while a change is under way.
     pub voters: Vec<Member>,
+    /// Who votes once the change under way is through. It stays under way until somebody asks for its end: a leader
+    /// that dies between the two steps leaves the group with both sides, and each must have a majority.
+    pub unfinished: Option<Vec<VoterId>>,
     /// Members without.
     pub learners: Vec<Member>,
     /// On the leader: the last entry each member is known to hold.

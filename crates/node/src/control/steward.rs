@@ -115,6 +115,7 @@ fn situation(metrics: &GroupMetrics, view: &View) -> Situation {
     };
     Situation {
         voters: metrics.voters.iter().map(|member| member.id.0).collect(),
+        unfinished: metrics.unfinished.as_ref().map(|goal| goal.iter().map(|voter| voter.0).collect()),
         learners: metrics.learners.iter().map(|member| (member.id.0, ready(member.id.0))).collect(),
         nodes: view.nodes.iter().map(|node| node.voter).filter(|voter| *voter != 0).collect(),
         gone: view.gone.iter().copied().collect(),

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Situation {
     /// The voters now.
     pub(crate) voters: BTreeSet<u64>,
+    /// Who is to vote, if a change was begun and not brought to its end; `voters` are those of both sides then.
+    pub(crate) unfinished: Option<BTreeSet<u64>>,
     /// Members without a vote, and whether each holds nearly everything and runs.
     pub(crate) learners: BTreeMap<u64, bool>,
     /// The voter ids the cluster's nodes have.
@@ -52,6 +54,10 @@ pub(crate) fn wanted(nodes: usize) -> usize {
 
 /// The next change, if one is due.
 pub(crate) fn plan(now: &Situation) -> Option<Change> {
+    // Before anything else: until then the group needs a majority of both sides, so it may stand no failure at all.
+    if let Some(goal) = &now.unfinished {
+        return Some(Change::Voters(goal.clone()));
+    }
     if let Some(old) = now.learners.keys().find(|id| now.gone.contains(id)) {
         return Some(Change::Forget(*old));
     }
@@ -132,6 +138,7 @@ mod tests {
         for (name, voters, learners, nodes, gone, count, leader, wanted) in cases {
             let now = Situation {
                 voters: set(voters),
+                unfinished: None,
                 learners: learners.iter().copied().collect(),
                 nodes: set(nodes),
                 gone: set(gone),
@@ -140,6 +147,29 @@ mod tests {
             };
             assert_eq!(plan(&now), wanted, "{name}");
         }
+    }
+
+    #[test]
+    fn a_change_that_was_begun_is_finished_first() {
+        // One voter was to become three, and the leader died between the two steps: all three are told as voters, so
+        // it looks as if there were nothing to do.
+        let mut now = Situation {
+            voters: set(&[1, 2, 3]),
+            unfinished: Some(set(&[1, 2, 3])),
+            nodes: set(&[1, 2, 3]),
+            count: 3,
+            leader: 1,
+            ..Situation::default()
+        };
+        assert_eq!(plan(&now), Some(Change::Voters(set(&[1, 2, 3]))));
+        // The same with 1, 2, 3 on the way to 1, 2, 4; it comes before another node's turn.
+        now.voters = set(&[1, 2, 3, 4]);
+        now.unfinished = Some(set(&[1, 2, 4]));
+        now.nodes = set(&[1, 2, 4, 5]);
+        now.gone = set(&[3]);
+        assert_eq!(plan(&now), Some(Change::Voters(set(&[1, 2, 4]))));
+        now.unfinished = None;
+        assert_eq!(plan(&now), Some(Change::Learn(5)));
     }
 
     #[test]
