@@ -2,7 +2,7 @@
 //!
 //! Every founder asks all the others until each has the same list of (node, data folder, address). From that list
 //! follow the cluster id and everybody's voter id, so there is nothing to vote on. A founder acts on the list only when
-//! *every* other one has shown it the same list, and writes it down before it acts; from then on it shows no other.
+//! it has shown it and *every* other one has shown it the same list, and writes it down before it acts; from then on it shows no other.
 //! So two lists can never both be acted on: each needs the word of all, and nobody gives it twice.
 //!
 //! A founder that was away when the others acted (it crashed in between) finds itself in their list, by its folder's
@@ -56,6 +56,11 @@ pub(super) fn decide(me: &Card, listed: &BTreeMap<i32, String>, others: &BTreeMa
         if card.founders != seen {
             return wait(format!("agreeing with node {node_id}"));
         }
+    }
+    if me.founders != seen {
+        // The others act on what this one shows. One that acted on a list it never showed could die before anybody
+        // heard of it, and come back to others that agreed on another.
+        return wait("showing the others what was seen".to_owned());
     }
     Step::Found(seen)
 }
@@ -142,6 +147,18 @@ mod tests {
         assert!(
             matches!(step(0, &cards), Step::Wait { why, .. } if why.contains("another --initial-cluster"))
         );
+    }
+
+    #[test]
+    fn nobody_acts_on_a_list_it_has_not_shown() {
+        let mut cards = cards();
+        let founders = cards[0].founders.clone();
+        cards[0].founders.clear();
+        let Step::Wait { seen, .. } = step(0, &cards) else { panic!("it acted") };
+        assert_eq!(seen, founders);
+        // The wait shows it; the next look may act.
+        cards[0].founders = seen;
+        assert_eq!(step(0, &cards), Step::Found(founders));
     }
 
     #[test]
