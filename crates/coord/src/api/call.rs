@@ -26,7 +26,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use moim_wire_grpc::etcd::{KeyValue, RangeResponse};
 use moim_wire_grpc::frame::{PREFIX_BYTES, frame_prefix};
 use moim_wire_grpc::{Code, FrameError, FrameReader, Message, Status, encode_frame, status};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::Api;
 use crate::engine::CoordError;
@@ -57,18 +57,37 @@ pub(super) struct Gone;
 /// Memory for what waits in calls, shared by all of them.
 pub(super) struct Budget {
     units: Semaphore,
+    /// Bytes of answers that wait for units. They are in memory, too.
+    queued: AtomicUsize,
     incoming: AtomicUsize,
+}
+
+/// Bytes in [`Budget::queued`].
+struct Queued<'a>(&'a AtomicUsize, usize);
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 impl Budget {
     pub(super) fn new() -> Self {
-        Self { units: Semaphore::new(BUDGET_UNITS), incoming: AtomicUsize::new(0) }
+        let (queued, incoming) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { units: Semaphore::new(BUDGET_UNITS), queued, incoming }
     }
 
-    /// Waits for room for an answer. A single answer larger than the budget takes all of it.
-    async fn room(&self, bytes: usize) -> Option<tokio::sync::SemaphorePermit<'_>> {
+    /// Waits for room for an answer, unless as much as there is room for waits already. A single answer larger than
+    /// the budget takes all of it.
+    async fn room(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Status> {
+        let waiting = self.queued.fetch_add(bytes, Ordering::Relaxed);
+        let _queued = Queued(&self.queued, bytes);
+        if waiting > BUDGET_UNITS * BUDGET_UNIT {
+            return Err(CoordError::TooManyRequests.into());
+        }
         let units = bytes.div_ceil(BUDGET_UNIT).min(BUDGET_UNITS);
-        self.units.acquire_many(u32::try_from(units).unwrap_or(u32::MAX)).await.ok()
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        self.units.acquire_many(units).await.map_err(|_| CoordError::Stopped.into())
     }
 }
 
@@ -203,7 +222,10 @@ impl Respond {
             sender.stream.send_data(encode_frame(&message), false).map_err(|_| Gone)?;
             return sender.finish(Ok(()));
         }
-        let _room = sender.while_wanted(budget.room(bytes)).await?;
+        let _room = match sender.while_wanted(budget.room(bytes)).await? {
+            Ok(room) => room,
+            Err(status) => return sender.finish(Err(status)),
+        };
         let frame = encode_frame(&message);
         drop(message);
         sender.limit_stalls();
@@ -224,7 +246,10 @@ impl Respond {
         };
         let mut sender = self.start()?;
         let held = PIECE_BYTES + response.kvs.len() * size_of::<KeyValue>();
-        let _room = sender.while_wanted(budget.room(held)).await?;
+        let _room = match sender.while_wanted(budget.room(held)).await? {
+            Ok(room) => room,
+            Err(status) => return sender.finish(Err(status)),
+        };
         sender.limit_stalls();
         sender.send_frame(frame_prefix(response.encoded_len())).await?;
         for piece in pieces(response) {
@@ -424,5 +449,26 @@ mod tests {
                 assert!(whole == joined, "{count} entries of {value_bytes} bytes");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn answers_that_wait_for_room_are_bounded_too() {
+        let budget = Budget::new();
+        let all = BUDGET_UNITS * BUDGET_UNIT;
+        let held = budget.room(all).await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..2 {
+            let mut room = Box::pin(budget.room(all));
+            assert!(futures_util::poll!(room.as_mut()).is_pending());
+            waiting.push(room);
+        }
+        let refused = budget.room(1).await.err().map(|status| status.code);
+        assert_eq!(refused, Some(Code::ResourceExhausted));
+        // Whoever gives up leaves the queue, and whoever is done makes room.
+        waiting.clear();
+        let mut next = Box::pin(budget.room(1));
+        assert!(futures_util::poll!(next.as_mut()).is_pending());
+        drop(held);
+        assert!(next.await.is_ok());
     }
 }
