@@ -118,6 +118,11 @@ impl Journal {
         self.state.locked().start
     }
 
+    /// What it reports progress under: the tag of whoever opened it first.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
     /// Next offset.
     pub fn end(&self) -> i64 {
         self.end.load(Ordering::Acquire)

@@ -73,6 +73,12 @@ impl Seat {
         self.here.load_full()
     }
 
+    /// The leader epoch that this node has begun and no record says yet.
+    fn unannounced(&self) -> Option<i32> {
+        let epoch = self.here.load().as_ref()?.leader_epoch();
+        (epoch > self.place.load().leader_epoch).then_some(epoch)
+    }
+
     /// Under which leadership it is, as far as this node knows.
     pub(crate) fn leader_epoch(&self) -> i32 {
         self.here.load().as_ref().map_or_else(|| self.place.load().leader_epoch, |p| p.leader_epoch())
@@ -199,6 +205,8 @@ impl Topics {
 
     /// Takes in everything a new repository says, or one that was not followed for a while, and drops what it no
     /// longer knows. `first` is the start of the node: then journals of topics that are gone are removed too.
+    ///
+    /// What cannot be taken in does not keep the rest out; the first such error is given back after it.
     pub(crate) async fn take_in_all(
         &self,
         entries: &[Entry],
@@ -210,22 +218,24 @@ impl Topics {
             self.refuse_foreign(revision)?;
         }
         self.write().early.clear();
+        let mut taken = Ok(());
         // Places first: a topic then opens with all of them.
         for entry in entries {
             if let Some((topic, index)) = placement::parse_key(&entry.key) {
-                self.take_in_place(topic, index, entry)?;
+                taken = taken.and(self.take_in_place(topic, index, entry));
             }
         }
         let mut known = HashSet::new();
         for entry in entries.iter().filter(|e| e.key.starts_with(TOPIC_PREFIX)) {
-            self.take_in_topic(entry)?;
             known.insert(entry.key[TOPIC_PREFIX.len()..].to_owned());
+            taken = taken.and(self.take_in_topic(entry));
         }
         for topic in self.all() {
             if !known.contains(&*topic.name) {
                 self.on_topic_gone(&topic.name, revision);
             }
         }
+        taken?;
         if first { self.remove_orphans(known.is_empty()) } else { Ok(()) }
     }
 
@@ -355,10 +365,11 @@ impl Topics {
         let mut early: Vec<_> = early.into_iter().collect();
         early.sort_unstable_by_key(|(index, _)| *index);
         self.bare.fetch_or(early.len() < (count - have) as usize, Ordering::AcqRel);
+        let mut taken = Ok(());
         for (index, place) in early {
-            self.on_place(topic.id, index, place)?;
+            taken = taken.and(self.on_place(topic.id, index, place));
         }
-        Ok(())
+        taken
     }
 
     /// Whether there are partitions that no record places.
@@ -371,7 +382,8 @@ impl Topics {
         bare
     }
 
-    /// A partition is where `place` says.
+    /// A partition is where `place` says. If this node is to lead it and cannot open it, the place is not known either:
+    /// whoever reads it again tries again.
     fn on_place(&self, topic: TopicId, index: i32, place: Place) -> Result<(), Refused> {
         let Some((topic, seat)) = self.get_by_id(topic).and_then(|t| t.seat(index).map(|seat| (t, seat)))
         else {
@@ -385,22 +397,25 @@ impl Topics {
         if place.revision <= seat.place.load().revision {
             return Ok(());
         }
-        let (leader, epoch) = (place.leader, place.leader_epoch);
+        let (mine, epoch) = (place.leader == Some(self.me), place.leader_epoch);
+        let here = seat.partition();
+        // Before the place is known: this may fail.
+        let opened = (mine && here.is_none()).then(|| self.open_partition(&topic, &seat)).transpose()?;
         seat.place.store(Arc::new(place));
-        match (leader == Some(self.me), seat.partition()) {
-            (true, None) => {
-                let partition = self.open_partition(&topic, &seat)?;
-                partition.raise_epoch(epoch);
-                seat.here.store(Some(Arc::clone(&partition)));
-                lock(&self.news).push(News::Leads(partition));
-            }
+        if let Some(partition) = opened {
+            partition.raise_epoch(epoch);
+            seat.here.store(Some(Arc::clone(&partition)));
+            lock(&self.news).push(News::Leads(partition));
+            return Ok(());
+        }
+        match (mine, here) {
             (true, Some(partition)) => partition.raise_epoch(epoch),
             (false, Some(partition)) => {
                 seat.here.store(None);
                 self.let_go(&partition, ErrorCode::NotLeaderOrFollower);
                 lock(&self.news).push(News::Resigned(partition));
             }
-            (false, None) => {}
+            (_, None) => {}
         }
         Ok(())
     }
@@ -431,12 +446,15 @@ impl Topics {
         lock(&self.news).push(News::Deleted(topic));
     }
 
-    /// Stops serving a partition and tells everybody who waits for it.
+    /// Stops serving a partition and tells everybody who waits for it. Its tag is free when the journal goes too: one
+    /// that stays open keeps reporting under it.
     fn let_go(&self, partition: &Partition, code: ErrorCode) {
         {
             let mut maps = self.write();
             maps.by_tag[partition.tag] = None;
-            maps.free_tags.push(partition.tag);
+            if code == ErrorCode::UnknownTopicOrPartition {
+                maps.free_tags.push(partition.tag);
+            }
         }
         let mut wakes: Vec<Arc<Wake>> = Vec::new();
         partition.close(code, &mut wakes);
@@ -524,7 +542,14 @@ impl Topics {
             segment_bytes: parsed.segment_bytes,
             tag: tag as u64,
         };
-        let journal = self.store.journal(journal_id(topic.id, index), options).map_err(|e| storage(&e))?;
+        let journal = self.store.journal(journal_id(topic.id, index), options).map_err(|e| storage(&e));
+        // A journal that was open already reports under the tag it was opened with, and that one is kept for it.
+        let kept = journal.as_ref().map_or(None, |journal| usize::try_from(journal.tag()).ok());
+        if kept != Some(tag) {
+            self.write().free_tags.push(tag);
+        }
+        let journal = journal?;
+        let tag = kept.unwrap_or(tag);
         let unclean = !self.store.was_clean();
         let now_ms = self.clock.wall_ms();
         let config = Arc::clone(&topic.config);

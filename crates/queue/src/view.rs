@@ -37,12 +37,17 @@ impl Broker {
             }
         };
         self.brokers.reset(&entries);
-        self.topics.take_in_all(&entries, revision, first).await?;
-        if let Some(entry) = entries.iter().find(|entry| entry.key == broker_config::KEY) {
-            self.on_settings(entry)?;
+        let taken = self.topics.take_in_all(&entries, revision, first).await;
+        if first {
+            taken.clone()?;
         }
+        let settings = entries.iter().find(|entry| entry.key == broker_config::KEY);
+        let set = settings.map_or(Ok(()), |entry| self.on_settings(entry));
+        // What could be taken in is acted on, whatever could not.
+        let followed = self.follow();
+        taken.and(set)?;
         self.revision.store(revision, Ordering::Release);
-        self.follow()
+        followed
     }
 
     async fn on_event(&self, event: Event) -> Result<(), Refused> {
@@ -123,7 +128,8 @@ pub(crate) async fn run(broker: Arc<Broker>) {
                 event = watch.next() => match event {
                     Some(Ok(event)) => {
                         if let Err(error) = broker.on_event(event).await {
-                            tracing::error!(%error, "cannot act on a change of the state repository");
+                            tracing::error!(%error, "cannot act on a change; reading everything again");
+                            break;
                         }
                     }
                     Some(Err(gap)) => {
@@ -136,9 +142,14 @@ pub(crate) async fn run(broker: Arc<Broker>) {
                 () = broker.shutdown.stopped() => return,
             }
         }
-        if let Err(error) = broker.read_repository(false).await {
-            tracing::error!(%error, "cannot read the state repository");
-            tokio::time::sleep(RETRY).await;
+        // Until all of it is taken in: nothing else would come back to what was not.
+        while let Err(error) = broker.read_repository(false).await {
+            tracing::error!(%error, "cannot take in the state repository; trying again");
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                _ = round.tick() => bare = broker.heal(bare).await,
+                () = broker.shutdown.stopped() => return,
+            }
         }
     }
 }

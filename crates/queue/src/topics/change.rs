@@ -3,7 +3,8 @@
 //!
 //! A topic and the places of its partitions appear together. What does not fit into one transaction is written before
 //! the topic itself (and, when a topic goes, removed after it), where nobody looks for it: the topic's key is the one
-//! that counts.
+//! that counts. That holds for a new topic, whose id nobody else has. One that is there already grows in steps, each of
+//! them whole: its places are never written, nor removed, without a comparison of its record.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,7 +114,8 @@ impl Topics {
     }
 
     /// Writes the places of partitions and, in the last transaction and only if `guard` holds, `last`. Gives the
-    /// revision of that one and every place with its own.
+    /// revision of that one and every place with its own. More than [`PER_TXN`] only under an id that nobody else has:
+    /// those before the last transaction are written, and after a conflict removed, without a comparison.
     async fn write_places(
         &self,
         id: TopicId,
@@ -267,7 +269,8 @@ impl Topics {
         })
     }
 
-    /// Gives a topic more partitions.
+    /// Gives a topic more partitions, as many at a time as one transaction holds: what an error leaves behind is a
+    /// topic that has grown by less.
     pub(crate) async fn grow(
         &self,
         topic: &Arc<Topic>,
@@ -276,27 +279,36 @@ impl Topics {
         places: Option<&[BrokerId]>,
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
-        for _ in 0..TRIES {
+        let key = format!("{TOPIC_PREFIX}{}", topic.name);
+        let (mut conflicts, mut grown) = (0, 0);
+        while conflicts < TRIES {
             let (mut record, revision) = self.expect_same(topic).await?;
             self.on_topic(&topic.name, &record, revision)?;
+            if grown > 0 && record.partitions >= count {
+                return Ok(());
+            }
             if let Some(refused) = self.refuse_growth(topic, count, hosts.len()) {
                 return Err(refused);
             }
-            let new = (count - record.partitions) as usize;
+            let missing = (count - record.partitions) as usize;
+            let step = missing.min(PER_TXN);
             let nodes = match places {
-                Some(places) if places.len() == new => places.to_vec(),
+                Some(places) if places.len() == grown + missing => places[grown..grown + step].to_vec(),
+                // Somebody else grew it too: the nodes were named for other partitions.
                 Some(_) => return Err(contended()),
-                None => self.deal(hosts, new),
+                None => self.deal(hosts, step),
             };
-            let places = with_epochs(&nodes, hosts, record.partitions);
-            record.partitions = count;
-            let key = format!("{TOPIC_PREFIX}{}", topic.name);
+            let new = with_epochs(&nodes, hosts, record.partitions);
+            record.partitions += step as i32;
             let guard = Compare::ModRevision(key.clone(), revision);
-            let last = Txn::new().put(key, encode(&record));
-            if let Some((revision, places)) = self.write_places(topic.id, places, guard, last).await? {
-                self.on_topic(&topic.name, &record, revision)?;
-                return self.take_in_own(topic, places);
-            }
+            let whole = Txn::new().put(key.clone(), encode(&record));
+            let Some((revision, new)) = self.write_places(topic.id, new, guard, whole).await? else {
+                conflicts += 1;
+                continue;
+            };
+            self.on_topic(&topic.name, &record, revision)?;
+            self.take_in_own(topic, new)?;
+            grown += step;
         }
         Err(contended())
     }
@@ -362,36 +374,41 @@ impl Topics {
         let _changing = self.changing.lock().await;
         let mut begun = Vec::new();
         for topic in self.all() {
-            for seat in topic.seats.load().iter() {
-                let place = seat.place();
-                if let Some(partition) = seat.partition()
-                    && partition.leader_epoch() > place.leader_epoch
-                {
-                    begun.push((topic.id, seat.index, partition.leader_epoch(), place.revision));
-                }
-            }
+            let seats = topic.seats.load_full();
+            begun.extend(
+                seats.iter().filter(|seat| seat.unannounced().is_some()).map(|s| (topic.id, s.index)),
+            );
         }
         for chunk in begun.chunks(MAX_TXN_OPS) {
-            let mut txn = Txn::new();
-            for (id, index, epoch, revision) in chunk {
-                let key = placement::key(*id, *index);
-                let entry = self.repository.get(&key).await.map_err(refuse_repository)?;
-                let Some(entry) = entry.filter(|e| e.mod_revision == *revision) else { continue };
-                let value = placement::with_epoch(&entry.value, *epoch)
-                    .ok_or_else(|| illegible("partition", &key))?;
-                txn = txn.when(Compare::ModRevision(key.clone(), *revision)).put(key, value);
-            }
-            if let TxnOutcome::Done { revision } =
-                self.repository.txn(txn).await.map_err(refuse_repository)?
-            {
-                for (id, index, epoch, _) in chunk {
-                    let Some(seat) = self.get_by_id(*id).and_then(|t| t.seat(*index)) else { continue };
-                    let place = Place { leader_epoch: *epoch, revision, ..(*seat.place()).clone() };
-                    self.on_place(*id, *index, place)?;
-                }
-            }
+            self.announce(chunk).await?;
         }
         Ok(())
+    }
+
+    async fn announce(&self, begun: &[(TopicId, i32)]) -> Result<(), Refused> {
+        let (mut txn, mut written) = (Txn::new(), Vec::new());
+        for (id, index) in begun {
+            let key = placement::key(*id, *index);
+            let Some(entry) = self.repository.get(&key).await.map_err(refuse_repository)? else { continue };
+            // Somebody may have changed it since it was listed, and may even have given it to another node.
+            self.take_in_place(*id, *index, &entry)?;
+            let Some(seat) = self.get_by_id(*id).and_then(|t| t.seat(*index)) else { continue };
+            let Some(epoch) = seat.unannounced() else { continue };
+            let value =
+                placement::with_epoch(&entry.value, epoch).ok_or_else(|| illegible("partition", &key))?;
+            txn = txn.when(Compare::ModRevision(key.clone(), entry.mod_revision)).put(key, value);
+            written.push((*id, seat, epoch));
+        }
+        if written.is_empty() {
+            return Ok(());
+        }
+        match self.repository.txn(txn).await.map_err(refuse_repository)? {
+            TxnOutcome::Conflict { .. } => Err(contended()),
+            TxnOutcome::Done { revision } => written.into_iter().try_for_each(|(id, seat, epoch)| {
+                let place = Place { leader_epoch: epoch, revision, ..(*seat.place()).clone() };
+                self.on_place(id, seat.index, place)
+            }),
+        }
     }
 
     /// Gives a place to partitions that have none: to this node what it has the journal of, and the rest to the nodes
@@ -458,4 +475,33 @@ fn exists(name: &str) -> Refused {
 
 fn contended() -> Refused {
     Refused::new(ErrorCode::UnknownServerError, "The topic was changed by somebody else; try again.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Still, append, batch, wait};
+
+    #[test]
+    fn an_epoch_is_announced_on_top_of_what_somebody_else_changed() {
+        let still = Still::new();
+        let partition = still.topic("t", &[]);
+        append(&partition, batch(|b| b, "k", "v"));
+        still.sync(&partition);
+        drop(partition);
+        let still = still.restart(false);
+        let (topics, repository) = (&still.broker.topics, &still.broker.repository);
+        let topic = topics.get("t").unwrap();
+        let seat = topic.seat(0).unwrap();
+        let epoch = seat.unannounced().expect("a start after a crash begins an epoch");
+        // Changed after it was listed, before it is watched.
+        let key = placement::key(topic.id, 0);
+        let before = wait(repository.get(&key)).unwrap().unwrap();
+        wait(repository.txn(Txn::new().put(key.clone(), before.value))).unwrap();
+        wait(topics.announce_epochs()).unwrap();
+        let after = wait(repository.get(&key)).unwrap().unwrap();
+        let told = Place::decode(&after.value, after.mod_revision).unwrap();
+        assert_eq!(told.leader_epoch, epoch);
+        assert_eq!((seat.place().leader_epoch, seat.place().revision), (epoch, after.mod_revision));
+    }
 }

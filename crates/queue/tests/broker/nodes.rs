@@ -499,3 +499,57 @@ fn a_large_topic_is_made_and_deleted_in_several_steps() {
     assert!(left.is_empty(), "{} records are left", left.len());
     until("the other broker lets go", || cluster.metadata(1, &["large"]).topics[0].error_code != 0);
 }
+
+#[test]
+fn topics_that_two_brokers_grow_at_once_keep_every_partition() {
+    let cluster = Cluster::start(2);
+    for round in 0..4 {
+        let name = format!("growing-{round}");
+        cluster.topic(1, &name, 1);
+        let together = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for (through, count) in [(1, 300), (2, 350)] {
+                let (cluster, name, together) = (&cluster, name.as_str(), &together);
+                scope.spawn(move || {
+                    let topics =
+                        vec![CreatePartitionsTopic { name: name.into(), count, ..Default::default() }];
+                    let request =
+                        CreatePartitionsRequest { topics, timeout_ms: 30_000, ..Default::default() };
+                    let mut client = cluster.client(through);
+                    together.wait();
+                    let answer: CreatePartitionsResponse = client.call(&request, 3).unwrap();
+                    if count == 350 {
+                        assert_eq!(answer.results[0].error_code, 0, "{:?}", answer.results[0]);
+                    }
+                });
+            }
+        });
+        let (_, places) = wait(cluster.repository.list("/moim/partitions/")).unwrap();
+        assert_eq!(places.len(), 350 * (round + 1), "each partition has one record");
+        cluster.agreed_leaders(&name, 350);
+    }
+}
+
+#[test]
+fn a_partition_that_cannot_be_opened_for_a_moment_is_served_later() {
+    let cluster = Cluster::start(1);
+    let folder = cluster.brokers[0].as_ref().unwrap().folder().join("queue");
+    std::fs::create_dir_all(&folder).unwrap();
+    let in_the_way = folder.join("late");
+    std::fs::write(&in_the_way, "").unwrap();
+    let topics = vec![CreatableTopic {
+        name: "late".into(),
+        num_partitions: 1,
+        replication_factor: 1,
+        ..Default::default()
+    }];
+    let request = CreateTopicsRequest { topics, timeout_ms: 10_000, ..Default::default() };
+    let answer: CreateTopicsResponse = cluster.client(1).call(&request, 5).unwrap();
+    assert_eq!(answer.topics[0].error_code, ErrorCode::KafkaStorageError as i16);
+    // What comes after it is not held up.
+    cluster.topic(1, "other", 1);
+    std::fs::remove_file(&in_the_way).unwrap();
+    let mut client = cluster.client(1);
+    until("it is served", || produce(&mut client, "late", 0, plain("v"), None).error_code == 0);
+    assert_eq!(produce(&mut client, "other", 0, plain("v"), None).error_code, 0);
+}

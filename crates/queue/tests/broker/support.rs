@@ -82,6 +82,11 @@ pub(crate) fn start_in(
 }
 
 impl Running {
+    /// Where its data is.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.as_ref().unwrap().path()
+    }
+
     /// Ends it; as a crash would, unless in order. Gives its data back.
     pub(crate) fn stop(mut self, in_order: bool) -> tempfile::TempDir {
         let folder = self.folder.take().unwrap();
