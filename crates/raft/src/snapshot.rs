@@ -9,6 +9,7 @@
 //! callers take it off their thread.
 
 use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -132,6 +133,13 @@ impl SnapshotDir {
         Some((current.meta, file))
     }
 
+    /// A snapshot of the state before the first entry, without a file: it takes no space.
+    pub(crate) fn nothing(self: &Arc<Self>) -> (SnapshotMeta, SnapshotFile) {
+        let (dir, path) = (Arc::clone(self), self.path.clone());
+        let file = SnapshotFile { dir, path, file: Arc::new(Absent), len: 0, published: true };
+        (SnapshotMeta::default(), file)
+    }
+
     /// An empty file for a snapshot under construction.
     pub(crate) fn draft(self: &Arc<Self>) -> io::Result<SnapshotFile> {
         let number = {
@@ -235,6 +243,39 @@ impl SnapshotFile {
         let reader =
             ChunkReader { file, at, end: self.len, chunk: Vec::new(), taken: 0, total: 0, done: false };
         Ok((meta, reader))
+    }
+}
+
+/// A file that is not there: empty to a reader, and it takes nothing.
+struct Absent;
+
+impl DiskFile for Absent {
+    fn pwritev(&self, _pos: u64, _bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn pread(&self, _pos: u64, _buf: &mut [u8]) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, _pos: u64, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn raw(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 

@@ -20,6 +20,9 @@ use crate::types::GroupId;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// While the last word begins like this, no snapshot can be written.
+const UNSAVABLE: &str = "unsavable";
+
 /// The words that were applied, each once, in order. Saying one again changes nothing, so a test may repeat a
 /// proposal whose outcome it does not know.
 #[derive(Clone, Default)]
@@ -44,7 +47,13 @@ impl StateMachine for Words {
 
     fn snapshot(&mut self) -> SnapshotWriter {
         let frozen = self.all();
-        Box::new(move |out| out.write_all(frozen.join("\n").as_bytes()))
+        Box::new(move |out| {
+            out.write_all(frozen.join("\n").as_bytes())?;
+            match frozen.last() {
+                Some(last) if last.starts_with(UNSAVABLE) => Err(std::io::ErrorKind::StorageFull.into()),
+                Some(_) | None => Ok(()),
+            }
+        })
     }
 
     fn restore(&mut self, content: &mut dyn Read) -> std::io::Result<()> {
@@ -411,6 +420,28 @@ fn a_late_joiner_gets_the_snapshot_and_restarts_from_it() {
     cluster.say(80..85);
     cluster.start(3);
     cluster.expect(0..85);
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_written_stops_nobody() {
+    let cluster = Cluster::found(1, 1, short_log);
+    let group = cluster.group(0);
+    let fail = |time: u32| {
+        cluster.say_among(&[0], &format!("{UNSAVABLE} {time}"));
+        cluster.driver.block_on(group.snapshot()).unwrap();
+    };
+    // Once without an older one, once with it.
+    fail(1);
+    cluster.say(0..80);
+    cluster.driver.block_on(group.wait_for(PATIENCE, |now| now.purged > Some(20))).unwrap();
+    fail(2);
+    cluster.say(80..160);
+    cluster.driver.block_on(group.wait_for(PATIENCE, |now| now.purged > Some(100))).unwrap();
+    let leftovers = || {
+        let folder = std::fs::read_dir(cluster.nodes[0].dir.join("raft/1/snapshots")).unwrap();
+        folder.filter(|file| file.as_ref().unwrap().path().extension().unwrap() != "snap").count()
+    };
+    until("drafts are removed", || (leftovers() == 0).then_some(()));
 }
 
 #[test]
