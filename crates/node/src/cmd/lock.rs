@@ -59,10 +59,12 @@ enum LockVerb {
         command: Vec<OsString>,
     },
     /// Kill the descendants of the parent when it does not renew its time.
-    #[command(hide = true, after_help = "Example:\n  moim lock guard --over 42")]
+    #[command(hide = true, after_help = "Example:\n  moim lock guard --over 42 --mark 42-1")]
     Guard {
         #[arg(long)]
         over: u32,
+        #[arg(long)]
+        mark: String,
     },
 }
 
@@ -127,7 +129,7 @@ pub(crate) fn run(args: LockArgs) -> Outcome {
     match args.verb {
         LockVerb::Run(run) => block_on(run::run(&args.client, &run, "")),
         LockVerb::Exec { die_with, command } => run::exec(die_with, &command),
-        LockVerb::Guard { over } => guard::watch(over),
+        LockVerb::Guard { over, mark } => guard::watch(over, &mark),
     }
 }
 

@@ -191,6 +191,8 @@ fn a_cluster_in_the_background_is_found_stopped_and_purged() {
     let put = run(&["coord", "put", "k", "v"]);
     assert_eq!(put.status, 0, "the context says where it is: {put:?}");
     assert_eq!(run(&["dev", "status", "--data", "data", "-o", "json"]).json(), listing(dir.path()));
+    let second = run(&["dev", "-d", "--data", "data"]);
+    assert_eq!(second.status, 7, "one runs already: {second:?}");
     assert_eq!(run(&["dev", "stop", "--data", "data"]).status, 0);
     assert!(!pids.iter().any(|pid| lives(*pid)));
     // The same ports and the same data again.

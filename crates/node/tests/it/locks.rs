@@ -112,6 +112,7 @@ on_every_server!(
     a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion => a_server_that_is_stopped_costs_the_lock_and_not_the_exclusion_on,
     a_command_that_ignores_sigterm_and_its_children_are_killed_in_time => a_command_that_ignores_sigterm_and_its_children_are_killed_in_time_on,
     kill_nine_of_the_holder_takes_the_command_with_it => kill_nine_of_the_holder_takes_the_command_with_it_on,
+    kill_nine_of_the_holder_takes_what_the_command_started_with_it => kill_nine_of_the_holder_takes_what_the_command_started_with_it_on,
     a_deleted_key_is_a_lost_lock => a_deleted_key_is_a_lost_lock_on,
     etcdctl_waits_in_the_same_queue => etcdctl_waits_in_the_same_queue_on,
 );
@@ -239,6 +240,23 @@ fn kill_nine_of_the_holder_takes_the_command_with_it_on(etcd: &Etcd) {
     first.signal(Signal::KILL);
     first.wait();
     eventually("the command is gone", || !lives(worker));
+}
+
+/// The command dies with its parent, at once; its children must not outlive it as orphans.
+fn kill_nine_of_the_holder_takes_what_the_command_started_with_it_on(etcd: &Etcd) {
+    let traces = Traces::new();
+    let log = traces.path("log");
+    let script = format!("(while :; do echo old >> {}; sleep 0.02; done) | cat", log.display());
+    let mut first = Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &script]);
+    let written = || std::fs::read_to_string(&log).unwrap_or_default();
+    eventually("the first begins", || !written().is_empty());
+    first.signal(Signal::KILL);
+    first.wait();
+    // Long enough for the old one to show itself, were it alive.
+    let next = format!("echo new >> {}; sleep 0.5", log.display());
+    let second = Holder::start(etcd, &["lock", "run", "job", "--ttl", "2s", "--", "sh", "-c", &next]).wait();
+    assert_eq!(second.code(), Some(0));
+    assert!(written().ends_with("new\n"), "an orphan of the first command works beside the second");
 }
 
 fn a_deleted_key_is_a_lost_lock_on(etcd: &Etcd) {

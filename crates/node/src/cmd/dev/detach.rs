@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::UpArgs;
 use super::control::{Request, ask};
+use super::up::lock;
 use crate::client::block_on;
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::{Format, Output};
@@ -19,6 +20,10 @@ const LOG: &str = "dev.log";
 
 /// Starts a supervisor, waits until its cluster is ready, and leaves it alone.
 pub(super) fn run(args: &UpArgs, data: &Path, patience: Duration, output: Output) -> Outcome {
+    if data.is_dir() {
+        // One that runs here would answer in place of ours, and look like our success.
+        drop(lock(data)?);
+    }
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["dev", "--detached", "--timeout", &format!("{}ms", patience.as_millis())]);
     command.arg("--data").arg(data);
@@ -42,7 +47,9 @@ pub(super) fn run(args: &UpArgs, data: &Path, patience: Duration, output: Output
     }
     std::io::stdout().flush()?;
     // It let go of its output: either it stays in the background, or it has ended and said why.
-    if block_on(async { ask(data, Request::Status, Duration::from_secs(5)).await.map(drop) }).is_ok() {
+    if child.try_wait()?.is_none()
+        && block_on(async { ask(data, Request::Status, Duration::from_secs(5)).await.map(drop) }).is_ok()
+    {
         return Ok(());
     }
     let status = child.wait()?;

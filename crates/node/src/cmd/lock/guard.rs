@@ -15,7 +15,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::descendants;
+use super::descendants::Family;
 use super::moment::Moment;
 use super::session::Session;
 use crate::exit::{Failure, Outcome};
@@ -24,13 +24,17 @@ use crate::exit::{Failure, Outcome};
 pub(super) struct Guard {
     child: Child,
     input: Option<ChildStdin>,
+    mark: String,
 }
 
+/// How often the guard looks who belongs to the command, in case it must find them without the parent.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
 impl Guard {
-    /// Starts a guard over this process, with the session's times.
-    pub(super) fn start(session: &Session) -> Outcome<Self> {
+    /// Starts a guard over this process and everything with this mark, with the session's times.
+    pub(super) fn start(session: &Session, mark: &str) -> Outcome<Self> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["lock", "guard", "--over", &std::process::id().to_string()])
+            .args(["lock", "guard", "--over", &std::process::id().to_string(), "--mark", mark])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .process_group(0)
@@ -41,7 +45,7 @@ impl Guard {
             // A guard that was stopped must not stop us when its input is full.
             rustix::io::ioctl_fionbio(input, true)?;
         }
-        let mut guard = Self { child, input };
+        let mut guard = Self { child, input, mark: mark.to_owned() };
         guard.tell(Some(session.stop_at()), session.kill_at())?;
         Ok(guard)
     }
@@ -54,7 +58,8 @@ impl Guard {
     /// Tells the session's new times. A guard that does not listen any more is replaced.
     pub(super) fn renew(&mut self, session: &Session) -> Outcome {
         if self.tell(Some(session.stop_at()), session.kill_at()).is_err() {
-            let old = std::mem::replace(self, Self::start(session)?);
+            let new = Self::start(session, &self.mark)?;
+            let old = std::mem::replace(self, new);
             old.dismiss();
         }
         Ok(())
@@ -83,25 +88,27 @@ impl Guard {
     }
 }
 
-/// The guard itself, over the process with this id.
-pub(super) fn watch(parent: u32) -> Outcome {
+/// The guard itself, over the process with this id and everything with this mark.
+pub(super) fn watch(parent: u32, mark: &str) -> Outcome {
+    let mut family = Family::new(parent, std::process::id(), mark);
     let (mut stop_at, mut kill_at) = (u64::MAX, u64::MAX);
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK)?;
     let mut told = Told::default();
     loop {
         let now = Moment::now().0;
         if now >= kill_at {
-            descendants::kill(parent, std::process::id());
+            family.kill();
             return Ok(());
         }
         if now >= stop_at {
             stop_at = u64::MAX;
-            descendants::signal(parent, std::process::id(), Signal::TERM);
+            family.signal(Signal::TERM);
         }
         set(&timer, stop_at.min(kill_at))?;
         let stdin = io::stdin();
         let mut waited = [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-        match poll(&mut waited, None) {
+        match poll(&mut waited, Some(&LOOK)) {
+            Ok(0) => family.look(),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Failure::error(format!("the guard cannot wait: {error}"))),
         }
@@ -113,7 +120,7 @@ pub(super) fn watch(parent: u32) -> Outcome {
             Some(None) => {}
             // The parent is gone, and nobody renews any more.
             None => {
-                descendants::kill(parent, std::process::id());
+                family.kill();
                 return Ok(());
             }
         }

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use super::RunArgs;
-use super::descendants;
+use super::descendants::{Family, MARKS, marks_with};
 use super::guard::Guard;
 use super::moment::Moment;
 use super::session::{Acquire, Lost, Session};
@@ -151,11 +151,13 @@ async fn hold(held: Held, args: &RunArgs, mut signals: Forwarded) -> Outcome<i32
     let Held { session, token, mut keeper, mut renewed } = held;
     set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| Failure::error(format!("cannot look after the command's children: {error}")))?;
-    let mut guard = Guard::start(&session)?;
+    // No other holder on this machine has it, however soon a process id is used again.
+    let mark = format!("{}-{}", std::process::id(), Moment::now().0);
+    let mut guard = Guard::start(&session, &mark)?;
     if session.stop_at().is_over() {
         return Err(Failure::new(Status::NotHeld, "the lock was lost before the command could start"));
     }
-    let mut child = start(args, token, &session.key())?;
+    let mut child = start(args, token, &session.key(), &mark)?;
     let (why, kill_at) = loop {
         tokio::select! {
             biased;
@@ -182,7 +184,7 @@ async fn hold(held: Held, args: &RunArgs, mut signals: Forwarded) -> Outcome<i32
     note(format_args!("moim: the lock `{}` is lost: {why}; stopping the command", args.name));
     guard.hurry(kill_at);
     tokio::select! {
-        () = stop(&mut child, &guard, kill_at) => {}
+        () = stop(&mut child, Family::new(std::process::id(), guard.pid(), &mark), kill_at) => {}
         // As long as it can be renewed, nobody else gets it before the command has ended.
         _ = async { keeper.await; std::future::pending().await } => {}
     }
@@ -192,13 +194,14 @@ async fn hold(held: Held, args: &RunArgs, mut signals: Forwarded) -> Outcome<i32
     Err(Failure::new(Status::NotHeld, format!("the lock `{}` was lost", args.name)))
 }
 
-fn start(args: &RunArgs, token: i64, key: &str) -> Outcome<Child> {
+fn start(args: &RunArgs, token: i64, key: &str, mark: &str) -> Outcome<Child> {
     let mut command = std::process::Command::new(std::env::current_exe()?);
     command
         .args(["lock", "exec", "--die-with", &std::process::id().to_string(), "--"])
         .args(&args.command)
         .env("MOIM_FENCING_TOKEN", token.to_string())
-        .env("MOIM_LOCK_KEY", key);
+        .env("MOIM_LOCK_KEY", key)
+        .env(MARKS, marks_with(mark));
     if !at_terminal() {
         command.process_group(0);
     }
@@ -208,14 +211,14 @@ fn start(args: &RunArgs, token: i64, key: &str) -> Outcome<Child> {
 }
 
 /// SIGTERM now, SIGKILL in time, to everything the command has started.
-async fn stop(child: &mut Child, guard: &Guard, kill_at: Moment) {
-    descendants::signal(std::process::id(), guard.pid(), Signal::TERM);
+async fn stop(child: &mut Child, mut family: Family, kill_at: Moment) {
+    family.signal(Signal::TERM);
     tokio::select! {
         _ = child.wait() => {}
         () = kill_at.reached() => {}
     }
     // The command itself may have ended and left others.
-    descendants::kill(std::process::id(), guard.pid());
+    family.kill();
     let _ = child.wait().await;
 }
 
