@@ -179,16 +179,19 @@ impl Client {
         Ok(answer)
     }
 
-    /// The topics, each with a leader for every partition; waits while they are being made.
+    /// The topics, with a leader for each partition that is `needed` (topic, partition); waits while they are
+    /// being made. The others may have none, which is a leader below zero.
     pub(crate) async fn topics(
         &mut self,
         names: &[KString],
         create: bool,
+        needed: impl Fn(&str, i32) -> bool,
     ) -> Outcome<Vec<MetadataResponseTopic>> {
         let started = Instant::now();
         loop {
             let answer = self.metadata(Some(names), create).await?;
-            let waiting = answer.topics.iter().find_map(|topic| unready(topic).map(|code| (topic, code)));
+            let waiting =
+                answer.topics.iter().find_map(|topic| unready(topic, &needed).map(|code| (topic, code)));
             let Some((topic, code)) = waiting else {
                 return Ok(answer.topics);
             };
@@ -326,10 +329,39 @@ impl Patience {
 }
 
 /// The first reason a topic cannot be used yet.
-fn unready(topic: &MetadataResponseTopic) -> Option<i16> {
+fn unready(topic: &MetadataResponseTopic, needed: impl Fn(&str, i32) -> bool) -> Option<i16> {
     if topic.error_code != 0 {
         return Some(topic.error_code);
     }
-    let leaderless = topic.partitions.iter().any(|partition| partition.leader_id < 0);
+    let name = topic.name.as_deref().unwrap_or_default();
+    let leaderless =
+        topic.partitions.iter().any(|one| one.leader_id < 0 && needed(name, one.partition_index));
     (leaderless || topic.partitions.is_empty()).then_some(ErrorCode::LeaderNotAvailable.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use moim_wire_kafka::messages::metadata::MetadataResponsePartition;
+
+    use super::*;
+
+    #[test]
+    fn only_the_partitions_asked_for_need_a_leader() {
+        let partition = |partition_index, leader_id| MetadataResponsePartition {
+            partition_index,
+            leader_id,
+            ..Default::default()
+        };
+        let mut topic = MetadataResponseTopic {
+            name: Some("t".into()),
+            partitions: vec![partition(0, 1), partition(1, -1)],
+            ..Default::default()
+        };
+        let no_leader = Some(ErrorCode::LeaderNotAvailable.code());
+        assert_eq!(unready(&topic, |_, _| false), None);
+        assert_eq!(unready(&topic, |_, partition| partition == 0), None);
+        assert_eq!(unready(&topic, |topic, partition| topic == "t" && partition == 1), no_leader);
+        topic.partitions.clear();
+        assert_eq!(unready(&topic, |_, _| false), no_leader, "it is being made");
+    }
 }

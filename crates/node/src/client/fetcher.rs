@@ -17,7 +17,7 @@ use moim_wire_kafka::records::{
 };
 use moim_wire_kafka::{ErrorCode, KString};
 
-use super::offsets::{EARLIEST, Isolation, Offsets, by_topic, topics_of};
+use super::offsets::{EARLIEST, Isolation, Offsets, by_topic};
 use super::{BACKOFF, Client, Patience, TopicPartition, errors};
 use crate::exit::{Failure, Outcome};
 use crate::output::note;
@@ -139,7 +139,7 @@ impl Fetcher {
             return Ok(());
         }
         let keys: Vec<TopicPartition> = self.lanes.keys().cloned().collect();
-        let leaders = client.leaders(&topics_of(&keys)).await?;
+        let leaders = client.leaders(&keys).await?;
         for (key, lane) in &mut self.lanes {
             let unknown = || errors::failure(ErrorCode::UnknownTopicOrPartition.code(), None).context(key);
             lane.leader = Some(*leaders.get(key).ok_or_else(unknown)?);

@@ -33,10 +33,29 @@ pub(crate) enum Isolation {
 }
 
 impl Client {
-    /// The leader of each partition of these topics.
-    pub(crate) async fn leaders(&mut self, topics: &[KString]) -> Outcome<BTreeMap<TopicPartition, i32>> {
+    /// Every partition of these topics, with a leader or without.
+    pub(crate) async fn partitions(&mut self, topics: &[KString]) -> Outcome<Vec<TopicPartition>> {
+        let known = self.topics(topics, false, |_, _| false).await?;
+        let mut all: Vec<TopicPartition> = Vec::new();
+        for topic in known {
+            let name = topic.name.unwrap_or_default();
+            let key = |partition| TopicPartition { topic: name.clone(), partition };
+            all.extend(topic.partitions.iter().map(|one| key(one.partition_index)));
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    /// The leader of each of these partitions; waits until they have one. Those that do not exist are missing.
+    pub(crate) async fn leaders(
+        &mut self,
+        keys: &[TopicPartition],
+    ) -> Outcome<BTreeMap<TopicPartition, i32>> {
         let mut leaders = BTreeMap::new();
-        for topic in self.topics(topics, false).await? {
+        let needed = |topic: &str, partition| {
+            keys.iter().any(|key| key.partition == partition && key.topic.as_str() == topic)
+        };
+        for topic in self.topics(&topics_of(keys), false, needed).await? {
             let name = topic.name.unwrap_or_default();
             for partition in &topic.partitions {
                 let key = TopicPartition { topic: name.clone(), partition: partition.partition_index };
@@ -58,7 +77,7 @@ impl Client {
         let mut waiting: Vec<TopicPartition> = partitions.to_vec();
         let mut found = Offsets::new();
         loop {
-            let leaders = self.leaders(&topics_of(&waiting)).await?;
+            let leaders = self.leaders(&waiting).await?;
             let mut retry = Vec::new();
             for (leader, asked) in by_leader(&waiting, &leaders)? {
                 let request = list_offsets_request(&asked, timestamp, isolation);

@@ -79,6 +79,11 @@ struct Lane {
     written: Written,
 }
 
+/// Who writes to one partition only does not mind the others.
+fn needed(only: Option<i32>) -> impl Fn(&str, i32) -> bool {
+    move |_, partition| only.is_none_or(|only| only == partition)
+}
+
 /// A batch on its way.
 struct Sealed {
     lane: usize,
@@ -89,7 +94,8 @@ struct Sealed {
 impl Producer {
     /// Finds the topic, which the server may create, and gets an identity.
     pub(crate) async fn start(client: &mut Client, options: ProducerOptions) -> Outcome<Self> {
-        let topics = client.topics(std::slice::from_ref(&options.topic), true).await?;
+        let topics =
+            client.topics(std::slice::from_ref(&options.topic), true, needed(options.partition)).await?;
         let mut partitions: Vec<_> = topics.into_iter().flat_map(|topic| topic.partitions).collect();
         partitions.sort_by_key(|partition| partition.partition_index);
         let lane = |leader| Lane { leader, next_sequence: 0, batch: None, written: Written::default() };
@@ -282,7 +288,8 @@ impl Producer {
     }
 
     async fn refresh(&mut self, client: &mut Client) -> Outcome {
-        let topics = match client.topics(std::slice::from_ref(&self.options.topic), false).await {
+        let needed = needed(self.options.partition);
+        let topics = match client.topics(std::slice::from_ref(&self.options.topic), false, needed).await {
             Ok(topics) => topics,
             // The whole cluster may be restarting; the caller's deadline decides how long that may take.
             Err(failure) if failure.status == Status::Unreachable => return Ok(()),

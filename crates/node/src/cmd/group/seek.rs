@@ -67,9 +67,9 @@ async fn partitions(
             }
             None => (name.as_str(), None),
         };
-        let known = client.leaders(&[KString::from(topic)]).await?;
+        let known = client.partitions(&[KString::from(topic)]).await?;
         let chosen: Vec<_> = known
-            .into_keys()
+            .into_iter()
             .filter(|key| partition.is_none_or(|partition| key.partition == partition))
             .collect();
         if chosen.is_empty() {

@@ -15,7 +15,7 @@ pub(super) async fn run(client: &ClientArgs, args: &AddPartitionsArgs, output: O
     let mut client = Client::connect(client).await?;
     let names: Vec<KString> = args.names.iter().map(Into::into).collect();
     let mut topics = Vec::new();
-    for topic in client.topics(&names, false).await? {
+    for topic in client.topics(&names, false, |_, _| false).await? {
         let now = i32::try_from(topic.partitions.len()).unwrap_or(i32::MAX);
         let count = args.to.unwrap_or_else(|| now.saturating_add(args.num.unwrap_or(0)));
         topics.push(CreatePartitionsTopic { name: topic.name.unwrap_or_default(), count, assignments: None });

@@ -49,7 +49,7 @@ pub(super) async fn run(client: &ClientArgs, args: &ConsumeArgs, output: Output)
                 patience: Patience::default(),
             };
             // Groups subscribe to what exists; a typo should say so instead of waiting for ever.
-            client.topics(&topics, false).await?;
+            client.topics(&topics, false, |_, _| false).await?;
             let stop = stop_on_signal()?;
             let read = reader.read(&mut client, &mut printer, &stop).await;
             let left = reader.member.leave(&mut client).await;
@@ -67,7 +67,7 @@ async fn read_alone(
     isolation: Isolation,
     printer: &mut Printer,
 ) -> Outcome {
-    let mut partitions: Vec<TopicPartition> = client.leaders(topics).await?.into_keys().collect();
+    let mut partitions: Vec<TopicPartition> = client.partitions(topics).await?;
     if !args.partitions.is_empty() {
         for topic in topics {
             let known = |wanted| partitions.iter().any(|key| key.topic == *topic && key.partition == wanted);

@@ -19,7 +19,7 @@ pub(super) const TOPIC_RESOURCE: i8 = 2;
 pub(super) async fn run(client: &ClientArgs, args: &DescribeArgs, output: Output) -> Outcome {
     let mut client = Client::connect(client).await?;
     let names: Vec<KString> = args.names.iter().map(Into::into).collect();
-    let found = client.topics(&names, false).await?;
+    let found = client.topics(&names, false, |_, _| false).await?;
     let configs = describe_configs(&mut client, &names).await?;
     let mut topics = Vec::new();
     for topic in found {
@@ -59,7 +59,9 @@ async fn partitions(
     topic: &MetadataResponseTopic,
 ) -> Outcome<Vec<Partition>> {
     let key = |partition| TopicPartition { topic: name.clone(), partition };
-    let keys: Vec<_> = topic.partitions.iter().map(|one| key(one.partition_index)).collect();
+    // One without a leader has nobody to ask for its offsets.
+    let led = topic.partitions.iter().filter(|one| one.leader_id >= 0);
+    let keys: Vec<_> = led.map(|one| key(one.partition_index)).collect();
     let starts = client.list_offsets(&keys, EARLIEST, Isolation::ReadUncommitted).await?;
     let ends = client.list_offsets(&keys, LATEST, Isolation::ReadUncommitted).await?;
     let mut partitions: Vec<Partition> = topic
@@ -156,7 +158,7 @@ impl Topic {
             let messages = one.start_offset.zip(one.end_offset).map(|(start, end)| end - start);
             partitions.row(vec![
                 one.partition.to_string(),
-                one.leader.to_string(),
+                or_dash(Some(one.leader).filter(|leader| *leader >= 0)),
                 or_dash(one.leader_epoch),
                 joined(&one.replicas),
                 joined(&one.isr),
