@@ -16,6 +16,7 @@
 
 #![warn(missing_docs)]
 
+pub mod election;
 pub mod embedded;
 pub mod engine;
 pub mod etcd;
@@ -26,6 +27,7 @@ pub mod repository;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use election::{Election, Leadership};
 pub use embedded::CoordRepository;
 pub use etcd::{EtcdClient, EtcdRepository};
 pub use local::LocalRepository;

@@ -3,7 +3,8 @@
 //! | key | lives | says |
 //! |---|---|---|
 //! | [`NODES`]`<node id>` | until the node is removed | who the node is and where it is reached |
-//! | [`MEMBERS`]`<node id>` | while the node renews its lease | that this life of the node runs; its create revision is the broker epoch |
+//! | [`MEMBERS`]`<node id>` | while the node renews its lease | that this run of the node serves, and what its data folder is worth; its create revision is the broker epoch |
+//! | [`ORDERS`]`<node id>` | until it is carried out or taken back | what an operator wants of the node |
 //!
 //! Addresses are those the node wants to be reached by, as `host:port`; empty where it has no such listener.
 //! Invariant: a node writes only its own records, under the directory id the cluster admitted; the one who admits,
@@ -18,6 +19,9 @@ use crate::repository::{RepositoryError, StateRepository};
 pub const NODES: &str = "/moim/nodes/";
 /// Where running nodes are.
 pub const MEMBERS: &str = "/moim/members/";
+
+/// Where orders are.
+pub const ORDERS: &str = "/moim/orders/";
 
 /// A node of the cluster, running or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +63,39 @@ pub struct MemberRecord {
     pub node_id: i32,
     /// Which of its data folders.
     pub incarnation: u64,
-    /// Its Raft voter.
+    /// Its Raft voter: the number the cluster gave to this data folder and gives to no other.
     pub voter: u64,
+    /// The broker epoch since which this folder has lost no written byte; none means: since this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub intact_since: Option<i64>,
+    /// Partitions (`<topic id>/<n>`) whose copy in this folder is damaged.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub damaged: Vec<String>,
+}
+
+/// What an operator, or a node that stops, wants of a node. Its key holds the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeOrder {
+    /// To lead nothing.
+    Drain,
+    /// To hold nothing.
+    Remove,
+}
+
+impl NodeOrder {
+    /// The word that is kept.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Remove => "remove",
+        }
+    }
+
+    /// Reads what was kept. A word of a newer version is no order: nothing is done that is not understood.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        [Self::Drain, Self::Remove].into_iter().find(|order| order.as_str().as_bytes() == bytes)
+    }
 }
 
 /// A running node.
@@ -80,6 +115,16 @@ pub fn node_key(node_id: i32) -> String {
 /// The key of a running node's mark.
 pub fn member_key(node_id: i32) -> String {
     format!("{MEMBERS}{node_id}")
+}
+
+/// The key of what is wanted of a node.
+pub fn order_key(node_id: i32) -> String {
+    format!("{ORDERS}{node_id}")
+}
+
+/// The node a key under `prefix` is about.
+pub fn node_of(key: &str, prefix: &str) -> Option<i32> {
+    key.strip_prefix(prefix)?.parse().ok()
 }
 
 macro_rules! json {
@@ -136,5 +181,18 @@ mod tests {
         assert_eq!(newer, record);
         assert!(NodeRecord::from_bytes(b"{").is_err());
         assert!(MemberRecord::from_bytes(b"7").is_err());
+        let member = MemberRecord { node_id: 2, voter: 7, ..MemberRecord::default() };
+        assert_eq!(&member.to_bytes()[..], br#"{"node_id":2,"incarnation":0,"voter":7}"#);
+        assert_eq!(MemberRecord::from_bytes(&member.to_bytes()).unwrap(), member);
+    }
+
+    #[test]
+    fn orders_are_words() {
+        for order in [NodeOrder::Drain, NodeOrder::Remove] {
+            assert_eq!(NodeOrder::parse(order.as_str().as_bytes()), Some(order));
+        }
+        assert_eq!(NodeOrder::parse(b"dance"), None);
+        assert_eq!(node_of(&order_key(12), ORDERS), Some(12));
+        assert_eq!(node_of("/moim/orders/x", ORDERS), None);
     }
 }

@@ -11,17 +11,22 @@
 //! It must never decide before the view is whole: a topic that was not loaded yet looks like one that was deleted.
 
 pub mod batch;
+mod creation;
 mod moves;
 pub mod placement;
 mod plan;
+#[allow(dead_code)] // until the controller runs
+mod records;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 use moim_base::{BrokerId, LeaderEpoch, Offset, TopicId};
 
+pub use self::creation::Maker;
 pub use self::moves::MoveError;
 use self::placement::Load;
+pub use self::records::Settings;
 use crate::mutant::Mutants;
 use crate::restart::Member;
 use crate::state::PartitionState;
@@ -77,7 +82,9 @@ pub struct Node {
 pub struct Topic {
     /// Its incarnation.
     pub id: TopicId,
-    /// Its name.
+    /// The key of its record.
+    pub key: String,
+    /// Its name, for people.
     pub name: String,
     /// The create revision of its record.
     pub create_revision: i64,
@@ -101,8 +108,14 @@ pub struct Topic {
 impl Topic {
     /// The minimum for a partition with this many replicas.
     fn min_isr_for(&self, replicas: usize) -> u32 {
-        self.min_isr.unwrap_or(if replicas >= 3 { 2 } else { 1 })
+        min_isr_for(self.min_isr, replicas)
     }
+}
+
+/// The minimum for a partition with this many replicas: the setting, if there is one, or what loses nothing with one
+/// node and stands still with none.
+pub fn min_isr_for(setting: Option<u32>, replicas: usize) -> u32 {
+    setting.unwrap_or(if replicas >= 3 { 2 } else { 1 }).max(1)
 }
 
 /// How far the log of a replica goes.

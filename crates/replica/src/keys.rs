@@ -13,6 +13,14 @@ pub const TOPICS: &str = "/moim/topics/";
 /// Held by the one controller, under its lease. The create revision is the controller's term.
 pub const CONTROLLER: &str = "/moim/controller";
 
+/// Settings of the brokers that were changed at run time.
+pub const BROKER_SETTINGS: &str = "/moim/configs/brokers";
+/// The shards of the store: how many there are, and what they promise.
+pub const SLOTS_CONFIG: &str = "/moim/slots/config";
+
+/// The topic id of the store's shards: shard n is partition n of it. Ids of topics are random and above 64 bits.
+pub const SHARDS: TopicId = TopicId(0x7368_6172_6473);
+
 /// Changed whenever a leadership with a serving right is taken away from a node.
 pub const FENCES: &str = "/moim/fence/";
 
@@ -28,7 +36,12 @@ pub fn partition(id: PartitionId) -> String {
 
 /// The partition whose record this key holds.
 pub fn parse_partition(key: &str) -> Option<PartitionId> {
-    let (topic, index) = key.strip_prefix(PARTITIONS)?.split_once('/')?;
+    parse_partition_id(key.strip_prefix(PARTITIONS)?)
+}
+
+/// Reads what [`PartitionId`] prints.
+pub fn parse_partition_id(text: &str) -> Option<PartitionId> {
+    let (topic, index) = text.split_once('/')?;
     let canonical = index == "0" || !index.starts_with(['0', '+']);
     let index = index.parse().ok().filter(|_| canonical)?;
     Some(PartitionId { topic: TopicId::parse(topic)?, index })

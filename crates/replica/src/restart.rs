@@ -71,7 +71,9 @@ pub fn judge(
     mutants: Mutants,
 ) -> Place {
     let trusts = mutants.has(Mutant::TrustUncleanReplica);
-    if (entry.directory != member.directory && !trusts) || member.is_damaged(partition) {
+    // Records from before there were directory ids name none: there was one node per partition, and it kept its folder.
+    let moved = entry.directory != DirectoryId(0) && entry.directory != member.directory;
+    if (moved && !trusts) || member.is_damaged(partition) {
         return Place::Lost;
     }
     if entry.epoch >= member.epoch {
@@ -114,6 +116,7 @@ mod tests {
         // The clean stop was of a later run; the one that had the place crashed.
         check((10, 7), Replicated, |m| m.intact_since = Some(BrokerEpoch(15)), Place::Doubtful);
         check((10, 6), Fsync, |_| {}, Place::Lost);
+        check((10, 0), Fsync, |_| {}, Place::Kept);
         check((10, 6), Replicated, |m| m.intact_since = Some(BrokerEpoch(5)), Place::Lost);
         check(
             (10, 7),

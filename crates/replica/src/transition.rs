@@ -43,7 +43,7 @@ pub struct Change {
     pub next: Option<PartitionState>,
     /// Members whose key must have been created at this revision: they are alive, in this very run.
     pub members: Vec<(BrokerId, BrokerEpoch)>,
-    /// The topic that must still be the one of this create revision.
+    /// The key of the topic that must still be the one of this create revision.
     pub topic: Option<(String, i64)>,
     /// The node whose fence key is changed in the same write: its leadership is taken away, and it may be answering
     /// from memory (see [`crate::fence`]).

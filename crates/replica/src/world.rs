@@ -438,6 +438,7 @@ fn part_of(id: PartitionId) -> usize {
 fn topics() -> Vec<Topic> {
     let topic = |part: usize, min_isr, durability| Topic {
         id: partition(part).topic,
+        key: keys::topic(&format!("topic-{part}")),
         name: format!("topic-{part}"),
         create_revision: 0,
         partitions: 1,

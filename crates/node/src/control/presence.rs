@@ -136,7 +136,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
-            let record = MemberRecord { node_id: 4, incarnation: 1, voter: 2 };
+            let record = MemberRecord { node_id: 4, incarnation: 1, voter: 2, ..MemberRecord::default() };
             let epoch = async || {
                 let (_, members) = moim_cluster::nodes::members(repository.as_ref()).await.unwrap();
                 members.first().map(|member| member.broker_epoch)

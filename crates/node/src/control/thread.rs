@@ -116,7 +116,12 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
 
     let record = record(parts, &identity, &card);
     publish(repository.as_ref(), &record).await?;
-    let mark = MemberRecord { node_id: record.node_id, incarnation: record.incarnation, voter: record.voter };
+    let mark = MemberRecord {
+        node_id: record.node_id,
+        incarnation: record.incarnation,
+        voter: record.voter,
+        ..MemberRecord::default()
+    };
     let presence = Arc::new(Presence::new(Arc::clone(&repository), mark));
     let removed = Shutdown::new();
     let (readiness, shutdown) = (parts.readiness.clone(), scope.shutdown().clone());

@@ -146,9 +146,9 @@ impl Batch {
             let compare = Compare::CreateRevision(keys::member(node), epoch.0);
             compares.push((compare, Whose::Member((node, epoch))));
         }
-        for (name, revision) in topics {
-            let compare = Compare::CreateRevision(keys::topic(&name), revision);
-            compares.push((compare, Whose::Topic((name, revision))));
+        for (key, revision) in topics {
+            let compare = Compare::CreateRevision(key.clone(), revision);
+            compares.push((compare, Whose::Topic((key, revision))));
         }
         compares
     }

@@ -6,6 +6,8 @@
 
 use moim_base::BrokerId;
 
+use crate::state::PartitionState;
+
 /// What a node has already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Load {
@@ -40,6 +42,18 @@ impl Spots {
     /// These nodes. `turn` only breaks ties.
     pub fn new(spots: Vec<Spot>, turn: usize) -> Self {
         Self { spots, turn }
+    }
+
+    /// Counts what a partition has on these nodes already.
+    pub fn count(&mut self, record: &PartitionState) {
+        for (at, node) in record.replicas.iter().enumerate() {
+            self.change(*node, |load| {
+                load.replicas += 1;
+                load.preferred += usize::from(at == 0);
+                load.leads += usize::from(record.leader == Some(*node));
+            });
+        }
+        self.turn += 1;
     }
 
     /// How many nodes there are.

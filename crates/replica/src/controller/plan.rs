@@ -123,7 +123,7 @@ impl Controller {
             let min_isr = topic.min_isr_for(replicas.len());
             let mut state = PartitionState::new(alive, min_isr, topic.durability);
             state.replicas = replicas;
-            let change = Change::create(partition, state, Some((topic.name.clone(), topic.create_revision)));
+            let change = Change::create(partition, state, Some((topic.key.clone(), topic.create_revision)));
             self.creating.insert(partition);
             ranked.push((Urgency::Leaderless, change));
         }

@@ -23,6 +23,7 @@ fn id(index: u32) -> PartitionId {
 fn topic(partitions: u32) -> Topic {
     Topic {
         id: TOPIC,
+        key: crate::keys::topic("orders"),
         name: "orders".into(),
         create_revision: 1,
         partitions,

@@ -1,0 +1,275 @@
+//! What the controller reads from the state repository: topics, the shards of the store, nodes, members and orders, as
+//! entries of the repository and as the controller knows them.
+//!
+//! Only what it needs is read; fields it does not know belong to others. A record that cannot be read is passed over
+//! and said so: nothing is decided about it.
+
+use std::collections::BTreeMap;
+
+use moim_base::{BrokerId, TopicId};
+use moim_cluster::Entry;
+use moim_cluster::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
+use serde::Deserialize;
+
+use super::{Order, Topic};
+use crate::keys;
+use crate::restart::Member;
+use crate::types::{BrokerEpoch, DirectoryId, Durability, PartitionId};
+
+/// Settings that topics fall back to, by the names of topic settings.
+pub type Settings = BTreeMap<String, String>;
+
+/// What commits wait for.
+const DURABILITY: &str = "durability";
+/// The same, as a setting of the brokers.
+const BROKER_DURABILITY: &str = "log.durability";
+const MIN_ISR: &str = "min.insync.replicas";
+const UNCLEAN: &str = "unclean.leader.election.enable";
+
+/// The part of a topic's record that concerns replication.
+#[derive(Deserialize)]
+struct TopicJson {
+    id: String,
+    partitions: u32,
+    replication_factor: usize,
+    /// Whether somebody asked for the factor. Records from before there was a choice say nothing.
+    #[serde(default = "asked")]
+    factor_asked: bool,
+    #[serde(default)]
+    configs: Settings,
+}
+
+/// `/moim/slots/config`: the shards of the store are partitions of one topic.
+#[derive(Deserialize)]
+struct ShardsJson {
+    shards: u32,
+    #[serde(default)]
+    factor_asked: bool,
+    #[serde(default)]
+    replication_factor: Option<usize>,
+    #[serde(default)]
+    durability: Option<String>,
+}
+
+fn asked() -> bool {
+    true
+}
+
+/// What a record of the repository says.
+#[derive(Debug)]
+pub(super) enum Record {
+    Node(NodeRecord),
+    Member(Member),
+    Order(BrokerId, Option<Order>),
+    Topic(Topic),
+    /// Settings of the brokers changed at run time.
+    Settings(Settings),
+    Partition(PartitionId),
+    /// Nothing that concerns the controller.
+    Other,
+}
+
+/// Reads a record. `defaults` are what topics fall back to.
+pub(super) fn read(entry: &Entry, defaults: &Settings) -> Result<Record, String> {
+    let key = entry.key.as_str();
+    let wrong = |error: &dyn std::fmt::Display| format!("{key}: {error}");
+    if let Some(id) = keys::parse_partition(key) {
+        return Ok(Record::Partition(id));
+    }
+    if node_of(key, NODES).is_some() {
+        return NodeRecord::from_bytes(&entry.value).map(Record::Node).map_err(|e| wrong(&e));
+    }
+    if node_of(key, MEMBERS).is_some() {
+        let record = MemberRecord::from_bytes(&entry.value).map_err(|e| wrong(&e))?;
+        let live = LiveMember { record, broker_epoch: entry.create_revision };
+        return Ok(Record::Member(Member::from_live(&live)));
+    }
+    if let Some(id) = node_of(key, ORDERS) {
+        let order = NodeOrder::parse(&entry.value).map(Order::from);
+        return Ok(Record::Order(BrokerId(id), order));
+    }
+    if let Some(name) = key.strip_prefix(keys::TOPICS) {
+        return topic(name, entry, defaults).map(Record::Topic).map_err(|e| wrong(&e));
+    }
+    if key == keys::SLOTS_CONFIG {
+        return shards(entry).map(Record::Topic).map_err(|e| wrong(&e));
+    }
+    if key == keys::BROKER_SETTINGS {
+        return serde_json::from_slice(&entry.value).map(Record::Settings).map_err(|e| wrong(&e));
+    }
+    Ok(Record::Other)
+}
+
+fn topic(name: &str, entry: &Entry, defaults: &Settings) -> Result<Topic, String> {
+    let json: TopicJson = serde_json::from_slice(&entry.value).map_err(|error| error.to_string())?;
+    let id = TopicId::parse(&json.id).ok_or("its id makes no sense")?;
+    let setting = |name: &str| json.configs.get(name).or_else(|| defaults.get(name)).map(String::as_str);
+    Ok(Topic {
+        id,
+        key: entry.key.clone(),
+        name: name.to_owned(),
+        create_revision: entry.create_revision,
+        partitions: json.partitions,
+        factor: json.factor_asked.then_some(json.replication_factor),
+        assignment: Vec::new(),
+        min_isr: setting(MIN_ISR).and_then(|value| value.parse().ok()),
+        durability: durability(setting(DURABILITY)),
+        unclean: setting(UNCLEAN) == Some("true"),
+        fenced: false,
+    })
+}
+
+fn shards(entry: &Entry) -> Result<Topic, String> {
+    let json: ShardsJson = serde_json::from_slice(&entry.value).map_err(|error| error.to_string())?;
+    Ok(Topic {
+        id: keys::SHARDS,
+        key: entry.key.clone(),
+        name: "the store's shards".to_owned(),
+        create_revision: entry.create_revision,
+        partitions: json.shards,
+        factor: json.replication_factor.filter(|_| json.factor_asked),
+        assignment: Vec::new(),
+        min_isr: None,
+        durability: durability(json.durability.as_deref()),
+        unclean: false,
+        fenced: true,
+    })
+}
+
+/// `async` of the store is a matter of its replies, not of its journal.
+fn durability(value: Option<&str>) -> Durability {
+    match value {
+        Some("replicated") => Durability::Replicated,
+        _ => Durability::Fsync,
+    }
+}
+
+/// What topics fall back to: the brokers' settings as changed at run time over those they were started with.
+pub(super) fn defaults(started_with: &Settings, changed: &Settings) -> Settings {
+    let mut defaults = started_with.clone();
+    for (broker_name, name) in [(BROKER_DURABILITY, DURABILITY), (MIN_ISR, MIN_ISR), (UNCLEAN, UNCLEAN)] {
+        if let Some(value) = changed.get(broker_name) {
+            defaults.insert(name.to_owned(), value.clone());
+        }
+    }
+    defaults
+}
+
+impl From<NodeOrder> for Order {
+    fn from(order: NodeOrder) -> Self {
+        match order {
+            NodeOrder::Drain => Self::Drain,
+            NodeOrder::Remove => Self::Remove,
+        }
+    }
+}
+
+impl Member {
+    /// A member as its record says. Its directory is named by the voter id the cluster gave to it.
+    pub fn from_live(live: &LiveMember) -> Self {
+        let mut damaged: Vec<PartitionId> =
+            live.record.damaged.iter().filter_map(|id| keys::parse_partition_id(id)).collect();
+        damaged.sort_unstable();
+        Self {
+            node: BrokerId(live.record.node_id),
+            epoch: BrokerEpoch(live.broker_epoch),
+            directory: DirectoryId(live.record.voter),
+            intact_since: live.record.intact_since.map(BrokerEpoch),
+            damaged,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn entry(key: &str, value: &str) -> Entry {
+        Entry {
+            key: key.to_owned(),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+            create_revision: 40,
+            mod_revision: 50,
+            version: 2,
+            lease: None,
+        }
+    }
+
+    fn topic(value: &str, defaults: &[(&str, &str)]) -> Topic {
+        let defaults = defaults.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        match read(&entry("/moim/topics/orders", value), &defaults) {
+            Ok(Record::Topic(topic)) => topic,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_topic_is_read_as_far_as_replication_goes() {
+        let id = TopicId(7);
+        let asked = topic(
+            &format!(r#"{{"id":"{id}","partitions":6,"replication_factor":3,"configs":{{}},"moons":1}}"#),
+            &[],
+        );
+        assert_eq!((asked.id, asked.partitions, asked.factor), (id, 6, Some(3)));
+        assert_eq!((asked.name.as_str(), asked.create_revision, asked.min_isr), ("orders", 40, None));
+        let follows = topic(
+            &format!(
+                r#"{{"id":"{id}","partitions":1,"replication_factor":1,"factor_asked":false,
+                "configs":{{"min.insync.replicas":"1","durability":"replicated"}}}}"#
+            ),
+            &[("min.insync.replicas", "2"), ("unclean.leader.election.enable", "true")],
+        );
+        assert_eq!((follows.factor, follows.min_isr), (None, Some(1)), "the topic's own setting counts");
+        assert_eq!((follows.durability, follows.unclean), (Durability::Replicated, true));
+    }
+
+    #[test]
+    fn the_shards_are_one_more_topic() {
+        let entry = entry(keys::SLOTS_CONFIG, r#"{"shards":3,"factor_asked":false,"durability":"fsync"}"#);
+        let Ok(Record::Topic(shards)) = read(&entry, &Settings::new()) else { panic!("not a topic") };
+        assert_eq!((shards.id, shards.partitions, shards.factor), (keys::SHARDS, 3, None));
+        assert!(shards.fenced && shards.key == keys::SLOTS_CONFIG);
+    }
+
+    #[test]
+    fn members_and_orders() {
+        let id = PartitionId { topic: TopicId(9), index: 4 };
+        let text = format!(r#"{{"node_id":2,"voter":7,"intact_since":30,"damaged":["{id}","x"]}}"#);
+        let Ok(Record::Member(member)) = read(&entry("/moim/members/2", &text), &Settings::new()) else {
+            panic!("not a member")
+        };
+        let expected = Member {
+            node: BrokerId(2),
+            epoch: BrokerEpoch(40),
+            directory: DirectoryId(7),
+            intact_since: Some(BrokerEpoch(30)),
+            damaged: vec![id],
+        };
+        assert_eq!(member, expected);
+        let order = |word: &str| match read(&entry("/moim/orders/2", word), &Settings::new()) {
+            Ok(Record::Order(BrokerId(2), order)) => order,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            (order("drain"), order("remove"), order("?")),
+            (Some(Order::Drain), Some(Order::Remove), None)
+        );
+        assert!(read(&entry("/moim/topics/x", "{"), &Settings::new()).is_err());
+        assert!(matches!(read(&entry("/moim/voters/next", "4"), &Settings::new()), Ok(Record::Other)));
+    }
+
+    #[test]
+    fn settings_changed_at_run_time_come_first() {
+        let started = [("durability".to_owned(), "replicated".to_owned())].into();
+        let changed = [
+            ("log.durability".to_owned(), "fsync".to_owned()),
+            ("min.insync.replicas".to_owned(), "2".to_owned()),
+        ]
+        .into();
+        let defaults = defaults(&started, &changed);
+        assert_eq!(defaults["durability"], "fsync");
+        assert_eq!(defaults["min.insync.replicas"], "2");
+    }
+}
