@@ -1,0 +1,252 @@
+//! A load client: sends lines to any gateway, keeps what is not acknowledged, and sends it again wherever it connects next.
+//!
+//! A line's sequence number is its place in what the client sends, counted from 1, so a client that comes back with the
+//! same lines goes on where it was. What makes it *this* client (its incarnation, and lines typed by a person) is on
+//! disk before anything is sent.
+
+mod state;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::frame::{self, Frame, FrameError};
+use crate::identity::{self, Claim, Secret};
+
+pub use self::state::{ClientState, StateError};
+
+/// No word from a gateway for so long: try another.
+const SILENCE: Duration = Duration::from_secs(10);
+const CONNECT: Duration = Duration::from_secs(3);
+/// At most so much is written at once.
+const CHUNK: usize = 64 << 10;
+
+/// Who sends, and where to.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Its name.
+    pub client: String,
+    /// Which of its lives; from [`ClientState::begin`].
+    pub incarnation: u64,
+    /// Gateways, any of which will do.
+    pub gateways: Vec<SocketAddr>,
+    /// What clients and gateways share.
+    pub secret: Secret,
+}
+
+/// How far a client has got, for whoever watches.
+#[derive(Debug, Default)]
+pub struct Sending {
+    /// Lines written to a socket, repeats included.
+    pub written: AtomicU64,
+    /// Lines that are safe.
+    pub acked: AtomicU64,
+    /// How often it had to connect again.
+    pub reconnects: AtomicU64,
+}
+
+/// Why a client gave up.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// A gateway said no, and another would say the same.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// There is no gateway to try.
+    #[error("no gateway was given")]
+    NoGateway,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("{0}")]
+    Refused(String),
+    #[error("refused for good: {0}")]
+    Final(String),
+    #[error("silent")]
+    Silent,
+}
+
+/// Sends all lines and returns once the queue has them. Not cancel-safe, but whatever was sent is not lost: the next life
+/// of the client goes on.
+pub async fn send(
+    options: &ClientOptions,
+    lines: &[Bytes],
+    watched: &Arc<Sending>,
+) -> Result<(), ClientError> {
+    if options.gateways.is_empty() {
+        return Err(ClientError::NoGateway);
+    }
+    let mut at = usize::try_from(options.incarnation).unwrap_or(0) + options.client.len();
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let before = watched.acked.load(Ordering::Relaxed);
+        match talk(options, options.gateways[at % options.gateways.len()], lines, watched).await {
+            Ok(()) => return Ok(()),
+            Err(Broken::Final(reason)) => return Err(ClientError::Refused(reason)),
+            Err(error) => tracing::debug!(client = options.client, %error, "trying another gateway"),
+        }
+        watched.reconnects.fetch_add(1, Ordering::Relaxed);
+        at += 1;
+        let moved = watched.acked.load(Ordering::Relaxed) > before;
+        pause = if moved { Duration::from_millis(20) } else { (pause * 2).min(Duration::from_secs(1)) };
+        // A little of chance, so that many clients do not come back together.
+        tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+    }
+}
+
+async fn talk(
+    options: &ClientOptions,
+    gateway: SocketAddr,
+    lines: &[Bytes],
+    watched: &Sending,
+) -> Result<(), Broken> {
+    let stream =
+        tokio::time::timeout(CONNECT, TcpStream::connect(gateway)).await.map_err(|_| Broken::Silent)??;
+    stream.set_nodelay(true)?;
+    let mut talk = Talk {
+        stream,
+        input: BytesMut::new(),
+        output: BytesMut::new(),
+        lines,
+        watched,
+        acked: 0,
+        next: 1,
+        window: 0,
+        beyond: BTreeSet::new(),
+        said_bye: false,
+    };
+    talk.greet(options).await?;
+    talk.run().await
+}
+
+struct Talk<'a> {
+    stream: TcpStream,
+    input: BytesMut,
+    output: BytesMut,
+    lines: &'a [Bytes],
+    watched: &'a Sending,
+    acked: u64,
+    next: u64,
+    window: u64,
+    beyond: BTreeSet<u64>,
+    said_bye: bool,
+}
+
+impl Talk<'_> {
+    async fn frame(&mut self) -> Result<Frame, Broken> {
+        loop {
+            if let Some(frame) = frame::decode(&mut self.input)? {
+                return match frame {
+                    Frame::Refused { retry: false, reason } => Err(Broken::Final(reason)),
+                    Frame::Refused { retry: true, reason } => Err(Broken::Refused(reason)),
+                    frame => Ok(frame),
+                };
+            }
+            let read = tokio::time::timeout(SILENCE, self.stream.read_buf(&mut self.input));
+            if read.await.map_err(|_| Broken::Silent)?? == 0 {
+                return Err(Broken::Refused("the gateway closed the connection".into()));
+            }
+        }
+    }
+
+    async fn say(&mut self, frame: &Frame) -> Result<(), Broken> {
+        frame::encode(frame, &mut self.output);
+        Ok(self.stream.write_all_buf(&mut self.output).await?)
+    }
+
+    async fn greet(&mut self, options: &ClientOptions) -> Result<(), Broken> {
+        let (client, incarnation) = (options.client.clone(), options.incarnation);
+        let nonce = identity::random()?;
+        self.say(&Frame::Hello { client, incarnation, nonce }).await?;
+        let Frame::Challenge { nonce: challenge } = self.frame().await? else {
+            return Err(Broken::Refused("no challenge".into()));
+        };
+        let claim =
+            Claim { client: &options.client, incarnation, client_nonce: &nonce, gateway_nonce: &challenge };
+        self.say(&Frame::Proof { mac: options.secret.prove(&claim) }).await?;
+        let Frame::Welcome { acked, window } = self.frame().await? else {
+            return Err(Broken::Refused("no welcome".into()));
+        };
+        if acked > self.lines.len() as u64 {
+            return Err(Broken::Final(format!(
+                "{acked} messages of {} are known already, and there are {} to send: is it another run's name?",
+                options.client,
+                self.lines.len()
+            )));
+        }
+        self.on_ack(acked, window, Vec::new());
+        self.next = acked + 1;
+        Ok(())
+    }
+
+    fn on_ack(&mut self, acked: u64, window: u32, beyond: Vec<u64>) {
+        self.acked = self.acked.max(acked);
+        self.window = u64::from(window);
+        self.beyond.extend(beyond);
+        self.beyond = self.beyond.split_off(&(self.acked + 1));
+        self.watched.acked.fetch_max(self.acked, Ordering::Relaxed);
+    }
+
+    /// Puts lines into the output, as many as the window allows.
+    fn fill(&mut self) {
+        let last = self.lines.len() as u64;
+        while self.output.len() < CHUNK && self.next <= last && self.next <= self.acked + self.window {
+            let sn = self.next;
+            self.next += 1;
+            if self.beyond.contains(&sn) {
+                continue;
+            }
+            let message = self.lines[sn as usize - 1].clone();
+            frame::encode(&Frame::Data { sn, message }, &mut self.output);
+            self.watched.written.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.next > last && !self.said_bye && self.output.len() < CHUNK {
+            self.said_bye = true;
+            frame::encode(&Frame::Bye { sent: last }, &mut self.output);
+        }
+    }
+
+    async fn run(&mut self) -> Result<(), Broken> {
+        let mut heard = tokio::time::Instant::now();
+        loop {
+            self.fill();
+            while let Some(frame) = frame::decode(&mut self.input)? {
+                heard = tokio::time::Instant::now();
+                match frame {
+                    Frame::Ack { acked, window, beyond } => self.on_ack(acked, window, beyond),
+                    Frame::Done => return Ok(()),
+                    Frame::Refused { retry: false, reason } => return Err(Broken::Final(reason)),
+                    Frame::Refused { retry: true, reason } => return Err(Broken::Refused(reason)),
+                    _ => return Err(Broken::Refused("an unexpected frame".into())),
+                }
+                self.fill();
+            }
+            let (mut reader, mut writer) = self.stream.split();
+            tokio::select! {
+                read = reader.read_buf(&mut self.input) => {
+                    if read? == 0 {
+                        return Err(Broken::Refused("the gateway closed the connection".into()));
+                    }
+                }
+                written = writer.write_buf(&mut self.output), if !self.output.is_empty() => {
+                    written?;
+                }
+                // With everything said, the queue may take its time; without, silence is a fault.
+                () = tokio::time::sleep_until(heard + SILENCE), if self.acked < self.lines.len() as u64 => {
+                    return Err(Broken::Silent);
+                }
+            }
+        }
+    }
+}

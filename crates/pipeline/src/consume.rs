@@ -1,0 +1,134 @@
+//! What the counter and the aggregator share: a consumer on a thread of its own that gathers batches and knows when
+//! partitions have changed hands.
+//!
+//! The Kafka client's transactional calls block, so each instance has its thread; the store is asked through the
+//! runtime's handle.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, Message, OwnedMessage};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::{ClientConfig, ClientContext};
+
+use moim_base::task::Shutdown;
+
+use crate::store::StoreError;
+
+/// How long an idle consumer waits for the next message before it looks at anything else.
+const POLL: Duration = Duration::from_millis(50);
+const CALL: Duration = Duration::from_secs(10);
+
+/// Why a batch was not finished. The consumer goes back to what is committed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failed {
+    #[error(transparent)]
+    Kafka(#[from] KafkaError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("another consumer has this partition by now")]
+    Fenced,
+}
+
+/// Counts changes of the assignment.
+#[derive(Default)]
+pub(crate) struct Hands {
+    changes: Arc<AtomicU64>,
+}
+
+impl ClientContext for Hands {
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(%error, reason, "a consumer of the pipeline");
+    }
+}
+
+impl ConsumerContext for Hands {
+    fn pre_rebalance(&self, _: &BaseConsumer<Self>, _: &Rebalance<'_>) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A consumer of one topic.
+pub(crate) struct Source {
+    pub(crate) consumer: BaseConsumer<Hands>,
+    changes: Arc<AtomicU64>,
+    seen: u64,
+}
+
+impl Source {
+    pub(crate) fn subscribe(config: &ClientConfig, topic: &str) -> Result<Self, KafkaError> {
+        let hands = Hands::default();
+        let changes = Arc::clone(&hands.changes);
+        let consumer: BaseConsumer<Hands> = config.create_with_context(hands)?;
+        consumer.subscribe(&[topic])?;
+        Ok(Self { consumer, changes, seen: 0 })
+    }
+
+    /// Whether partitions have changed hands since this was last asked.
+    pub(crate) fn has_changed(&mut self) -> bool {
+        let now = self.changes.load(Ordering::SeqCst);
+        std::mem::replace(&mut self.seen, now) != now
+    }
+
+    /// Up to `at_most` messages; fewer as soon as none is waiting.
+    pub(crate) fn gather(&self, at_most: usize, shutdown: &Shutdown) -> Vec<OwnedMessage> {
+        let mut batch = Vec::new();
+        while batch.len() < at_most && !shutdown.is_stopped() {
+            let wait = if batch.is_empty() { POLL } else { Duration::ZERO };
+            match self.consumer.poll(wait) {
+                Some(Ok(message)) => batch.push(BorrowedMessage::detach(&message)),
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "a consumer of the pipeline");
+                    break;
+                }
+                None => break,
+            }
+        }
+        batch
+    }
+
+    /// Goes back to what is committed.
+    pub(crate) fn rewind(&self) -> Result<(), KafkaError> {
+        let committed = self.consumer.committed(CALL)?;
+        for partition in committed.elements() {
+            let offset = match partition.offset() {
+                Offset::Offset(offset) => Offset::Offset(offset),
+                _ => Offset::Beginning,
+            };
+            self.consumer.seek(partition.topic(), partition.partition(), offset, CALL)?;
+        }
+        Ok(())
+    }
+}
+
+/// The offsets after a batch.
+pub(crate) fn after(batch: &[OwnedMessage]) -> Result<TopicPartitionList, KafkaError> {
+    let mut list = TopicPartitionList::new();
+    for message in batch {
+        let next = Offset::Offset(message.offset() + 1);
+        match list.find_partition(message.topic(), message.partition()) {
+            Some(mut known) => known.set_offset(next)?,
+            None => list.add_partition_offset(message.topic(), message.partition(), next)?,
+        }
+    }
+    Ok(list)
+}
+
+/// Runs `work` on a thread until the shutdown, again and again when it fails, with a pause between.
+pub(crate) fn run(
+    name: String,
+    shutdown: Shutdown,
+    mut work: impl FnMut(&Shutdown) -> Result<(), Failed> + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name(name.clone()).spawn(move || {
+        while !shutdown.is_stopped() {
+            if let Err(error) = work(&shutdown) {
+                tracing::info!(instance = name, %error, "beginning anew");
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        }
+    })
+}

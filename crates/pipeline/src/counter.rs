@@ -1,0 +1,268 @@
+//! The counter: counts each client's messages in the store and passes them on, keyed by text, in one transaction with
+//! its offsets.
+//!
+//! A message is counted when it is the client's next (`last + 1`). One that was counted before is passed on again if the
+//! attempt that counted it may not have committed, and left aside otherwise; one behind a gap is left aside, because the
+//! gateway sends it again. What is no text goes to the dead letters with its origin, in the same transaction, and its
+//! number counts as done so that the next one goes on.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rdkafka::consumer::Consumer;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, Message, OwnedHeaders, OwnedMessage};
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
+use tokio::runtime::Handle;
+
+use moim_base::task::Shutdown;
+
+use crate::consume::{self, Failed, Source};
+use crate::progress::{self, Progress};
+use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
+use crate::store::{Counting, Store, StoreError, Verdict, hash_of};
+
+const CALL: Duration = Duration::from_secs(15);
+/// The store is asked again for so long before the batch is given up.
+const STORE_TRIES: usize = 100;
+const STORE_PAUSE: Duration = Duration::from_millis(100);
+
+/// How a counter works.
+#[derive(Clone, Debug)]
+pub struct CounterOptions {
+    /// The queue.
+    pub queue: QueueOptions,
+    /// Which instance; each needs a number of its own.
+    pub instance: usize,
+    /// At most so many messages in one transaction.
+    pub transaction_size: usize,
+}
+
+/// Starts a counter on a thread of its own; it ends with `shutdown`.
+pub fn start(
+    options: CounterOptions,
+    store: Store,
+    progress: Progress,
+    runtime: Handle,
+    shutdown: Shutdown,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let name = format!("counter-{}", options.instance);
+    consume::run(name, shutdown, move |shutdown| {
+        let mut counter = Counter::open(&options, store.clone(), progress.clone(), runtime.clone())?;
+        while !shutdown.is_stopped() {
+            counter.step(&options, shutdown)?;
+        }
+        Ok(())
+    })
+}
+
+struct Counter {
+    source: Source,
+    producer: ThreadedProducer<DefaultProducerContext>,
+    store: Store,
+    progress: Progress,
+    runtime: Handle,
+    /// The generation under which a partition is counted, from the store.
+    generations: HashMap<i32, u64>,
+}
+
+/// A message of the batch and where it goes.
+struct Out<'a> {
+    message: &'a OwnedMessage,
+    /// Client and sequence number; none when the record does not say.
+    origin: Option<(String, u64)>,
+    dead: Option<&'static str>,
+    verdict: Verdict,
+}
+
+impl Counter {
+    fn open(
+        options: &CounterOptions,
+        store: Store,
+        progress: Progress,
+        runtime: Handle,
+    ) -> Result<Self, Failed> {
+        let role = format!("counter-{}", options.instance);
+        let producer: ThreadedProducer<DefaultProducerContext> =
+            options.queue.transactional(&role).create()?;
+        producer.init_transactions(CALL)?;
+        let source = Source::subscribe(&options.queue.consumer("counter"), CLIENT_MESSAGE)?;
+        Ok(Self { source, producer, store, progress, runtime, generations: HashMap::new() })
+    }
+
+    fn step(&mut self, options: &CounterOptions, shutdown: &Shutdown) -> Result<(), Failed> {
+        let batch = self.source.gather(options.transaction_size, shutdown);
+        if self.source.has_changed() {
+            self.generations.clear();
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let outs = match self.count(&batch, shutdown) {
+            // Another counter has been given the partition and has begun: the next rebalance tells us, or told us.
+            Err(Failed::Fenced) => {
+                self.generations.clear();
+                return Ok(self.source.rewind()?);
+            }
+            other => other?,
+        };
+        match self.pass_on(&outs, &batch) {
+            Ok(()) => {
+                self.note(&outs);
+                Ok(())
+            }
+            Err(error) => self.undo(error),
+        }
+    }
+
+    /// Counts the batch in the store, client by client.
+    fn count<'a>(&mut self, batch: &'a [OwnedMessage], shutdown: &Shutdown) -> Result<Vec<Out<'a>>, Failed> {
+        let mut outs: Vec<Out<'a>> = batch.iter().map(judge).collect();
+        let mut by_client: HashMap<(String, i32), Vec<usize>> = HashMap::new();
+        for (at, out) in outs.iter().enumerate() {
+            if let Some((client, _)) = &out.origin {
+                by_client.entry((client.clone(), out.message.partition())).or_default().push(at);
+            }
+        }
+        let mut steps = Vec::with_capacity(by_client.len());
+        for ((client, partition), places) in by_client {
+            let generation = self.generation(partition, shutdown)?;
+            let counting: Vec<Counting> = places
+                .iter()
+                .map(|at| {
+                    let out = &outs[*at];
+                    let sn = out.origin.as_ref().map_or(0, |(_, sn)| *sn);
+                    Counting { sn, offset: out.message.offset(), dead: out.dead.is_some() }
+                })
+                .collect();
+            let (store, shutdown) = (self.store.clone(), shutdown.clone());
+            steps.push(async move {
+                let call = || store.count(&client, (generation, partition), &counting);
+                (places, patiently(&shutdown, call).await)
+            });
+        }
+        for (places, counted) in self.runtime.block_on(futures_util::future::join_all(steps)) {
+            let verdicts = counted?.map_err(|_| Failed::Fenced)?;
+            places.into_iter().zip(verdicts).for_each(|(at, verdict)| outs[at].verdict = verdict);
+        }
+        Ok(outs)
+    }
+
+    fn generation(&mut self, partition: i32, shutdown: &Shutdown) -> Result<u64, Failed> {
+        if let Some(generation) = self.generations.get(&partition) {
+            return Ok(*generation);
+        }
+        let call = || self.store.next_generation("counter", partition);
+        let generation = self.runtime.block_on(patiently(shutdown, call))?;
+        self.generations.insert(partition, generation);
+        Ok(generation)
+    }
+
+    /// Passes the batch on and commits it, in one transaction.
+    fn pass_on(&self, outs: &[Out<'_>], batch: &[OwnedMessage]) -> Result<(), KafkaError> {
+        self.producer.begin_transaction()?;
+        for out in outs {
+            if out.verdict == Verdict::Dropped {
+                continue;
+            }
+            let payload = out.message.payload().unwrap_or_default();
+            let (headers, topic, key) = match (&out.dead, &out.origin) {
+                (None, Some((client, sn))) => {
+                    (queue::headers(client, *sn), MESSAGE_AGGREGATION, hash_of(payload).into_bytes())
+                }
+                (why, _) => {
+                    let key = out.message.key().unwrap_or_default().to_vec();
+                    (dead_headers(out.message, why.unwrap_or("no origin")), DEAD_LETTER, key)
+                }
+            };
+            self.send(topic, &key, payload, &headers)?;
+        }
+        let group = self.source.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
+        self.producer.send_offsets_to_transaction(&consume::after(batch)?, &group, CALL)?;
+        self.producer.commit_transaction(CALL)
+    }
+
+    fn send(
+        &self,
+        topic: &str,
+        key: &[u8],
+        payload: &[u8],
+        headers: &OwnedHeaders,
+    ) -> Result<(), KafkaError> {
+        loop {
+            let record = BaseRecord::to(topic).key(key).payload(payload).headers(headers.clone());
+            match self.producer.send(record) {
+                Ok(()) => return Ok(()),
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err((error, _)) => return Err(error),
+            }
+        }
+    }
+
+    /// After a failed transaction: what was counted is passed on with the next attempt.
+    fn undo(&self, error: KafkaError) -> Result<(), Failed> {
+        progress::add(&self.progress.aborted, 1);
+        tracing::info!(%error, "a transaction is undone");
+        self.producer.abort_transaction(CALL)?;
+        Ok(self.source.rewind()?)
+    }
+
+    fn note(&self, outs: &[Out<'_>]) {
+        let counted = outs.iter().filter(|out| out.verdict == Verdict::Counted);
+        let (mut fine, mut dead) = (0, 0);
+        counted.for_each(|out| if out.dead.is_some() { dead += 1 } else { fine += 1 });
+        progress::add(&self.progress.counted, fine);
+        progress::add(&self.progress.dead, dead);
+    }
+}
+
+/// Asks the store until it answers.
+async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+    shutdown: &Shutdown,
+    mut call: impl FnMut() -> F,
+) -> Result<T, StoreError> {
+    let mut tries = 0;
+    loop {
+        match call().await {
+            Err(StoreError::Unavailable(why)) if tries < STORE_TRIES && !shutdown.is_stopped() => {
+                tracing::debug!(why, "the store does not answer; trying again");
+                tries += 1;
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Whether a message can be processed. A record that does not say where it comes from cannot be counted for anybody.
+fn judge(message: &OwnedMessage) -> Out<'_> {
+    let origin = queue::origin(message);
+    let text = message.payload().is_some_and(|payload| std::str::from_utf8(payload).is_ok());
+    let dead = match (&origin, text) {
+        (None, _) => Some("no client or sequence number"),
+        (Some(_), false) => Some("not text"),
+        (Some(_), true) => None,
+    };
+    // Without an origin nobody's count is concerned: it goes to the dead letters with this transaction.
+    let verdict = if origin.is_none() { Verdict::Counted } else { Verdict::Dropped };
+    Out { message, origin, dead, verdict }
+}
+
+fn dead_headers(message: &OwnedMessage, why: &str) -> OwnedHeaders {
+    let (partition, offset) = (message.partition().to_string(), message.offset().to_string());
+    let origin = queue::origin(message);
+    let mut headers = OwnedHeaders::new()
+        .insert(Header { key: "why", value: Some(why) })
+        .insert(Header { key: "topic", value: Some(message.topic()) })
+        .insert(Header { key: "partition", value: Some(&partition) })
+        .insert(Header { key: "offset", value: Some(&offset) });
+    if let Some((client, sn)) = origin {
+        let sn = sn.to_string();
+        headers = headers
+            .insert(Header { key: "cid", value: Some(&client) })
+            .insert(Header { key: "sn", value: Some(&sn) });
+    }
+    headers
+}

@@ -1,0 +1,281 @@
+//! What load clients and gateways say to each other: frames of a four-byte length (big endian) and a body whose first
+//! byte is the kind.
+//!
+//! A conversation: `Hello` ▶ `Challenge` ▶ `Proof` ▶ `Welcome` or `Refused`; then any number of `Data` from the client
+//! and `Ack` from the gateway; `Bye` from the client when it has sent all, answered by `Done` when all of it is through.
+//!
+//! Nothing here is allocated for a length that a peer merely claims: a frame is bounded by [`MAX_FRAME`] and its bytes
+//! are waited for before they are looked at.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// The largest frame, without its length.
+pub const MAX_FRAME: usize = 1 << 20;
+/// The largest message a client may send.
+pub const MAX_MESSAGE: usize = MAX_FRAME - 64;
+/// The longest name of a client.
+pub const MAX_CLIENT_ID: usize = 128;
+/// Spoken version; the first byte of `Hello`'s body.
+const VERSION: u8 = 1;
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// The client says who it is.
+    Hello {
+        /// Its name.
+        client: String,
+        /// Which of its lives: a newer one takes over from an older.
+        incarnation: u64,
+        /// Makes the proof its own.
+        nonce: [u8; 16],
+    },
+    /// What the client must prove its knowledge of the secret over.
+    Challenge {
+        /// Makes the proof the gateway's own.
+        nonce: [u8; 16],
+    },
+    /// The proof.
+    Proof {
+        /// HMAC-SHA-256, see [`crate::identity`].
+        mac: [u8; 32],
+    },
+    /// The client may send.
+    Welcome {
+        /// Everything up to here is safe.
+        acked: u64,
+        /// How many messages beyond `acked` may be under way.
+        window: u32,
+    },
+    /// The conversation ends.
+    Refused {
+        /// Whether another gateway, or this one later, may answer otherwise.
+        retry: bool,
+        /// For the client's operator.
+        reason: String,
+    },
+    /// A message.
+    Data {
+        /// Counts from 1, without gaps.
+        sn: u64,
+        /// Its text.
+        message: Bytes,
+    },
+    /// What is safe by now.
+    Ack {
+        /// Everything up to here.
+        acked: u64,
+        /// How many messages beyond `acked` may be under way from now on.
+        window: u32,
+        /// Single messages beyond `acked`: they need not be sent again.
+        beyond: Vec<u64>,
+    },
+    /// The client has sent all it had.
+    Bye {
+        /// Its last sequence number.
+        sent: u64,
+    },
+    /// All of it is in the queue.
+    Done,
+}
+
+/// Why bytes are no frame. The connection has to end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Longer than allowed.
+    #[error("a frame of {0} bytes; at most {MAX_FRAME} are allowed")]
+    TooLong(usize),
+    /// Not what the kind needs.
+    #[error("a malformed frame: {0}")]
+    Malformed(&'static str),
+    /// Another version.
+    #[error("version {0} of the protocol is not spoken here; this is version {VERSION}")]
+    Version(u8),
+}
+
+/// Appends a frame.
+pub fn encode(frame: &Frame, out: &mut BytesMut) {
+    let start = out.len();
+    out.put_u32(0);
+    match frame {
+        Frame::Hello { client, incarnation, nonce } => {
+            out.put_u8(1);
+            out.put_u8(VERSION);
+            out.put_u64(*incarnation);
+            out.put_slice(nonce);
+            out.put_slice(client.as_bytes());
+        }
+        Frame::Challenge { nonce } => {
+            out.put_u8(2);
+            out.put_slice(nonce);
+        }
+        Frame::Proof { mac } => {
+            out.put_u8(3);
+            out.put_slice(mac);
+        }
+        Frame::Welcome { acked, window } => {
+            out.put_u8(4);
+            out.put_u64(*acked);
+            out.put_u32(*window);
+        }
+        Frame::Refused { retry, reason } => {
+            out.put_u8(5);
+            out.put_u8(u8::from(*retry));
+            out.put_slice(reason.as_bytes());
+        }
+        Frame::Data { sn, message } => {
+            out.put_u8(6);
+            out.put_u64(*sn);
+            out.put_slice(message);
+        }
+        Frame::Ack { acked, window, beyond } => {
+            out.put_u8(7);
+            out.put_u64(*acked);
+            out.put_u32(*window);
+            beyond.iter().for_each(|sn| out.put_u64(*sn));
+        }
+        Frame::Bye { sent } => {
+            out.put_u8(8);
+            out.put_u64(*sent);
+        }
+        Frame::Done => out.put_u8(9),
+    }
+    let length = (out.len() - start - 4) as u32;
+    out[start..start + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+/// Takes the next frame off the front, if it is all there.
+pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
+    let Some(head) = input.first_chunk::<4>() else { return Ok(None) };
+    let length = u32::from_be_bytes(*head) as usize;
+    if length > MAX_FRAME {
+        return Err(FrameError::TooLong(length));
+    }
+    if input.len() < 4 + length {
+        return Ok(None);
+    }
+    input.advance(4);
+    parse(input.split_to(length).freeze()).map(Some)
+}
+
+fn parse(mut body: Bytes) -> Result<Frame, FrameError> {
+    let short = FrameError::Malformed("it ends too early");
+    let kind = body.try_get_u8().map_err(|_| FrameError::Malformed("it is empty"))?;
+    let number =
+        |body: &mut Bytes| body.try_get_u64().map_err(|_| FrameError::Malformed("it ends too early"));
+    let frame = match kind {
+        1 => {
+            let version = body.try_get_u8().map_err(|_| short)?;
+            if version != VERSION {
+                return Err(FrameError::Version(version));
+            }
+            let incarnation = number(&mut body)?;
+            let nonce = array(&mut body)?;
+            return Ok(Frame::Hello { client: client_id(&body)?, incarnation, nonce });
+        }
+        2 => Frame::Challenge { nonce: array(&mut body)? },
+        3 => Frame::Proof { mac: array(&mut body)? },
+        4 => {
+            let acked = number(&mut body)?;
+            Frame::Welcome { acked, window: body.try_get_u32().map_err(|_| short)? }
+        }
+        5 => {
+            let retry = body.try_get_u8().map_err(|_| short)? != 0;
+            return Ok(Frame::Refused { retry, reason: String::from_utf8_lossy(&body).into_owned() });
+        }
+        6 => {
+            let sn = number(&mut body)?;
+            return Ok(Frame::Data { sn, message: body });
+        }
+        7 => {
+            let acked = number(&mut body)?;
+            let window = body.try_get_u32().map_err(|_| short)?;
+            let mut beyond = Vec::with_capacity(body.len() / 8);
+            while body.len() >= 8 {
+                beyond.push(body.get_u64());
+            }
+            Frame::Ack { acked, window, beyond }
+        }
+        8 => Frame::Bye { sent: number(&mut body)? },
+        9 => Frame::Done,
+        _ => return Err(FrameError::Malformed("its kind is unknown")),
+    };
+    if body.is_empty() { Ok(frame) } else { Err(FrameError::Malformed("it has bytes too many")) }
+}
+
+fn array<const N: usize>(body: &mut Bytes) -> Result<[u8; N], FrameError> {
+    let array = *body.first_chunk::<N>().ok_or(FrameError::Malformed("it ends too early"))?;
+    body.advance(N);
+    Ok(array)
+}
+
+/// Names become parts of keys with hash tags, so they are plain.
+fn client_id(bytes: &[u8]) -> Result<String, FrameError> {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+    if bytes.is_empty() || bytes.len() > MAX_CLIENT_ID || !bytes.iter().all(plain) {
+        return Err(FrameError::Malformed(
+            "a client id has 1 to 128 letters, digits, dashes, underscores, dots or colons",
+        ));
+    }
+    Ok(String::from_utf8_lossy(bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn some() -> Vec<Frame> {
+        vec![
+            Frame::Hello { client: "c-1".into(), incarnation: 3, nonce: [7; 16] },
+            Frame::Challenge { nonce: [9; 16] },
+            Frame::Proof { mac: [1; 32] },
+            Frame::Welcome { acked: 5, window: 100 },
+            Frame::Refused { retry: true, reason: "later".into() },
+            Frame::Data { sn: 6, message: Bytes::from_static(b"hello") },
+            Frame::Ack { acked: 6, window: 9, beyond: vec![8, 9] },
+            Frame::Bye { sent: 6 },
+            Frame::Done,
+        ]
+    }
+
+    #[test]
+    fn frames_survive_the_wire_in_any_pieces() {
+        let mut wire = BytesMut::new();
+        some().iter().for_each(|frame| encode(frame, &mut wire));
+        let mut input = BytesMut::new();
+        let mut seen = Vec::new();
+        for byte in wire {
+            input.put_u8(byte);
+            while let Some(frame) = decode(&mut input).unwrap() {
+                seen.push(frame);
+            }
+        }
+        assert_eq!(seen, some());
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_is_refused_before_its_bytes_come() {
+        let mut input = BytesMut::from(&(MAX_FRAME as u32 + 1).to_be_bytes()[..]);
+        assert_eq!(decode(&mut input), Err(FrameError::TooLong(MAX_FRAME + 1)));
+    }
+
+    #[test]
+    fn names_that_could_leave_their_hash_tag_are_refused() {
+        for wrong in ["", "a}b", "a{b", "a b", &"x".repeat(129)] {
+            let mut wire = BytesMut::new();
+            encode(&Frame::Hello { client: wrong.into(), incarnation: 1, nonce: [0; 16] }, &mut wire);
+            assert!(matches!(decode(&mut wire), Err(FrameError::Malformed(_))), "{wrong:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut input = BytesMut::from(&(bytes.len() as u32).to_be_bytes()[..]);
+            input.extend_from_slice(&bytes);
+            let _ = decode(&mut input);
+        }
+    }
+}

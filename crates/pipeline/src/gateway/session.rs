@@ -1,0 +1,289 @@
+//! A connection of a client: proves who it is, takes what it sends into the store, and says what is safe.
+//!
+//! One step into the store is under way at a time; what arrives meanwhile goes with the next. A client is read only
+//! while its relay has room: the socket fills, and the client waits.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::frame::{self, Frame, FrameError};
+use crate::gateway::Shared;
+use crate::gateway::relaying::Handle;
+use crate::identity::{self, Claim};
+use crate::progress;
+use crate::store::{StoreError, Taken};
+
+/// A stranger has so long to say who it is.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// At most so many messages and bytes go into the store in one step.
+const AT_ONCE: usize = 256;
+const BYTES_AT_ONCE: usize = 512 << 10;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("{1}")]
+    Refuse(bool, String),
+    #[error("closed")]
+    Closed,
+}
+
+pub(super) async fn run(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
+    let _ = stream.set_nodelay(true);
+    let mut wire = Wire { stream, input: BytesMut::with_capacity(16 << 10), output: BytesMut::new() };
+    let end = match serve(&shared, &mut wire).await {
+        Ok(never) => match never {},
+        Err(end) => end,
+    };
+    let refusal = match &end {
+        End::Closed | End::Io(_) => None,
+        End::Frame(error) => Some((false, error.to_string())),
+        End::Refuse(retry, reason) => Some((*retry, reason.clone())),
+    };
+    tracing::debug!(%peer, %end, "a session ended");
+    if let Some((retry, reason)) = refusal {
+        wire.queue(&Frame::Refused { retry, reason });
+        let _ = tokio::time::timeout(Duration::from_secs(1), wire.flush()).await;
+    }
+}
+
+struct Wire {
+    stream: TcpStream,
+    input: BytesMut,
+    output: BytesMut,
+}
+
+impl Wire {
+    fn queue(&mut self, frame: &Frame) {
+        frame::encode(frame, &mut self.output);
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        self.stream.write_all_buf(&mut self.output).await
+    }
+
+    /// Reads what there is. Cancel-safe.
+    async fn fill(&mut self) -> Result<(), End> {
+        match self.stream.read_buf(&mut self.input).await? {
+            0 => Err(End::Closed),
+            _ => Ok(()),
+        }
+    }
+
+    async fn next(&mut self) -> Result<Frame, End> {
+        loop {
+            if let Some(frame) = frame::decode(&mut self.input)? {
+                return Ok(frame);
+            }
+            self.fill().await?;
+        }
+    }
+}
+
+enum Never {}
+
+async fn serve(shared: &Arc<Shared>, wire: &mut Wire) -> Result<Never, End> {
+    let greeted = tokio::time::timeout(HANDSHAKE, greet(shared, wire)).await;
+    let (client, incarnation) =
+        greeted.unwrap_or(Err(End::Refuse(false, "too slow to say who it is".into())))?;
+    let (attempt, acked, stored) = take(shared, &client, incarnation).await?;
+    let relay = shared.relay(&client, attempt, acked, stored).await.map_err(unavailable)?;
+    let mut session = Session {
+        shared: Arc::clone(shared),
+        stored: relay.stored(),
+        relay,
+        client,
+        attempt,
+        acked,
+        bye: None,
+        farewell: None,
+        beyond: Vec::new(),
+    };
+    let safe = session.safe();
+    wire.queue(&Frame::Welcome { acked: safe, window: shared.options.window });
+    wire.flush().await?;
+    session.run(wire).await
+}
+
+async fn greet(shared: &Shared, wire: &mut Wire) -> Result<(String, u64), End> {
+    let Frame::Hello { client, incarnation, nonce } = wire.next().await? else {
+        return Err(End::Refuse(false, "the first frame says who the client is".into()));
+    };
+    let challenge = identity::random()?;
+    wire.queue(&Frame::Challenge { nonce: challenge });
+    wire.flush().await?;
+    let Frame::Proof { mac } = wire.next().await? else {
+        return Err(End::Refuse(false, "a proof was expected".into()));
+    };
+    let claim = Claim { client: &client, incarnation, client_nonce: &nonce, gateway_nonce: &challenge };
+    if !shared.secret.is_proof(&claim, &mac) {
+        return Err(End::Refuse(
+            false,
+            format!("the proof of {client} is wrong: is it the same token file?"),
+        ));
+    }
+    Ok((client, incarnation))
+}
+
+async fn take(shared: &Shared, client: &str, incarnation: u64) -> Result<(u64, u64, u64), End> {
+    shared.store.enrol(client).await.map_err(unavailable)?;
+    match shared.store.take(client, incarnation).await.map_err(unavailable)? {
+        Taken::Yes { attempt, acked, stored } => Ok((attempt, acked, stored)),
+        Taken::Stale { incarnation } => Err(End::Refuse(
+            false,
+            format!("a newer client of the name {client} has connected (incarnation {incarnation})"),
+        )),
+        Taken::Busy => Err(End::Refuse(true, "try again".into())),
+    }
+}
+
+fn unavailable(error: StoreError) -> End {
+    End::Refuse(true, error.to_string())
+}
+
+struct Session {
+    shared: Arc<Shared>,
+    relay: Handle,
+    stored: watch::Receiver<u64>,
+    client: String,
+    attempt: u64,
+    /// Everything up to here is in the store.
+    acked: u64,
+    /// What the client says it has sent in all.
+    bye: Option<u64>,
+    /// The same, until the store has been told.
+    farewell: Option<u64>,
+    /// Messages that the store has behind a gap: they go to the relay once the gap is closed.
+    beyond: Vec<(u64, Bytes)>,
+}
+
+impl Session {
+    async fn run(&mut self, wire: &mut Wire) -> Result<Never, End> {
+        let mut told = self.safe();
+        loop {
+            let batch = self.gather(wire)?;
+            if !batch.is_empty() {
+                self.keep(batch).await?;
+            }
+            if let Some(sent) = self.farewell.take() {
+                self.shared.store.note_sent(&self.client, sent).await.map_err(unavailable)?;
+            }
+            let safe = self.safe();
+            if safe > told {
+                told = safe;
+                let beyond = self.beyond.iter().map(|(sn, _)| *sn).take(1_000).collect();
+                let beyond = if self.shared.options.ack_after_queue { Vec::new() } else { beyond };
+                wire.queue(&Frame::Ack { acked: safe, window: self.shared.options.window, beyond });
+            }
+            if self.bye.is_some_and(|sent| *self.stored.borrow() >= sent) {
+                self.bye = None;
+                wire.queue(&Frame::Done);
+            }
+            wire.flush().await?;
+            if has_frame(&wire.input) {
+                continue;
+            }
+            tokio::select! {
+                filled = wire.fill() => filled?,
+                changed = self.stored.changed() => {
+                    if changed.is_err() {
+                        return Err(End::Refuse(true, "another gateway relays for this client".into()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the client need not keep.
+    fn safe(&self) -> u64 {
+        if self.shared.options.ack_after_queue { *self.stored.borrow() } else { self.acked }
+    }
+
+    /// The messages that have arrived, at most as many as one step takes.
+    fn gather(&mut self, wire: &mut Wire) -> Result<Vec<(u64, Bytes)>, End> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < AT_ONCE && bytes < BYTES_AT_ONCE {
+            match frame::decode(&mut wire.input)? {
+                None => break,
+                Some(Frame::Data { sn, message }) => {
+                    self.check(sn, &message)?;
+                    bytes += message.len();
+                    batch.push((sn, message));
+                }
+                Some(Frame::Bye { sent }) => (self.bye, self.farewell) = (Some(sent), Some(sent)),
+                Some(_) => return Err(End::Refuse(false, "only messages are expected here".into())),
+            }
+        }
+        Ok(batch)
+    }
+
+    fn check(&self, sn: u64, message: &Bytes) -> Result<(), End> {
+        if message.len() > frame::MAX_MESSAGE {
+            return Err(End::Refuse(false, format!("message {sn} has {} bytes", message.len())));
+        }
+        // Twice the window: what was sent before an acknowledgement arrived may overlap.
+        let furthest = self.acked.saturating_add(2 * u64::from(self.shared.options.window));
+        if sn == 0 || sn > furthest {
+            return Err(End::Refuse(
+                false,
+                format!("message {sn} is outside the window: {} is the last acknowledged", self.acked),
+            ));
+        }
+        Ok(())
+    }
+
+    async fn keep(&mut self, batch: Vec<(u64, Bytes)>) -> Result<(), End> {
+        progress::add(&self.shared.progress.sent, batch.len() as u64);
+        let kept = loop {
+            match self.shared.store.keep(&self.client, self.attempt, &batch).await {
+                // Nothing is acknowledged meanwhile, so the client waits with us.
+                Err(StoreError::Unavailable(why)) => {
+                    tracing::debug!(client = self.client, why, "the store does not answer; trying again");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err(error) => return Err(End::Refuse(true, error.to_string())),
+                Ok(Err(_)) => return Err(End::Refuse(true, "another gateway serves this client".into())),
+                Ok(Ok(acked)) => break acked,
+            }
+        };
+        let before = self.acked;
+        self.acked = kept;
+        progress::add(&self.shared.progress.kept, kept.saturating_sub(before));
+        self.beyond.extend(batch.into_iter().filter(|(sn, _)| *sn > before));
+        self.beyond.sort_by_key(|(sn, _)| *sn);
+        self.beyond.dedup_by_key(|(sn, _)| *sn);
+        let behind = self.beyond.partition_point(|(sn, _)| *sn <= kept);
+        let ready: Vec<_> = self.beyond.drain(..behind).collect();
+        if !self.relay_ready(before, kept, ready).await? {
+            return Err(End::Refuse(true, "another gateway relays for this client".into()));
+        }
+        Ok(())
+    }
+
+    /// Hands on what has no gap before it. What another session has put into the store is read from there.
+    async fn relay_ready(&mut self, before: u64, kept: u64, ready: Vec<(u64, Bytes)>) -> Result<bool, End> {
+        let whole = ready.len() as u64 == kept.saturating_sub(before);
+        let ready = if whole {
+            ready
+        } else {
+            self.shared.store.kept(&self.client, before + 1, kept).await.map_err(unavailable)?
+        };
+        Ok(ready.is_empty() || self.relay.push(ready).await)
+    }
+}
+
+/// Whether the next frame is there already.
+fn has_frame(input: &BytesMut) -> bool {
+    input.first_chunk::<4>().is_some_and(|head| input.len() >= 4 + u32::from_be_bytes(*head) as usize)
+}

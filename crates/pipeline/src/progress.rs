@@ -1,0 +1,40 @@
+//! Counts of what each stage has done in this process, for people to watch. Verdicts never come from here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One count per stage.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Messages clients have handed over, repeats included.
+    pub sent: AtomicU64,
+    /// Messages that are safe in the store.
+    pub kept: AtomicU64,
+    /// Messages that are in the queue.
+    pub relayed: AtomicU64,
+    /// Messages that were counted for their client.
+    pub counted: AtomicU64,
+    /// Messages that were counted by their text.
+    pub aggregated: AtomicU64,
+    /// Messages that went to the dead letters.
+    pub dead: AtomicU64,
+    /// Messages that went out a second time.
+    pub resent: AtomicU64,
+    /// Transactions that had to be undone.
+    pub aborted: AtomicU64,
+}
+
+/// Shared by all stages.
+pub type Progress = Arc<Counts>;
+
+/// Adds to a count.
+pub(crate) fn add(count: &AtomicU64, n: u64) {
+    count.fetch_add(n, Ordering::Relaxed);
+}
+
+impl Counts {
+    /// What a count shows.
+    pub fn get(count: &AtomicU64) -> u64 {
+        count.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,150 @@
+//! The queue as the pipeline sees it: its topics, and how its producers and consumers are set.
+//!
+//! Only the Kafka protocol is used, so any Kafka will do.
+
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
+
+/// What clients sent, keyed by client.
+pub const CLIENT_MESSAGE: &str = "client_message";
+/// What was counted, keyed by message.
+pub const MESSAGE_AGGREGATION: &str = "message_aggregation";
+/// What could not be processed, with where it came from.
+pub const DEAD_LETTER: &str = "pipeline_dead_letter";
+
+/// How the queue is reached, and what its topics are made with.
+#[derive(Clone, Debug)]
+pub struct QueueOptions {
+    /// Kafka's `bootstrap.servers`.
+    pub brokers: String,
+    /// Partitions of each topic.
+    pub partitions: i32,
+    /// Copies; none is what the cluster does by itself.
+    pub factor: Option<i32>,
+    /// Put before the names of groups and transactional ids, so that several runs can share a cluster.
+    pub name: String,
+}
+
+impl QueueOptions {
+    fn base(&self, role: &str) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config
+            .set("bootstrap.servers", &self.brokers)
+            .set("client.id", format!("{}-{role}", self.name))
+            .set("socket.keepalive.enable", "true")
+            .set("reconnect.backoff.ms", "50")
+            .set("reconnect.backoff.max.ms", "1000")
+            .set("topic.metadata.refresh.interval.ms", "5000");
+        config
+    }
+
+    /// A producer that keeps order and repeats nothing.
+    pub(crate) fn idempotent(&self, role: &str, report_timeout: Duration) -> ClientConfig {
+        let mut config = self.base(role);
+        config
+            .set("enable.idempotence", "true")
+            .set("acks", "all")
+            .set("linger.ms", "2")
+            .set("partitioner", "murmur2_random")
+            .set("message.timeout.ms", report_timeout.as_millis().to_string());
+        config
+    }
+
+    /// A producer whose records count only with the offsets they came from.
+    pub(crate) fn transactional(&self, role: &str) -> ClientConfig {
+        let mut config = self.base(role);
+        config
+            .set("transactional.id", format!("{}-{role}", self.name))
+            .set("linger.ms", "1")
+            .set("partitioner", "murmur2_random")
+            .set("transaction.timeout.ms", "15000")
+            .set("message.timeout.ms", "12000");
+        config
+    }
+
+    /// A consumer of the group of `role`, which reads what is committed and commits by itself nothing.
+    pub(crate) fn consumer(&self, role: &str) -> ClientConfig {
+        let mut config = self.base(role);
+        config
+            .set("group.id", format!("{}-{role}", self.name))
+            .set("enable.auto.commit", "false")
+            .set("auto.offset.reset", "earliest")
+            .set("isolation.level", "read_committed")
+            .set("session.timeout.ms", "6000")
+            .set("heartbeat.interval.ms", "1000")
+            .set("fetch.wait.max.ms", "100")
+            .set("partition.assignment.strategy", "range");
+        config
+    }
+
+    fn admin(&self) -> Result<AdminClient<DefaultClientContext>, KafkaError> {
+        self.base("admin").create()
+    }
+}
+
+/// Makes the topics that are not there. Waits for a cluster that is only just starting.
+pub async fn create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
+    let admin = options.admin()?;
+    let factor = options.factor.unwrap_or(-1);
+    let topic = |name| NewTopic::new(name, options.partitions, TopicReplication::Fixed(factor));
+    let topics = [topic(CLIENT_MESSAGE), topic(MESSAGE_AGGREGATION), topic(DEAD_LETTER)];
+    let asked = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
+    for result in admin.create_topics(&topics, &asked).await? {
+        match result {
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((_, code)) => return Err(KafkaError::AdminOp(code)),
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the topics with all that is in them, and the groups that read them.
+pub async fn delete_topics(options: &QueueOptions) -> Result<(), KafkaError> {
+    let admin = options.admin()?;
+    let asked = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
+    let topics = [CLIENT_MESSAGE, MESSAGE_AGGREGATION, DEAD_LETTER];
+    for result in admin.delete_topics(&topics, &asked).await? {
+        match result {
+            Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)) => {}
+            Err((_, code)) => return Err(KafkaError::AdminOp(code)),
+        }
+    }
+    let groups = ["counter", "aggregator"].map(|role| format!("{}-{role}", options.name));
+    let names: Vec<&str> = groups.iter().map(String::as_str).collect();
+    // A group that is not there, or still has members, is no reason to fail: its offsets went with the topics.
+    let _ = admin.delete_groups(&names, &asked).await;
+    Ok(())
+}
+
+/// Whether the topics are there.
+pub async fn has_topics(options: &QueueOptions) -> Result<bool, KafkaError> {
+    let admin = options.admin()?;
+    let resources = [CLIENT_MESSAGE, MESSAGE_AGGREGATION].map(ResourceSpecifier::Topic);
+    let described = admin.describe_configs(&resources, &AdminOptions::new()).await?;
+    Ok(described.iter().all(Result::is_ok))
+}
+
+/// The headers every record carries.
+pub(crate) fn headers(client: &str, sn: u64) -> OwnedHeaders {
+    let sn = sn.to_string();
+    OwnedHeaders::new_with_capacity(2)
+        .insert(Header { key: "cid", value: Some(client) })
+        .insert(Header { key: "sn", value: Some(&sn) })
+}
+
+/// Whose message a record is: client and sequence number. None when it does not say so as it should.
+pub(crate) fn origin(record: &impl Message) -> Option<(String, u64)> {
+    let headers = record.headers()?;
+    let value = |key: &str| {
+        let header = headers.iter().find(|header| header.key == key)?;
+        std::str::from_utf8(header.value?).ok().map(str::to_owned)
+    };
+    let client = value("cid").filter(|client| !client.is_empty())?;
+    let sn = value("sn")?.parse().ok().filter(|sn| *sn > 0)?;
+    Some((client, sn))
+}

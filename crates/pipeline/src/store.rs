@@ -1,0 +1,381 @@
+//! What the pipeline keeps in the store, and the scripts that change it.
+//!
+//! Everything about one client stands under its hash tag, everything about one message under the message's, so each
+//! step is one atomic script on one slot. Scripts are idempotent: one whose answer was lost is run again.
+//!
+//! | key | holds |
+//! |---|---|
+//! | `producer:{cid}:state` | incarnation, attempt (who relays, in which round), sent, acked, stored, when it was last touched |
+//! | `producer:{cid}:messages` | messages that are not known to be in the queue, by sequence number |
+//! | `producer:{cid}:stored_msg_sn_tmp_list` | delivery reports that came before an earlier one |
+//! | `producer:index:{0..15}` | the clients there are |
+//! | `consumer:{cid}:last_msg_sn`, `:msg_cnt` | the last message that was counted, and how many were |
+//! | `consumer:{cid}:position` | where that message stands in the topic, who counted it, how many were dead-lettered |
+//! | `message:{hash}:count`, `:by`, `:text` | how often a message was sent, the last sequence number per client, its text |
+//!
+//! Invariants: acked never goes back; nothing is deleted from `messages` before the queue has it; `last_msg_sn` grows by
+//! one at a time.
+
+mod script;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+pub use self::script::Script;
+
+/// A boxed future.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// An answer of the store.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// Nothing there.
+    Nil,
+    /// A number.
+    Int(i64),
+    /// A string of any kind.
+    Bytes(Bytes),
+    /// Several.
+    Array(Vec<Reply>),
+}
+
+impl Reply {
+    /// As a number, also where it comes as digits.
+    pub fn int(&self) -> Option<i64> {
+        match self {
+            Reply::Int(n) => Some(*n),
+            Reply::Bytes(bytes) => std::str::from_utf8(bytes).ok()?.parse().ok(),
+            Reply::Nil | Reply::Array(_) => None,
+        }
+    }
+
+    /// As bytes.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match self {
+            Reply::Bytes(bytes) => Some(bytes),
+            Reply::Nil | Reply::Int(_) | Reply::Array(_) => None,
+        }
+    }
+
+    /// As a list.
+    pub fn list(&self) -> &[Reply] {
+        match self {
+            Reply::Array(list) => list,
+            Reply::Nil | Reply::Int(_) | Reply::Bytes(_) => &[],
+        }
+    }
+}
+
+/// Why the store gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Not reachable, or no answer in time: what was asked may have been done, and may be asked again.
+    #[error("the store does not answer: {0}")]
+    Unavailable(String),
+    /// It answered with an error.
+    #[error("the store refused: {0}")]
+    Refused(String),
+    /// It answered something that was not expected.
+    #[error("the store answered something strange: {0}")]
+    Strange(String),
+}
+
+/// A client of a Redis Cluster.
+pub trait Commands: Send + Sync + 'static {
+    /// Runs a command; its first key says where.
+    fn call<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Reply, StoreError>>;
+    /// Runs a command on every primary.
+    fn call_all<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>>;
+    /// Every key that matches, wherever it is; a key may come twice.
+    fn keys<'a>(&'a self, pattern: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>>;
+}
+
+/// How many sets the names of clients are spread over.
+const INDEX: u64 = 16;
+
+/// The store as the pipeline sees it.
+#[derive(Clone)]
+pub struct Store {
+    commands: Arc<dyn Commands>,
+}
+
+/// What is known of a client when a gateway begins to relay for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The gateway relays from now on, under this attempt.
+    Yes {
+        /// Whoever relays with an older one is refused.
+        attempt: u64,
+        /// Everything up to here is in the store or through.
+        acked: u64,
+        /// Everything up to here is in the queue.
+        stored: u64,
+    },
+    /// A newer life of the client has been seen.
+    Stale {
+        /// That one.
+        incarnation: u64,
+    },
+    /// Nothing is left to do, or another gateway is at it.
+    Busy,
+}
+
+/// Somebody else has taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fenced;
+
+/// What to do with a message that was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was counted now: pass it on.
+    Counted,
+    /// It was counted before, by an attempt that may not have committed: pass it on, do not count it.
+    Repeated,
+    /// Neither: leave it.
+    Dropped,
+}
+
+/// A message as the counter shows it to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct Counting {
+    /// The client's sequence number.
+    pub sn: u64,
+    /// Where it stands in the topic.
+    pub offset: i64,
+    /// Whether it goes to the dead letters.
+    pub dead: bool,
+}
+
+impl Store {
+    /// Over a client.
+    pub fn new(commands: Arc<dyn Commands>) -> Self {
+        Self { commands }
+    }
+
+    /// The client, for commands that are not here.
+    pub fn commands(&self) -> &dyn Commands {
+        &*self.commands
+    }
+
+    async fn call(&self, command: &[&[u8]]) -> Result<Reply, StoreError> {
+        self.commands.call(command.iter().map(|part| Bytes::copy_from_slice(part)).collect()).await
+    }
+
+    /// Makes a client known to sweepers and verifiers.
+    pub async fn enrol(&self, client: &str) -> Result<(), StoreError> {
+        self.call(&[b"SADD", index_of(client).as_bytes(), client.as_bytes()]).await.map(drop)
+    }
+
+    /// Every client there is.
+    pub async fn clients(&self) -> Result<Vec<String>, StoreError> {
+        let mut clients = Vec::new();
+        for at in 0..INDEX {
+            let reply = self.call(&[b"SMEMBERS", format!("producer:index:{{{at}}}").as_bytes()]).await?;
+            let names = reply.list().iter().filter_map(Reply::bytes);
+            clients.extend(names.map(|name| String::from_utf8_lossy(name).into_owned()));
+        }
+        clients.sort();
+        Ok(clients)
+    }
+
+    /// Begins to relay for a client that has connected.
+    pub async fn take(&self, client: &str, incarnation: u64) -> Result<Taken, StoreError> {
+        self.taken(client, &[&number(incarnation), "0"]).await
+    }
+
+    /// Begins to relay for a client that nobody has served for `idle_ms`, if it has messages waiting.
+    pub async fn adopt(&self, client: &str, idle_ms: u64) -> Result<Taken, StoreError> {
+        self.taken(client, &["0", &number(idle_ms)]).await
+    }
+
+    async fn taken(&self, client: &str, args: &[&str]) -> Result<Taken, StoreError> {
+        let reply = script::TAKE.run(self, &[&state(client), &early(client)], args).await?;
+        let field = |at: usize| reply.list().get(at).and_then(Reply::int).map(i64::unsigned_abs);
+        match (word(&reply), field(1), field(2), field(3)) {
+            (b"ok", Some(attempt), Some(acked), Some(stored)) => Ok(Taken::Yes { attempt, acked, stored }),
+            (b"stale", Some(incarnation), ..) => Ok(Taken::Stale { incarnation }),
+            (b"busy", ..) => Ok(Taken::Busy),
+            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+        }
+    }
+
+    /// Keeps messages; answers up to where there is no gap.
+    pub async fn keep(
+        &self,
+        client: &str,
+        attempt: u64,
+        messages: &[(u64, Bytes)],
+    ) -> Result<Result<u64, Fenced>, StoreError> {
+        let numbers: Vec<String> = messages.iter().map(|(sn, _)| number(*sn)).collect();
+        let attempt = number(attempt);
+        let mut args: Vec<&[u8]> = vec![attempt.as_bytes()];
+        for ((_, message), sn) in messages.iter().zip(&numbers) {
+            args.extend([sn.as_bytes(), &message[..]]);
+        }
+        let reply = script::KEEP.run_bytes(self, &[&state(client), &waiting(client)], &args).await?;
+        fenced_or_number(&reply)
+    }
+
+    /// Notes what the client has sent in all.
+    pub async fn note_sent(&self, client: &str, sent: u64) -> Result<(), StoreError> {
+        script::SENT.run(self, &[&state(client)], &[&number(sent)]).await.map(drop)
+    }
+
+    /// Messages from `from` to `until`, both included, as they were kept. One that is gone ends the list.
+    pub async fn kept(&self, client: &str, from: u64, until: u64) -> Result<Vec<(u64, Bytes)>, StoreError> {
+        const AT_ONCE: u64 = 256;
+        let mut messages = Vec::new();
+        let mut next = from;
+        while next <= until {
+            let last = until.min(next + AT_ONCE - 1);
+            let numbers: Vec<String> = (next..=last).map(number).collect();
+            let key = waiting(client);
+            let mut command: Vec<&[u8]> = vec![b"HMGET", key.as_bytes()];
+            command.extend(numbers.iter().map(String::as_bytes));
+            let reply = self.call(&command).await?;
+            for (sn, message) in (next..=last).zip(reply.list()) {
+                let Some(message) = message.bytes() else { return Ok(messages) };
+                messages.push((sn, message.clone()));
+            }
+            next = last + 1;
+        }
+        Ok(messages)
+    }
+
+    /// Notes that the queue has these messages; answers up to where it has all. They are deleted.
+    pub async fn mark(
+        &self,
+        client: &str,
+        attempt: u64,
+        reported: &[u64],
+    ) -> Result<Result<u64, Fenced>, StoreError> {
+        let numbers: Vec<String> =
+            std::iter::once(attempt).chain(reported.iter().copied()).map(number).collect();
+        let args: Vec<&str> = numbers.iter().map(String::as_str).collect();
+        let keys = [state(client), waiting(client), early(client)];
+        let reply = script::MARK.run(self, &[&keys[0], &keys[1], &keys[2]], &args).await?;
+        fenced_or_number(&reply)
+    }
+
+    /// Forgets reports of messages that will be sent again: the queue has them in the wrong order.
+    pub async fn rewind(&self, client: &str, attempt: u64) -> Result<Result<u64, Fenced>, StoreError> {
+        let keys = [state(client), early(client)];
+        let reply = script::REWIND.run(self, &[&keys[0], &keys[1]], &[&number(attempt)]).await?;
+        fenced_or_number(&reply)
+    }
+
+    /// A number for the owner of a partition, larger than that of every owner before it.
+    pub async fn next_generation(&self, group: &str, partition: i32) -> Result<u64, StoreError> {
+        let key = format!("consumer:{{{group}-{partition}}}:generation");
+        let reply = self.call(&[b"INCR", key.as_bytes()]).await?;
+        reply.int().map(i64::unsigned_abs).ok_or_else(|| StoreError::Strange(format!("{reply:?}")))
+    }
+
+    /// Counts messages of one client, in their order in the topic.
+    pub async fn count(
+        &self,
+        client: &str,
+        (generation, partition): (u64, i32),
+        messages: &[Counting],
+    ) -> Result<Result<Vec<Verdict>, Fenced>, StoreError> {
+        let mut args = vec![number(generation), partition.to_string()];
+        for message in messages {
+            let kind = if message.dead { "d" } else { "m" };
+            args.extend([number(message.sn), message.offset.to_string(), kind.to_owned()]);
+        }
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let keys = ["last_msg_sn", "msg_cnt", "position"].map(|part| format!("consumer:{{{client}}}:{part}"));
+        let reply = script::COUNT.run(self, &[&keys[0], &keys[1], &keys[2]], &args).await?;
+        match word(&reply) {
+            b"fenced" => Ok(Err(Fenced)),
+            b"ok" => {
+                let verdict = |reply: &Reply| match reply.int() {
+                    Some(1) => Verdict::Counted,
+                    Some(2) => Verdict::Repeated,
+                    _ => Verdict::Dropped,
+                };
+                let verdicts: Vec<_> = reply.list()[1..].iter().map(verdict).collect();
+                if verdicts.len() != messages.len() {
+                    return Err(StoreError::Strange(format!("{} verdicts", verdicts.len())));
+                }
+                Ok(Ok(verdicts))
+            }
+            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+        }
+    }
+
+    /// Counts one message for the clients that sent it, each once per sequence number.
+    pub async fn aggregate(&self, text: &Bytes, by: &[(String, u64)]) -> Result<(), StoreError> {
+        let hash = hash_of(text);
+        let numbers: Vec<String> = by.iter().map(|(_, sn)| number(*sn)).collect();
+        let mut args: Vec<&[u8]> = vec![&text[..]];
+        for ((client, _), sn) in by.iter().zip(&numbers) {
+            args.extend([client.as_bytes(), sn.as_bytes()]);
+        }
+        let keys = ["count", "by", "text"].map(|part| format!("message:{{{hash}}}:{part}"));
+        script::AGGREGATE.run_bytes(self, &[&keys[0], &keys[1], &keys[2]], &args).await.map(drop)
+    }
+
+    /// Several fields of a hash, as numbers; 0 where there is none.
+    pub async fn numbers(&self, key: &str, fields: &[&str]) -> Result<Vec<u64>, StoreError> {
+        let mut command: Vec<&[u8]> = vec![b"HMGET", key.as_bytes()];
+        command.extend(fields.iter().map(|field| field.as_bytes()));
+        let reply = self.call(&command).await?;
+        Ok(reply.list().iter().map(|field| field.int().map_or(0, i64::unsigned_abs)).collect())
+    }
+
+    /// A key's number; 0 when there is none.
+    pub async fn number_at(&self, key: &str) -> Result<u64, StoreError> {
+        let reply = self.call(&[b"GET", key.as_bytes()]).await?;
+        Ok(reply.int().map_or(0, i64::unsigned_abs))
+    }
+
+    /// A key's value.
+    pub async fn value_at(&self, key: &str) -> Result<Option<Bytes>, StoreError> {
+        Ok(self.call(&[b"GET", key.as_bytes()]).await?.bytes().cloned())
+    }
+}
+
+/// The state of a client.
+pub fn state(client: &str) -> String {
+    format!("producer:{{{client}}}:state")
+}
+
+fn waiting(client: &str) -> String {
+    format!("producer:{{{client}}}:messages")
+}
+
+fn early(client: &str) -> String {
+    format!("producer:{{{client}}}:stored_msg_sn_tmp_list")
+}
+
+fn index_of(client: &str) -> String {
+    let bucket =
+        client.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte))) % INDEX;
+    format!("producer:index:{{{bucket}}}")
+}
+
+/// The name a message goes by: the first half of its SHA-256.
+pub fn hash_of(text: &[u8]) -> String {
+    Sha256::digest(text)[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn number(n: u64) -> String {
+    n.to_string()
+}
+
+fn word(reply: &Reply) -> &[u8] {
+    reply.list().first().and_then(Reply::bytes).map_or(b"", |word| word)
+}
+
+fn fenced_or_number(reply: &Reply) -> Result<Result<u64, Fenced>, StoreError> {
+    match (word(reply), reply.list().get(1).and_then(Reply::int)) {
+        (b"fenced", _) => Ok(Err(Fenced)),
+        (b"ok", Some(n)) => Ok(Ok(n.unsigned_abs())),
+        _ => Err(StoreError::Strange(format!("{reply:?}"))),
+    }
+}

@@ -1,0 +1,200 @@
+//! The scripts, and how one is run: by its digest, and with its text where the node does not know it yet.
+//!
+//! Numbers are sequence numbers and times in milliseconds, all far below 2^53, which Lua counts exactly.
+
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+
+use super::{Reply, Store, StoreError};
+
+/// A script of the store.
+pub struct Script {
+    text: &'static str,
+    sha1: OnceLock<String>,
+}
+
+/// KEYS state, early; ARGV incarnation, idle: with an incarnation the client has connected, with an idle time it is adopted.
+pub(super) static TAKE: Script = Script::new(
+    r"local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local had = redis.call('HMGET', KEYS[1], 'incarnation', 'acked', 'stored', 'attempt', 'seen')
+local incarnation, acked = tonumber(had[1] or '0'), tonumber(had[2] or '0')
+local stored, attempt, seen = tonumber(had[3] or '0'), tonumber(had[4] or '0'), tonumber(had[5] or '0')
+local mine, idle = tonumber(ARGV[1]), tonumber(ARGV[2])
+if idle > 0 then
+  if acked <= stored or now - seen < idle then return {'busy'} end
+else
+  if mine < incarnation then return {'stale', incarnation} end
+  incarnation = mine
+end
+attempt = attempt + 1
+redis.call('HSET', KEYS[1], 'incarnation', incarnation, 'attempt', attempt, 'seen', now)
+redis.call('DEL', KEYS[2])
+return {'ok', attempt, acked, stored}",
+);
+
+/// KEYS state, messages; ARGV attempt, then sequence number and message in turn.
+pub(super) static KEEP: Script = Script::new(
+    r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
+if had[1] ~= ARGV[1] then return {'fenced'} end
+local acked, sent = tonumber(had[2] or '0'), tonumber(had[3] or '0')
+local put, beyond = {}, false
+for at = 2, #ARGV, 2 do
+  local sn = tonumber(ARGV[at])
+  if sn > sent then sent = sn end
+  if sn > acked then
+    put[#put + 1] = ARGV[at]
+    put[#put + 1] = ARGV[at + 1]
+    if sn == acked + 1 then acked = sn else beyond = true end
+  end
+end
+if #put > 0 then redis.call('HSET', KEYS[2], unpack(put)) end
+if #put > 0 then
+  while redis.call('HEXISTS', KEYS[2], acked + 1) == 1 do acked = acked + 1 end
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[1], 'acked', acked, 'sent', sent, 'seen', time[1] * 1000 + math.floor(time[2] / 1000))
+return {'ok', acked}",
+);
+
+/// KEYS state; ARGV sent.
+pub(super) static SENT: Script = Script::new(
+    r"local sent = tonumber(redis.call('HGET', KEYS[1], 'sent') or '0')
+if tonumber(ARGV[1]) > sent then redis.call('HSET', KEYS[1], 'sent', ARGV[1]) end
+return {'ok', sent}",
+);
+
+/// KEYS state, messages, early; ARGV attempt, then the sequence numbers that were reported.
+pub(super) static MARK: Script = Script::new(
+    r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'stored')
+if had[1] ~= ARGV[1] then return {'fenced'} end
+local stored, gone = tonumber(had[2] or '0'), {}
+for at = 2, #ARGV do
+  local sn = tonumber(ARGV[at])
+  if sn == stored + 1 then
+    stored = sn
+    gone[#gone + 1] = ARGV[at]
+  elseif sn > stored then
+    redis.call('ZADD', KEYS[3], sn, ARGV[at])
+  end
+end
+while true do
+  local first = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+  if not first or tonumber(first) > stored + 1 then break end
+  redis.call('ZREM', KEYS[3], first)
+  if tonumber(first) == stored + 1 then
+    stored = stored + 1
+    gone[#gone + 1] = first
+  end
+end
+for at = 1, #gone, 1000 do
+  redis.call('HDEL', KEYS[2], unpack(gone, at, math.min(at + 999, #gone)))
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[1], 'stored', stored, 'seen', time[1] * 1000 + math.floor(time[2] / 1000))
+return {'ok', stored}",
+);
+
+/// KEYS state, early; ARGV attempt.
+pub(super) static REWIND: Script = Script::new(
+    r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'stored')
+if had[1] ~= ARGV[1] then return {'fenced'} end
+redis.call('DEL', KEYS[2])
+return {'ok', tonumber(had[2] or '0')}",
+);
+
+/// KEYS last, count, position; ARGV generation, partition, then sequence number, offset and kind in turn.
+pub(super) static COUNT: Script = Script::new(
+    r"local had = redis.call('HMGET', KEYS[3], 'generation', 'partition', 'offset', 'dead')
+if tonumber(had[1] or '0') > tonumber(ARGV[1]) then return {'fenced'} end
+local last, offset = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(had[3] or '-1')
+local dead, counted, same = tonumber(had[4] or '0'), 0, had[2] == ARGV[2]
+local verdicts, moved = {'ok'}, false
+for at = 3, #ARGV, 3 do
+  local sn, here = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  local verdict = 0
+  if sn == last + 1 then
+    last, offset, same, moved, verdict = sn, here, true, true, 1
+    if ARGV[at + 2] == 'd' then dead = dead + 1 else counted = counted + 1 end
+  elseif sn <= last and (here <= offset or not same) then
+    verdict = 2
+  end
+  verdicts[#verdicts + 1] = verdict
+end
+if moved then
+  redis.call('SET', KEYS[1], last)
+  if counted > 0 then redis.call('INCRBY', KEYS[2], counted) end
+  redis.call('HSET', KEYS[3], 'generation', ARGV[1], 'partition', ARGV[2], 'offset', offset, 'dead', dead)
+elseif had[1] ~= ARGV[1] then
+  redis.call('HSET', KEYS[3], 'generation', ARGV[1])
+end
+return verdicts",
+);
+
+/// KEYS count, by, text; ARGV text, then client and sequence number in turn.
+pub(super) static AGGREGATE: Script = Script::new(
+    r"local new = 0
+for at = 2, #ARGV, 2 do
+  local last = redis.call('HGET', KEYS[2], ARGV[at])
+  if not last or tonumber(ARGV[at + 1]) > tonumber(last) then
+    redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1])
+    new = new + 1
+  end
+end
+if new > 0 then
+  redis.call('INCRBY', KEYS[1], new)
+  redis.call('SET', KEYS[3], ARGV[1], 'NX')
+end
+return {'ok', new}",
+);
+
+impl Script {
+    const fn new(text: &'static str) -> Self {
+        Self { text, sha1: OnceLock::new() }
+    }
+
+    /// Runs it with text arguments.
+    pub(super) async fn run(&self, store: &Store, keys: &[&str], args: &[&str]) -> Result<Reply, StoreError> {
+        let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+        self.run_bytes(store, keys, &args).await
+    }
+
+    /// Runs it.
+    pub(super) async fn run_bytes(
+        &self,
+        store: &Store,
+        keys: &[&str],
+        args: &[&[u8]],
+    ) -> Result<Reply, StoreError> {
+        if let Some(sha1) = self.sha1.get() {
+            match store.call(&command(b"EVALSHA", sha1.as_bytes(), keys, args)).await {
+                Err(StoreError::Refused(why)) if why.starts_with("NOSCRIPT") => {}
+                other => return other,
+            }
+        }
+        let reply = store.call(&command(b"EVAL", self.text.as_bytes(), keys, args)).await?;
+        if self.sha1.get().is_none() {
+            // The store says what it is called. Without it, the text goes along every time.
+            if let Ok(replies) = store.commands().call_all(load(self.text)).await
+                && let Some(Reply::Bytes(sha1)) = replies.first()
+            {
+                let _ = self.sha1.set(String::from_utf8_lossy(sha1).into_owned());
+            }
+        }
+        Ok(reply)
+    }
+}
+
+fn load(text: &'static str) -> Vec<Bytes> {
+    vec![Bytes::from_static(b"SCRIPT"), Bytes::from_static(b"LOAD"), Bytes::from_static(text.as_bytes())]
+}
+
+fn command<'a>(verb: &'a [u8], script: &'a [u8], keys: &'a [&str], args: &'a [&'a [u8]]) -> Vec<&'a [u8]> {
+    const COUNTS: [&[u8]; 4] = [b"0", b"1", b"2", b"3"];
+    let mut command = Vec::with_capacity(3 + keys.len() + args.len());
+    command.extend([verb, script, COUNTS[keys.len()]]);
+    command.extend(keys.iter().map(|key| key.as_bytes()));
+    command.extend(args);
+    command
+}
