@@ -13,10 +13,11 @@
 pub mod batch;
 mod creation;
 mod moves;
+pub mod office;
 pub mod placement;
 mod plan;
-#[allow(dead_code)] // until the controller runs
 mod records;
+pub mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,11 +47,20 @@ pub struct ControllerTuning {
     pub moves: usize,
     /// The factor of topics that did not ask for one, once there are enough nodes.
     pub default_factor: usize,
+    /// A record whose topic is not there is deleted after this long: a topic with many partitions is written last.
+    pub stray_ms: u64,
 }
 
 impl Default for ControllerTuning {
     fn default() -> Self {
-        Self { suspect_ms: 700, return_ms: 3_000, returns: 500, moves: 64, default_factor: 3 }
+        Self {
+            suspect_ms: 700,
+            return_ms: 3_000,
+            returns: 500,
+            moves: 64,
+            default_factor: 3,
+            stray_ms: 30_000,
+        }
     }
 }
 
@@ -175,6 +185,10 @@ pub struct Controller {
     dirty_topics: BTreeSet<TopicId>,
     /// Partitions being created.
     creating: BTreeSet<PartitionId>,
+    /// Records of topics that were deleted: they go.
+    doomed: BTreeSet<PartitionId>,
+    /// Topics that records belong to and nobody has heard of, and since when.
+    strays: BTreeMap<TopicId, u64>,
     log_ends: HashMap<(PartitionId, BrokerId), (BrokerEpoch, LogEnd)>,
     moving: usize,
     looks: u64,
@@ -193,6 +207,8 @@ impl Controller {
             dirty: BTreeSet::new(),
             dirty_topics: BTreeSet::new(),
             creating: BTreeSet::new(),
+            doomed: BTreeSet::new(),
+            strays: BTreeMap::new(),
             log_ends: HashMap::new(),
             moving: 0,
             looks: 0,
@@ -245,6 +261,18 @@ impl Controller {
         }
     }
 
+    /// A node is no longer one of the cluster: what it holds goes elsewhere.
+    pub fn on_node_gone(&mut self, id: BrokerId) {
+        if let Some(state) = self.nodes.get_mut(&id) {
+            if state.partitions.is_empty() && state.member.is_none() {
+                self.nodes.remove(&id);
+                return;
+            }
+            state.node.order = Order::Remove;
+            self.mark_node(id);
+        }
+    }
+
     /// A member is alive, in this run.
     pub fn on_member(&mut self, member: Member, now_ms: u64) {
         let id = member.node;
@@ -288,8 +316,11 @@ impl Controller {
     pub fn on_topic(&mut self, topic: Topic) {
         let id = topic.id;
         for index in 0..topic.partitions {
-            self.dirty.insert(PartitionId { topic: id, index });
+            let partition = PartitionId { topic: id, index };
+            self.dirty.insert(partition);
+            self.doomed.remove(&partition);
         }
+        self.strays.remove(&id);
         self.topics.insert(id, topic);
         self.dirty_topics.insert(id);
     }
@@ -302,7 +333,8 @@ impl Controller {
         let last = PartitionId { topic: id, index: u32::MAX };
         let gone: Vec<PartitionId> =
             self.partitions.keys().copied().filter(|id| (first..=last).contains(id)).collect();
-        self.dirty.extend(gone);
+        self.dirty.extend(gone.iter().copied());
+        self.doomed.extend(gone);
     }
 
     /// A record as it is in the repository now; `None` when it was deleted.
@@ -319,6 +351,7 @@ impl Controller {
         self.creating.remove(&id);
         let Some(record) = record else {
             self.dirty.remove(&id);
+            self.doomed.remove(&id);
             self.log_ends.retain(|(partition, _), _| *partition != id);
             if self.topics.contains_key(&id.topic) {
                 self.dirty_topics.insert(id.topic);

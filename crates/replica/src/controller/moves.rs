@@ -98,10 +98,16 @@ impl Controller {
             return false;
         }
         let keep: Vec<BrokerId> = state.replicas.iter().copied().filter(|node| !removes(node)).collect();
-        // Every node that may take replicas has one already: there is nowhere to go to.
-        if spots.free(&keep) + keep.len() < factor {
-            return false;
+        let reachable = spots.free(&keep) + keep.len();
+        if reachable < factor {
+            // Every node that may take replicas has one already. Who is to go goes with a copy less if there are too few
+            // nodes for good; a node that is away is waited for.
+            let serving = self.nodes.values().filter(|node| node.node.order == Order::Serve).count();
+            if !leaves || reachable == 0 || serving >= factor {
+                return false;
+            }
         }
+        let factor = factor.min(reachable);
         if budget.moves == 0 {
             return true;
         }

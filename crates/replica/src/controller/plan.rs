@@ -38,9 +38,13 @@ impl Controller {
             moves: self.tuning.moves.saturating_sub(self.moving),
             leads: self.nodes.iter().map(|(id, node)| (*id, node.load.leads)).collect(),
         };
-        let mut later = Vec::new();
+        let (mut later, mut waiting) = (Vec::new(), Vec::new());
         for id in std::mem::take(&mut self.dirty) {
             if self.partitions.get(&id).is_none_or(|view| view.busy) {
+                continue;
+            }
+            if self.is_stray(id, now_ms, &mut plan) {
+                waiting.push(id);
                 continue;
             }
             self.looks += 1;
@@ -59,10 +63,23 @@ impl Controller {
             plan.wake_at(now_ms + 200);
             self.dirty.extend(later);
         }
+        self.dirty.extend(waiting);
         // Stable: within a rank the order of partitions is kept, so that neighbours share transactions.
         ranked.sort_by_key(|(urgency, _)| *urgency);
         plan.changes = ranked.into_iter().map(|(_, change)| change).collect();
         plan
+    }
+
+    /// Whether a record belongs to a topic that may be about to appear.
+    fn is_stray(&mut self, id: PartitionId, now_ms: u64, plan: &mut Plan) -> bool {
+        if self.topics.contains_key(&id.topic) || self.doomed.contains(&id) {
+            return false;
+        }
+        let due_ms = *self.strays.entry(id.topic).or_insert(now_ms) + self.tuning.stray_ms;
+        if now_ms < due_ms {
+            plan.wake_at(due_ms);
+        }
+        now_ms < due_ms
     }
 
     /// Timers: suspicions that have lasted, members that have been back for long enough.

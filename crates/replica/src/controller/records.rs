@@ -64,7 +64,8 @@ pub(super) enum Record {
     Topic(Topic),
     /// Settings of the brokers changed at run time.
     Settings(Settings),
-    Partition(PartitionId),
+    /// A partition's record, which is read on its own.
+    Partition,
     /// Nothing that concerns the controller.
     Other,
 }
@@ -73,8 +74,8 @@ pub(super) enum Record {
 pub(super) fn read(entry: &Entry, defaults: &Settings) -> Result<Record, String> {
     let key = entry.key.as_str();
     let wrong = |error: &dyn std::fmt::Display| format!("{key}: {error}");
-    if let Some(id) = keys::parse_partition(key) {
-        return Ok(Record::Partition(id));
+    if key.starts_with(keys::PARTITIONS) {
+        return Ok(Record::Partition);
     }
     if node_of(key, NODES).is_some() {
         return NodeRecord::from_bytes(&entry.value).map(Record::Node).map_err(|e| wrong(&e));

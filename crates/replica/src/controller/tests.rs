@@ -431,10 +431,54 @@ fn a_node_that_is_removed_is_emptied_while_serving() {
     world.settle();
     assert_eq!(world.controller.replicas_of(BrokerId(1)), 0);
     assert!(world.records.values().all(|record| record.value.replicas.len() == 3));
-    // With three nodes left there is nowhere to go to: nothing begins.
-    world.order(2, Order::Remove);
+    // A node that is away is waited for; nobody loses a copy for that.
+    world.kill(4);
     world.settle();
-    assert!(world.records.values().all(|record| !record.value.is_moving()));
+    world.order(2, Order::Remove);
+    world.order(1, Order::Serve);
+    world.kill(1);
+    world.settle();
+    assert!(world.records.values().all(|record| record.value.replicas.len() == 3));
+    world.start(4, None);
+    world.settle();
+    world.catch_up();
+    // With two nodes left there are too few for three copies, for good.
+    world.order(1, Order::Remove);
+    for _ in 0..10 {
+        world.settle();
+        world.catch_up();
+    }
+    world.settle();
+    assert_eq!(world.controller.replicas_of(BrokerId(2)), 0);
+    assert!(
+        world.records.values().all(|record| record.value.replicas.len() == 2 && record.value.min_isr == 1)
+    );
+}
+
+#[test]
+fn records_whose_topic_is_not_there_yet_are_given_time() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(4));
+    world.settle();
+    let term = Controller::new(8, ControllerTuning::default());
+    let mut next = World { controller: term, ..world };
+    for member in next.members.values() {
+        next.controller.on_member(member.clone(), 0);
+    }
+    for (id, record) in &next.records {
+        next.controller.on_record(*id, Some(record.clone()));
+    }
+    let plan = next.controller.decide(1_000);
+    assert_eq!((plan.changes.len(), plan.wake_ms.is_some()), (0, true));
+    next.controller.on_topic(topic(2));
+    assert!(next.controller.decide(40_000).changes.iter().all(|change| change.next.is_some()));
+    let mut nobody = World { controller: Controller::new(9, ControllerTuning::default()), ..next };
+    for (id, record) in &nobody.records {
+        nobody.controller.on_record(*id, Some(record.clone()));
+    }
+    nobody.controller.decide(1_000);
+    let deleted = nobody.controller.decide(31_000).changes;
+    assert!(deleted.len() == 4 && deleted.iter().all(|change| change.next.is_none()));
 }
 
 #[test]

@@ -1,0 +1,253 @@
+//! What clients ask for, carried out by whichever node was asked: moves of replicas, and elections.
+//!
+//! A request is one compare-and-swap of the partition's record, made by the same [`Draft`] as the controller's own
+//! changes; the controller hears of it by its watch and sees a move to its end. So requests need no controller to talk
+//! to, and one that is just failing over loses none.
+//!
+//! Invariant: a change is drafted from a record that was read for this purpose, and compares its revision; who is put in
+//! the lead is alive in the run the record names, which is compared too.
+
+use moim_base::BrokerId;
+use moim_cluster::nodes::{self, LiveMember};
+use moim_cluster::{RepositoryError, StateRepository, TxnOutcome};
+
+use super::MoveError;
+use super::batch::pack;
+use crate::keys;
+use crate::restart::Member;
+use crate::state::PartitionState;
+use crate::transition::Draft;
+use crate::types::{PartitionId, Versioned};
+
+/// How often a request is tried again because the record changed at the same moment.
+const TRIES: usize = 16;
+
+/// Why a request was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The move is not possible.
+    #[error(transparent)]
+    Move(#[from] MoveError),
+    /// It leads already; or, for an unclean election, somebody does.
+    #[error("an election is not needed")]
+    ElectionNotNeeded,
+    /// The preferred leader is not in sync, or does not run.
+    #[error("the preferred leader is not available")]
+    PreferredNotAvailable,
+    /// No replica runs.
+    #[error("no replica is there that could lead")]
+    NobodyAvailable,
+    /// The record kept changing. The same request may succeed at once.
+    #[error("the partition is being changed")]
+    Contended,
+    /// The record cannot be read.
+    #[error("{0}")]
+    Damaged(String),
+    /// The repository did not answer, or not in time.
+    #[error(transparent)]
+    Repository(#[from] RepositoryError),
+}
+
+/// Which election is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ElectionKind {
+    /// Of the first replica.
+    Preferred,
+    /// Of any replica that runs, when nobody may lead: committed records may be lost, and the record says so.
+    Unclean,
+}
+
+/// Begins to move a partition to `target`, the preferred leader first, or (`None`) gives a move up.
+pub async fn reassign(
+    repository: &dyn StateRepository,
+    id: PartitionId,
+    target: Option<&[BrokerId]>,
+) -> Result<(), RequestError> {
+    if let Some(target) = target {
+        let (_, nodes) = nodes::nodes(repository).await?;
+        let known = |node: &BrokerId| nodes.iter().any(|known| known.node_id == node.0);
+        let distinct = target.iter().enumerate().all(|(at, node)| !target[..at].contains(node));
+        if target.is_empty() || !distinct || !target.iter().all(known) {
+            return Err(MoveError::InvalidReplicas.into());
+        }
+    }
+    change(repository, id, |draft| match target {
+        Some(target) if draft.begin_move(target) => Ok(()),
+        None if !draft.state().is_moving() => Err(MoveError::NoneInProgress.into()),
+        None if draft.cancel_move() => Ok(()),
+        Some(_) | None => Err(MoveError::NobodyStays.into()),
+    })
+    .await
+}
+
+/// Holds an election.
+pub async fn elect(
+    repository: &dyn StateRepository,
+    id: PartitionId,
+    kind: ElectionKind,
+) -> Result<(), RequestError> {
+    let (_, live) = nodes::members(repository).await?;
+    let members: Vec<Member> = live.iter().map(|live: &LiveMember| Member::from_live(live)).collect();
+    let alive = |node: &BrokerId| members.iter().find(|member| member.node == *node);
+    change(repository, id, |draft| {
+        let state = draft.state();
+        match kind {
+            ElectionKind::Preferred => {
+                let preferred = state.replicas[0];
+                if state.leader == Some(preferred) {
+                    return Err(RequestError::ElectionNotNeeded);
+                }
+                let entry = state.in_sync(preferred);
+                let current = entry.zip(alive(&preferred)).is_some_and(|(entry, m)| entry.epoch == m.epoch);
+                if !current || !draft.elect(preferred) {
+                    return Err(RequestError::PreferredNotAvailable);
+                }
+            }
+            ElectionKind::Unclean => {
+                if state.leader.is_some() {
+                    return Err(RequestError::ElectionNotNeeded);
+                }
+                let usable = |node: &BrokerId| alive(node).filter(|member| !member.is_damaged(id));
+                let Some(member) = state.replicas.iter().find_map(usable) else {
+                    return Err(RequestError::NobodyAvailable);
+                };
+                draft.elect_anyway(member.in_sync(), true);
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Changes a record by compare-and-swap, again while somebody else changes it too. What changes nothing succeeds.
+async fn change(
+    repository: &dyn StateRepository,
+    id: PartitionId,
+    edit: impl Fn(&mut Draft) -> Result<(), RequestError>,
+) -> Result<(), RequestError> {
+    let key = keys::partition(id);
+    for _ in 0..TRIES {
+        let entry = repository.get(&key).await?.ok_or(MoveError::UnknownPartition)?;
+        let value = PartitionState::decode(&entry.value)
+            .map_err(|error| RequestError::Damaged(format!("{key}: {error}")))?;
+        let mut draft = Draft::new(&Versioned { revision: entry.mod_revision, value });
+        edit(&mut draft)?;
+        let Some(mut change) = draft.finish(id) else { return Ok(()) };
+        // Only the store's leaders answer under a serving right.
+        change.fence = change.fence.filter(|_| id.topic == keys::SHARDS);
+        let Some(batch) = pack(vec![change], None).pop() else { return Ok(()) };
+        if let TxnOutcome::Done { .. } = repository.txn(batch.txn()).await? {
+            return Ok(());
+        }
+    }
+    Err(RequestError::Contended)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use moim_base::{ManualClock, TopicId};
+    use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+    use moim_cluster::{MemoryRepository, Txn};
+
+    use super::*;
+    use crate::types::Durability;
+
+    const ID: PartitionId = PartitionId { topic: TopicId(5), index: 0 };
+
+    struct Fixture(MemoryRepository);
+
+    impl Fixture {
+        async fn new() -> Self {
+            let fixture = Self(MemoryRepository::new(Arc::new(ManualClock::at(0))));
+            let mut runs = Vec::new();
+            for node_id in 1..=4 {
+                let record = NodeRecord { node_id, ..NodeRecord::default() };
+                fixture.put(node_key(node_id), record.to_bytes()).await;
+                let record = MemberRecord { node_id, voter: node_id as u64, ..MemberRecord::default() };
+                let run = fixture.put(member_key(node_id), record.to_bytes()).await;
+                runs.push((node_id, run, node_id as u64));
+            }
+            let isr = vec![runs[0].into(), runs[1].into()];
+            fixture.put(keys::partition(ID), PartitionState::new(isr, 1, Durability::Fsync).encode()).await;
+            fixture
+        }
+
+        async fn put(&self, key: String, value: impl Into<bytes::Bytes>) -> i64 {
+            match self.0.txn(Txn::new().put(key, value)).await.unwrap() {
+                TxnOutcome::Done { revision } => revision,
+                TxnOutcome::Conflict { .. } => panic!("nothing was compared"),
+            }
+        }
+
+        async fn state(&self) -> PartitionState {
+            let entry = self.0.get(&keys::partition(ID)).await.unwrap().unwrap();
+            PartitionState::decode(&entry.value).unwrap()
+        }
+
+        async fn set(&self, edit: impl Fn(&mut PartitionState)) {
+            let mut state = self.state().await;
+            edit(&mut state);
+            self.put(keys::partition(ID), state.encode()).await;
+        }
+    }
+
+    fn block_on(future: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future);
+    }
+
+    #[test]
+    fn a_move_begins_and_is_given_up() {
+        block_on(async {
+            let fixture = Fixture::new().await;
+            let refused = reassign(&fixture.0, ID, None).await;
+            assert!(matches!(refused, Err(RequestError::Move(MoveError::NoneInProgress))));
+            for wrong in [vec![], vec![1, 1], vec![1, 9]] {
+                let wrong: Vec<_> = wrong.into_iter().map(BrokerId).collect();
+                let refused = reassign(&fixture.0, ID, Some(&wrong)).await;
+                assert!(matches!(refused, Err(RequestError::Move(MoveError::InvalidReplicas))), "{wrong:?}");
+            }
+            reassign(&fixture.0, ID, Some(&[BrokerId(3), BrokerId(1)])).await.unwrap();
+            let state = fixture.state().await;
+            assert_eq!((state.adding, state.removing), (vec![BrokerId(3)], vec![BrokerId(2)]));
+            reassign(&fixture.0, ID, None).await.unwrap();
+            assert!(!fixture.state().await.is_moving());
+            let nowhere = PartitionId { index: 9, ..ID };
+            let refused = reassign(&fixture.0, nowhere, Some(&[BrokerId(1)])).await;
+            assert!(matches!(refused, Err(RequestError::Move(MoveError::UnknownPartition))));
+        });
+    }
+
+    #[test]
+    fn the_preferred_leader_is_elected_if_it_runs_and_is_in_sync() {
+        block_on(async {
+            let fixture = Fixture::new().await;
+            let not_needed = elect(&fixture.0, ID, ElectionKind::Preferred).await;
+            assert!(matches!(not_needed, Err(RequestError::ElectionNotNeeded)));
+            fixture.set(|state| state.leader = Some(BrokerId(2))).await;
+            elect(&fixture.0, ID, ElectionKind::Preferred).await.unwrap();
+            let state = fixture.state().await;
+            assert_eq!((state.leader, state.leader_epoch.0), (Some(BrokerId(1)), 1));
+            // In another run than the record names it has yet to be judged.
+            fixture.set(|state| state.leader = Some(BrokerId(2))).await;
+            fixture.0.txn(Txn::new().delete(member_key(1))).await.unwrap();
+            let refused = elect(&fixture.0, ID, ElectionKind::Preferred).await;
+            assert!(matches!(refused, Err(RequestError::PreferredNotAvailable)));
+        });
+    }
+
+    #[test]
+    fn an_unclean_election_is_put_on_record() {
+        block_on(async {
+            let fixture = Fixture::new().await;
+            let not_needed = elect(&fixture.0, ID, ElectionKind::Unclean).await;
+            assert!(matches!(not_needed, Err(RequestError::ElectionNotNeeded)));
+            fixture.set(|state| (state.leader, state.isr) = (None, Vec::new())).await;
+            fixture.0.txn(Txn::new().delete(member_key(1))).await.unwrap();
+            elect(&fixture.0, ID, ElectionKind::Unclean).await.unwrap();
+            let state = fixture.state().await;
+            assert_eq!((state.leader, state.unclean), (Some(BrokerId(2)), Some(state.leader_epoch)));
+        });
+    }
+}
