@@ -193,6 +193,15 @@ impl Store {
         all
     }
 
+    /// The open journals in which damage was found.
+    pub fn damaged(&self) -> Vec<JournalId> {
+        let open = self.inner.journals.read().expect("nobody panics holding the map");
+        let mut damaged: Vec<_> =
+            open.values().filter(|journal| journal.is_damaged()).map(|journal| journal.id).collect();
+        damaged.sort();
+        damaged
+    }
+
     /// Opens a journal, or creates it; one that was never written to has no file.
     pub fn journal(&self, id: JournalId, options: JournalOptions) -> Result<Arc<Journal>, JournalError> {
         self.inner.open_journal(id, &options)

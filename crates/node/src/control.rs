@@ -8,7 +8,9 @@
 //! | `thread.rs` | the thread: how it comes up and goes down |
 //! | `records.rs` | what the cluster knows about its nodes, and every change of it |
 //! | `view.rs` | what this node's own state says about the cluster |
-//! | `presence.rs` | the leased mark that this node runs |
+//! | `presence.rs` | the leased mark that this node serves, and what its folder is worth |
+//! | `pulse.rs` | whether the other nodes answer |
+//! | `ruler.rs` | this node's part in electing the controller, and its terms of office |
 //! | `voters.rs`, `steward.rs` | who votes: the decision, and the leader who sees to it |
 //! | `migrate.rs` | folders from before there was a coordination core |
 //! | `report.rs`, `metrics.rs` | what operators see |
@@ -16,8 +18,10 @@
 mod metrics;
 mod migrate;
 mod presence;
+mod pulse;
 pub(crate) mod records;
 pub(crate) mod report;
+mod ruler;
 mod steward;
 mod thread;
 pub(crate) mod view;
@@ -35,10 +39,13 @@ use moim_cluster::nodes::NodeRecord;
 use moim_coord::Coordinator;
 use moim_journal::Store;
 use moim_raft::Router;
+use moim_replica::PartitionId;
+use moim_replica::controller::Settings;
 use tokio::runtime::Handle;
 
 use self::presence::Presence;
 use self::records::RecordError;
+use self::view::{Partitions, View};
 use crate::admin::Readiness;
 use crate::config::Config;
 use crate::data_dir::DataDir;
@@ -48,6 +55,10 @@ pub(crate) use self::thread::{GROUP, start};
 
 /// How long a leader that stops tries to find a successor.
 const HAND_OVER: Duration = Duration::from_secs(2);
+/// How long a node that stops waits for others to lead its partitions.
+const RESIGN: Duration = Duration::from_secs(3);
+/// Between two looks at who leads.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What the control thread is made of.
 pub(crate) struct ControlParts {
@@ -59,6 +70,8 @@ pub(crate) struct ControlParts {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) readiness: Readiness,
+    /// Settings that topics fall back to.
+    pub(crate) topic_defaults: Settings,
     /// The runtime of the etcd port: watchers are woken there.
     pub(crate) etcd_runtime: Handle,
     /// Listeners that are bound already.
@@ -94,8 +107,37 @@ impl Control {
         publish(self.repository.as_ref(), &record).await
     }
 
+    /// This node's journals are recovered, and these are damaged: from now on it is a member of the cluster, in the run
+    /// that is returned.
+    pub(crate) async fn enlist(&self, damaged: &[PartitionId]) -> i64 {
+        self.presence.begin(damaged.iter().map(PartitionId::to_string).collect()).await
+    }
+
+    /// The runs of this node: the present one, and those that follow when its lease was lost.
+    #[allow(dead_code)] // until replicas are driven
+    pub(crate) fn runs(&self) -> tokio::sync::watch::Receiver<Option<i64>> {
+        self.presence.runs()
+    }
+
+    /// Lets others lead what this node leads, as far as there is somebody in sync.
+    async fn resign(&self) {
+        let me = self.record.lock().unwrap_or_else(PoisonError::into_inner).node_id;
+        if View::of(&self.coordinator).members.iter().all(|live| live.record.node_id == me) {
+            return;
+        }
+        if let Err(error) = self.presence.resign().await {
+            return tracing::warn!(%error, "leaderships were not handed over");
+        }
+        while Partitions::of(&self.coordinator).movable(me) > 0 {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// The first half of a graceful stop: others take over while this node still serves.
     pub(crate) async fn hand_over(&self) {
+        if tokio::time::timeout(RESIGN, self.resign()).await.is_err() {
+            tracing::warn!("others did not take over all partitions in time");
+        }
         let group = self.coordinator.group();
         if group.is_leader() {
             let metrics = group.metrics();

@@ -55,6 +55,10 @@ pub(crate) struct Identity {
     /// Who founded the cluster, if this folder was one of them.
     #[serde(default)]
     pub(crate) founders: Vec<Founder>,
+    /// The broker epoch since which this folder has lost no written byte. Written when the node registers, taken away by
+    /// a start that finds that the last stop was not in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) intact_since: Option<i64>,
 }
 
 /// How far a folder has come on its way into a cluster.
@@ -115,6 +119,15 @@ impl DataDir {
     /// Whose it is.
     pub(crate) fn identity(&self) -> Identity {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Since which run nothing written was lost, or (`None`) since the next one.
+    pub(crate) fn set_intact_since(&self, since: Option<i64>) -> Outcome {
+        let identity = self.identity();
+        if identity.intact_since == since {
+            return Ok(());
+        }
+        self.record(Identity { intact_since: since, ..identity })
     }
 
     /// Writes the next step down; it counts when this returns.
@@ -262,6 +275,7 @@ fn new_identity(node_id: i32, clock: &dyn Clock) -> Identity {
         voter: 0,
         admission: Admission::New,
         founders: Vec::new(),
+        intact_since: None,
     }
 }
 

@@ -6,10 +6,11 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use moim_base::Clock;
 use moim_base::metrics::{Gauge, Metrics};
-use moim_journal::{DurableSink, RealDisk, Store, StoreOptions};
+use moim_base::{Clock, TopicId};
+use moim_journal::{DurableSink, JournalId, RealDisk, Store, StoreOptions};
 use moim_raft::Router;
+use moim_replica::PartitionId;
 
 use crate::config::Config;
 use crate::exit::{Failure, Outcome};
@@ -79,6 +80,12 @@ impl Journals {
         store.start();
         register_metrics(metrics, &store);
         Ok(Self { store, progress, router })
+    }
+
+    /// Copies of partitions in which damage was found. The journals have to be open.
+    pub(crate) fn damaged(&self) -> Vec<PartitionId> {
+        let partition = |id: JournalId| PartitionId { topic: TopicId(id.incarnation), index: id.part };
+        self.store.damaged().into_iter().map(partition).collect()
     }
 
     /// Makes everything durable and marks the folder as closed in order. Blocks.

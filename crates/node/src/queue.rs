@@ -26,14 +26,20 @@ pub(crate) struct QueueParts {
     pub(crate) shutdown: Shutdown,
 }
 
+/// The queue with its journals recovered; it serves nobody yet.
+pub(crate) struct RecoveredQueue {
+    broker: Arc<Broker>,
+    parts: QueueParts,
+}
+
 /// The running queue.
 pub(crate) struct Queue {
     server: Server,
     shutdown: Shutdown,
 }
 
-/// Recovers topics, groups and transactions and opens the Kafka listener. Blocks; runs off the control thread.
-pub(crate) fn start(parts: QueueParts) -> Outcome<Queue> {
+/// Recovers topics, groups and transactions. Blocks; runs off the control thread.
+pub(crate) fn recover(parts: QueueParts) -> Outcome<RecoveredQueue> {
     let storage = |error: &dyn std::fmt::Display| {
         Failure::error(format!("cannot recover {}: {error}", parts.data.path.display()))
     };
@@ -52,11 +58,19 @@ pub(crate) fn start(parts: QueueParts) -> Outcome<Queue> {
         runtime.block_on(Broker::open(broker_options(&parts)?, broker_parts)).map_err(|e| storage(&e))?;
     parts.journals.progress.set_broker(broker.sink());
     register_metrics(&parts.metrics, &broker);
-    let server = Server::start(Arc::clone(&broker)).map_err(|error| {
-        let address = SocketAddr::new(parts.host, parts.config.kafka.port);
-        crate::serve::cannot_listen(address, &error, "--kafka-port")
-    })?;
-    Ok(Queue { server, shutdown: parts.shutdown })
+    Ok(RecoveredQueue { broker, parts })
+}
+
+impl RecoveredQueue {
+    /// Opens the Kafka listener.
+    pub(crate) fn serve(self) -> Outcome<Queue> {
+        let Self { broker, parts } = self;
+        let server = Server::start(broker).map_err(|error| {
+            let address = SocketAddr::new(parts.host, parts.config.kafka.port);
+            crate::serve::cannot_listen(address, &error, "--kafka-port")
+        })?;
+        Ok(Queue { server, shutdown: parts.shutdown })
+    }
 }
 
 impl Queue {
@@ -136,7 +150,7 @@ fn advertised(text: &str) -> Outcome<Option<(String, u16)>> {
 
 /// What topics fall back to, by the names of topic settings. Only what differs from the built-in defaults
 /// counts as set.
-fn topic_defaults(config: &Config) -> Defaults {
+pub(crate) fn topic_defaults(config: &Config) -> Defaults {
     let log = &config.log;
     let durability = match log.durability {
         Durability::Fsync => "fsync",

@@ -1,8 +1,8 @@
 //! `moim serve`: wires a node together, says when it is ready, and takes it down in order.
 //!
 //! Order matters. Up: safety checks, data folder, admin port (so that liveness and the reason of "not ready" show while
-//! the node recovers and finds its cluster), journals, control thread with Raft and the coordination core, queue, etcd
-//! port, ready line. Down: readiness off, leadership handed over, then the same in reverse. The main thread serves the
+//! the node recovers and finds its cluster), journals, control thread with Raft and the coordination core, the queue's
+//! journals, the mark of a member, queue, etcd port, ready line. Down: readiness off, leadership handed over, then the same in reverse. The main thread serves the
 //! admin port and never waits for a disk. The one line on stdout is the ready line.
 
 use std::io::Write as _;
@@ -142,6 +142,10 @@ impl Start<'_> {
             (self.data.path.clone(), config.clone(), Arc::clone(&self.clock), Arc::clone(&self.metrics));
         // Recovery reads the disk; the main thread goes on answering meanwhile.
         let journals = off_thread(move || Journals::open(&path, &open, clock, &metrics)).await?;
+        if !journals.store.was_clean() {
+            // Before anything is said about it: what was written and not synced may be lost.
+            self.data.set_intact_since(None)?;
+        }
         let control = control::start(ControlParts {
             config: config.clone(),
             host,
@@ -151,6 +155,7 @@ impl Start<'_> {
             clock: Arc::clone(&self.clock),
             metrics: Arc::clone(&self.metrics),
             readiness: self.admin.readiness.clone(),
+            topic_defaults: queue::topic_defaults(config),
             etcd_runtime: etcd.runtime.clone(),
             etcd: etcd.address,
             admin: self.admin_addr,
@@ -176,7 +181,10 @@ impl Start<'_> {
             metrics: Arc::clone(&self.metrics),
             shutdown: self.shutdown.clone(),
         };
-        let queue = off_thread(move || queue::start(parts)).await?;
+        let queue = off_thread(move || queue::recover(parts)).await?;
+        self.admin.readiness.waits("registering with the cluster");
+        control.enlist(&journals.damaged()).await;
+        let queue = off_thread(move || queue.serve()).await?;
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
         Ok(Node { journals, control, queue, etcd })
     }

@@ -1,17 +1,21 @@
-//! The mark that says that this node runs: a key under a lease that the node renews.
+//! The mark that says that this node serves: a key under a lease that the node renews.
 //!
-//! Each life of a process gets a mark of its own, with a create revision nobody had before: the broker epoch. So the
-//! mark of an earlier life is taken away before a new one is made, never overwritten.
+//! Each run of a node gets a mark of its own, with a create revision nobody had before: the broker epoch. So the
+//! mark of an earlier run is taken away before a new one is made, never overwritten. The mark also says what the data
+//! folder is worth: since which run it has lost nothing that was written, and which copies are damaged. Hence it is made
+//! only after the journals were recovered ([`Presence::begin`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use moim_base::task::Shutdown;
-use moim_cluster::nodes::{MemberRecord, member_key};
+use moim_cluster::nodes::{MemberRecord, NodeOrder, member_key, order_key};
 use moim_cluster::{Compare, LeaseId, RepositoryError, StateRepository, Txn, TxnOutcome};
+use tokio::sync::watch;
 
 use crate::admin::Readiness;
+use crate::data_dir::DataDir;
 
 /// A node that is silent for so long is down.
 const TTL: Duration = Duration::from_secs(3);
@@ -19,42 +23,81 @@ const TTL: Duration = Duration::from_secs(3);
 const RENEW: Duration = Duration::from_secs(1);
 /// Before trying again what failed.
 const RETRY: Duration = Duration::from_millis(200);
+/// What `/readyz` speaks of.
+const QUORUM: &str = "quorum";
 
 /// Keeps this node's mark.
 pub(crate) struct Presence {
     repository: Arc<dyn StateRepository>,
-    record: MemberRecord,
+    data: Arc<DataDir>,
+    record: Mutex<MemberRecord>,
     lease: Mutex<Option<LeaseId>>,
+    /// The journals are recovered: the mark may be made.
+    begun: watch::Sender<bool>,
+    /// The present run; none while there is no mark.
+    run: watch::Sender<Option<i64>>,
     /// The node stops: the mark is not made again.
     leaving: AtomicBool,
 }
 
 impl Presence {
-    pub(crate) fn new(repository: Arc<dyn StateRepository>, record: MemberRecord) -> Self {
-        Self { repository, record, lease: Mutex::default(), leaving: AtomicBool::new(false) }
+    pub(crate) fn new(
+        repository: Arc<dyn StateRepository>,
+        data: Arc<DataDir>,
+        record: MemberRecord,
+    ) -> Self {
+        Self {
+            repository,
+            data,
+            record: Mutex::new(record),
+            lease: Mutex::default(),
+            begun: watch::Sender::new(false),
+            run: watch::Sender::new(None),
+            leaving: AtomicBool::new(false),
+        }
+    }
+
+    /// The journals are recovered, and these copies are damaged: the mark may be made. Returns with the run it begins.
+    pub(crate) async fn begin(&self, damaged: Vec<String>) -> i64 {
+        {
+            let mut record = lock(&self.record);
+            record.intact_since = self.data.identity().intact_since;
+            record.damaged = damaged;
+        }
+        self.begun.send_replace(true);
+        let mut runs = self.run.subscribe();
+        loop {
+            if let Some(run) = *runs.borrow_and_update() {
+                return run;
+            }
+            // The sender is ours: it does not end before we do.
+            let _ = runs.changed().await;
+        }
+    }
+
+    /// The runs of this node: the present one, and those that follow when its lease was lost.
+    pub(crate) fn runs(&self) -> watch::Receiver<Option<i64>> {
+        self.run.subscribe()
     }
 
     fn lease(&self) -> Option<LeaseId> {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.lease)
     }
 
-    fn set_lease(&self, lease: Option<LeaseId>) {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = lease;
-    }
-
-    /// Makes the mark, in place of one an earlier life may have left.
+    /// Makes the mark, in place of one an earlier run may have left.
     async fn enlist(&self) -> Result<(), RepositoryError> {
-        let key = member_key(self.record.node_id);
+        let record = lock(&self.record).clone();
+        let key = member_key(record.node_id);
         if let Some(old) = self.repository.get(&key).await? {
             let same = Compare::CreateRevision(key.clone(), old.create_revision);
             self.repository.txn(Txn::new().when(same).delete(key.clone())).await?;
         }
         let lease = self.repository.grant(TTL).await?.id;
-        let txn =
-            Txn::new().when(Compare::Absent(key.clone())).put_leased(key, self.record.to_bytes(), lease);
+        let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, record.to_bytes(), lease);
         match self.repository.txn(txn).await? {
-            TxnOutcome::Done { .. } => {
-                self.set_lease(Some(lease));
+            TxnOutcome::Done { revision } => {
+                *lock(&self.lease) = Some(lease);
+                self.on_enlisted(revision).await;
                 Ok(())
             }
             TxnOutcome::Conflict { .. } => {
@@ -63,12 +106,16 @@ impl Presence {
         }
     }
 
-    /// Makes the mark, however often that has to be tried.
-    pub(crate) async fn mark(&self) {
-        while let Err(error) = self.enlist().await {
-            tracing::debug!(%error, "this node's mark was not made; trying again");
-            tokio::time::sleep(RETRY).await;
+    /// A run has begun. The first since something may have been lost is the one nothing was lost since.
+    async fn on_enlisted(&self, run: i64) {
+        let since = *lock(&self.record).intact_since.get_or_insert(run);
+        let data = Arc::clone(&self.data);
+        let kept = tokio::task::spawn_blocking(move || data.set_intact_since(Some(since))).await;
+        if let Ok(Err(failure)) = kept {
+            // The next start will say less than it could, and never more.
+            tracing::warn!(%failure, "what this folder is worth was not written down");
         }
+        self.run.send_replace(Some(run));
     }
 
     async fn renew(&self) -> Result<(), RepositoryError> {
@@ -76,20 +123,26 @@ impl Presence {
         match self.repository.keep_alive(lease).await {
             Ok(_) => Ok(()),
             Err(RepositoryError::LeaseNotFound(_)) => {
-                self.set_lease(None);
+                *lock(&self.lease) = None;
+                self.run.send_replace(None);
                 if self.leaving.load(Ordering::Relaxed) {
                     return Ok(());
                 }
-                tracing::warn!("the cluster took this node for dead; it comes back as a new one");
+                tracing::warn!("the cluster took this node for dead; it comes back as a new run");
                 self.enlist().await
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Renews until the node stops. A renewal needs the coordination quorum, so this is also what knows of it.
+    /// Makes the mark when it may be made, and renews it until the node stops. A renewal needs the coordination quorum,
+    /// so this is also what knows of it.
     pub(crate) async fn keep(self: Arc<Self>, readiness: Readiness, shutdown: Shutdown) {
-        const QUORUM: &str = "quorum";
+        let mut begun = self.begun.subscribe();
+        tokio::select! {
+            () = shutdown.stopped() => return,
+            _ = begun.wait_for(|begun| *begun) => {}
+        }
         while !self.leaving.load(Ordering::Relaxed) {
             let renewed = tokio::time::timeout(TTL, self.renew()).await;
             let pause = match renewed {
@@ -114,6 +167,15 @@ impl Presence {
         }
     }
 
+    /// Asks the controller to let others lead, for as long as this run lasts. An operator's order stays what it is.
+    pub(crate) async fn resign(&self) -> Result<(), RepositoryError> {
+        let Some(lease) = self.lease() else { return Ok(()) };
+        let key = order_key(lock(&self.record).node_id);
+        let order = NodeOrder::Drain.as_str();
+        let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, order, lease);
+        self.repository.txn(txn).await.map(drop)
+    }
+
     /// Takes the mark away: nobody has to wait for the lease to end.
     pub(crate) async fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
@@ -124,40 +186,109 @@ impl Presence {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
-    use moim_base::SystemClock;
+    use moim_base::{ManualClock, SystemClock};
     use moim_cluster::MemoryRepository;
+    use moim_cluster::nodes::LiveMember;
 
     use super::*;
 
-    #[test]
-    fn every_life_has_a_mark_of_its_own() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
-            let record = MemberRecord { node_id: 4, incarnation: 1, voter: 2, ..MemberRecord::default() };
-            let epoch = async || {
-                let (_, members) = moim_cluster::nodes::members(repository.as_ref()).await.unwrap();
-                members.first().map(|member| member.broker_epoch)
-            };
-            let first = Presence::new(repository.clone(), record.clone());
-            first.enlist().await.unwrap();
-            let before = epoch().await.unwrap();
-            first.renew().await.unwrap();
-            assert_eq!(epoch().await, Some(before));
+    struct Fixture {
+        repository: Arc<MemoryRepository>,
+        folder: tempfile::TempDir,
+    }
 
-            let second = Presence::new(repository.clone(), record);
+    impl Fixture {
+        fn new() -> Self {
+            let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
+            Self { repository, folder: tempfile::tempdir().unwrap() }
+        }
+
+        fn start(&self) -> Presence {
+            let data = DataDir::open(self.folder.path(), 4, &ManualClock::at(1)).unwrap();
+            let record = MemberRecord { node_id: 4, incarnation: 1, voter: 2, ..MemberRecord::default() };
+            Presence::new(self.repository.clone(), Arc::new(data), record)
+        }
+
+        async fn member(&self) -> Option<LiveMember> {
+            let (_, mut members) = moim_cluster::nodes::members(self.repository.as_ref()).await.unwrap();
+            members.pop()
+        }
+    }
+
+    fn block_on(future: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future);
+    }
+
+    #[test]
+    fn every_run_has_a_mark_of_its_own() {
+        block_on(async {
+            let fixture = Fixture::new();
+            let first = fixture.start();
+            first.enlist().await.unwrap();
+            let before = fixture.member().await.unwrap().broker_epoch;
+            first.renew().await.unwrap();
+            assert_eq!(fixture.member().await.unwrap().broker_epoch, before);
+            assert_eq!(*first.runs().borrow(), Some(before));
+            drop(first);
+
+            let second = fixture.start();
             second.enlist().await.unwrap();
-            let after = epoch().await.unwrap();
+            let after = fixture.member().await.unwrap().broker_epoch;
             assert!(after > before, "{after} {before}");
 
-            repository.revoke(second.lease().unwrap()).await.unwrap();
-            assert_eq!(epoch().await, None);
+            fixture.repository.revoke(second.lease().unwrap()).await.unwrap();
+            assert_eq!(fixture.member().await, None);
             second.renew().await.unwrap();
-            assert!(epoch().await.unwrap() > after, "it comes back as a new one");
+            let back = fixture.member().await.unwrap();
+            assert!(back.broker_epoch > after, "it comes back as a new run");
+            assert_eq!(back.record.intact_since, Some(after), "which has lost nothing since the one before");
             second.leave().await;
-            assert_eq!(epoch().await, None);
+            assert_eq!(fixture.member().await, None);
+        });
+    }
+
+    #[test]
+    fn a_folder_is_worth_what_it_was_since_it_last_lost_something() {
+        block_on(async {
+            let fixture = Fixture::new();
+            let first = Arc::new(fixture.start());
+            let keeps = Arc::clone(&first).keep(Readiness::not_yet("x"), Shutdown::new());
+            let run = tokio::select! {
+                run = first.begin(vec!["00/3".into()]) => run,
+                () = keeps => panic!("nobody stopped it"),
+            };
+            let member = fixture.member().await.unwrap();
+            assert_eq!((member.record.intact_since, member.broker_epoch), (None, run));
+            assert_eq!(member.record.damaged, ["00/3"]);
+            drop(first);
+            // A stop in order keeps it; a start after a crash takes it away.
+            let second = fixture.start();
+            second.record.lock().unwrap().intact_since = second.data.identity().intact_since;
+            second.enlist().await.unwrap();
+            assert_eq!(fixture.member().await.unwrap().record.intact_since, Some(run));
+            second.data.set_intact_since(None).unwrap();
+            drop(second);
+            assert_eq!(fixture.start().data.identity().intact_since, None);
+        });
+    }
+
+    #[test]
+    fn who_resigns_does_so_for_this_run_only() {
+        block_on(async {
+            let fixture = Fixture::new();
+            let presence = fixture.start();
+            presence.enlist().await.unwrap();
+            presence.resign().await.unwrap();
+            let order = fixture.repository.get(&order_key(4)).await.unwrap().unwrap();
+            assert_eq!(NodeOrder::parse(&order.value), Some(NodeOrder::Drain));
+            presence.leave().await;
+            assert_eq!(fixture.repository.get(&order_key(4)).await.unwrap(), None);
         });
     }
 }

@@ -19,7 +19,9 @@ use moim_raft::{
 use tokio::sync::oneshot;
 
 use super::presence::Presence;
+use super::pulse::Pulse;
 use super::records::{self, SUPPORTED_LEVEL};
+use super::ruler::Ruler;
 use super::view::View;
 use super::{Control, ControlParts, metrics, migrate, publish, steward};
 use crate::data_dir::{Admission, Identity, decode_id};
@@ -122,12 +124,24 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
         voter: record.voter,
         ..MemberRecord::default()
     };
-    let presence = Arc::new(Presence::new(Arc::clone(&repository), mark));
+    let presence = Arc::new(Presence::new(Arc::clone(&repository), Arc::clone(&parts.data), mark));
     let removed = Shutdown::new();
     let (readiness, shutdown) = (parts.readiness.clone(), scope.shutdown().clone());
-    presence.mark().await;
     scope.spawn("presence", Arc::clone(&presence).keep(readiness, shutdown.clone()));
     scope.spawn("steward", steward::run(coordinator.clone(), Arc::clone(&repository), shutdown.clone()));
+    let pulse =
+        Pulse::new(record.node_id, parts.router.clone(), Arc::clone(&transport), Arc::clone(&parts.clock));
+    let pulse = Arc::new(pulse);
+    scope.spawn("pulse", Arc::clone(&pulse).run(coordinator.clone(), shutdown.clone()));
+    let ruler = Ruler {
+        node_id: record.node_id,
+        coordinator: coordinator.clone(),
+        repository: Arc::clone(&repository),
+        clock: Arc::clone(&parts.clock),
+        peers: pulse,
+        settings: parts.topic_defaults.clone(),
+    };
+    scope.spawn("controller", ruler.run(shutdown.clone()));
     let follow = Follow {
         coordinator: coordinator.clone(),
         transport,

@@ -1,7 +1,9 @@
 //! What this node's own state says about the cluster: quick, never waits for a quorum, may be a little old.
 
+use moim_base::BrokerId;
 use moim_cluster::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeRecord};
 use moim_coord::{Coordinator, KeyValue, RangeRequest, State};
+use moim_replica::{PartitionId, PartitionState, keys};
 
 use super::records::{self, FEATURE_LEVEL, GONE, NEXT_VOTER};
 
@@ -66,6 +68,31 @@ impl View {
         let known =
             self.node(node_id).is_some_and(|node| node.voter == voter && node.directory_id == directory_id);
         !known && self.next_voter.is_some_and(|next| voter < next)
+    }
+}
+
+/// The partitions as this node's state has them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Partitions {
+    /// Of the queue and of the store. Records that cannot be read are left out.
+    pub(crate) records: Vec<(PartitionId, PartitionState)>,
+}
+
+impl Partitions {
+    /// What the node's state says now. Reading thousands of records takes milliseconds: the state is let go first.
+    pub(crate) fn of(coordinator: &Coordinator) -> Self {
+        let kvs = coordinator.read(|state| under(state, keys::PARTITIONS));
+        let read = |kv: &KeyValue| {
+            let id = keys::parse_partition(std::str::from_utf8(&kv.key).ok()?)?;
+            Some((id, PartitionState::decode(&kv.value).ok()?))
+        };
+        Self { records: kvs.iter().filter_map(read).collect() }
+    }
+
+    /// How many partitions a node leads that somebody else could.
+    pub(crate) fn movable(&self, node: i32) -> usize {
+        let node = BrokerId(node);
+        self.records.iter().filter(|(_, state)| state.leader == Some(node) && state.isr.len() > 1).count()
     }
 }
 

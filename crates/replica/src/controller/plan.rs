@@ -205,7 +205,10 @@ impl Controller {
 
     fn judge_one(&self, id: PartitionId, entry: &InSync, member: &Member, draft: &mut Draft) {
         let durability = draft.state().durability;
-        match judge(entry, member, id, durability, self.mutants) {
+        // The only copy, damaged or not, is better than none: it takes no appends, and is readable around the damage.
+        let only = draft.state().replicas.len() == 1 && member.is_damaged(id);
+        let as_if_whole = only.then(|| Member { damaged: Vec::new(), ..member.clone() });
+        match judge(entry, as_if_whole.as_ref().unwrap_or(member), id, durability, self.mutants) {
             Place::Current => {}
             Place::Kept => draft.restamp(member.in_sync()),
             Place::Doubtful => draft.distrust(member.in_sync()),
