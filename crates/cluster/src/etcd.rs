@@ -48,4 +48,4 @@ pub fn prefix_range(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -16,20 +16,39 @@
 
 #![warn(missing_docs)]
 
+pub mod assignment;
+pub mod backoff;
+pub mod clock;
+pub mod context;
 pub mod election;
+#[cfg(any(test, feature = "embedded"))]
 pub mod embedded;
 pub mod engine;
 pub mod etcd;
+pub mod events;
+mod hold;
+pub mod keys;
+pub mod leadership;
+#[cfg(any(test, feature = "embedded"))]
 pub mod local;
+pub mod lock;
+pub mod membership;
 pub mod memory;
+pub mod metrics;
 pub mod nodes;
 pub mod repository;
+#[cfg(test)]
+mod scenario;
+pub mod session;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use context::Context;
 pub use election::{Election, Leadership};
+#[cfg(any(test, feature = "embedded"))]
 pub use embedded::CoordRepository;
 pub use etcd::{EtcdClient, EtcdRepository};
+#[cfg(any(test, feature = "embedded"))]
 pub use local::LocalRepository;
 pub use memory::MemoryRepository;
 pub use repository::{

@@ -27,7 +27,7 @@ fn the_end_of_a_prefix() {
 }
 
 /// An etcd of one member.
-pub(super) struct Etcd {
+pub(crate) struct Etcd {
     /// `None` when it is somebody else's, or stopped.
     child: Option<Child>,
     dir: Option<tempfile::TempDir>,
@@ -37,7 +37,7 @@ pub(super) struct Etcd {
 
 impl Etcd {
     /// `None`, said loudly, when there is none on this machine.
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         if let Ok(address) = std::env::var("MOIM_TEST_ETCD") {
             return Some(Self { child: None, dir: None, address, peer: String::new() });
         }
@@ -51,7 +51,7 @@ impl Etcd {
         Some(etcd)
     }
 
-    fn launch(&mut self) {
+    pub(crate) fn launch(&mut self) {
         let (client, peer) = (format!("http://{}", self.address), format!("http://{}", self.peer));
         let dir = self.dir.as_ref().unwrap().path();
         let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
@@ -68,7 +68,7 @@ impl Etcd {
         self.child = Some(child);
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
             child.wait().unwrap();
@@ -81,7 +81,7 @@ impl Etcd {
     }
 
     /// A repository of its own, also on a shared server.
-    fn repository(&self) -> EtcdRepository {
+    pub(crate) fn repository(&self) -> EtcdRepository {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (pid, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         EtcdRepository::new(self.client(), format!("/test/{pid}/{count}/"))

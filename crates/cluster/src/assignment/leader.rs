@@ -1,0 +1,326 @@
+//! The leader's part: looks at who lives and who owns what, plans, and commits the plan.
+//!
+//! Only leases that have ended at the store make an owner count as gone; a member that is merely silent keeps what it
+//! has. Every transaction compares the leadership, so a leader that was replaced decides nothing any more; and because
+//! the records are the whole state, whoever leads next goes on where this one stopped, without anything happening
+//! twice.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::plan::{PlanNode, PlanPartition, plan};
+use super::record::{AssignmentRecord, PartitionSpec};
+use crate::backoff::Backoff;
+use crate::context::Context;
+use crate::events::ClusterEvent;
+use crate::keys;
+use crate::leadership::{LeaderElection, Leadership};
+use crate::membership::{MemberStatus, NodeRecord};
+use crate::metrics::seconds;
+use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
+
+/// Partitions in one transaction: each needs up to two comparisons, and one is for the leadership.
+const BATCH: usize = 60;
+
+/// How a group is led.
+#[derive(Clone, Debug)]
+pub struct LeaderOptions {
+    /// A rebalance at least this often, changes or not.
+    pub interval: Duration,
+    /// How long to wait after a change for others to follow.
+    pub settle: Duration,
+    /// Only members with this role get work; empty for all.
+    pub role: String,
+}
+
+impl Default for LeaderOptions {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(10), settle: Duration::from_millis(50), role: String::new() }
+    }
+}
+
+/// What a rebalance did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rebalanced {
+    /// Partitions with another owner than before, or one for the first time.
+    pub moves: usize,
+    /// Records that were written.
+    pub written: usize,
+    /// Records that somebody else had changed meanwhile: they are looked at again next time.
+    pub conflicts: usize,
+}
+
+/// Leads the assignment of one group, while this node is elected.
+pub struct AssignmentLeader {
+    context: Context,
+    group: Arc<str>,
+    options: LeaderOptions,
+    partitions: watch::Receiver<Vec<PartitionSpec>>,
+}
+
+struct Member {
+    id: String,
+    zone: String,
+    epoch: i64,
+}
+
+impl AssignmentLeader {
+    /// A candidate for leading `group`; `partitions` may change while it runs.
+    pub fn new(
+        context: &Context,
+        group: impl Into<Arc<str>>,
+        partitions: watch::Receiver<Vec<PartitionSpec>>,
+        options: LeaderOptions,
+    ) -> Self {
+        Self { context: context.clone(), group: group.into(), options, partitions }
+    }
+
+    /// Campaigns, and rebalances while elected. Runs until it is dropped or the process stops.
+    pub async fn run(mut self, election: Arc<dyn LeaderElection>) {
+        let mut backoff = Backoff::default();
+        while !self.context.scope.shutdown().is_stopped() {
+            let leadership = match election.campaign().await {
+                Ok(leadership) => leadership,
+                Err(error) => {
+                    tracing::debug!(%error, group = %self.group, "no election");
+                    backoff.pause().await;
+                    continue;
+                }
+            };
+            backoff.reset();
+            tokio::select! {
+                _ = leadership.lost() => {}
+                () = self.lead(&leadership) => {}
+            }
+        }
+    }
+
+    async fn lead(&mut self, leadership: &Leadership) {
+        let mut backoff = Backoff::default();
+        loop {
+            // Watches begin before the look, so that no change is missed in between.
+            let members = self.context.repository.watch(keys::NODES, 0).await;
+            let records = self.context.repository.watch(&keys::assignments(&self.group), 0).await;
+            let (Ok(mut members), Ok(mut records)) = (members, records) else {
+                backoff.pause().await;
+                continue;
+            };
+            loop {
+                if let Err(error) = self.rebalance(leadership).await {
+                    tracing::debug!(%error, group = %self.group, "a rebalance failed");
+                    if !leadership.is_valid() {
+                        return;
+                    }
+                    backoff.pause().await;
+                    break;
+                }
+                backoff.reset();
+                tokio::select! {
+                    () = tokio::time::sleep(self.options.interval) => {}
+                    changed = self.partitions.changed() => if changed.is_err() { std::future::pending().await },
+                    more = membership_changed(&mut members) => if !more { break },
+                    more = released(&mut records) => if !more { break },
+                }
+                tokio::time::sleep(self.options.settle).await;
+            }
+        }
+    }
+
+    /// Plans and commits once.
+    pub async fn rebalance(&self, leadership: &Leadership) -> Result<Rebalanced, RepositoryError> {
+        let began = self.context.clock.monotonic_ns();
+        let members = self.members().await?;
+        let prefix = keys::assignments(&self.group);
+        let (revision, entries) = self.context.repository.list(&prefix).await?;
+        let records: BTreeMap<String, (&Entry, AssignmentRecord)> =
+            entries.iter().filter_map(|entry| self.read(&prefix, entry)).collect();
+        let specs = self.partitions.borrow().clone();
+        let alive = |id: &str| members.iter().find(|member| member.id == id);
+        let owns = |record: &AssignmentRecord| {
+            alive(&record.owner_node_id).is_some_and(|member| member.epoch == record.owner_epoch)
+        };
+        // Whoever was promised a partition counts as its owner: a decision under way is not made again.
+        let planned = specs.iter().map(|spec| {
+            let record = records.get(&spec.id).map(|(_, record)| record);
+            let owner = record.and_then(|record| {
+                if alive(&record.target_node_id).is_some() {
+                    Some(record.target_node_id.clone())
+                } else {
+                    owns(record).then(|| record.owner_node_id.clone())
+                }
+            });
+            PlanPartition { owner, zone: spec.zone.clone() }
+        });
+        let planned: Vec<_> = planned.collect();
+        let nodes: Vec<_> =
+            members.iter().map(|one| PlanNode { id: one.id.clone(), zone: one.zone.clone() }).collect();
+        let plan = plan(&nodes, &planned);
+        let mut steps = Vec::new();
+        for (at, spec) in specs.iter().enumerate() {
+            let Some(wanted) = plan.owners.get(at).map(|node| nodes[*node].id.as_str()) else { continue };
+            let found = records.get(&spec.id);
+            let is_owned = found.is_some_and(|(_, record)| owns(record));
+            if let Some(step) = self.step(spec, found, is_owned, wanted, revision, &members) {
+                steps.push(step);
+            }
+        }
+        let mut done = Rebalanced { moves: plan.moves, ..Rebalanced::default() };
+        self.commit(leadership, &steps, &mut done).await?;
+        if plan.moves > 0 && done.written > 0 {
+            self.context.metrics.rebalances.inc();
+            self.context.metrics.rebalance_moves.inc_by(plan.moves as u64);
+            let took = self.context.clock.monotonic_ns().saturating_sub(began);
+            self.context.metrics.rebalance_commit_time.observe(seconds(took));
+            let (group, moves) = (self.group.to_string(), plan.moves);
+            self.context.events.publish(ClusterEvent::Rebalanced { group, moves });
+        }
+        Ok(done)
+    }
+
+    /// The living members that can own something, in order of their ids.
+    async fn members(&self) -> Result<Vec<Member>, RepositoryError> {
+        let (_, entries) = self.context.repository.list(keys::NODES).await?;
+        let member = |entry: &Entry| {
+            let record: NodeRecord = serde_json::from_slice(&entry.value).ok()?;
+            let has_role = self.options.role.is_empty() || record.info.roles.contains(&self.options.role);
+            (record.status != MemberStatus::Left && has_role).then_some(Member {
+                id: record.info.id,
+                zone: record.info.zone,
+                epoch: entry.create_revision,
+            })
+        };
+        Ok(entries.iter().filter_map(member).collect())
+    }
+
+    fn read<'a>(&self, prefix: &str, entry: &'a Entry) -> Option<(String, (&'a Entry, AssignmentRecord))> {
+        let partition = keys::name(entry.key.strip_prefix(prefix)?);
+        match AssignmentRecord::from_bytes(&entry.value) {
+            Ok(record) => Some((partition, (entry, record))),
+            Err(reason) => {
+                self.context.events.publish(ClusterEvent::Malformed { key: entry.key.clone(), reason });
+                // As if it were new; the comparison of its revision replaces exactly what was seen.
+                Some((partition, (entry, AssignmentRecord::new())))
+            }
+        }
+    }
+
+    /// What has to be written so that `wanted` comes to own the partition.
+    fn step(
+        &self,
+        spec: &PartitionSpec,
+        found: Option<&(&Entry, AssignmentRecord)>,
+        is_owned: bool,
+        wanted: &str,
+        revision: i64,
+        members: &[Member],
+    ) -> Option<(Vec<Compare>, Txn)> {
+        let key = keys::assignment(&self.group, &spec.id);
+        let mut compares = vec![match found {
+            Some((entry, _)) => Compare::ModRevision(key.clone(), entry.mod_revision),
+            None => Compare::Absent(key.clone()),
+        }];
+        let old = found.map_or_else(AssignmentRecord::new, |(_, record)| record.clone());
+        let mut new = old.clone();
+        new.equipment_ids.clone_from(&spec.equipment_ids);
+        if is_owned && old.owner_node_id == wanted {
+            new.target_node_id.clear();
+        } else {
+            wanted.clone_into(&mut new.target_node_id);
+        }
+        if !is_owned && !old.owner_node_id.is_empty() {
+            // Its lease must have ended at the store, at this very moment: that is what makes it no owner.
+            let member = keys::node(&old.owner_node_id);
+            compares.push(match members.iter().find(|member| member.id == old.owner_node_id) {
+                Some(reborn) => Compare::CreateRevision(member, reborn.epoch),
+                None => Compare::Absent(member),
+            });
+            new.owner_node_id.clear();
+            new.owner_epoch = 0;
+        }
+        if found.is_some() && new == old {
+            return None;
+        }
+        new.last_applied_index = revision;
+        new.updated_at = self.context.clock.wall_ms();
+        Some((compares, Txn::new().put(key, new.to_bytes())))
+    }
+
+    async fn commit(
+        &self,
+        leadership: &Leadership,
+        steps: &[(Vec<Compare>, Txn)],
+        done: &mut Rebalanced,
+    ) -> Result<(), RepositoryError> {
+        for batch in steps.chunks(BATCH) {
+            match self.context.repository.txn(together(leadership, batch)).await? {
+                TxnOutcome::Done { .. } => done.written += batch.len(),
+                TxnOutcome::Conflict { .. } if !leadership.is_valid() => {
+                    return Err(RepositoryError::Unavailable("the leadership has ended".to_owned()));
+                }
+                // One of them has changed: the others need not wait for it.
+                TxnOutcome::Conflict { .. } => {
+                    for one in batch {
+                        let outcome =
+                            self.context.repository.txn(together(leadership, std::slice::from_ref(one)));
+                        match outcome.await? {
+                            TxnOutcome::Done { .. } => done.written += 1,
+                            TxnOutcome::Conflict { .. } => done.conflicts += 1,
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn together(leadership: &Leadership, steps: &[(Vec<Compare>, Txn)]) -> Txn {
+    let mut txn = leadership.fenced(Txn::new());
+    for (compares, step) in steps {
+        for compare in compares {
+            // Owners that are gone are compared once, however much they owned.
+            if !txn.compares.contains(compare) {
+                txn.compares.push(compare.clone());
+            }
+        }
+        txn.ops.extend(step.ops.iter().cloned());
+    }
+    txn
+}
+
+/// Returns when a member came or went; false when the watch has ended. Heartbeats are no reason.
+async fn membership_changed(watch: &mut crate::Watch) -> bool {
+    loop {
+        match watch.next().await {
+            Some(Ok(crate::Event::Put(entry))) => {
+                let status = serde_json::from_slice::<NodeRecord>(&entry.value).map(|record| record.status);
+                if entry.version == 1 || !matches!(status, Ok(MemberStatus::Up)) {
+                    return true;
+                }
+            }
+            Some(Ok(crate::Event::Delete { .. })) => return true,
+            Some(Err(_)) | None => return false,
+        }
+    }
+}
+
+/// Returns when a record is gone, or names somebody who is not there to take it; false when the watch has ended.
+async fn released(watch: &mut crate::Watch) -> bool {
+    loop {
+        match watch.next().await {
+            Some(Ok(crate::Event::Delete { .. })) => return true,
+            Some(Ok(crate::Event::Put(entry))) => {
+                let record = AssignmentRecord::from_bytes(&entry.value);
+                let needs_us = record
+                    .is_ok_and(|record| record.owner_node_id.is_empty() && record.target_node_id.is_empty());
+                if needs_us {
+                    return true;
+                }
+            }
+            Some(Err(_)) | None => return false,
+        }
+    }
+}

@@ -1,0 +1,330 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::*;
+use crate::context::Context;
+use crate::events::ClusterEvent;
+use crate::leadership::{CasElection, ElectionOptions};
+use crate::membership::{HeartbeatOptions, Membership, NodeInfo};
+use crate::repository::{BoxFuture, StateRepository, Txn};
+use crate::scenario::{Flaky, Mood, Store, everywhere, in_memory, until};
+
+/// What all workers together have done: the work is to count, and the count is what is handed over.
+#[derive(Default)]
+struct Ledger {
+    /// Partition -> who works on it.
+    working: Mutex<BTreeMap<String, String>>,
+    /// Partition -> steps that were done, by anybody.
+    done: Mutex<BTreeMap<String, u64>>,
+    tokens: Mutex<BTreeMap<String, i64>>,
+}
+
+struct Counter {
+    node: String,
+    ledger: Arc<Ledger>,
+    counts: Mutex<BTreeMap<String, u64>>,
+    owned: Mutex<BTreeMap<String, Owned>>,
+}
+
+impl Counter {
+    fn new(node: &str, ledger: &Arc<Ledger>) -> Arc<Self> {
+        Arc::new(Self {
+            node: node.to_owned(),
+            ledger: ledger.clone(),
+            counts: Mutex::default(),
+            owned: Mutex::default(),
+        })
+    }
+
+    /// One step of work on everything that is owned, and valid.
+    fn work(&self) {
+        let owned: Vec<Owned> = self.owned.lock().unwrap().values().cloned().collect();
+        for one in owned.iter().filter(|one| one.is_valid()) {
+            let working = self.ledger.working.lock().unwrap();
+            assert_eq!(working.get(one.partition()), Some(&self.node), "two owners of {}", one.partition());
+            *self.counts.lock().unwrap().get_mut(one.partition()).unwrap() += 1;
+            *self.ledger.done.lock().unwrap().entry(one.partition().to_owned()).or_default() += 1;
+        }
+    }
+}
+
+impl PartitionHandler for Counter {
+    fn on_assigned(&self, owned: Owned, handed_over: Option<HandedOver>) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let count = handed_over.map_or(0, |state| {
+                String::from_utf8(state.handoff.checkpoint.to_vec()).unwrap().parse().unwrap()
+            });
+            let partition = owned.partition().to_owned();
+            let before = self.ledger.tokens.lock().unwrap().insert(partition.clone(), owned.fencing_token());
+            assert!(before.is_none_or(|before| before < owned.fencing_token()), "tokens grow");
+            self.ledger.working.lock().unwrap().insert(partition.clone(), self.node.clone());
+            self.counts.lock().unwrap().insert(partition.clone(), count);
+            self.owned.lock().unwrap().insert(partition, owned);
+        })
+    }
+
+    fn on_revoked<'a>(&'a self, partition: &'a str) -> BoxFuture<'a, HandedOver> {
+        Box::pin(async move {
+            self.owned.lock().unwrap().remove(partition);
+            let count = self.counts.lock().unwrap().remove(partition).unwrap();
+            let who = self.ledger.working.lock().unwrap().remove(partition);
+            assert_eq!(who.as_ref(), Some(&self.node), "it was ours until now");
+            let handoff = Handoff { checkpoint: count.to_string().into(), ..Handoff::default() };
+            HandedOver { handoff, last_offset: i64::try_from(count).unwrap() }
+        })
+    }
+
+    fn on_lost(&self, partition: &str) {
+        self.owned.lock().unwrap().remove(partition);
+        self.counts.lock().unwrap().remove(partition);
+    }
+}
+
+struct Fleet {
+    ledger: Arc<Ledger>,
+    specs: watch::Sender<Vec<PartitionSpec>>,
+    store: Store,
+}
+
+struct Worker {
+    counter: Arc<Counter>,
+    membership: Membership,
+    worker: AssignmentWorker,
+    flaky: Arc<Flaky>,
+    context: Context,
+}
+
+impl Fleet {
+    fn new(store: Store, partitions: usize) -> Self {
+        let spec = |at| PartitionSpec {
+            id: format!("p{at}"),
+            equipment_ids: vec![format!("press-{at}")],
+            ..PartitionSpec::default()
+        };
+        let specs = watch::channel((0..partitions).map(spec).collect()).0;
+        Self { ledger: Arc::default(), specs, store }
+    }
+
+    /// A node that works and would lead.
+    async fn start(&self, id: &str) -> Worker {
+        let flaky = Flaky::new(self.store.repository.clone());
+        let mut context = self.store.node(id);
+        context.repository = flaky.clone();
+        let info = NodeInfo { id: id.to_owned(), ..NodeInfo::default() };
+        let beats = HeartbeatOptions { interval: self.store.ttl / 8, timeout: self.store.ttl / 2 };
+        let membership = Membership::join(&context, info, &beats).await.unwrap();
+        let counter = Counter::new(id, &self.ledger);
+        let handoffs = HandoffStore::new(context.repository.clone(), HandoffOptions::default());
+        let worker = AssignmentWorker::start(&context, &membership, "g", handoffs, counter.clone());
+        let options = LeaderOptions { settle: Duration::from_millis(5), ..LeaderOptions::default() };
+        let leader = AssignmentLeader::new(&context, "g", self.specs.subscribe(), options);
+        let ttl = self.store.ttl;
+        let election = CasElection::new(&context, "g", ElectionOptions { ttl, ..ElectionOptions::default() });
+        context.scope.spawn("leader", leader.run(Arc::new(election)));
+        Worker { counter, membership, worker, flaky, context }
+    }
+
+    /// Waits until the workers own everything, evenly, and nothing else does.
+    async fn settled(&self, workers: &[&Worker]) {
+        let all: BTreeSet<String> = self.specs.borrow().iter().map(|spec| spec.id.clone()).collect();
+        until(&format!("{}: all partitions are owned evenly", self.store.name), async || {
+            workers.iter().for_each(|worker| worker.counter.work());
+            let owned: Vec<_> = workers.iter().map(|worker| worker.worker.owned()).collect();
+            let sizes: Vec<usize> = owned.iter().map(BTreeMap::len).collect();
+            let union: BTreeSet<String> = owned.into_iter().flat_map(BTreeMap::into_keys).collect();
+            let is_even = sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1;
+            (union == all && is_even && sizes.iter().sum::<usize>() == all.len()).then_some(())
+        })
+        .await;
+    }
+}
+
+#[test]
+fn partitions_move_to_a_new_node_with_their_state_and_back_when_it_leaves() {
+    everywhere(async |store| {
+        let fleet = Fleet::new(store, 9);
+        let a = fleet.start("a").await;
+        fleet.settled(&[&a]).await;
+        (0..50).for_each(|_| a.counter.work());
+        let mut events = a.context.events.subscribe();
+        let b = fleet.start("b").await;
+        fleet.settled(&[&a, &b]).await;
+        assert_eq!(b.worker.owned().len(), 4, "the fewest moves");
+        let revoked = loop {
+            match events.next().await.unwrap().unwrap() {
+                ClusterEvent::Topology(event) if event.change == TopologyChange::Revoked => break event,
+                _ => {}
+            }
+        };
+        assert_eq!(revoked.equipment_ids, [format!("press-{}", &revoked.partition[1..])]);
+        let handed: u64 = revoked.workflow_handoff.unwrap().checkpoint.parse().unwrap();
+        assert!(handed >= 50);
+        (0..20).for_each(|_| {
+            a.counter.work();
+            b.counter.work();
+        });
+        b.worker.stop().await;
+        b.membership.leave().await.unwrap();
+        fleet.settled(&[&a]).await;
+        a.counter.work();
+        let counts = a.counter.counts.lock().unwrap().clone();
+        assert_eq!(counts, *fleet.ledger.done.lock().unwrap(), "no step was lost or done twice");
+    });
+}
+
+#[test]
+fn what_a_dead_node_owned_goes_on_from_its_last_checkpoint() {
+    everywhere(async |store| {
+        let fleet = Fleet::new(store, 6);
+        let (a, b) = (fleet.start("a").await, fleet.start("b").await);
+        fleet.settled(&[&a, &b]).await;
+        let owned: Vec<Owned> = b.counter.owned.lock().unwrap().values().cloned().collect();
+        (0..10).for_each(|_| b.counter.work());
+        let mut saved = BTreeMap::new();
+        for one in &owned {
+            let count = b.counter.counts.lock().unwrap()[one.partition()];
+            let handoff = Handoff { checkpoint: count.to_string().into(), ..Handoff::default() };
+            one.checkpoint(&HandedOver { handoff, last_offset: 9 }).await.unwrap();
+            saved.insert(one.partition().to_owned(), count);
+        }
+        b.counter.work(); // after the checkpoint: this is what a crash takes
+        b.flaky.set(Mood { away: true, ..Mood::default() });
+        until("b stops by itself", async || owned.iter().all(|one| !one.is_valid()).then_some(())).await;
+        fleet.settled(&[&a]).await;
+        for (partition, count) in saved {
+            let here = a.counter.counts.lock().unwrap()[&partition];
+            let done_here = fleet.ledger.done.lock().unwrap()[&partition];
+            assert!(here >= count && here < done_here, "{partition}: from {count}, at {here} of {done_here}");
+        }
+        b.flaky.set(Mood::default());
+        let late = owned[0].checkpoint(&HandedOver::default()).await;
+        assert!(matches!(late, Err(HandoffError::NotOwner(_))), "{late:?}");
+    });
+}
+
+#[test]
+fn a_leader_change_in_the_middle_leaves_nothing_undone() {
+    in_memory(async |store| {
+        let fleet = Fleet::new(store, 40);
+        let a = fleet.start("a").await;
+        fleet.settled(&[&a]).await;
+        let b = fleet.start("b").await;
+        // The leader goes while partitions are on their way.
+        until("something has moved", async || (!b.worker.owned().is_empty()).then_some(())).await;
+        fleet.store.repository.txn(Txn::new().delete("cluster:leader/g")).await.unwrap();
+        let c = fleet.start("c").await;
+        fleet.settled(&[&a, &b, &c]).await;
+        fleet.specs.send_modify(|specs| specs.truncate(10));
+        fleet.specs.send_modify(|specs| {
+            specs.push(PartitionSpec { id: "new/one".to_owned(), ..PartitionSpec::default() });
+        });
+        until("the new one is owned", async || {
+            [&a, &b, &c].iter().any(|one| one.worker.owned().contains_key("new/one")).then_some(())
+        })
+        .await;
+    });
+}
+
+#[test]
+fn ownership_does_not_move_because_a_node_is_silent() {
+    in_memory(async |store| {
+        let fleet = Fleet::new(store, 4);
+        let (a, b) = (fleet.start("a").await, fleet.start("b").await);
+        fleet.settled(&[&a, &b]).await;
+        let before = b.worker.owned();
+        // Its heartbeats do not arrive any more, its renewals do: silent, not gone.
+        b.flaky.set(Mood { lossy: 50, ..Mood::default() });
+        tokio::time::sleep(fleet.store.ttl * 3).await;
+        assert_eq!(b.worker.owned(), before);
+        b.flaky.set(Mood::default());
+    });
+}
+
+#[test]
+fn hand_offs_of_every_size_come_back() {
+    everywhere(async |store| {
+        let options = HandoffOptions { max_bytes: 4 << 20, ..HandoffOptions::default() };
+        let handoffs = HandoffStore::new(store.repository.clone(), options);
+        let mut random = fastrand::Rng::with_seed(3);
+        let noise: Vec<u8> = (0..3 << 20).map(|_| random.u8(..)).collect();
+        let cases: [(Vec<u8>, &str); 6] = [
+            (Vec::new(), "utf8"),
+            ("잠금".into(), "utf8"),
+            (vec![0xff; 10], "base64"),
+            (vec![7; 1 << 20], "lz4"),
+            (noise[..2_000_000].to_vec(), "reference"),
+            (noise, "reference"),
+        ];
+        for (body, encoding) in cases {
+            let handoff =
+                Handoff { checkpoint: body.into(), stage_state: "heating".to_owned(), last_processed_at: 12 };
+            let stored = handoffs.save("g", "p", &handoff).await.unwrap();
+            assert_eq!(stored.encoding, encoding, "{}", store.name);
+            assert_eq!(handoffs.load(&stored).await.unwrap(), handoff);
+            handoffs.sweep("g", "p", Some(&stored)).await;
+            assert_eq!(handoffs.load(&stored).await.unwrap(), handoff, "the current one stays");
+            let pieces = store.repository.list("cluster:handoffs/g/p/").await.unwrap().1.len();
+            assert_eq!(pieces, stored.reference.map_or(0, |reference| reference.pieces));
+        }
+        let large = Handoff { checkpoint: vec![0; (4 << 20) + 1].into(), ..Handoff::default() };
+        assert!(matches!(handoffs.save("g", "p", &large).await, Err(HandoffError::TooLarge { .. })));
+    });
+}
+
+#[test]
+fn a_damaged_hand_off_is_refused() {
+    in_memory(async |store| {
+        let handoffs = HandoffStore::new(store.repository.clone(), HandoffOptions::default());
+        let mut random = fastrand::Rng::with_seed(5);
+        let noise: Bytes = (0..1 << 20).map(|_| random.u8(..)).collect::<Vec<_>>().into();
+        let handoff = Handoff { checkpoint: noise, ..Handoff::default() };
+        let stored = handoffs.save("g", "p", &handoff).await.unwrap();
+        let key = format!("{}000001", stored.reference.as_ref().unwrap().key);
+        let piece = store.repository.get(&key).await.unwrap().unwrap().value;
+        let mut flipped = piece.to_vec();
+        flipped[100] ^= 1;
+        store.repository.txn(Txn::new().put(&key, flipped)).await.unwrap();
+        assert!(matches!(handoffs.load(&stored).await, Err(HandoffError::Damaged(_))));
+        store.repository.txn(Txn::new().delete(&key)).await.unwrap();
+        assert!(matches!(handoffs.load(&stored).await, Err(HandoffError::Damaged(_))));
+        for bad in [
+            StoredHandoff { encoding: "lz4".into(), checkpoint: "////".into(), ..StoredHandoff::default() },
+            StoredHandoff {
+                encoding: "lz4".into(),
+                checkpoint: "/////w==".into(),
+                ..StoredHandoff::default()
+            },
+            StoredHandoff { encoding: "base64".into(), checkpoint: "!".into(), ..StoredHandoff::default() },
+            StoredHandoff { encoding: "reference".into(), ..StoredHandoff::default() },
+            StoredHandoff { encoding: "rot13".into(), ..StoredHandoff::default() },
+        ] {
+            assert!(handoffs.load(&bad).await.is_err(), "{bad:?}");
+        }
+    });
+}
+
+#[test]
+fn a_malformed_record_is_said_and_mended() {
+    in_memory(async |store| {
+        let fleet = Fleet::new(store, 2);
+        fleet.store.repository.txn(Txn::new().put("cluster:assignments/g/p0", "[")).await.unwrap();
+        let a = fleet.start("a").await;
+        fleet.settled(&[&a]).await;
+    });
+}
+
+/// The election is used as a trait object everywhere.
+#[test]
+fn elections_are_objects() {
+    in_memory(async |store| {
+        let election: Arc<dyn crate::leadership::LeaderElection> =
+            Arc::new(CasElection::new(&store.node("a"), "x", ElectionOptions::default()));
+        let leadership = election.campaign().await.unwrap();
+        assert_eq!(leadership.name(), "x");
+        let _: Arc<dyn StateRepository> = store.repository.clone();
+    });
+}

@@ -1,0 +1,460 @@
+//! The owners' part: takes what it is to own, hands over what it is to give, and stops when its membership ends.
+//!
+//! Order of things, per partition: taken (the record says so) → hand-off loaded → [`PartitionHandler::on_assigned`] →
+//! … → [`PartitionHandler::on_revoked`] has returned (nothing is processed any more) → hand-off recorded and the partition
+//! let go, in one compare-and-swap. So the next owner never begins before this one has ended.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::handoff::{Handoff, HandoffError, HandoffStore};
+use super::record::{AssignmentRecord, TopologyChange, TopologyEvent};
+use crate::backoff::Backoff;
+use crate::context::Context;
+use crate::events::ClusterEvent;
+use crate::keys;
+use crate::membership::Membership;
+use crate::metrics::seconds;
+use crate::repository::{BoxFuture, Compare, Entry, Event, Txn, TxnOutcome};
+use crate::session::SessionWatch;
+
+/// Failures in a row after which somebody is told.
+const ALERT_AFTER: u32 = 5;
+
+/// What an owner leaves behind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HandedOver {
+    /// The state of the work.
+    pub handoff: Handoff,
+    /// The last offset that it includes; -1 for none.
+    pub last_offset: i64,
+}
+
+/// The application's side of owning partitions.
+pub trait PartitionHandler: Send + Sync + 'static {
+    /// The partition is ours, with what the owner before left. Work may begin when this is called.
+    fn on_assigned(&self, owned: Owned, handed_over: Option<HandedOver>) -> BoxFuture<'_, ()>;
+
+    /// The partition is to be given up: stop working on it, and say what the next owner needs.
+    fn on_revoked<'a>(&'a self, partition: &'a str) -> BoxFuture<'a, HandedOver>;
+
+    /// The partition is lost: stop at once. Nothing can be recorded any more.
+    fn on_lost(&self, partition: &str);
+}
+
+/// A partition this node owns.
+#[derive(Clone)]
+pub struct Owned {
+    group: Arc<str>,
+    partition: Arc<str>,
+    equipment_ids: Arc<[String]>,
+    version: i64,
+    session: SessionWatch,
+    worker: Arc<Inner>,
+}
+
+impl Owned {
+    /// Its name.
+    pub fn partition(&self) -> &str {
+        &self.partition
+    }
+
+    /// Its group.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// The equipment that belongs to it.
+    pub fn equipment_ids(&self) -> &[String] {
+        &self.equipment_ids
+    }
+
+    /// Larger than that of every owner before: for whatever the work writes to.
+    pub fn fencing_token(&self) -> i64 {
+        self.version
+    }
+
+    /// Whether it is ours at this moment. Look before each use.
+    pub fn is_valid(&self) -> bool {
+        let known = self.worker.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        self.session.is_valid()
+            && known.get(&*self.partition).is_some_and(|held| held.version == self.version)
+    }
+
+    /// Records how far the work is, for the case that this process dies.
+    pub async fn checkpoint(&self, state: &HandedOver) -> Result<(), HandoffError> {
+        self.worker.record(&self.partition, self.version, state, false).await
+    }
+}
+
+struct Held {
+    version: i64,
+    revision: i64,
+    record: AssignmentRecord,
+}
+
+struct Inner {
+    context: Context,
+    group: Arc<str>,
+    fence: Compare,
+    epoch: i64,
+    session: SessionWatch,
+    handoffs: HandoffStore,
+    handler: Arc<dyn PartitionHandler>,
+    /// What this node owns.
+    owned: Mutex<BTreeMap<String, Held>>,
+    /// One change of one partition's record by this process at a time.
+    writing: AsyncMutex<()>,
+}
+
+/// Owns partitions of one group for this node.
+pub struct AssignmentWorker {
+    inner: Arc<Inner>,
+    task: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl AssignmentWorker {
+    /// Takes what this member is to own, from now until its membership ends.
+    pub fn start(
+        context: &Context,
+        membership: &Membership,
+        group: impl Into<Arc<str>>,
+        handoffs: HandoffStore,
+        handler: Arc<dyn PartitionHandler>,
+    ) -> Self {
+        let inner = Arc::new(Inner {
+            context: context.clone(),
+            group: group.into(),
+            fence: membership.fence(),
+            epoch: membership.epoch(),
+            session: membership.session().watcher(),
+            handoffs,
+            handler,
+            owned: Mutex::default(),
+            writing: AsyncMutex::new(()),
+        });
+        let (running, stop) = (Arc::clone(&inner), context.scope.shutdown().clone());
+        let task = context.scope.spawn("cluster assignments", async move {
+            tokio::select! {
+                () = stop.stopped() => {}
+                _ = running.session.lost() => {}
+                () = running.run() => {}
+            }
+            running.lose_all();
+        });
+        Self { inner, task: Some(task) }
+    }
+
+    /// What this node owns, with the fencing tokens.
+    pub fn owned(&self) -> BTreeMap<String, i64> {
+        let owned = self.inner.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        owned.iter().map(|(partition, held)| (partition.clone(), held.version)).collect()
+    }
+
+    /// Hands everything over, and stops. For a node that leaves.
+    pub async fn stop(mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+            // Ended or aborted: either way it takes nothing any more.
+            let _ = task.await;
+        }
+        let held: Vec<String> = self.owned().into_keys().collect();
+        for partition in held {
+            self.inner.give(&partition).await;
+        }
+    }
+}
+
+impl Drop for AssignmentWorker {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+            self.inner.lose_all();
+        }
+    }
+}
+
+impl Inner {
+    async fn run(self: &Arc<Self>) {
+        let prefix = keys::assignments(&self.group);
+        let mut backoff = Backoff::default();
+        loop {
+            if let Ok((revision, entries)) = self.context.repository.list(&prefix).await
+                && let Ok(mut watch) = self.context.repository.watch(&prefix, revision + 1).await
+            {
+                backoff.reset();
+                for entry in entries {
+                    self.on_record(&prefix, &entry).await;
+                }
+                while let Some(Ok(event)) = watch.next().await {
+                    match event {
+                        Event::Put(entry) => self.on_record(&prefix, &entry).await,
+                        Event::Delete { key, .. } => {
+                            if let Some(partition) = key.strip_prefix(&prefix) {
+                                self.lose(&keys::name(partition));
+                            }
+                        }
+                    }
+                }
+            }
+            backoff.pause().await;
+        }
+    }
+
+    async fn on_record(self: &Arc<Self>, prefix: &str, entry: &Entry) {
+        let Some(partition) = entry.key.strip_prefix(prefix).map(keys::name) else { return };
+        let record = match AssignmentRecord::from_bytes(&entry.value) {
+            Ok(record) => record,
+            Err(reason) => {
+                self.context.events.publish(ClusterEvent::Malformed { key: entry.key.clone(), reason });
+                return self.lose(&partition);
+            }
+        };
+        let me = &*self.context.node_id;
+        let held = self.held(&partition);
+        if held.as_ref().is_some_and(|(_, revision)| *revision >= entry.mod_revision) {
+            return; // our own writing, or older
+        }
+        let is_ours = record.owner_node_id == me && record.owner_epoch == self.epoch;
+        match held {
+            Some((version, _)) if is_ours && record.version == version => {
+                let moves = !record.target_node_id.is_empty() && record.target_node_id != me;
+                self.remember(&partition, entry.mod_revision, record);
+                if moves {
+                    self.give(&partition).await;
+                }
+            }
+            Some(_) => self.lose(&partition),
+            None if record.owner_node_id.is_empty() && record.target_node_id == me => {
+                self.take(&partition, entry, record).await;
+            }
+            None if is_ours => {
+                // Taken, but the answer was lost.
+                self.adopt(&partition, entry.mod_revision, record).await;
+            }
+            None if !record.owner_node_id.is_empty() && record.target_node_id.is_empty() => {
+                let event = TopologyEvent::new(&self.group, &partition, TopologyChange::Moved, &record);
+                self.context.events.publish(ClusterEvent::Topology(event));
+            }
+            None => {}
+        }
+    }
+
+    fn held(&self, partition: &str) -> Option<(i64, i64)> {
+        let owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        owned.get(partition).map(|held| (held.version, held.revision))
+    }
+
+    fn remember(&self, partition: &str, revision: i64, record: AssignmentRecord) {
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = Held { version: record.version, revision, record };
+        owned.insert(partition.to_owned(), held);
+        self.context.metrics.partitions_owned.set(i64::try_from(owned.len()).unwrap_or(i64::MAX));
+    }
+
+    fn forget(&self, partition: &str) -> Option<AssignmentRecord> {
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = owned.remove(partition);
+        self.context.metrics.partitions_owned.set(i64::try_from(owned.len()).unwrap_or(i64::MAX));
+        held.map(|held| held.record)
+    }
+
+    async fn take(self: &Arc<Self>, partition: &str, entry: &Entry, mut record: AssignmentRecord) {
+        record.owner_node_id = self.context.node_id.to_string();
+        record.owner_epoch = self.epoch;
+        record.target_node_id.clear();
+        record.version += 1;
+        record.updated_at = self.context.clock.wall_ms();
+        let txn = Txn::new()
+            .when(Compare::ModRevision(entry.key.clone(), entry.mod_revision))
+            .when(self.fence.clone())
+            .put(&entry.key, record.to_bytes());
+        let mut backoff = Backoff::default();
+        loop {
+            match self.context.repository.txn(txn.clone()).await {
+                Ok(TxnOutcome::Done { revision }) => return self.adopt(partition, revision, record).await,
+                // Decided anew, or done by a try whose answer was lost: the watch tells.
+                Ok(TxnOutcome::Conflict { .. }) => return,
+                Err(error) if error.is_retryable() => backoff.pause().await,
+                Err(error) => return tracing::warn!(%error, partition, "a partition was not taken"),
+            }
+        }
+    }
+
+    /// The record says that the partition is ours: loads what was handed over, and lets the work begin.
+    async fn adopt(self: &Arc<Self>, partition: &str, revision: i64, record: AssignmentRecord) {
+        let began = self.context.clock.monotonic_ns();
+        let mut backoff = Backoff::default();
+        let handed_over = loop {
+            let Some(stored) = &record.workflow_handoff else { break None };
+            match self.handoffs.load(stored).await {
+                Ok(handoff) => break Some(HandedOver { handoff, last_offset: record.last_offset }),
+                Err(error) => {
+                    self.context.metrics.handoff_retries.inc();
+                    self.alert(partition, &backoff, &error.to_string());
+                    // What cannot be read now may be mended or come back; starting without it would lose it.
+                    backoff.pause().await;
+                }
+            }
+        };
+        let owned = Owned {
+            group: Arc::clone(&self.group),
+            partition: partition.into(),
+            equipment_ids: record.equipment_ids.clone().into(),
+            version: record.version,
+            session: self.session.clone(),
+            worker: Arc::clone(self),
+        };
+        let event = TopologyEvent::new(&self.group, partition, TopologyChange::Assigned, &record);
+        let moves = !record.target_node_id.is_empty();
+        self.remember(partition, revision, record);
+        self.context.events.publish(ClusterEvent::Topology(event));
+        self.handler.on_assigned(owned, handed_over).await;
+        let took = self.context.clock.monotonic_ns().saturating_sub(began);
+        self.context.metrics.assigned_to_ready_time.observe(seconds(took));
+        if moves {
+            self.give(partition).await;
+        }
+    }
+
+    /// Drains a partition, records its hand-off and lets it go.
+    async fn give(self: &Arc<Self>, partition: &str) {
+        let Some((version, _)) = self.held(partition) else { return };
+        let state = self.handler.on_revoked(partition).await;
+        let mut backoff = Backoff::default();
+        loop {
+            match self.record(partition, version, &state, true).await {
+                Ok(()) => return,
+                Err(HandoffError::NotOwner(_)) => return self.lose(partition),
+                Err(error) => {
+                    self.context.metrics.handoff_retries.inc();
+                    self.alert(partition, &backoff, &error.to_string());
+                    if matches!(error, HandoffError::TooLarge { .. }) {
+                        // It will not fit next time either. Kept rather than dropped: the operator decides.
+                        return;
+                    }
+                    backoff.pause().await;
+                }
+            }
+        }
+    }
+
+    fn alert(&self, partition: &str, backoff: &Backoff, reason: &str) {
+        let failures = backoff.failures() + 1;
+        if failures.is_multiple_of(ALERT_AFTER) || reason.contains("over the limit") {
+            tracing::warn!(partition, failures, reason, "a hand-off fails again and again");
+            self.context.events.publish(ClusterEvent::HandoffFailing {
+                group: self.group.to_string(),
+                partition: partition.to_owned(),
+                failures,
+                reason: reason.to_owned(),
+            });
+        }
+    }
+
+    /// Records a hand-off, if the partition is still ours at `version`; with `release` it is let go in the same step.
+    async fn record(
+        self: &Arc<Self>,
+        partition: &str,
+        version: i64,
+        state: &HandedOver,
+        release: bool,
+    ) -> Result<(), HandoffError> {
+        let _one_at_a_time = self.writing.lock().await;
+        let began = self.context.clock.monotonic_ns();
+        let stored = self.handoffs.save(&self.group, partition, &state.handoff).await?;
+        self.context.metrics.handoff_bytes.observe(state.handoff.checkpoint.len() as f64);
+        let key = keys::assignment(&self.group, partition);
+        loop {
+            let not_owner = || HandoffError::NotOwner(partition.to_owned());
+            let Some(entry) = self.context.repository.get(&key).await? else { return Err(not_owner()) };
+            let mut record = AssignmentRecord::from_bytes(&entry.value)
+                .map_err(|reason| HandoffError::Damaged(format!("{key}: {reason}")))?;
+            let released = record.owner_node_id.is_empty()
+                && record.version == version
+                && record.workflow_handoff.as_ref() == Some(&stored);
+            if release && released {
+                // By a try whose answer was lost.
+                self.let_go(partition, &record);
+                return Ok(());
+            }
+            let is_ours = *record.owner_node_id == *self.context.node_id
+                && record.owner_epoch == self.epoch
+                && record.version == version;
+            if !is_ours {
+                return Err(not_owner());
+            }
+            record.workflow_handoff = Some(stored.clone());
+            record.last_offset = state.last_offset;
+            record.updated_at = self.context.clock.wall_ms();
+            if release {
+                record.owner_node_id.clear();
+                record.owner_epoch = 0;
+            }
+            let txn = Txn::new()
+                .when(Compare::ModRevision(key.clone(), entry.mod_revision))
+                .when(self.fence.clone())
+                .put(&key, record.to_bytes());
+            match self.context.repository.txn(txn).await? {
+                TxnOutcome::Done { revision } => {
+                    let took = self.context.clock.monotonic_ns().saturating_sub(began);
+                    self.context.metrics.handoff_time.observe(seconds(took));
+                    self.handoffs.sweep(&self.group, partition, Some(&stored)).await;
+                    if release {
+                        self.let_go(partition, &record);
+                    } else {
+                        self.on_recorded(partition, revision, record);
+                    }
+                    return Ok(());
+                }
+                TxnOutcome::Conflict { .. } if !self.session.is_valid() => return Err(not_owner()),
+                // The leader wrote a target meanwhile: look again.
+                TxnOutcome::Conflict { current, .. } if current.get(1).is_some_and(Option::is_none) => {
+                    return Err(not_owner());
+                }
+                TxnOutcome::Conflict { .. } => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    /// A checkpoint's own record comes back by the watch; a target that the leader wrote before it must not be missed.
+    fn on_recorded(self: &Arc<Self>, partition: &str, revision: i64, record: AssignmentRecord) {
+        let is_settled = record.target_node_id.is_empty() || *record.target_node_id == *self.context.node_id;
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = owned.get_mut(partition).filter(|held| held.version == record.version) {
+            // One that is to move is left as unseen, so that the watch acts on it.
+            if is_settled {
+                held.revision = held.revision.max(revision);
+            }
+            held.record = record;
+        }
+    }
+
+    fn let_go(&self, partition: &str, record: &AssignmentRecord) {
+        if self.forget(partition).is_some() {
+            let event = TopologyEvent::new(&self.group, partition, TopologyChange::Revoked, record);
+            self.context.events.publish(ClusterEvent::Topology(event));
+        }
+    }
+
+    fn lose(&self, partition: &str) {
+        if let Some(record) = self.forget(partition) {
+            self.handler.on_lost(partition);
+            let event = TopologyEvent::new(&self.group, partition, TopologyChange::Lost, &record);
+            self.context.events.publish(ClusterEvent::Topology(event));
+        }
+    }
+
+    fn lose_all(&self) {
+        let held: Vec<String> = {
+            let owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+            owned.keys().cloned().collect()
+        };
+        for partition in held {
+            self.lose(&partition);
+        }
+    }
+}

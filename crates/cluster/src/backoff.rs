@@ -1,0 +1,168 @@
+//! Pauses between tries that grow and differ, so that many clients do not come back as one; and the one loop that
+//! changes a key by compare-and-swap without ever losing an update.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::repository::{Entry, Expect, LeaseId, RepositoryError, StateRepository, Swap};
+
+/// A pause that doubles with each failure up to a limit; half of it is chance.
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    failures: u32,
+}
+
+impl Backoff {
+    /// Pauses from about `first` to about `longest`.
+    pub fn new(first: Duration, longest: Duration) -> Self {
+        Self { first, longest, failures: 0 }
+    }
+
+    /// How many failures there were in a row.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// It worked: the next failure starts small again.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// The next pause: between half of what is due and all of it.
+    pub fn next_pause(&mut self) -> Duration {
+        let due = self.first.saturating_mul(1 << self.failures.min(16)).min(self.longest);
+        self.failures = self.failures.saturating_add(1);
+        due.mul_f64(0.5 + fastrand::f64() / 2.0)
+    }
+
+    /// Waits for the next pause.
+    pub async fn pause(&mut self) {
+        tokio::time::sleep(self.next_pause()).await;
+    }
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::new(Duration::from_millis(20), Duration::from_secs(1))
+    }
+}
+
+/// Repeats a read while the store is away, up to `patience`.
+pub async fn read<T, F>(patience: Duration, mut ask: impl FnMut() -> F) -> Result<T, RepositoryError>
+where
+    F: Future<Output = Result<T, RepositoryError>>,
+{
+    let mut backoff = Backoff::default();
+    let trying = async {
+        loop {
+            match ask().await {
+                Err(error) if error.is_retryable() => backoff.pause().await,
+                done => return done,
+            }
+        }
+    };
+    match tokio::time::timeout(patience, trying).await {
+        Ok(done) => done,
+        Err(_) => Err(RepositoryError::Unavailable("no answer in time".to_owned())),
+    }
+}
+
+/// What [`update`] is to do with a key.
+pub enum Change {
+    /// The key holds this from now on.
+    Put(Bytes),
+    /// The key goes.
+    Delete,
+    /// It is fine as it is.
+    Keep,
+}
+
+/// How [`update`] ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Updated {
+    /// The key changed, at this revision.
+    Done {
+        /// The store's revision after the change.
+        revision: i64,
+    },
+    /// There was nothing to change.
+    Kept,
+}
+
+/// Reads a key, lets `decide` change it, and writes it back if nobody else did meanwhile, else again; while the store
+/// is away it waits, up to `patience`.
+///
+/// No update is lost or made twice: when an outcome is not known, the key is read, and bytes equal to ours under a
+/// later revision count as ours. Let values name their writer where two writers could write the same.
+pub async fn update(
+    store: &dyn StateRepository,
+    key: &str,
+    lease: Option<LeaseId>,
+    patience: Duration,
+    mut decide: impl FnMut(Option<&Entry>) -> Change,
+) -> Result<Updated, RepositoryError> {
+    let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut in_doubt: Option<(i64, Option<Bytes>)> = None;
+    let trying = async {
+        loop {
+            let entry = match store.get(key).await {
+                Ok(entry) => entry,
+                Err(error) if error.is_retryable() => {
+                    backoff.pause().await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let found = entry.as_ref().map_or(0, |entry| entry.mod_revision);
+            if let Some((before, ours)) = in_doubt.take()
+                && found != before
+                && ours == entry.as_ref().map(|entry| entry.value.clone())
+            {
+                return Ok(Updated::Done { revision: found });
+            }
+            let new = match decide(entry.as_ref()) {
+                Change::Keep => return Ok(Updated::Kept),
+                Change::Put(value) => Some(value),
+                Change::Delete if entry.is_none() => return Ok(Updated::Kept),
+                Change::Delete => None,
+            };
+            let expect = if entry.is_some() { Expect::Revision(found) } else { Expect::Absent };
+            match store.compare_and_swap(key, expect, new.clone(), lease).await {
+                Ok(Swap::Done { revision }) => return Ok(Updated::Done { revision }),
+                Ok(Swap::Conflict { .. }) => {}
+                Err(RepositoryError::Unknown) => in_doubt = Some((found, new)),
+                Err(error) if error.is_retryable() => {}
+                Err(error) => return Err(error),
+            }
+            backoff.pause().await;
+        }
+    };
+    match tokio::time::timeout(patience, trying).await {
+        Ok(done) => done,
+        Err(_) => Err(RepositoryError::Unknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_limit_and_differ() {
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(100));
+        let mut due = Duration::from_millis(10);
+        for _ in 0..10 {
+            let pause = backoff.next_pause();
+            assert!(pause >= due / 2 && pause <= due, "{pause:?} of {due:?}");
+            due = (due * 2).min(Duration::from_millis(100));
+        }
+        backoff.reset();
+        assert!(backoff.next_pause() <= Duration::from_millis(10));
+        let differ: std::collections::BTreeSet<_> =
+            (0..20).map(|_| Backoff::default().next_pause()).collect();
+        assert!(differ.len() > 10);
+    }
+}

@@ -1,0 +1,309 @@
+//! Locks: one holder at a time, waiters in the order they came, a fencing token for what the holder writes to.
+//!
+//! Each contender has a key of its own under `cluster:lock-queue/{name}/`, with its lease; the oldest key holds the lock,
+//! every other contender waits for the one before it to go, so that a release wakes one. The holder shows itself at
+//! `cluster:locks/{name}`. The lease of one that is gone ends, and with it both keys.
+//!
+//! A lock alone excludes nobody: a holder that was paused does not know that its time is over. Look at
+//! [`LockGuard::is_valid`] before each use and pass [`LockGuard::fencing_token`] to the resource.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backoff::{self, Backoff};
+use crate::context::Context;
+use crate::events::ClusterEvent;
+use crate::hold;
+use crate::keys;
+use crate::metrics::seconds;
+use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
+use crate::session::{Session, SessionEnd};
+
+/// How long the store may be away while a contender takes its place.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Why a lock is not held.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// It was not free in time.
+    #[error("the lock {0} was not free in time")]
+    Timeout(String),
+    /// The name is empty.
+    #[error("a lock needs a name")]
+    NoName,
+    /// It was lost before it could be released: somebody else may have it.
+    #[error("the lock {name} was lost: {reason}")]
+    Lost {
+        /// Which.
+        name: String,
+        /// Why.
+        reason: SessionEnd,
+    },
+    /// The store gave no answer.
+    #[error(transparent)]
+    Store(#[from] RepositoryError),
+}
+
+/// What `cluster:locks/{name}` holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LockRecord {
+    /// Who holds it.
+    pub owner_node_id: String,
+    /// Until when at least, by the holder's wall clock when it took the lock. For people: the lease decides.
+    pub lease_until: i64,
+    /// What the holder says about itself.
+    #[serde(default)]
+    pub meta: String,
+}
+
+/// How a lock is taken.
+#[derive(Clone, Debug)]
+pub struct LockOptions {
+    /// How long the lock outlives a holder that is gone.
+    pub ttl: Duration,
+    /// How long to wait; `None` for ever, zero tries once.
+    pub wait: Option<Duration>,
+    /// For people who look.
+    pub meta: String,
+}
+
+impl Default for LockOptions {
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(5), wait: None, meta: String::new() }
+    }
+}
+
+/// The locks of a cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct Locks {
+    context: Context,
+}
+
+impl Locks {
+    /// Locks in the context's store.
+    pub fn new(context: &Context) -> Self {
+        Self { context: context.clone() }
+    }
+
+    /// Waits for a lock. Dropping the future leaves the queue.
+    pub async fn acquire(&self, name: &str, options: LockOptions) -> Result<LockGuard, LockError> {
+        if name.is_empty() {
+            return Err(LockError::NoName);
+        }
+        let asked = self.context.clock.monotonic_ns();
+        let limit = options.wait.map_or(PATIENCE, |wait| wait.max(Duration::from_millis(1)));
+        let once = options.wait.is_some_and(|wait| wait.is_zero());
+        let contending = self.contend(name, &options, once);
+        let guard = if once {
+            contending.await?
+        } else if options.wait.is_some() {
+            let waited = tokio::time::timeout(limit, contending).await;
+            waited.unwrap_or_else(|_| Err(LockError::Timeout(name.to_owned())))?
+        } else {
+            contending.await?
+        };
+        let waited = self.context.clock.monotonic_ns().saturating_sub(asked);
+        self.context.metrics.lock_wait_time.observe(seconds(waited));
+        Ok(guard)
+    }
+
+    /// Who holds a lock.
+    pub async fn holder(&self, name: &str) -> Result<Option<LockRecord>, RepositoryError> {
+        let entry = self.context.repository.get(&keys::lock(name)).await?;
+        Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+    }
+
+    /// How many hold or wait for a lock.
+    pub async fn queue_length(&self, name: &str) -> Result<usize, RepositoryError> {
+        Ok(self.context.repository.list(&keys::lock_queue(name)).await?.1.len())
+    }
+
+    async fn contend(&self, name: &str, options: &LockOptions, once: bool) -> Result<LockGuard, LockError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let session = match Session::open(&self.context, options.ttl).await {
+                Ok(session) => session,
+                Err(error) if error.is_retryable() && !once => {
+                    backoff.pause().await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            // A waiter whose lease ended, because the store was away, queues up again at the end.
+            match self.contend_once(name, options, once, session).await {
+                Err(LockError::Lost { .. }) if !once => backoff.pause().await,
+                Err(LockError::Store(error)) if error.is_retryable() && !once => backoff.pause().await,
+                done => return done,
+            }
+        }
+    }
+
+    async fn contend_once(
+        &self,
+        name: &str,
+        options: &LockOptions,
+        once: bool,
+        session: Session,
+    ) -> Result<LockGuard, LockError> {
+        let lost = |reason| LockError::Lost { name: name.to_owned(), reason };
+        let queue = keys::lock_queue(name);
+        let own = format!("{queue}{}", session.lease());
+        let token = self.enqueue(&own, &session).await?;
+        let mut waited = false;
+        loop {
+            let listed = tokio::select! {
+                end = session.lost() => return Err(lost(end)),
+                listed = backoff::read(PATIENCE, || self.context.repository.list(&queue)) => listed?.1,
+            };
+            if !listed.iter().any(|entry| entry.key == own && entry.create_revision == token) {
+                return Err(lost(SessionEnd::Taken("the place in the queue was deleted".to_owned())));
+            }
+            let before = listed.iter().filter(|entry| entry.create_revision < token);
+            let Some(before) = before.max_by_key(|entry| entry.create_revision) else { break };
+            if once {
+                let _ = session.close().await;
+                return Err(LockError::Timeout(name.to_owned()));
+            }
+            if !std::mem::replace(&mut waited, true) {
+                self.context.metrics.lock_waits.inc();
+            }
+            tokio::select! {
+                end = session.lost() => return Err(lost(end)),
+                () = hold::gone(&*self.context.repository, &before.key, before.create_revision) => {}
+            }
+        }
+        self.show(name, options, &own, token, &session).await?;
+        Ok(self.guard(name, own, token, session))
+    }
+
+    /// Takes a place in the queue; answers the place's create revision.
+    async fn enqueue(&self, own: &str, session: &Session) -> Result<i64, RepositoryError> {
+        let value = self.context.node_id.to_string();
+        let mut backoff = Backoff::default();
+        loop {
+            let txn = Txn::new().when(Compare::Absent(own.to_owned())).put_leased(
+                own,
+                value.clone(),
+                session.lease(),
+            );
+            match self.context.repository.txn(txn).await {
+                Ok(TxnOutcome::Done { revision }) => return Ok(revision),
+                // Only we have this lease: an earlier try whose answer was lost.
+                Ok(TxnOutcome::Conflict { current, .. }) => {
+                    if let Some(Some(Entry { create_revision, .. })) = current.first() {
+                        return Ok(*create_revision);
+                    }
+                }
+                Err(error) if error.is_retryable() && session.is_valid() => backoff.pause().await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Shows the holder, if its place still is the first.
+    async fn show(
+        &self,
+        name: &str,
+        options: &LockOptions,
+        own: &str,
+        token: i64,
+        session: &Session,
+    ) -> Result<(), RepositoryError> {
+        let ttl_ms = i64::try_from(session.ttl().as_millis()).unwrap_or(i64::MAX);
+        let record = LockRecord {
+            owner_node_id: self.context.node_id.to_string(),
+            lease_until: self.context.clock.wall_ms().saturating_add(ttl_ms),
+            meta: options.meta.clone(),
+        };
+        let value = serde_json::to_vec(&record).expect("plain fields can be written down");
+        let txn = Txn::new().when(Compare::CreateRevision(own.to_owned(), token)).put_leased(
+            keys::lock(name),
+            value,
+            session.lease(),
+        );
+        // The queue decides; that the sign could not be put up is no reason to give the lock back.
+        match self.context.repository.txn(txn).await {
+            Err(error) if error.is_retryable() => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    fn guard(&self, name: &str, own: String, token: i64, session: Session) -> LockGuard {
+        let (context, lost_name) = (self.context.clone(), name.to_owned());
+        hold::watch_over(&self.context, &session, own.clone(), token, move |reason| {
+            context.metrics.locks_lost.inc();
+            context.events.publish(ClusterEvent::LockLost { name: lost_name, reason: reason.to_owned() });
+        });
+        self.context.metrics.locks_held.inc();
+        LockGuard { name: name.into(), key: own, token, session, context: self.context.clone() }
+    }
+}
+
+/// A lock that is held. Dropping it gives it back without saying whether that worked.
+pub struct LockGuard {
+    name: Arc<str>,
+    key: String,
+    token: i64,
+    session: Session,
+    context: Context,
+}
+
+impl LockGuard {
+    /// Which lock.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Larger than that of every holder before. Whoever is written to refuses one smaller than it has seen.
+    pub fn fencing_token(&self) -> i64 {
+        self.token
+    }
+
+    /// Whether the lock is held at this moment. Asks the clock, so it is right also after a pause.
+    pub fn is_valid(&self) -> bool {
+        self.session.is_valid()
+    }
+
+    /// How long it is held without another renewal.
+    pub fn time_left(&self) -> Duration {
+        self.session.time_left()
+    }
+
+    /// Returns when the lock is lost. Cancel-safe.
+    pub async fn lost(&self) -> SessionEnd {
+        self.session.lost().await
+    }
+
+    /// The condition that makes a transaction on the store fail once the lock is lost.
+    pub fn fence(&self) -> Compare {
+        Compare::CreateRevision(self.key.clone(), self.token)
+    }
+
+    /// Gives the lock back. An error says that it was lost before, or may live on until its lease ends.
+    pub async fn release(self) -> Result<(), LockError> {
+        match self.session.ended() {
+            None => Ok(self.session.close().await?),
+            Some(reason) => Err(LockError::Lost { name: self.name.to_string(), reason }),
+        }
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        self.context.metrics.locks_held.dec();
+    }
+}
+
+impl std::fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LockGuard({}, {})", self.name, self.token)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! Who is in the cluster, and how each of them feels.
+//!
+//! A member writes its record `cluster:nodes/{id}` under a lease of twice the heartbeat timeout and writes it again with
+//! every heartbeat. Everybody else judges it by when *they* saw it last, on their own clock: nobody's wall clock is
+//! compared with anybody else's.
+//!
+//! ```text
+//!            heartbeat                       heartbeat
+//!        ┌────────────────┐            ┌──────────────────┐
+//!        ▼    silent for  │            ▼                  │
+//!       UP ───────────────▶ SUSPECT ── DOWN (silent for twice as long, or its lease ended)
+//!        └── leave ──▶ LEFT
+//! ```
+//!
+//! All of this is for sight and alarm. Ownership never moves because of it: it moves when a lease has ended at the store,
+//! or when Kafka or Raft says so.
+//!
+//! Two processes with one id: the newcomer waits one heartbeat timeout and is refused when the record changes under
+//! its eyes; else the record was left behind by a process that is gone, and is taken over. The one that finds its record
+//! taken stops.
+
+mod view;
+
+use std::collections::BTreeMap;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+pub use self::view::{MemberEvent, MemberStatus, MemberStream, MemberView, Monitor};
+use crate::backoff::Backoff;
+use crate::context::Context;
+use crate::keys;
+use crate::metrics::seconds;
+use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
+use crate::session::{Session, SessionEnd};
+
+/// What a node says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeInfo {
+    /// Who it is.
+    pub id: String,
+    /// Where it is reached.
+    pub host: String,
+    /// And on which port.
+    pub port: u16,
+    /// What it does.
+    pub roles: Vec<String>,
+    /// The failure domain.
+    pub zone: String,
+    /// The region.
+    pub region: String,
+    /// The software it runs.
+    pub version: String,
+    /// Whatever else.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A member's record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeRecord {
+    /// What it says about itself.
+    #[serde(flatten)]
+    pub info: NodeInfo,
+    /// What it was when it wrote this: UP, or LEFT.
+    pub status: MemberStatus,
+    /// When it wrote this, by its wall clock. For people.
+    pub last_heartbeat: i64,
+    /// Which process: two with one id have two.
+    pub incarnation: u64,
+    /// Counts heartbeats.
+    pub sequence: u64,
+}
+
+impl NodeRecord {
+    pub(crate) fn to_bytes(&self) -> Bytes {
+        serde_json::to_vec(self).expect("plain fields can be written down").into()
+    }
+}
+
+/// How members show that they live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeartbeatOptions {
+    /// Between two heartbeats.
+    pub interval: Duration,
+    /// Silence after which a member is suspect; after twice as much it is down.
+    pub timeout: Duration,
+}
+
+impl Default for HeartbeatOptions {
+    fn default() -> Self {
+        Self { interval: Duration::from_millis(300), timeout: Duration::from_millis(900) }
+    }
+}
+
+/// Why a node is not a member.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// Another process has this id and lives.
+    #[error("another process is {id} already, at {address}")]
+    DuplicateNode {
+        /// The id.
+        id: String,
+        /// Where the other one is.
+        address: String,
+    },
+    /// The id is empty, or has a slash.
+    #[error("{0:?} cannot be a node's id")]
+    BadId(String),
+    /// The store gave no answer.
+    #[error(transparent)]
+    Store(#[from] RepositoryError),
+}
+
+/// This node's membership. Dropping it ends the heartbeats; [`leave`](Self::leave) says goodbye.
+pub struct Membership {
+    context: Context,
+    session: Session,
+    created: i64,
+    record: NodeRecord,
+    beats: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Membership {
+    /// Joins the cluster: the record is written when this returns.
+    pub async fn join(
+        context: &Context,
+        info: NodeInfo,
+        options: &HeartbeatOptions,
+    ) -> Result<Self, JoinError> {
+        if info.id.is_empty() || info.id.contains('/') {
+            return Err(JoinError::BadId(info.id));
+        }
+        let mut record = NodeRecord {
+            info,
+            status: MemberStatus::Up,
+            last_heartbeat: context.clock.wall_ms(),
+            incarnation: fastrand::u64(1..),
+            sequence: 0,
+        };
+        let key = keys::node(&record.info.id);
+        let mut backoff = Backoff::default();
+        let (session, created) = loop {
+            let session = Session::open(context, options.timeout * 2).await?;
+            record.last_heartbeat = context.clock.wall_ms();
+            let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(
+                &key,
+                record.to_bytes(),
+                session.lease(),
+            );
+            match context.repository.txn(txn).await {
+                Ok(TxnOutcome::Done { revision }) => break (session, revision),
+                Ok(TxnOutcome::Conflict { mut current, .. }) => match current.pop().flatten() {
+                    Some(found) if found.lease == Some(session.lease()) => {
+                        break (session, found.create_revision);
+                    }
+                    Some(found) => evict(context, &key, found, options.timeout).await?,
+                    None => {}
+                },
+                Err(error) if error.is_retryable() && backoff.failures() < 10 => backoff.pause().await,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let beats = Beats {
+            context: context.clone(),
+            session: session.clone(),
+            created,
+            key,
+            record: record.clone(),
+            interval: options.interval,
+        };
+        let stop = context.scope.shutdown().clone();
+        let beats = context.scope.spawn("cluster heartbeats", async move {
+            tokio::select! {
+                () = stop.stopped() => {}
+                () = beats.run() => {}
+            }
+        });
+        Ok(Self { context: context.clone(), session, created, record, beats: Some(beats) })
+    }
+
+    /// What this node says about itself.
+    pub fn info(&self) -> &NodeInfo {
+        &self.record.info
+    }
+
+    /// Whether this node is a member at this moment, by its own clock.
+    pub fn is_valid(&self) -> bool {
+        self.session.is_valid()
+    }
+
+    /// The session that the record stands under: what this node owns ends with it.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Told apart from every earlier life of this node; grows.
+    pub fn epoch(&self) -> i64 {
+        self.created
+    }
+
+    /// The condition that makes a transaction fail once this life of the node is over.
+    pub fn fence(&self) -> Compare {
+        Compare::CreateRevision(keys::node(&self.record.info.id), self.created)
+    }
+
+    /// Returns when this node is not a member any more. Cancel-safe.
+    pub async fn lost(&self) -> SessionEnd {
+        self.session.lost().await
+    }
+
+    /// Leaves: the record says LEFT for whoever watches, then goes with its lease.
+    pub async fn leave(mut self) -> Result<(), RepositoryError> {
+        if let Some(beats) = self.beats.take() {
+            beats.abort();
+            // Ended or aborted: either way there are no more.
+            let _ = beats.await;
+        }
+        let mut record = self.record.clone();
+        record.status = MemberStatus::Left;
+        record.last_heartbeat = self.context.clock.wall_ms();
+        record.sequence = u64::MAX;
+        let key = keys::node(&record.info.id);
+        let txn = Txn::new().when(self.fence()).put_leased(key, record.to_bytes(), self.session.lease());
+        // A node whose record is gone has left already.
+        let told = self.context.repository.txn(txn).await;
+        let closed = self.session.close().await;
+        told?;
+        closed
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Some(beats) = self.beats.take() {
+            beats.abort();
+        }
+    }
+}
+
+/// Removes the record of a process that is gone; fails if it is not.
+async fn evict(context: &Context, key: &str, found: Entry, timeout: Duration) -> Result<(), JoinError> {
+    let looked = context.clock.monotonic_ns();
+    let patience = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+    let record: Option<NodeRecord> = serde_json::from_slice(&found.value).ok();
+    if record.as_ref().is_none_or(|record| record.status != MemberStatus::Left) {
+        loop {
+            tokio::time::sleep(timeout / 10).await;
+            let now = match context.repository.get(key).await {
+                Ok(now) => now,
+                Err(error) if error.is_retryable() => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let Some(now) = now else { return Ok(()) };
+            if now.mod_revision != found.mod_revision {
+                let info = serde_json::from_slice::<NodeRecord>(&now.value).unwrap_or_default().info;
+                let address = format!("{}:{}", info.host, info.port);
+                return Err(JoinError::DuplicateNode { id: info.id, address });
+            }
+            if context.clock.monotonic_ns().saturating_sub(looked) >= patience {
+                break;
+            }
+        }
+    }
+    let txn = Txn::new().when(Compare::ModRevision(key.to_owned(), found.mod_revision)).delete(key);
+    match context.repository.txn(txn).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_retryable() => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+struct Beats {
+    context: Context,
+    session: Session,
+    created: i64,
+    key: String,
+    record: NodeRecord,
+    interval: Duration,
+}
+
+impl Beats {
+    async fn run(mut self) {
+        let mut backoff = Backoff::new(self.interval / 10, self.interval);
+        let mut pause = self.interval;
+        loop {
+            tokio::select! {
+                _ = self.session.lost() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+            self.record.sequence += 1;
+            self.record.last_heartbeat = self.context.clock.wall_ms();
+            let sent = self.context.clock.monotonic_ns();
+            let txn = Txn::new().when(Compare::CreateRevision(self.key.clone(), self.created)).put_leased(
+                &self.key,
+                self.record.to_bytes(),
+                self.session.lease(),
+            );
+            pause = match self.context.repository.txn(txn).await {
+                Ok(TxnOutcome::Done { .. }) => {
+                    let took = self.context.clock.monotonic_ns().saturating_sub(sent);
+                    self.context.metrics.heartbeat_delay.observe(seconds(took));
+                    backoff.reset();
+                    self.interval
+                }
+                Ok(TxnOutcome::Conflict { .. }) => {
+                    let why = "another process took this node's record".to_owned();
+                    return self.session.end(SessionEnd::Taken(why));
+                }
+                Err(RepositoryError::LeaseNotFound(_)) => return self.session.end(SessionEnd::Revoked),
+                Err(error) => {
+                    self.context.metrics.heartbeat_failures.inc();
+                    tracing::debug!(%error, "a heartbeat was not recorded");
+                    backoff.next_pause()
+                }
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+use std::sync::Arc;
+
+use moim_base::ManualClock;
+
+use super::*;
+use crate::scenario::{Flaky, Mood, everywhere, in_memory, until};
+
+#[test]
+fn a_session_outlives_its_lease_time_and_ends_when_it_is_closed() {
+    everywhere(async |store| {
+        let session = Session::open(&store.node("a"), store.ttl).await.unwrap();
+        let txn = crate::Txn::new().put_leased("k", "v", session.lease());
+        store.repository.txn(txn).await.unwrap();
+        tokio::time::sleep(session.ttl() * 2).await;
+        assert!(session.is_valid(), "{}", store.name);
+        assert!(store.repository.get("k").await.unwrap().is_some(), "{}", store.name);
+        session.close().await.unwrap();
+        assert_eq!(session.lost().await, SessionEnd::Closed);
+        assert!(!session.is_valid());
+        assert!(store.repository.get("k").await.unwrap().is_none(), "{}", store.name);
+    });
+}
+
+#[test]
+fn dropping_the_last_handle_ends_the_lease() {
+    in_memory(async |store| {
+        let session = Session::open(&store.node("a"), Duration::from_secs(60)).await.unwrap();
+        store.repository.txn(crate::Txn::new().put_leased("k", "v", session.lease())).await.unwrap();
+        let other = session.clone();
+        drop(session);
+        assert!(other.is_valid());
+        drop(other);
+        until("the key goes", async || store.repository.get("k").await.unwrap().is_none().then_some(()))
+            .await;
+    });
+}
+
+#[test]
+fn a_store_that_is_away_ends_the_session_before_the_lease_ends_there() {
+    in_memory(async |store| {
+        let flaky = Flaky::new(store.repository.clone());
+        let mut context = store.node("a");
+        context.repository = flaky.clone();
+        for mood in [Mood { away: true, ..Mood::default() }, Mood { deaf: true, ..Mood::default() }] {
+            let session = Session::open(&context, store.ttl).await.unwrap();
+            store.repository.txn(crate::Txn::new().put_leased("k", "v", session.lease())).await.unwrap();
+            flaky.set(mood);
+            assert_eq!(session.lost().await, SessionEnd::Expired);
+            assert!(store.repository.get("k").await.unwrap().is_some(), "nobody else can have it yet");
+            flaky.set(Mood::default());
+            assert!(!session.is_valid(), "an end is an end");
+        }
+    });
+}
+
+#[test]
+fn a_short_absence_of_the_store_is_survived() {
+    in_memory(async |store| {
+        let flaky = Flaky::new(store.repository.clone());
+        let mut context = store.node("a");
+        context.repository = flaky.clone();
+        let session = Session::open(&context, store.ttl).await.unwrap();
+        flaky.set(Mood { away: true, ..Mood::default() });
+        tokio::time::sleep(store.ttl / 2).await;
+        flaky.set(Mood::default());
+        tokio::time::sleep(store.ttl).await;
+        assert!(session.is_valid());
+    });
+}
+
+#[test]
+fn after_a_pause_the_first_look_says_no() {
+    in_memory(async |store| {
+        // A clock of its own: no timer runs, as in a process that was stopped.
+        let clock = Arc::new(ManualClock::at(1_000));
+        let context = store.node("a").with_clock(clock.clone());
+        let session = Session::open(&context, Duration::from_secs(10)).await.unwrap();
+        clock.advance_ms(8_499);
+        assert!(session.is_valid());
+        clock.jump_wall_to_ms(0);
+        assert!(session.is_valid(), "the wall clock is nobody's deadline");
+        clock.advance_ms(2);
+        assert!(!session.is_valid());
+        assert_eq!(session.ended(), Some(SessionEnd::Expired));
+        assert_eq!(session.time_left(), Duration::ZERO);
+    });
+}
+
+#[test]
+fn a_lease_that_somebody_revoked_ends_the_session() {
+    everywhere(async |store| {
+        let session = Session::open(&store.node("a"), store.ttl).await.unwrap();
+        store.repository.revoke(session.lease()).await.unwrap();
+        assert_eq!(session.lost().await, SessionEnd::Revoked, "{}", store.name);
+    });
+}
