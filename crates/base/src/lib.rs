@@ -1,11 +1,12 @@
-//! What every crate of Moim shares: identifiers, the clock, task scopes, metrics.
+//! What every crate of Moim shares: identifiers, the clock, task scopes, metrics, and what a socket is.
 //!
-//! This crate knows no other crate of the workspace. Nothing here does I/O; time enters the program
+//! This crate knows no other crate of the workspace. Nothing here opens a file or a connection; time enters the program
 //! through [`clock::Clock`] alone, so that the simulator can own it.
 
 pub mod clock;
 pub mod ids;
 pub mod metrics;
+pub mod socket;
 pub mod task;
 
 pub use clock::{Clock, ManualClock, SystemClock};

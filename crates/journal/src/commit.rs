@@ -45,12 +45,14 @@ pub(crate) enum Kind {
     Delete = 8,
     /// Payload tells which segments a compacted file replaces.
     Swap = 9,
+    /// Everything is void; an empty log begins at `base`, where `epoch` is in force (-1: none). Ends like a Truncate.
+    Reset = 10,
 }
 
 impl Kind {
     fn from_u8(value: u8) -> Option<Self> {
-        use Kind::{Create, Delete, Epoch, Frame, Pointer, Start, Swap, Truncate, TruncateDone};
-        [Frame, Pointer, Create, Epoch, Start, Truncate, TruncateDone, Delete, Swap]
+        use Kind::{Create, Delete, Epoch, Frame, Pointer, Reset, Start, Swap, Truncate, TruncateDone};
+        [Frame, Pointer, Create, Epoch, Start, Truncate, TruncateDone, Delete, Swap, Reset]
             .into_iter()
             .find(|kind| *kind as u8 == value)
     }

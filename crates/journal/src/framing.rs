@@ -31,6 +31,11 @@ pub trait Framing: Send + Sync + 'static {
     fn peek(&self, header: &[u8]) -> Option<Frame>;
     /// Whether one whole frame is intact: checksum and structure.
     fn verify(&self, frame: &[u8]) -> bool;
+    /// An intact frame without content that begins at `base` and ends at `last` at most, for a log that must go on after a
+    /// hole in the log it is a copy of. `None` when there is no such frame.
+    fn filler(&self, _base: i64, _last: i64, _epoch: i32) -> Option<Bytes> {
+        None
+    }
 }
 
 /// The crate's own small frame, for logs that are not Kafka record batches.
@@ -84,6 +89,10 @@ impl Framing for PlainFraming {
     fn verify(&self, frame: &[u8]) -> bool {
         let whole = self.peek(frame).is_some_and(|peeked| peeked.len == frame.len());
         whole && Input::new(&frame[4..8]).u32() == Some(crc32c::crc32c(&frame[8..]))
+    }
+
+    fn filler(&self, base: i64, last: i64, epoch: i32) -> Option<Bytes> {
+        Some(Self::encode(base, last, epoch, -1, &[]))
     }
 }
 

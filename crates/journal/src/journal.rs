@@ -159,6 +159,34 @@ impl Journal {
         state.epochs.end_offset(epoch, state.end)
     }
 
+    /// The epoch in force just before `offset`.
+    pub fn epoch_before(&self, offset: i64) -> Option<i32> {
+        self.state.locked().epochs.before(offset)
+    }
+
+    /// The frames these bytes are, back to back; `None` when one of them is not intact or they are not all.
+    pub fn split(&self, bytes: &[u8]) -> Option<Vec<Frame>> {
+        let mut frames = Vec::new();
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let frame =
+                self.framing.peek(rest.get(..self.framing.header_len())?).filter(|frame| frame.len > 0)?;
+            let (whole, after) = rest.split_at_checked(frame.len)?;
+            let next = frames.last().is_none_or(|before: &Frame| before.last < frame.base);
+            if !next || !self.framing.verify(whole) {
+                return None;
+            }
+            frames.push(frame);
+            rest = after;
+        }
+        Some(frames)
+    }
+
+    /// A frame without content for this journal: see [`Framing::filler`].
+    pub fn filler(&self, base: i64, last: i64, epoch: i32) -> Option<Bytes> {
+        self.framing.filler(base, last, epoch)
+    }
+
     /// Bytes in its segments.
     pub fn size_bytes(&self) -> u64 {
         self.state.locked().segments.iter().map(|segment| segment.image.len - segment::HEADER).sum()

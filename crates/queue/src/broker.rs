@@ -25,9 +25,9 @@ use crate::partition::Refused;
 use crate::peers::Peers;
 use crate::producer_ids::ProducerIds;
 use crate::sasl::Users;
-use crate::socket::Socket;
 use crate::topics::{NewTopic, News, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, Topics};
 use crate::transaction_service::TransactionService;
+use moim_base::socket::Socket;
 
 /// How a broker is to run. Every field has a default that suits one machine.
 #[derive(Clone, Debug)]

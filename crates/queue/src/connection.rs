@@ -33,7 +33,7 @@ use crate::loops::Wake;
 use crate::partition::PendingAcks;
 use crate::reply::{Call, Flushed, Writer};
 use crate::sasl::{Auth, UNKNOWN_MAX_FRAME};
-use crate::socket::Socket;
+use moim_base::socket::Socket;
 
 /// The smallest request: a header without a client id.
 const MIN_FRAME: usize = 8;

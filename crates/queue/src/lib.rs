@@ -31,7 +31,6 @@ mod producers;
 mod reply;
 mod sasl;
 mod server;
-mod socket;
 #[cfg(test)]
 mod testing;
 mod topics;
@@ -42,8 +41,8 @@ mod view;
 pub use broker::{Broker, BrokerOptions, BrokerParts, Summary};
 pub use config::Defaults;
 pub use framing::BatchFraming;
+pub use moim_base::socket::{MemorySocket, Socket};
 pub use partition::Refused;
 pub use sasl::{Users, UsersError};
 pub use server::Server;
-pub use socket::{MemorySocket, Socket};
 pub use topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};

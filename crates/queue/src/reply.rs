@@ -13,7 +13,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use moim_journal::{Chunk, FileRange};
 use moim_wire_kafka::{Message, encode_response};
 
-use crate::socket::Socket;
+use moim_base::socket::Socket;
 
 /// What an answer must know of its request.
 #[derive(Clone, Copy, Debug)]

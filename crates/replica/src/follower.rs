@@ -39,11 +39,13 @@ pub struct FollowerTuning {
     pub max_backoff_ms: u64,
     /// A fetch without an answer for this long has failed. Longer than leaders let a fetch wait.
     pub timeout_ms: u64,
+    /// A part of a snapshot that has not come for this long is asked for again.
+    pub chunk_timeout_ms: u64,
 }
 
 impl Default for FollowerTuning {
     fn default() -> Self {
-        Self { backoff_ms: 20, max_backoff_ms: 1_000, timeout_ms: 3_000 }
+        Self { backoff_ms: 20, max_backoff_ms: 1_000, timeout_ms: 3_000, chunk_timeout_ms: 3_000 }
     }
 }
 
@@ -218,6 +220,37 @@ impl Follower {
         }
     }
 
+    /// The leader can be reached, perhaps again: what was asked of it before got lost, reports too.
+    pub fn on_connected(&mut self, log: &dyn LogView, now_ms: u64, effects: &mut Vec<Effect>) {
+        self.failures = 0;
+        match &self.phase {
+            Phase::Waiting { .. } | Phase::Resting { .. } => self.fetch(log, now_ms, effects),
+            Phase::Installing(_) => self.fetch_snapshot(now_ms, effects),
+            Phase::Changing => {}
+        }
+    }
+
+    /// The leader's high watermark, told beside its answers. Counts only once the leader has agreed that our log is a
+    /// beginning of its own.
+    pub fn on_high_watermark(
+        &mut self,
+        epoch: LeaderEpoch,
+        high_watermark: Offset,
+        log: &dyn LogView,
+        effects: &mut Vec<Effect>,
+    ) {
+        let known = high_watermark.min(log.end());
+        if self.agreed && epoch == self.epoch && known > self.high_watermark {
+            self.high_watermark = known;
+            effects.push(Effect::HighWatermark(known));
+        }
+    }
+
+    /// Whether a fetch is out and time does not matter.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Waiting { .. })
+    }
+
     /// Our disk has got further.
     pub fn on_durable(&mut self, log: &dyn LogView, effects: &mut Vec<Effect>) {
         let now = (log.written(), log.durable());
@@ -235,7 +268,7 @@ impl Follower {
             Phase::Waiting { sent_ms, .. } if now_ms.saturating_sub(*sent_ms) > self.tuning.timeout_ms => {
                 self.rest(now_ms);
             }
-            Phase::Installing(install) if install.is_stale(now_ms, self.tuning.timeout_ms) => {
+            Phase::Installing(install) if install.is_stale(now_ms, self.tuning.chunk_timeout_ms) => {
                 self.fetch_snapshot(now_ms, effects);
             }
             _ => {}

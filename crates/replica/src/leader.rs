@@ -254,6 +254,31 @@ impl Leader {
         Ok(())
     }
 
+    /// A follower was there at `heard_ms`, and its fetch waits here for what comes next: if it has all we have, it had
+    /// caught up then.
+    pub fn on_alive(&mut self, node: BrokerId, heard_ms: u64) {
+        let (measure, end) = (self.measures_durable(), self.end);
+        if let Ok(follower) = Self::follower(&mut self.followers, node) {
+            follower.on_alive(measure, end, heard_ms);
+        }
+    }
+
+    /// Whether there is nothing that time could change: everybody is in sync and has everything.
+    pub fn is_settled(&self) -> bool {
+        let (state, measure) = (&self.record.value, self.measures_durable());
+        let settled = |follower: &Progress| {
+            follower.matched
+                && follower.disconnected_ms.is_none()
+                && follower.measure(measure) >= self.end
+                && state
+                    .in_sync(follower.node)
+                    .is_some_and(|entry| follower.run.is_some_and(|run| entry.epoch == run.epoch))
+        };
+        self.pending.is_empty()
+            && self.wanted_durability == state.durability
+            && self.followers.iter().all(settled)
+    }
+
     /// The connection to a follower broke.
     pub fn on_disconnected(&mut self, node: BrokerId, now_ms: u64) {
         if let Ok(follower) = Self::follower(&mut self.followers, node) {

@@ -1,9 +1,8 @@
 //! Replicated journals: one leader, followers that fetch from it, an in-sync set in the state repository, leader
 //! epochs and a high watermark; and the controller that places replicas and elects leaders.
 //!
-//! Everything here is a plain state machine: inputs in, effects out, no clock, no randomness, no await. What carries
-//! the effects out (reads and writes journals, talks to peers, proposes to the repository) is a *driver* that lives
-//! with its journal's owner; docs/replication.md says what a driver must do.
+//! All but [`driver`] are plain state machines: inputs in, effects out, no clock, no randomness, no await. The driver
+//! carries the effects out: it reads and writes journals, talks to peers, proposes to the repository.
 //!
 //! | module | owns |
 //! |---|---|
@@ -15,16 +14,17 @@
 //! | [`acks`] | who waits for the high watermark |
 //! | [`restart`] | what a replica's place is worth after a restart |
 //! | [`controller`] | places replicas, elects leaders, moves replicas |
+//! | [`driver`] | runs the copies of a node: connections between nodes, journals, proposals |
 //! | [`machine`] | a state machine on top of a journal: applying what is committed, snapshots |
 //! | [`fence`] | a primary's right to answer from memory |
 //! | [`log`] | what these machines see of a journal |
 //! | [`message`] | what followers and leaders tell each other |
-//! | [`wire`] | the small ones of these messages as bytes |
 
 #![warn(missing_docs)]
 
 pub mod acks;
 pub mod controller;
+pub mod driver;
 pub mod fence;
 pub mod follower;
 pub mod keys;
@@ -40,12 +40,12 @@ pub mod state;
 pub mod toy;
 pub mod transition;
 pub mod types;
-pub mod wire;
 #[cfg(any(test, feature = "testing"))]
 pub mod world;
 
 pub use acks::{AckError, Waiting};
 pub use controller::{Controller, ControllerTuning, Plan};
+pub use driver::{Dialler, Driver, DriverParts, Owner, Replicated};
 pub use follower::{Follower, FollowerTuning, ResetPolicy};
 pub use leader::{Leader, LeaderTuning, Outcome};
 pub use log::LogView;

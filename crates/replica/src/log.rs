@@ -52,9 +52,7 @@ impl LogView for JournalView<'_> {
     }
 
     fn last_epoch(&self) -> Option<LeaderEpoch> {
-        let end = self.journal.end();
-        let epochs = self.journal.epochs();
-        epochs.iter().rev().find(|(_, start)| *start < end).map(|(epoch, _)| LeaderEpoch(*epoch))
+        self.journal.epoch_before(self.journal.end()).map(LeaderEpoch)
     }
 
     fn end_of_epoch(&self, epoch: LeaderEpoch) -> Option<(LeaderEpoch, Offset)> {

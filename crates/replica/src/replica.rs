@@ -150,6 +150,11 @@ impl Replica {
         self
     }
 
+    /// In whose name it acts.
+    pub fn me(&self) -> Sender {
+        self.me
+    }
+
     /// What it is.
     pub fn role(&self) -> &Role {
         &self.role

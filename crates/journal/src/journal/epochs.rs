@@ -54,6 +54,12 @@ impl Epochs {
         }
     }
 
+    /// The newest epoch that began before `offset`.
+    pub(crate) fn before(&self, offset: i64) -> Option<i32> {
+        let after = self.entries.partition_point(|entry| entry.1 < offset);
+        Some(self.entries[after.checked_sub(1)?].0)
+    }
+
     /// The greatest epoch at or below `epoch`, and where it ends.
     pub(crate) fn end_offset(&self, epoch: i32, end: i64) -> (i32, i64) {
         let after = self.entries.partition_point(|entry| entry.0 <= epoch);

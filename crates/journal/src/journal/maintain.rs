@@ -1,13 +1,13 @@
-//! Cutting a journal at either end: truncation, log start, retention, age rolls, elections, deletion.
+//! Cutting a journal at either end: truncation, reset, log start, retention, age rolls, elections, deletion.
 //!
 //! Every operation here is first a durable record, then a change of files, so that a crash in between is finished
-//! by recovery. Truncation needs a second record once its cut is durable: later appends of the same offsets must
+//! by recovery. Truncation and reset need a second record once the cut is durable: later appends of the same offsets must
 //! not be mistaken for what was cut. None of it blocks readers.
 
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::{Journal, RECENT_COST, State};
+use super::{Epochs, Journal, RECENT_COST, State};
 use crate::codec::Locked;
 use crate::commit::{Kind, Record, Staged};
 use crate::segment::{self, FrameReader, HEADER, Segment, Walk};
@@ -21,6 +21,14 @@ struct Cut {
     end: i64,
     /// Nothing at or past the log start is left: all segments go and an empty one begins there.
     fresh: bool,
+    /// The log start moves there as well, whatever it was; with the epoch in force there.
+    reset: Option<i32>,
+}
+
+impl Cut {
+    fn at(segment: i64, position: u64, end: i64) -> Self {
+        Self { segment, position, end, fresh: false, reset: None }
+    }
 }
 
 impl Journal {
@@ -52,7 +60,7 @@ impl Journal {
         let start = self.start();
         if cut.end < start {
             // The frame that holds the log start goes: its earlier offsets are not there to be appended again.
-            cut = Cut { segment: start, position: HEADER, end: start, fresh: true };
+            cut = Cut { segment: start, position: HEADER, end: start, fresh: true, reset: None };
         }
         let mut record = Record::control(Kind::Truncate, self.id, cut.end);
         record.epoch = i32::from(cut.fresh);
@@ -64,6 +72,38 @@ impl Journal {
             return Err(error.into());
         }
         self.log(Record::control(Kind::TruncateDone, self.id, cut.end))
+    }
+
+    /// Drops the whole log and begins an empty one at `start`, whatever was there; durable when it returns. `last_epoch` is
+    /// the epoch in force there, if one is known. A reader in the middle of it finds that its offset is out of range.
+    pub fn reset(&self, start: i64, last_epoch: Option<i32>) -> Result<(), JournalError> {
+        assert!(start >= 0, "offsets are not negative");
+        {
+            let mut state = self.state.locked();
+            if state.deleted {
+                return Err(JournalError::Closed);
+            }
+            state.truncating = true;
+        }
+        let done = self.reset_quietly(start, last_epoch.unwrap_or(-1));
+        self.state.locked().truncating = false;
+        done
+    }
+
+    fn reset_quietly(&self, start: i64, epoch: i32) -> Result<(), JournalError> {
+        self.store.wait_for(|| self.pending.load(Ordering::Acquire) == 0)?;
+        let _files = self.files.locked();
+        let mut record = Record::control(Kind::Reset, self.id, start);
+        record.epoch = epoch;
+        record.segment = start;
+        record.position = HEADER;
+        self.log(record)?;
+        let cut = Cut { segment: start, position: HEADER, end: start, fresh: true, reset: Some(epoch) };
+        if let Err(error) = self.cut(cut) {
+            self.store.fatal("dropping a log", &error);
+            return Err(error.into());
+        }
+        self.log(Record::control(Kind::TruncateDone, self.id, start))
     }
 
     fn log(&self, record: Record) -> Result<(), JournalError> {
@@ -80,7 +120,7 @@ impl Journal {
                 let at = state.recent.partition_point(|recent| recent.last < to);
                 if let Some(recent) = state.recent.get(at) {
                     let end = recent.base.min(to).max(front.base);
-                    return Ok(Cut { segment: recent.segment, position: recent.position, end, fresh: false });
+                    return Ok(Cut::at(recent.segment, recent.position, end));
                 }
             }
             let at = state
@@ -96,7 +136,7 @@ impl Journal {
         let file = match self.segment_file(segment, false) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound && limit <= HEADER => {
-                return Ok(Cut { segment, position: HEADER, end: to, fresh: false });
+                return Ok(Cut::at(segment, HEADER, to));
             }
             Err(error) => return Err(error.into()),
         };
@@ -114,10 +154,8 @@ impl Journal {
         loop {
             match reader.header(position) {
                 Ok(Some(frame)) if frame.last < to => position += frame.len as u64,
-                Ok(Some(frame)) => {
-                    return Ok(Cut { segment, position, end: frame.base.min(to), fresh: false });
-                }
-                Ok(None) => return Ok(Cut { segment, position, end: to, fresh: false }),
+                Ok(Some(frame)) => return Ok(Cut::at(segment, position, frame.base.min(to))),
+                Ok(None) => return Ok(Cut::at(segment, position, to)),
                 Err(Walk::Io(error)) => return Err(error.into()),
                 Err(Walk::Bad(_)) => return Err(JournalError::Damaged),
             }
@@ -147,6 +185,15 @@ impl Journal {
             state.end = cut.end;
             state.epochs.truncate(cut.end);
             state.snapshot = state.snapshot.take().filter(|snapshot| snapshot.0 <= cut.end);
+            if let Some(epoch) = cut.reset {
+                state.start = cut.end;
+                state.epochs = Epochs::default();
+                state.epochs.note(epoch, cut.end);
+                state.snapshot = None;
+                // Whatever was damaged is gone.
+                state.damaged = false;
+                self.durable.store(cut.end, Ordering::Release);
+            }
             self.end.store(cut.end, Ordering::Release);
             self.durable.fetch_min(cut.end, Ordering::AcqRel);
             (dropped, exists, cut.position)

@@ -127,6 +127,7 @@ impl Fold {
                 self.logged_end = self.logged_end.max(record.base);
             }
             Kind::Truncate => self.cut(record),
+            Kind::Reset => self.reset(record),
             Kind::TruncateDone => self.open_cut = None,
             Kind::Swap => {
                 if let Some(swap) = Swap::decode(payload) {
@@ -160,6 +161,17 @@ impl Fold {
         self.open_cut = Some(record);
     }
 
+    fn reset(&mut self, record: Record) {
+        self.frames.clear();
+        self.image.segments = vec![segment::Segment::new(record.base, 0).image];
+        self.image.start = record.base;
+        self.image.snapshot = None;
+        self.logged_end = record.base;
+        self.epochs = Epochs::default();
+        self.epochs.note(record.epoch, record.base);
+        self.open_cut = Some(record);
+    }
+
     /// Whether a segment lies wholly below the log start.
     fn dropped(&self, base: i64) -> bool {
         let later = |other: i64| other > base && other <= self.image.start;
@@ -168,9 +180,9 @@ impl Fold {
     }
 }
 
-/// Whether a truncation left nothing: all segments went and an empty one begins at the log start.
-fn is_fresh(truncate: &Record) -> bool {
-    truncate.epoch == 1
+/// Whether a cut left nothing: all segments went and an empty one begins at the log start.
+fn is_fresh(cut: &Record) -> bool {
+    cut.kind == Kind::Reset || cut.epoch == 1
 }
 
 /// Everything known before the store exists.

@@ -88,6 +88,14 @@ impl Progress {
         self.note_caught_up(measure, end, now_ms);
     }
 
+    /// It was there at that time, and has not said anything new since.
+    pub(super) fn on_alive(&mut self, measure: bool, end: Offset, heard_ms: u64) {
+        if self.matched && self.measure(measure) >= end {
+            self.caught_up_ms = self.caught_up_ms.max(heard_ms);
+            self.mark = (end, self.caught_up_ms);
+        }
+    }
+
     fn note_caught_up(&mut self, measure: bool, end: Offset, now_ms: u64) {
         let has = self.measure(measure);
         if has >= end {

@@ -135,7 +135,12 @@ impl World {
             let replica = Replica::new(me.sender(), partition(part), ResetPolicy::LogStart, hw)
                 .tuned(
                     LeaderTuning { lag_ms: 1_500, disconnect_grace_ms: 300, retry_ms: 100 },
-                    FollowerTuning { backoff_ms: 10, max_backoff_ms: 200, timeout_ms: 600 },
+                    FollowerTuning {
+                        backoff_ms: 10,
+                        max_backoff_ms: 200,
+                        timeout_ms: 600,
+                        chunk_timeout_ms: 600,
+                    },
                 )
                 .planted(self.scenario.mutants);
             me.replicas[part] = Some(replica);

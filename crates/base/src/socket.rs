@@ -1,20 +1,18 @@
 //! The network as a connection sees it: something to read from and write to without waiting.
 //!
 //! TCP is one implementation; [`MemorySocket`] is another, for tests and the simulator, so that the code that serves
-//! a client is the same over both.
+//! a client or another node is the same over both.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::TcpStream;
-
-use crate::loops::lock;
 
 /// One end of a stream of bytes. Nothing here waits: what cannot be done now is `Pending` or `WouldBlock`.
 pub trait Socket: Send {
@@ -57,6 +55,10 @@ impl Socket for TcpStream {
 pub struct MemorySocket {
     reads: Arc<Mutex<Pipe>>,
     writes: Arc<Mutex<Pipe>>,
+}
+
+fn lock(pipe: &Mutex<Pipe>) -> MutexGuard<'_, Pipe> {
+    pipe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How many bytes are under way at the most, in one direction.

@@ -1,0 +1,1 @@
+//! Three nodes in one process: real journals, real connections, records in memory.
