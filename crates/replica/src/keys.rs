@@ -4,9 +4,6 @@ use moim_base::{BrokerId, TopicId};
 
 use crate::types::PartitionId;
 
-/// The topic id of the store's shards: shard n is partition n of it. No topic gets it.
-pub const SHARDS: TopicId = TopicId(0x6d6f_696d_0000_4000_8000_7368_6172_6473);
-
 /// Every partition's record stands under this.
 pub const PARTITIONS: &str = "/moim/partitions/";
 /// Marks of living members: leased, one per node. The create revision is the broker epoch.
