@@ -1,0 +1,278 @@
+//! The commands: one file per command or small family, and the table of all of them.
+//!
+//! A [`Spec`] says what Redis says about a command (arity, flags, where its keys are) and which function runs it. To add
+//! a family, write `cmd/<family>.rs` with `pub(crate) const COMMANDS: &[Spec]` and name it in [`FAMILIES`].
+
+mod counters;
+mod expire;
+mod get;
+mod keys;
+mod range;
+mod scan;
+mod set;
+
+use std::sync::OnceLock;
+
+use hashbrown::HashMap;
+use moim_wire_resp::Args;
+
+use crate::ctx::Ctx;
+use crate::error::{Done, Error};
+
+/// Every family, in no special order.
+const FAMILIES: &[&[Spec]] = &[
+    counters::COMMANDS,
+    expire::COMMANDS,
+    get::COMMANDS,
+    keys::COMMANDS,
+    range::COMMANDS,
+    scan::COMMANDS,
+    set::COMMANDS,
+];
+
+/// What a command is and does.
+pub struct Spec {
+    /// In lower case; `config|get` for a subcommand.
+    pub name: &'static str,
+    /// Number of arguments with the name; negative: at least so many.
+    pub arity: i32,
+    /// See [`flag`].
+    pub flags: u32,
+    /// Where its keys are.
+    pub keys: Keys,
+    /// `string`, `hash`, `connection` …
+    pub group: &'static str,
+    /// One sentence.
+    pub summary: &'static str,
+    /// What it does.
+    pub run: fn(&mut Ctx<'_>) -> Done,
+    /// Its subcommands; `run` takes what they do not.
+    pub subs: &'static [Spec],
+}
+
+/// What is special about a command. The names are those of COMMAND.
+#[allow(missing_docs)]
+pub mod flag {
+    pub const WRITE: u32 = 1 << 0;
+    pub const READONLY: u32 = 1 << 1;
+    pub const DENYOOM: u32 = 1 << 2;
+    pub const ADMIN: u32 = 1 << 3;
+    pub const PUBSUB: u32 = 1 << 4;
+    pub const NOSCRIPT: u32 = 1 << 5;
+    pub const BLOCKING: u32 = 1 << 6;
+    pub const LOADING: u32 = 1 << 7;
+    pub const STALE: u32 = 1 << 8;
+    pub const SKIP_MONITOR: u32 = 1 << 9;
+    pub const SKIP_SLOWLOG: u32 = 1 << 10;
+    pub const ASKING: u32 = 1 << 11;
+    pub const FAST: u32 = 1 << 12;
+    pub const NO_AUTH: u32 = 1 << 13;
+    pub const MAY_REPLICATE: u32 = 1 << 14;
+    pub const NO_MULTI: u32 = 1 << 15;
+    pub const MOVABLEKEYS: u32 = 1 << 16;
+    pub const ALLOW_BUSY: u32 = 1 << 17;
+    pub const NO_ASYNC_LOADING: u32 = 1 << 18;
+    pub const NO_MANDATORY_KEYS: u32 = 1 << 19;
+    /// The answer depends on keys that are not named: it waits for everything before it.
+    pub const WHOLE: u32 = 1 << 24;
+
+    /// Names in the order in which COMMAND shows them.
+    pub const NAMES: &[(u32, &str)] = &[
+        (WRITE, "write"),
+        (READONLY, "readonly"),
+        (DENYOOM, "denyoom"),
+        (ADMIN, "admin"),
+        (PUBSUB, "pubsub"),
+        (NOSCRIPT, "noscript"),
+        (BLOCKING, "blocking"),
+        (LOADING, "loading"),
+        (STALE, "stale"),
+        (SKIP_MONITOR, "skip_monitor"),
+        (SKIP_SLOWLOG, "skip_slowlog"),
+        (ASKING, "asking"),
+        (FAST, "fast"),
+        (NO_AUTH, "no_auth"),
+        (MAY_REPLICATE, "may_replicate"),
+        (NO_MULTI, "no_multi"),
+        (MOVABLEKEYS, "movablekeys"),
+        (ALLOW_BUSY, "allow_busy"),
+        (NO_ASYNC_LOADING, "no_async_loading"),
+        (NO_MANDATORY_KEYS, "no_mandatory_keys"),
+    ];
+}
+
+/// Where the keys of a command are among its arguments.
+#[derive(Clone, Copy)]
+pub enum Keys {
+    /// There are none.
+    None,
+    /// From `first` to `last` (negative: from the end, -1 the last) in steps.
+    Range {
+        /// The first.
+        first: usize,
+        /// The last.
+        last: i32,
+        /// 2 where values lie between them.
+        step: usize,
+    },
+    /// A number at `at` says how many follow; `also` is one more key before it (0: none).
+    Counted {
+        /// Where the number is.
+        at: usize,
+        /// A destination.
+        also: usize,
+    },
+    /// Found by looking at the arguments.
+    Found(fn(&Args<'_>, &mut Vec<usize>)),
+}
+
+impl Keys {
+    /// One key.
+    pub const ONE: Keys = Keys::Range { first: 1, last: 1, step: 1 };
+    /// All arguments.
+    pub const ALL: Keys = Keys::Range { first: 1, last: -1, step: 1 };
+    /// The first two.
+    pub const TWO: Keys = Keys::Range { first: 1, last: 2, step: 1 };
+
+    /// Adds the positions of the keys; nothing where the arguments make no sense.
+    pub fn positions(&self, args: &Args<'_>, into: &mut Vec<usize>) {
+        match *self {
+            Keys::None => {}
+            Keys::Range { first, last, step } => {
+                let last = match usize::try_from(last) {
+                    Ok(last) => last,
+                    Err(_) => args.len().saturating_sub(last.unsigned_abs() as usize),
+                };
+                into.extend((first..=last.min(args.len().saturating_sub(1))).step_by(step));
+            }
+            Keys::Counted { at, also } => {
+                if also > 0 && also < args.len() {
+                    into.push(also);
+                }
+                let count = args.get(at).and_then(moim_wire_resp::number::parse_i64).unwrap_or(0);
+                let count = usize::try_from(count).unwrap_or(0);
+                if count <= args.len().saturating_sub(at + 1) {
+                    into.extend(at + 1..at + 1 + count);
+                }
+            }
+            Keys::Found(find) => find(args, into),
+        }
+    }
+}
+
+impl Spec {
+    /// A command without subcommands.
+    pub const fn new(
+        name: &'static str,
+        arity: i32,
+        flags: u32,
+        keys: Keys,
+        group: &'static str,
+        summary: &'static str,
+        run: fn(&mut Ctx<'_>) -> Done,
+    ) -> Self {
+        Self { name, arity, flags, keys, group, summary, run, subs: &[] }
+    }
+
+    /// The same with subcommands.
+    pub const fn with(self, subs: &'static [Spec]) -> Self {
+        Self { subs, ..self }
+    }
+
+    /// Whether it has this flag.
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether so many arguments, the name included, are as many as it takes.
+    pub fn takes(&self, argc: usize) -> bool {
+        let wanted = self.arity.unsigned_abs() as usize;
+        if self.arity < 0 { argc >= wanted } else { argc == wanted }
+    }
+
+    /// The name that errors give: subcommands with a bar.
+    pub fn full_name(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// All commands, by name.
+pub fn all() -> impl Iterator<Item = &'static Spec> {
+    FAMILIES.iter().flat_map(|family| family.iter())
+}
+
+/// The command of that name, whatever its case.
+pub fn find(name: &[u8]) -> Option<&'static Spec> {
+    static TABLE: OnceLock<HashMap<&'static [u8], &'static Spec>> = OnceLock::new();
+    let table = TABLE.get_or_init(|| all().map(|spec| (spec.name.as_bytes(), spec)).collect());
+    let mut lower = [0; 32];
+    let lower = lower.get_mut(..name.len())?;
+    lower.copy_from_slice(name);
+    lower.make_ascii_lowercase();
+    table.get(&*lower).copied()
+}
+
+/// The command, or the subcommand where there is one, that these arguments name.
+pub fn resolve(args: &Args<'_>) -> Option<&'static Spec> {
+    let spec = find(args.name())?;
+    if spec.subs.is_empty() {
+        return Some(spec);
+    }
+    let sub = args.get(1).unwrap_or_default();
+    let found = spec.subs.iter().find(|candidate| {
+        candidate.name.split_once('|').is_some_and(|(_, name)| sub.eq_ignore_ascii_case(name.as_bytes()))
+    });
+    Some(found.unwrap_or(spec))
+}
+
+/// Answers with lines of help.
+pub(crate) fn help(ctx: &mut Ctx<'_>, lines: &[&str]) -> Done {
+    ctx.out.array(lines.len());
+    lines.iter().for_each(|line| ctx.out.simple(line));
+    Ok(())
+}
+
+/// The error for a subcommand that does not exist.
+pub(crate) fn unknown_subcommand(ctx: &Ctx<'_>) -> Error {
+    let name = String::from_utf8_lossy(ctx.args.name()).into_owned();
+    let sub = String::from_utf8_lossy(ctx.arg(1)).chars().take(128).collect::<String>();
+    Error::err(format_args!("unknown subcommand '{sub}'. Try {} HELP.", name.to_uppercase()))
+}
+
+#[cfg(test)]
+mod tests {
+    use moim_wire_resp::OwnedArgs;
+
+    use super::*;
+
+    #[test]
+    fn names_are_lower_case_unique_and_short_enough_to_be_found() {
+        let mut names: Vec<_> = all().map(|spec| spec.name).collect();
+        for name in &names {
+            assert_eq!(find(name.to_ascii_uppercase().as_bytes()).unwrap().name, *name);
+        }
+        names.sort_unstable();
+        let before = names.len();
+        names.dedup();
+        assert_eq!(names.len(), before);
+    }
+
+    #[test]
+    fn keys_are_where_they_should_be() {
+        for (keys, command, wanted) in [
+            (Keys::ONE, "get a", vec![1]),
+            (Keys::ALL, "del a b c", vec![1, 2, 3]),
+            (Keys::Range { first: 1, last: -1, step: 2 }, "mset a 1 b 2", vec![1, 3]),
+            (Keys::Range { first: 1, last: -2, step: 1 }, "blpop a b 0", vec![1, 2]),
+            (Keys::Counted { at: 2, also: 0 }, "eval s 2 a b c", vec![3, 4]),
+            (Keys::Counted { at: 2, also: 1 }, "zunionstore d 1 a", vec![1, 3]),
+            (Keys::Counted { at: 2, also: 0 }, "eval s 9 a", vec![]),
+            (Keys::Counted { at: 2, also: 0 }, "eval s x a", vec![]),
+        ] {
+            let args = OwnedArgs::from_slices(command.split(' '));
+            let mut found = Vec::new();
+            keys.positions(&args.args(), &mut found);
+            assert_eq!(found, wanted, "{command}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Counting: INCR, DECR, INCRBY, DECRBY, INCRBYFLOAT.
+
+use moim_wire_resp::number::{Decimal, parse_i64};
+
+use super::{Keys, Spec, flag::*};
+use crate::ctx::{Ctx, float};
+use crate::error::{Done, Error};
+use crate::events::class;
+
+const FLAGS: u32 = WRITE | DENYOOM | FAST;
+
+pub(crate) const COMMANDS: &[Spec] = &[
+    Spec::new(
+        "incr",
+        2,
+        FLAGS,
+        Keys::ONE,
+        "string",
+        "Increments the integer value of a key by one. Uses 0 as initial value if the key doesn't exist.",
+        |ctx| add(ctx, 1),
+    ),
+    Spec::new(
+        "decr",
+        2,
+        FLAGS,
+        Keys::ONE,
+        "string",
+        "Decrements the integer value of a key by one. Uses 0 as initial value if the key doesn't exist.",
+        |ctx| add(ctx, -1),
+    ),
+    Spec::new(
+        "incrby",
+        3,
+        FLAGS,
+        Keys::ONE,
+        "string",
+        "Increments the integer value of a key by a number. Uses 0 as initial value if the key doesn't exist.",
+        |ctx| add(ctx, ctx.int(2)?),
+    ),
+    Spec::new(
+        "decrby",
+        3,
+        FLAGS,
+        Keys::ONE,
+        "string",
+        "Decrements a number from the integer value of a key. Uses 0 as initial value if the key doesn't exist.",
+        |ctx| {
+            let by = ctx.int(2)?.checked_neg().ok_or_else(|| Error::err("decrement would overflow"))?;
+            add(ctx, by)
+        },
+    ),
+    Spec::new(
+        "incrbyfloat",
+        3,
+        FLAGS,
+        Keys::ONE,
+        "string",
+        "Increment the floating point value of a key by a number. Uses 0 as initial value if the key doesn't exist.",
+        add_float,
+    ),
+];
+
+fn add(ctx: &mut Ctx<'_>, by: i64) -> Done {
+    let key = ctx.arg(1);
+    let old = match ctx.string(key)? {
+        None => 0,
+        Some(string) => parse_i64(string).ok_or(Error::NOT_INTEGER)?,
+    };
+    let new = old.checked_add(by).ok_or(Error::OVERFLOW)?;
+    let expires_at = ctx.db.expiry(key).flatten();
+    ctx.db.set_str(key, Decimal::new(new).as_bytes(), expires_at);
+    ctx.changed_with(key, class::STRING, "incrby");
+    ctx.out.integer(new);
+    Ok(())
+}
+
+fn add_float(ctx: &mut Ctx<'_>) -> Done {
+    let key = ctx.arg(1);
+    let old = match ctx.string(key)? {
+        None => 0.0,
+        Some(string) => float(string)?,
+    };
+    let new = old + ctx.float(2)?;
+    if !new.is_finite() {
+        return Err(Error::NAN);
+    }
+    let text = spell(new);
+    let expires_at = ctx.db.expiry(key).flatten();
+    ctx.db.set_str(key, text.as_bytes(), expires_at);
+    ctx.changed_with(key, class::STRING, "incrbyfloat");
+    // Floats are not added again: another machine could round differently.
+    ctx.rewrite(&[b"SET", key, text.as_bytes(), b"KEEPTTL"]);
+    ctx.out.bulk(text.as_bytes());
+    Ok(())
+}
+
+/// Seventeen digits after the point, without the zeros at the end.
+fn spell(number: f64) -> String {
+    // The shortest spelling that reads back is what Redis's long doubles print for the numbers people add.
+    let text = format!("{number}");
+    if text == "-0" { "0".to_owned() } else { text }
+}

@@ -1,0 +1,266 @@
+//! What a command sees: its arguments, the keyspace, the time, where its answer goes, and whom to tell.
+//!
+//! A command is a function of its [`Ctx`] and of nothing else. It writes exactly one answer to `out`, or gives an error
+//! (what it wrote is then thrown away). A command that changed a key calls [`Ctx::changed`]; the command itself then
+//! becomes the effect in the journal, unless [`Ctx::rewrite`] said something that is safer to replay (absolute times, the
+//! members that were drawn). Keys of the command that have expired are gone before it runs.
+
+use moim_wire_resp::number::parse_i64;
+use moim_wire_resp::{Args, Encoder, OwnedArgs};
+
+use crate::cmd::Spec;
+use crate::effects::Effects;
+use crate::error::{Done, Error};
+use crate::events::{Events, class};
+use crate::keyspace::{Item, Keyspace};
+use crate::session::{Block, Session};
+use crate::shared::Shared;
+
+/// Why a command runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// A client of the primary asked.
+    Primary,
+    /// A client of a replica asked: nothing may change.
+    Replica,
+    /// The journal says that it happened: nothing may fail, nothing is recorded, nothing expires by itself.
+    Replay,
+}
+
+/// Everything a command may use.
+pub struct Ctx<'a> {
+    /// Name and arguments.
+    pub args: Args<'a>,
+    /// The keys of the shard.
+    pub db: &'a mut Keyspace,
+    /// Milliseconds since 1970; never goes back within a shard.
+    pub now: i64,
+    /// Where the answer goes.
+    pub out: Encoder<'a>,
+    /// Where effects go.
+    pub fx: &'a mut Effects,
+    /// Whom to tell.
+    pub events: &'a mut Events,
+    /// The client.
+    pub session: &'a mut Session,
+    /// What all shards and clients of this node share.
+    pub shared: &'a Shared,
+    /// Why it runs.
+    pub mode: Mode,
+    /// Whether it runs inside EXEC or a script, where nothing may block.
+    pub nested: bool,
+    /// Changes the running command has made.
+    pub dirty: u64,
+    pub(crate) rewritten: bool,
+}
+
+impl<'a> Ctx<'a> {
+    /// Argument `index`, which the arity promises. 0 is the name.
+    pub fn arg(&self, index: usize) -> &'a [u8] {
+        self.args.get(index).unwrap_or_default()
+    }
+
+    /// How many arguments there are, the name included.
+    pub fn argc(&self) -> usize {
+        self.args.len()
+    }
+
+    /// Argument `index` as an integer.
+    pub fn int(&self, index: usize) -> Result<i64, Error> {
+        int(self.arg(index))
+    }
+
+    /// Argument `index` as a float.
+    pub fn float(&self, index: usize) -> Result<f64, Error> {
+        float(self.arg(index))
+    }
+
+    /// Whether argument `index` is this word, whatever its case.
+    pub fn is(&self, index: usize, word: &str) -> bool {
+        self.arg(index).eq_ignore_ascii_case(word.as_bytes())
+    }
+
+    /// The string at a key; an error when it holds something else.
+    pub fn string(&mut self, key: &[u8]) -> Result<Option<&[u8]>, Error> {
+        match self.db.touch(key) {
+            None => Ok(None),
+            Some(Item::Str(string)) => Ok(Some(string)),
+            Some(Item::Value(_)) => Err(Error::WRONG_TYPE),
+        }
+    }
+
+    /// The key has changed: transactions that watch it fail, and the command is recorded.
+    pub fn changed(&mut self, key: &[u8]) {
+        self.dirty += 1;
+        self.events.on_changed(key);
+    }
+
+    /// The key has changed, with a notification.
+    pub fn changed_with(&mut self, key: &[u8], class: u32, event: &'static str) {
+        self.changed(key);
+        self.events.notify(class, event, key);
+    }
+
+    /// The key holds something that blocked clients may take.
+    pub fn ready(&mut self, key: &[u8]) {
+        self.events.on_ready(key);
+    }
+
+    /// Forgets a key, as DEL does. Answers whether it was there.
+    pub fn delete(&mut self, key: &[u8]) -> bool {
+        let was_there = self.db.remove(key);
+        if was_there {
+            self.changed_with(key, class::GENERIC, "del");
+        }
+        was_there
+    }
+
+    /// Records these commands in place of the one that runs. May be called several times.
+    pub fn rewrite(&mut self, args: &[&[u8]]) {
+        self.rewritten = true;
+        if self.mode == Mode::Primary {
+            self.fx.push_slices(args);
+        }
+    }
+
+    /// Says that whatever changed needs no record.
+    pub fn record_nothing(&mut self) {
+        self.rewritten = true;
+    }
+
+    /// Whether the command may make its client wait.
+    pub fn may_block(&self) -> bool {
+        !self.nested && self.mode == Mode::Primary
+    }
+
+    /// Makes the client wait until one of `keys` is ready, and then runs the command again. The command must have written
+    /// nothing. `timeout_ms` 0 waits for ever; when time runs out the client gets a null array, or what `on_timeout` says.
+    pub fn block(&mut self, keys: Vec<Box<[u8]>>, timeout_ms: i64, on_timeout: OnTimeout) {
+        let deadline = (timeout_ms > 0).then(|| self.now.saturating_add(timeout_ms));
+        self.session.block =
+            Some(Block { keys, deadline, on_timeout, command: self.args.to_owned(), on_keys: true });
+    }
+
+    /// Runs another command in place, with the answer behind what is written. For EXEC and scripts.
+    pub fn call(&mut self, spec: &'static Spec, command: &OwnedArgs) -> bool {
+        let protocol = self.out.protocol();
+        let mut inner = Ctx {
+            args: command.args(),
+            db: self.db,
+            now: self.now,
+            out: Encoder::new(self.out.buffer(), protocol),
+            fx: self.fx,
+            events: self.events,
+            session: self.session,
+            shared: self.shared,
+            mode: self.mode,
+            nested: true,
+            dirty: 0,
+            rewritten: false,
+        };
+        let fine = inner.run(spec);
+        let dirty = inner.dirty;
+        self.dirty += dirty;
+        // What the inner command did is recorded by itself.
+        self.rewritten = true;
+        fine
+    }
+
+    /// Runs the command that `args` names, which is `spec`. Answers whether it gave no error.
+    pub(crate) fn run(&mut self, spec: &'static Spec) -> bool {
+        let start = self.out.buffer().len();
+        self.expire_keys(spec);
+        let done = (spec.run)(self);
+        let fine = done.is_ok();
+        if let Err(error) = done {
+            self.out.buffer().truncate(start);
+            self.out.error(error.0.as_bytes());
+            self.shared.stats.on_error(error.code());
+        }
+        if self.dirty > 0 && !self.rewritten && self.mode == Mode::Primary {
+            self.fx.push(self.args.iter());
+        }
+        self.db.settle();
+        fine
+    }
+
+    /// Lets the keys of the command that have expired go. That is an effect of its own: replicas hide, but never delete.
+    fn expire_keys(&mut self, spec: &'static Spec) {
+        match self.mode {
+            Mode::Replay => return,
+            Mode::Replica => {
+                self.db.hide_expired(self.now);
+                return;
+            }
+            Mode::Primary => {}
+        }
+        if self.db.next_expiry().is_none_or(|at| at > self.now) {
+            return;
+        }
+        let mut keys = Vec::new();
+        spec.keys.positions(&self.args, &mut keys);
+        for at in keys {
+            let key = self.arg(at);
+            if self.db.expiry(key).flatten().is_some_and(|at| at <= self.now) {
+                expire(self.db, self.fx, self.events, self.shared, key);
+            }
+        }
+    }
+}
+
+/// Deletes a key because its time has come, and records that.
+pub(crate) fn expire(db: &mut Keyspace, fx: &mut Effects, events: &mut Events, shared: &Shared, key: &[u8]) {
+    if db.remove(key) {
+        fx.push_slices(&[b"DEL", key]);
+        events.on_changed(key);
+        events.notify(class::EXPIRED, "expired", key);
+        shared.stats.expired.inc();
+    }
+}
+
+/// What a client hears whose time ran out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnTimeout {
+    /// A null array (BLPOP).
+    NullArray,
+    /// A null (BLMOVE).
+    Null,
+    /// A number (WAIT).
+    Number(i64),
+}
+
+/// Reads an integer as Redis does.
+pub fn int(text: &[u8]) -> Result<i64, Error> {
+    parse_i64(text).ok_or(Error::NOT_INTEGER)
+}
+
+/// Reads a float as Redis does.
+pub fn float(text: &[u8]) -> Result<f64, Error> {
+    let text = std::str::from_utf8(text).map_err(|_| Error::NOT_FLOAT)?;
+    let value: f64 = match text.to_ascii_lowercase().as_str() {
+        "inf" | "+inf" | "infinity" | "+infinity" => f64::INFINITY,
+        "-inf" | "-infinity" => f64::NEG_INFINITY,
+        "nan" => return Err(Error::NOT_FLOAT),
+        other => other.parse().map_err(|_| Error::NOT_FLOAT)?,
+    };
+    if value.is_nan() { Err(Error::NOT_FLOAT) } else { Ok(value) }
+}
+
+/// Reads the timeout of a blocking command: seconds, perhaps with a fraction. Gives milliseconds.
+pub fn timeout_ms(text: &[u8]) -> Result<i64, Error> {
+    let seconds = float(text).map_err(|_| Error::BAD_TIMEOUT)?;
+    if seconds < 0.0 {
+        return Err(Error::NEGATIVE_TIMEOUT);
+    }
+    let ms = (seconds * 1_000.0).ceil();
+    if !ms.is_finite() || ms > 9.0e15 {
+        return Err(Error::err("timeout is out of range"));
+    }
+    Ok(ms as i64)
+}
+
+/// Writes an answer for a command that does nothing but say OK.
+pub fn ok(ctx: &mut Ctx<'_>) -> Done {
+    ctx.out.ok();
+    Ok(())
+}

@@ -1,0 +1,673 @@
+//! The keys of a shard and their values, in memory.
+//!
+//! Pure: no clock, no I/O, no locks; time is an argument. An entry (key, expiry, and the value when it is a small
+//! string) is one allocation in the [`arena`]; a [`table`] per slot finds it; what is too large or is no string is a
+//! [`Value`] beside. Expiries are ordered in a set of their own, so that expiring costs what expires.
+//!
+//! Invariants: `expires` holds exactly the entries that have an expiry; `memory` is the sum of what the parts say.
+//! It never deletes an expired key by itself: that is an effect, and the caller's.
+
+// Until a second kind of value exists.
+#![allow(unreachable_patterns, irrefutable_let_patterns)]
+
+pub(crate) mod arena;
+pub(crate) mod entry;
+mod table;
+
+use std::collections::BTreeSet;
+
+use self::arena::{Arena, MAX_ENTRY, Ref};
+use self::entry::{EXPIRES, LONG_KEY, MAX_KEY, OUTSIDE, Parts, RAW};
+use self::table::{Place, Table};
+use crate::value::Value;
+use crate::{SLOTS, slot_of};
+
+/// Where a key belongs: its slot and its hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyId {
+    /// 0 to 16383.
+    pub slot: u16,
+    /// Seeded per process.
+    pub hash: u64,
+}
+
+/// What a key holds.
+#[derive(Clone, Copy)]
+pub enum Item<'a> {
+    /// A string.
+    Str(&'a [u8]),
+    /// Anything else; never [`Value::Str`].
+    Value(&'a Value),
+}
+
+/// A value taken out of the keyspace, or on its way in.
+#[derive(Clone)]
+pub enum Owned {
+    /// A string.
+    Str(Vec<u8>),
+    /// Anything else.
+    Value(Value),
+}
+
+/// The keys of one shard.
+pub struct Keyspace {
+    tables: Vec<Option<Box<Table>>>,
+    arena: Arena,
+    values: Slab<Value>,
+    long_keys: Slab<Box<[u8]>>,
+    expires: BTreeSet<(i64, Ref)>,
+    seed: [u64; 2],
+    keys: usize,
+    /// Bytes of tables and of what lives outside the arena.
+    outside: usize,
+    touched: Vec<u32>,
+    /// Entries that expire at or before this are not seen. Set for reads on replicas, which must not delete.
+    hidden_until: i64,
+    memo: Option<(usize, usize, KeyId)>,
+    access_now: u32,
+    /// Values whose memory takes long to give back; whoever owns the keyspace drops them elsewhere.
+    garbage: Vec<Value>,
+}
+
+struct Slab<T> {
+    items: Vec<(Option<T>, usize)>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    const fn new() -> Self {
+        Self { items: Vec::new(), free: Vec::new() }
+    }
+
+    fn insert(&mut self, item: T, bytes: usize) -> u32 {
+        match self.free.pop() {
+            Some(at) => {
+                self.items[at as usize] = (Some(item), bytes);
+                at
+            }
+            None => {
+                self.items.push((Some(item), bytes));
+                u32::try_from(self.items.len() - 1).expect("fewer than 2^32 values fit in memory")
+            }
+        }
+    }
+
+    fn remove(&mut self, at: u32) -> (T, usize) {
+        let (item, bytes) = std::mem::take(&mut self.items[at as usize]);
+        self.free.push(at);
+        (item.expect("an entry points at a value"), bytes)
+    }
+
+    fn get(&self, at: u32) -> &T {
+        self.items[at as usize].0.as_ref().expect("an entry points at a value")
+    }
+
+    fn get_mut(&mut self, at: u32) -> &mut T {
+        self.items[at as usize].0.as_mut().expect("an entry points at a value")
+    }
+}
+
+/// A value with more elements than this is given back elsewhere.
+const LAZY_FREE: usize = 64;
+
+impl Keyspace {
+    /// An empty keyspace; the seed keeps strangers from choosing keys that collide.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            tables: (0..SLOTS).map(|_| None).collect(),
+            arena: Arena::new(),
+            values: Slab::new(),
+            long_keys: Slab::new(),
+            expires: BTreeSet::new(),
+            seed: [seed | 1, seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15],
+            keys: 0,
+            outside: 0,
+            touched: Vec::new(),
+            hidden_until: i64::MIN,
+            memo: None,
+            access_now: 0,
+            garbage: Vec::new(),
+        }
+    }
+
+    /// Where a key belongs.
+    pub fn id_of(&self, key: &[u8]) -> KeyId {
+        if let Some((at, len, id)) = self.memo
+            && at == key.as_ptr() as usize
+            && len == key.len()
+        {
+            return id;
+        }
+        KeyId { slot: slot_of(key), hash: hash(key, self.seed) }
+    }
+
+    /// Saves computing it again for this very slice, until [`Keyspace::forget`].
+    pub fn remember(&mut self, key: &[u8], id: KeyId) {
+        self.memo = Some((key.as_ptr() as usize, key.len(), id));
+    }
+
+    /// See [`Keyspace::remember`].
+    pub fn forget(&mut self) {
+        self.memo = None;
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.keys
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.keys == 0
+    }
+
+    /// How many keys expire one day.
+    pub fn expiring(&self) -> usize {
+        self.expires.len()
+    }
+
+    /// Mean time to live, in milliseconds, over a few of those that expire next and last.
+    pub fn average_ttl(&self, now: i64) -> i64 {
+        let (first, last) = (self.expires.first(), self.expires.last());
+        match (first, last) {
+            (Some(first), Some(last)) => ((first.0 - now).max(0) + (last.0 - now).max(0)) / 2,
+            _ => 0,
+        }
+    }
+
+    /// How many keys a slot has.
+    pub fn slot_len(&self, slot: u16) -> usize {
+        self.tables[usize::from(slot)].as_ref().map_or(0, |table| table.len())
+    }
+
+    /// Bytes in use for keys and values.
+    pub fn memory(&self) -> usize {
+        self.arena.used_bytes() + self.outside + self.expires.len() * 24
+    }
+
+    /// Bytes the machine gave for entries, used or not.
+    pub fn held_bytes(&self) -> usize {
+        self.arena.held_bytes() + self.outside
+    }
+
+    /// Seconds (least-recently-used) or frequency, noted at each access.
+    pub fn set_access_clock(&mut self, access: u32) {
+        self.access_now = access & 0xff_ffff;
+    }
+
+    /// Hides what has expired by then from lookups.
+    pub(crate) fn hide_expired(&mut self, until: i64) {
+        self.hidden_until = until;
+    }
+
+    fn find(&self, id: KeyId, key: &[u8]) -> Option<(Place, Ref)> {
+        let table = self.tables[usize::from(id.slot)].as_deref()?;
+        let found = table.find(id.hash, |at| {
+            let (flags, stored) = entry::key_of(self.arena.bytes(at));
+            if flags & LONG_KEY == 0 {
+                stored == key
+            } else {
+                **self.long_keys.get(entry::number(stored, 0)) == *key
+            }
+        })?;
+        if self.hidden_until > i64::MIN
+            && entry::expiry_of(self.arena.bytes(found.1)).is_some_and(|at| at <= self.hidden_until)
+        {
+            return None;
+        }
+        Some(found)
+    }
+
+    fn item(&self, at: Ref) -> Item<'_> {
+        let bytes = self.arena.bytes(at);
+        let head = entry::parse(bytes);
+        if head.is_outside() {
+            match self.values.get(entry::number(bytes, head.value.0)) {
+                Value::Str(string) => Item::Str(string),
+                value => Item::Value(value),
+            }
+        } else {
+            Item::Str(&bytes[head.value.0..head.value.1])
+        }
+    }
+
+    fn key_at(&self, at: Ref) -> &[u8] {
+        let (flags, stored) = entry::key_of(self.arena.bytes(at));
+        if flags & LONG_KEY == 0 { stored } else { self.long_keys.get(entry::number(stored, 0)) }
+    }
+
+    /// Whether the key is there.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        self.find(self.id_of(key), key).is_some()
+    }
+
+    /// What the key holds.
+    pub fn get(&self, key: &[u8]) -> Option<Item<'_>> {
+        self.find(self.id_of(key), key).map(|(_, at)| self.item(at))
+    }
+
+    /// The same, and the access is noted for eviction.
+    pub fn touch(&mut self, key: &[u8]) -> Option<Item<'_>> {
+        let (_, at) = self.find(self.id_of(key), key)?;
+        let access = self.access_now;
+        if access != 0 {
+            entry::set_access(self.arena.bytes_mut(at), access);
+        }
+        Some(self.item(at))
+    }
+
+    /// The access note of a key.
+    pub fn access(&self, key: &[u8]) -> Option<u32> {
+        self.find(self.id_of(key), key).map(|(_, at)| entry::access(self.arena.bytes(at)))
+    }
+
+    /// Sets the access note of a key.
+    pub fn set_access(&mut self, key: &[u8], access: u32) {
+        if let Some((_, at)) = self.find(self.id_of(key), key) {
+            entry::set_access(self.arena.bytes_mut(at), access);
+        }
+    }
+
+    /// Whether a small string was ever changed in place (`OBJECT ENCODING` says `raw`).
+    pub fn is_raw(&self, key: &[u8]) -> bool {
+        self.find(self.id_of(key), key)
+            .is_some_and(|(_, at)| entry::parse(self.arena.bytes(at)).flags & RAW != 0)
+    }
+
+    /// A value that is no string, to change it. The expiry stays.
+    pub fn value_mut(&mut self, key: &[u8]) -> Option<&mut Value> {
+        let (_, at) = self.find(self.id_of(key), key)?;
+        let bytes = self.arena.bytes(at);
+        let head = entry::parse(bytes);
+        if !head.is_outside() {
+            return None;
+        }
+        let number = entry::number(bytes, head.value.0);
+        if self.touched.last() != Some(&number) {
+            self.touched.push(number);
+        }
+        match self.values.get_mut(number) {
+            Value::Str(_) => None,
+            value => Some(value),
+        }
+    }
+
+    /// Puts a string there, in place of whatever there was. The expiry becomes `expires_at`.
+    pub fn set_str(&mut self, key: &[u8], value: &[u8], expires_at: Option<i64>) {
+        self.put_str(key, value, expires_at, 0);
+    }
+
+    fn put_str(&mut self, key: &[u8], value: &[u8], expires_at: Option<i64>, flags: u8) {
+        let overhead = 4 + 2 + 8 + 2;
+        if key.len().min(MAX_KEY) + value.len() + overhead > MAX_ENTRY {
+            self.put(key, Value::Str(value.to_vec()), expires_at);
+            return;
+        }
+        let id = self.id_of(key);
+        let found = self.find(id, key);
+        self.write(id, found, key, flags, expires_at, value);
+    }
+
+    /// Puts a value there, in place of whatever there was. The expiry becomes `expires_at`.
+    pub fn put(&mut self, key: &[u8], value: Value, expires_at: Option<i64>) {
+        let id = self.id_of(key);
+        let found = self.find(id, key);
+        let bytes = value.memory();
+        self.outside += bytes;
+        let number = self.values.insert(value, bytes);
+        self.write(id, found, key, OUTSIDE, expires_at, &number.to_le_bytes());
+    }
+
+    /// Puts back what [`Keyspace::take`] or a copy gave.
+    pub fn put_owned(&mut self, key: &[u8], owned: Owned, expires_at: Option<i64>) {
+        match owned {
+            Owned::Str(string) => self.set_str(key, &string, expires_at),
+            Owned::Value(value) => self.put(key, value, expires_at),
+        }
+    }
+
+    /// Changes a string; a missing one is empty. The expiry stays. Not for keys that hold something else.
+    pub fn edit_str<T>(&mut self, key: &[u8], edit: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let id = self.id_of(key);
+        let Some((_, at)) = self.find(id, key) else {
+            let mut string = Vec::new();
+            let done = edit(&mut string);
+            self.put_str(key, &string, None, RAW);
+            return done;
+        };
+        let bytes = self.arena.bytes(at);
+        let head = entry::parse(bytes);
+        if head.is_outside() {
+            let number = entry::number(bytes, head.value.0);
+            self.touched.push(number);
+            if let Value::Str(string) = self.values.get_mut(number) {
+                return edit(string);
+            }
+            let done = edit(&mut Vec::new());
+            debug_assert!(false, "only strings are edited as strings");
+            return done;
+        }
+        let mut string = bytes[head.value.0..head.value.1].to_vec();
+        let done = edit(&mut string);
+        self.put_str(key, &string, head.expires_at, RAW);
+        done
+    }
+
+    fn write(
+        &mut self,
+        id: KeyId,
+        found: Option<(Place, Ref)>,
+        key: &[u8],
+        flags: u8,
+        expires_at: Option<i64>,
+        value: &[u8],
+    ) {
+        let mut number = [0; 4];
+        let mut parts = Parts { flags, access: self.access_now, expires_at, key, value };
+        let Some((place, old)) = found else {
+            if key.len() > MAX_KEY {
+                self.outside += key.len();
+                number = self.long_keys.insert(key.into(), key.len()).to_le_bytes();
+                parts.flags |= LONG_KEY;
+                parts.key = &number;
+            }
+            let at = self.alloc(parts.len());
+            parts.write(self.arena.bytes_mut(at));
+            self.insert(id, at);
+            if let Some(expires_at) = expires_at {
+                self.expires.insert((expires_at, at));
+            }
+            return;
+        };
+        let head = entry::parse(self.arena.bytes(old));
+        if head.is_outside() {
+            let number = entry::number(self.arena.bytes(old), head.value.0);
+            // The same value under a new expiry keeps its number.
+            if !(flags & OUTSIDE != 0 && value == number.to_le_bytes()) {
+                self.drop_value(number);
+            }
+        }
+        if head.flags & LONG_KEY != 0 {
+            number.copy_from_slice(&self.arena.bytes(old)[head.key.0..head.key.1]);
+            parts.flags |= LONG_KEY;
+            parts.key = &number;
+        }
+        let (old_len, new_len) = (head.len(), parts.len());
+        let at = if Arena::same_class(old_len, new_len) {
+            old
+        } else {
+            let at = self.alloc(new_len);
+            self.arena.free(old);
+            self.tables[usize::from(id.slot)].as_mut().expect("the entry is in it").replace(place, at);
+            at
+        };
+        parts.write(self.arena.bytes_mut(at));
+        if at != old || head.expires_at != expires_at {
+            if let Some(expired_at) = head.expires_at {
+                self.expires.remove(&(expired_at, old));
+            }
+            if let Some(expires_at) = expires_at {
+                self.expires.insert((expires_at, at));
+            }
+        }
+    }
+
+    fn alloc(&mut self, len: usize) -> Ref {
+        // maxmemory is far below; a process that gets here would have been killed for its memory.
+        self.arena.alloc(len).expect("a keyspace holds at most 32 GiB of small entries")
+    }
+
+    fn insert(&mut self, id: KeyId, at: Ref) {
+        let place = &mut self.tables[usize::from(id.slot)];
+        let before = place.as_ref().map_or(0, |table| table.bytes());
+        let table = place.get_or_insert_default();
+        let (arena, long_keys, seed) = (&self.arena, &self.long_keys, self.seed);
+        table.insert(id.hash, at, |r| hash_at(arena, long_keys, seed, r));
+        self.outside = self.outside + table.bytes() - before;
+        self.keys += 1;
+    }
+
+    fn drop_value(&mut self, number: u32) {
+        let (value, bytes) = self.values.remove(number);
+        self.outside -= bytes;
+        if value.elements() > LAZY_FREE {
+            self.garbage.push(value);
+        }
+    }
+
+    /// Forgets a key. Answers whether it was there.
+    pub fn remove(&mut self, key: &[u8]) -> bool {
+        let id = self.id_of(key);
+        let Some((place, at)) = self.find(id, key) else { return false };
+        let head = entry::parse(self.arena.bytes(at));
+        if head.is_outside() {
+            let number = entry::number(self.arena.bytes(at), head.value.0);
+            self.drop_value(number);
+        }
+        self.unlink(id, place, at);
+        true
+    }
+
+    /// Takes a value out, with its expiry.
+    pub fn take(&mut self, key: &[u8]) -> Option<(Owned, Option<i64>)> {
+        let id = self.id_of(key);
+        let (place, at) = self.find(id, key)?;
+        let bytes = self.arena.bytes(at);
+        let head = entry::parse(bytes);
+        let owned = if head.is_outside() {
+            let number = entry::number(bytes, head.value.0);
+            let (value, bytes) = self.values.remove(number);
+            self.outside -= bytes;
+            match value {
+                Value::Str(string) => Owned::Str(string),
+                value => Owned::Value(value),
+            }
+        } else {
+            Owned::Str(bytes[head.value.0..head.value.1].to_vec())
+        };
+        self.unlink(id, place, at);
+        Some((owned, head.expires_at))
+    }
+
+    fn unlink(&mut self, id: KeyId, place: Place, at: Ref) {
+        let head = entry::parse(self.arena.bytes(at));
+        if let Some(expires_at) = head.expires_at {
+            self.expires.remove(&(expires_at, at));
+        }
+        let slot = usize::from(id.slot);
+        let table = self.tables[slot].as_mut().expect("the entry is in it");
+        let before = table.bytes();
+        let (arena, long_keys, seed) = (&self.arena, &self.long_keys, self.seed);
+        table.remove(id.hash, place, |r| hash_at(arena, long_keys, seed, r));
+        self.outside = self.outside + table.bytes() - before;
+        if table.len() == 0 {
+            self.outside -= table.bytes();
+            self.tables[slot] = None;
+        }
+        if head.flags & LONG_KEY != 0 {
+            let number = entry::number(self.arena.bytes(at), head.key.0);
+            let (_, bytes) = self.long_keys.remove(number);
+            self.outside -= bytes;
+        }
+        self.arena.free(at);
+        self.keys -= 1;
+    }
+
+    /// When the key expires; `None` when it is not there, `Some(None)` when it stays.
+    pub fn expiry(&self, key: &[u8]) -> Option<Option<i64>> {
+        self.find(self.id_of(key), key).map(|(_, at)| entry::expiry_of(self.arena.bytes(at)))
+    }
+
+    /// Sets or clears the expiry of a key that is there. Answers whether it is.
+    pub fn set_expiry(&mut self, key: &[u8], expires_at: Option<i64>) -> bool {
+        let id = self.id_of(key);
+        let Some((place, at)) = self.find(id, key) else { return false };
+        let bytes = self.arena.bytes(at);
+        let head = entry::parse(bytes);
+        if head.expires_at != expires_at {
+            let value = bytes[head.value.0..head.value.1].to_vec();
+            self.write(id, Some((place, at)), key, head.flags & (OUTSIDE | RAW), expires_at, &value);
+        }
+        true
+    }
+
+    /// The moment the next key expires.
+    pub fn next_expiry(&self) -> Option<i64> {
+        self.expires.first().map(|(at, _)| *at)
+    }
+
+    /// The key that expires next, if it has by `now`.
+    pub fn first_expired(&self, now: i64) -> Option<&[u8]> {
+        self.expires.first().filter(|(at, _)| *at <= now).map(|(_, at)| self.key_at(*at))
+    }
+
+    /// The key that expires next.
+    pub fn next_to_expire(&self) -> Option<&[u8]> {
+        self.expires.first().map(|(_, at)| self.key_at(*at))
+    }
+
+    /// Forgets every key. What took long to free is handed to [`Keyspace::take_garbage`].
+    pub fn clear(&mut self) {
+        let seed = self.seed[0];
+        let mut old = std::mem::replace(self, Self::new(seed));
+        self.access_now = old.access_now;
+        self.garbage = std::mem::take(&mut old.garbage);
+        self.garbage.extend(old.values.items.drain(..).filter_map(|(value, _)| value));
+    }
+
+    /// Values to be dropped where that harms nobody.
+    pub fn take_garbage(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.garbage)
+    }
+
+    /// Brings the account of memory up to date with values that were changed in place.
+    pub fn settle(&mut self) {
+        while let Some(number) = self.touched.pop() {
+            if let Some((Some(value), bytes)) = self.values.items.get_mut(number as usize) {
+                let now = value.memory();
+                self.outside = self.outside + now - *bytes;
+                *bytes = now;
+            }
+        }
+    }
+
+    /// Shows keys of one slot, up to `most`.
+    pub fn keys_in_slot(&self, slot: u16, most: usize) -> Vec<Vec<u8>> {
+        let mut keys = Vec::new();
+        if let Some(table) = self.tables[usize::from(slot)].as_deref() {
+            let mut at = Some(0);
+            while let Some(position) = at.filter(|_| keys.len() < most) {
+                at = table.scan(position, |entry| {
+                    if keys.len() < most {
+                        keys.push(self.key_at(entry).to_vec());
+                    }
+                });
+            }
+        }
+        keys
+    }
+
+    /// One step of a scan: shows the keys of a bucket and gives the cursor of the next; 0 when it was the last.
+    ///
+    /// A cursor is the slot in its lower 14 bits and the upper 50 bits of the position in that slot's table.
+    pub fn scan(&self, cursor: u64, mut show: impl FnMut(&[u8], Item<'_>, Option<i64>)) -> u64 {
+        let mut slot = (cursor & 0x3fff) as usize;
+        let mut position = cursor & !0x3fff;
+        loop {
+            if let Some(table) = self.tables[slot].as_deref() {
+                let next = table.scan(position, |at| {
+                    let expires_at = entry::expiry_of(self.arena.bytes(at));
+                    show(self.key_at(at), self.item(at), expires_at);
+                });
+                // Positions step by powers of two; a table would need 2^50 buckets to lose a bit here.
+                if let Some(next) = next {
+                    return next & !0x3fff | slot as u64;
+                }
+                slot += 1;
+                while slot < SLOTS && self.tables[slot].is_none() {
+                    slot += 1;
+                }
+                return if slot == SLOTS { 0 } else { slot as u64 };
+            }
+            position = 0;
+            slot += 1;
+            while slot < SLOTS && self.tables[slot].is_none() {
+                slot += 1;
+            }
+            if slot == SLOTS {
+                return 0;
+            }
+        }
+    }
+
+    /// Shows everything: key, what it holds, expiry.
+    pub fn for_each(&self, mut show: impl FnMut(&[u8], Item<'_>, Option<i64>)) {
+        for table in self.tables.iter().flatten() {
+            table.for_each(|at| show(self.key_at(at), self.item(at), entry::expiry_of(self.arena.bytes(at))));
+        }
+    }
+
+    /// Some key, picked by `dice(n)`, which gives a number below n.
+    pub fn random_key(&self, mut dice: impl FnMut(usize) -> usize) -> Option<&[u8]> {
+        if self.keys == 0 {
+            return None;
+        }
+        let start = dice(SLOTS);
+        let table = (start..SLOTS).chain(0..start).find_map(|slot| self.tables[slot].as_deref())?;
+        table.pick(dice).map(|at| self.key_at(at))
+    }
+
+    /// Some key that expires one day, with the moment.
+    pub fn random_expiring(&self, mut dice: impl FnMut(usize) -> usize) -> Option<(&[u8], i64)> {
+        let (first, last) = (self.expires.first()?.0, self.expires.last()?.0);
+        let span = usize::try_from(last - first).unwrap_or(usize::MAX).saturating_add(1);
+        let from = first.saturating_add(i64::try_from(dice(span)).unwrap_or(0));
+        let (at, entry) = self.expires.range((from, Ref::NONE)..).next()?;
+        Some((self.key_at(*entry), *at))
+    }
+
+    /// Bytes a key and its value take, everything included.
+    pub fn memory_of(&self, key: &[u8]) -> Option<usize> {
+        let (_, at) = self.find(self.id_of(key), key)?;
+        let bytes = self.arena.bytes(at);
+        let head = entry::parse(bytes);
+        let outside =
+            if head.is_outside() { self.values.get(entry::number(bytes, head.value.0)).memory() } else { 0 };
+        let long = if head.flags & LONG_KEY != 0 { key.len() } else { 0 };
+        let expiry = if head.flags & EXPIRES != 0 { 24 } else { 0 };
+        Some(bytes.len() + outside + long + expiry + 8)
+    }
+}
+
+fn hash_at(arena: &Arena, long_keys: &Slab<Box<[u8]>>, seed: [u64; 2], at: Ref) -> u64 {
+    let (flags, stored) = entry::key_of(arena.bytes(at));
+    if flags & LONG_KEY == 0 {
+        hash(stored, seed)
+    } else {
+        hash(long_keys.get(entry::number(stored, 0)), seed)
+    }
+}
+
+/// A seeded hash of short strings: eight bytes at a time, each mixed in by a wide multiplication.
+fn hash(bytes: &[u8], seed: [u64; 2]) -> u64 {
+    let fold = |a: u64, b: u64| {
+        let wide = u128::from(a) * u128::from(b);
+        (wide as u64) ^ (wide >> 64) as u64
+    };
+    let mut state = seed[0] ^ bytes.len() as u64;
+    let mut chunks = bytes.chunks_exact(8);
+    for chunk in &mut chunks {
+        let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+        state = fold(state ^ word, seed[1] ^ 0xa076_1d64_78bd_642f);
+    }
+    let rest = chunks.remainder();
+    if !rest.is_empty() {
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        state = fold(state ^ u64::from_le_bytes(last), seed[1] ^ 0xe703_7ed1_a0b4_28db);
+    }
+    fold(state ^ 0x8ebc_6af0_9c88_c6e3, seed[1])
+}
+
+#[cfg(test)]
+mod tests;

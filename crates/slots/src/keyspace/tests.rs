@@ -1,0 +1,108 @@
+//! The keyspace against a plain map.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn string(item: Option<Item<'_>>) -> Option<Vec<u8>> {
+    match item? {
+        Item::Str(string) => Some(string.to_vec()),
+        Item::Value(_) => panic!("not a string"),
+    }
+}
+
+#[test]
+fn behaves_like_a_map_with_expiries() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    let mut space = Keyspace::new(42);
+    let mut model: BTreeMap<Vec<u8>, (Vec<u8>, Option<i64>)> = BTreeMap::new();
+    for round in 0..30_000 {
+        let mut key = format!("key:{}", rng.u32(..2_000)).into_bytes();
+        if rng.u8(..) < 20 {
+            key = [key, vec![b'x'; 700]].concat();
+        }
+        let value = vec![round as u8; [0, 5, 64, 127, 128, 1_900, 5_000][rng.usize(..7)]];
+        let expires_at = (rng.u8(..) < 80).then(|| rng.i64(0..1_000));
+        match rng.u8(..10) {
+            0..=4 => {
+                space.set_str(&key, &value, expires_at);
+                model.insert(key.clone(), (value, expires_at));
+            }
+            5 => assert_eq!(space.remove(&key), model.remove(&key).is_some()),
+            6 => {
+                let there = model.get_mut(&key).map(|(_, at)| *at = expires_at).is_some();
+                assert_eq!(space.set_expiry(&key, expires_at), there);
+            }
+            7 => {
+                space.edit_str(&key, |string| string.extend_from_slice(b"tail"));
+                model.entry(key.clone()).or_default().0.extend_from_slice(b"tail");
+            }
+            8 => {
+                let taken = space.take(&key);
+                let wanted = model.remove(&key);
+                assert_eq!(taken.is_some(), wanted.is_some());
+                if let (Some((Owned::Str(got), at)), Some((value, expires_at))) = (taken, wanted) {
+                    assert_eq!((got, at), (value, expires_at));
+                }
+            }
+            _ => {
+                let first = model.values().filter_map(|(_, at)| *at).min();
+                assert_eq!(space.next_expiry(), first);
+            }
+        }
+        space.settle();
+        assert_eq!(string(space.get(&key)), model.get(&key).map(|(value, _)| value.clone()));
+        assert_eq!(space.expiry(&key), model.get(&key).map(|(_, at)| *at));
+        assert_eq!(space.len(), model.len());
+    }
+    let (mut cursor, mut seen) = (0, BTreeMap::new());
+    loop {
+        cursor = space.scan(cursor, |key, item, at| {
+            assert!(seen.insert(key.to_vec(), (string(Some(item)).unwrap(), at)).is_none());
+        });
+        if cursor == 0 {
+            break;
+        }
+    }
+    assert_eq!(seen, model);
+    for slot in 0..SLOTS as u16 {
+        let mut keys = space.keys_in_slot(slot, usize::MAX);
+        keys.sort();
+        assert_eq!(keys.len(), space.slot_len(slot));
+        assert!(keys.iter().all(|key| slot_of(key) == slot));
+    }
+    for key in model.keys() {
+        assert!(space.remove(key));
+    }
+    assert_eq!((space.len(), space.memory(), space.expiring()), (0, 0, 0));
+}
+
+#[test]
+fn a_small_key_takes_at_most_a_hundred_bytes() {
+    let mut space = Keyspace::new(1);
+    for n in 0..200_000 {
+        space.set_str(format!("key:{n:012}").as_bytes(), &[b'v'; 64], None);
+    }
+    let each = space.memory() as f64 / 200_000.0;
+    assert!(each < 105.0, "{each} bytes per key at 12 keys per slot");
+    for n in 200_000..1_000_000 {
+        space.set_str(format!("key:{n:012}").as_bytes(), &[b'v'; 64], None);
+    }
+    let each = space.memory() as f64 / 1_000_000.0;
+    println!("{each} bytes per key");
+    assert!(each <= 100.0, "{each} bytes per key");
+}
+
+#[test]
+fn what_has_expired_is_hidden_where_it_may_not_be_deleted() {
+    let mut space = Keyspace::new(1);
+    space.set_str(b"a", b"1", Some(10));
+    assert!(space.contains(b"a"));
+    space.hide_expired(9);
+    assert!(space.contains(b"a"));
+    space.hide_expired(10);
+    assert!(!space.contains(b"a"));
+    space.hide_expired(i64::MIN);
+    assert_eq!(space.first_expired(10), Some(&b"a"[..]));
+    assert_eq!(space.first_expired(9), None);
+}

@@ -1,0 +1,28 @@
+//! The store: a Redis Cluster whose memory is a view of a replicated journal.
+//!
+//! A shard is one [`keyspace::Keyspace`] under one lock with one journal. A command runs on the event loop of its
+//! connection ([`cmd`] has one file per family), what it changed is appended to the journal as [`effects`], and nothing
+//! that could show an uncommitted change leaves the shard before the journal has committed it.
+//!
+//! Invariants: the keyspace and the commands are pure (time and randomness are inputs); a replay of the effects gives
+//! the same keyspace; no lock is held across an await.
+
+#![warn(missing_docs)]
+
+pub mod cmd;
+pub mod ctx;
+pub mod effects;
+pub mod error;
+pub mod events;
+pub mod keyspace;
+pub mod session;
+pub mod shared;
+pub mod value;
+
+/// How many slots there are.
+pub const SLOTS: usize = moim_wire_resp::Slot::COUNT as usize;
+
+/// The slot of a key.
+pub fn slot_of(key: &[u8]) -> u16 {
+    moim_wire_resp::Slot::of(key).get()
+}

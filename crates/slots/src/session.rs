@@ -1,0 +1,266 @@
+//! What a connection has agreed with its client, and the mailbox through which others reach it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
+
+use bytes::Bytes;
+use moim_wire_resp::{OwnedArgs, Protocol};
+
+use crate::cmd::Spec;
+use crate::ctx::OnTimeout;
+use crate::events::WatchFlag;
+
+/// One client.
+pub struct Session {
+    /// Unique in the life of the node.
+    pub id: u64,
+    /// What CLIENT SETNAME said.
+    pub name: Vec<u8>,
+    /// What CLIENT SETINFO said: library and version.
+    pub library: [Vec<u8>; 2],
+    /// What HELLO said.
+    pub protocol: Protocol,
+    /// Where the client is.
+    pub peer: String,
+    /// Where it connected to.
+    pub local: String,
+    /// Whether it may run commands.
+    pub authenticated: bool,
+    /// ASKING came just before.
+    pub asking: bool,
+    /// READONLY is on.
+    pub readonly: bool,
+    /// Between MULTI and EXEC.
+    pub multi: Option<Multi>,
+    /// The keys of WATCH.
+    pub watched: Vec<Box<[u8]>>,
+    /// Set when one of them changed.
+    pub watch_flag: WatchFlag,
+    /// The command that just ran wants to wait.
+    pub block: Option<Block>,
+    /// The connection ends when its answers are sent.
+    pub closing: bool,
+    /// Which answers it wants.
+    pub replies: Replies,
+    /// How others reach it.
+    pub mailbox: Arc<Mailbox>,
+    /// Channels, patterns and sharded channels it listens to.
+    pub subscriptions: usize,
+    /// CLIENT NO-EVICT, CLIENT NO-TOUCH.
+    pub no_evict: bool,
+    /// When it connected, in milliseconds since 1970.
+    pub since_ms: i64,
+    /// The last command, for CLIENT LIST.
+    pub last_command: &'static str,
+    /// When that was.
+    pub last_ms: i64,
+}
+
+/// CLIENT REPLY.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Replies {
+    /// All of them.
+    #[default]
+    On,
+    /// None.
+    Off,
+    /// Not the next one.
+    SkipNext,
+    /// Not this one.
+    Skip,
+}
+
+/// The commands that EXEC will run.
+#[derive(Default)]
+pub struct Multi {
+    /// In order.
+    pub commands: Vec<(&'static Spec, OwnedArgs)>,
+    /// One was refused: EXEC will be, too.
+    pub broken: bool,
+    /// The slot of the keys so far.
+    pub slot: Option<u16>,
+    /// Bytes of the queued arguments.
+    pub bytes: usize,
+}
+
+/// A command that waits.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// What it waits for.
+    pub keys: Vec<Box<[u8]>>,
+    /// When it gives up, in milliseconds since 1970.
+    pub deadline: Option<i64>,
+    /// What it answers then.
+    pub on_timeout: OnTimeout,
+    /// To be run again.
+    pub command: OwnedArgs,
+    /// Whether it waits for keys at all (WAIT does not).
+    pub on_keys: bool,
+}
+
+impl Session {
+    /// A client that has just connected.
+    pub fn new(id: u64, peer: String, local: String, now: i64) -> Self {
+        Self {
+            id,
+            name: Vec::new(),
+            library: Default::default(),
+            protocol: Protocol::Resp2,
+            peer,
+            local,
+            authenticated: true,
+            asking: false,
+            readonly: false,
+            multi: None,
+            watched: Vec::new(),
+            watch_flag: WatchFlag::default(),
+            block: None,
+            closing: false,
+            replies: Replies::On,
+            mailbox: Arc::default(),
+            subscriptions: 0,
+            no_evict: false,
+            since_ms: now,
+            last_command: "NULL",
+            last_ms: now,
+        }
+    }
+
+    /// Nobody: for replaying the journal.
+    pub fn nobody() -> Self {
+        Self::new(0, String::new(), String::new(), 0)
+    }
+
+    /// Whether a watched key has changed.
+    pub fn is_dirty(&self) -> bool {
+        self.watch_flag.load(Ordering::Acquire)
+    }
+}
+
+/// What others have for a connection.
+#[derive(Default)]
+pub struct Mailbox {
+    inner: Mutex<Mail>,
+}
+
+/// Mail: see [`Mailbox`].
+#[derive(Default)]
+pub struct Mail {
+    /// Messages nobody asked for, each with the journal end it waits for.
+    pub pushes: VecDeque<(Bytes, i64)>,
+    /// Bytes in them.
+    pub bytes: usize,
+    /// The answer of the command that waits.
+    pub answer: Option<(Bytes, i64)>,
+    /// CLIENT KILL, or it reads too slowly.
+    pub killed: bool,
+    waker: Option<Waker>,
+}
+
+impl Mailbox {
+    /// A client that lets more than this pile up is disconnected.
+    const MAX_BYTES: usize = 32 << 20;
+
+    fn with<T>(&self, act: impl FnOnce(&mut Mail) -> T) -> T {
+        act(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sends a message that may leave when the journal is committed up to `gate`.
+    pub fn push(&self, message: Bytes, gate: i64) {
+        self.deliver(|mail| {
+            mail.bytes += message.len();
+            mail.killed |= mail.bytes > Self::MAX_BYTES;
+            if mail.killed {
+                mail.pushes.clear();
+            } else {
+                mail.pushes.push_back((message, gate));
+            }
+        });
+    }
+
+    /// Answers the command that waits.
+    pub fn answer(&self, answer: Bytes, gate: i64) {
+        self.deliver(|mail| mail.answer = Some((answer, gate)));
+    }
+
+    /// Ends the connection.
+    pub fn kill(&self) {
+        self.deliver(|mail| mail.killed = true);
+    }
+
+    /// Wakes the connection.
+    pub fn wake(&self) {
+        self.deliver(|_| {});
+    }
+
+    fn deliver(&self, change: impl FnOnce(&mut Mail)) {
+        let waker = self.with(|mail| {
+            change(mail);
+            mail.waker.take()
+        });
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Whether there is mail; if not, `waker` is woken when there is.
+    pub fn poll(&self, waker: &Waker) -> bool {
+        self.with(|mail| {
+            if mail.has_any() {
+                return true;
+            }
+            match &mut mail.waker {
+                Some(known) => known.clone_from(waker),
+                none => *none = Some(waker.clone()),
+            }
+            false
+        })
+    }
+
+    /// Takes what there is.
+    pub fn take(&self) -> Mail {
+        self.with(|mail| {
+            let waker = mail.waker.take();
+            let killed = mail.killed;
+            let taken = std::mem::take(mail);
+            mail.waker = waker;
+            mail.killed = killed;
+            taken
+        })
+    }
+}
+
+impl Mail {
+    /// Whether anything is in it.
+    pub fn has_any(&self) -> bool {
+        !self.pushes.is_empty() || self.answer.is_some() || self.killed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_does_not_read_is_let_go() {
+        let mailbox = Mailbox::default();
+        for _ in 0..40 {
+            mailbox.push(vec![0; 1 << 20].into(), 0);
+        }
+        let mail = mailbox.take();
+        assert!(mail.killed && mail.pushes.is_empty());
+    }
+
+    #[test]
+    fn mail_is_taken_once() {
+        let mailbox = Mailbox::default();
+        mailbox.push(Bytes::from_static(b"m"), 3);
+        mailbox.answer(Bytes::from_static(b"a"), 4);
+        let mail = mailbox.take();
+        assert_eq!(mail.pushes.front(), Some(&(Bytes::from_static(b"m"), 3)));
+        assert_eq!(mail.answer, Some((Bytes::from_static(b"a"), 4)));
+        assert!(!mailbox.take().has_any());
+    }
+}
