@@ -12,7 +12,7 @@ use std::time::Duration;
 use rdkafka::consumer::Consumer;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, Message, OwnedHeaders, OwnedMessage};
-use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
 use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
@@ -23,6 +23,8 @@ use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, Queue
 use crate::store::{Counting, Store, StoreError, Verdict, hash_of};
 
 const CALL: Duration = Duration::from_secs(15);
+/// How long one look for delivery reports may last.
+const REPORT_POLL: Duration = Duration::from_millis(5);
 /// The store is asked again for so long before the batch is given up.
 const STORE_TRIES: usize = 100;
 const STORE_PAUSE: Duration = Duration::from_millis(100);
@@ -58,7 +60,7 @@ pub fn start(
 
 struct Counter {
     source: Source,
-    producer: ThreadedProducer<DefaultProducerContext>,
+    producer: BaseProducer<DefaultProducerContext>,
     store: Store,
     progress: Progress,
     runtime: Handle,
@@ -83,8 +85,7 @@ impl Counter {
         runtime: Handle,
     ) -> Result<Self, Failed> {
         let role = format!("counter-{}", options.instance);
-        let producer: ThreadedProducer<DefaultProducerContext> =
-            options.queue.transactional(&role).create()?;
+        let producer: BaseProducer<DefaultProducerContext> = options.queue.transactional(&role).create()?;
         producer.init_transactions(CALL)?;
         let source = Source::subscribe(&options.queue.consumer("counter"), CLIENT_MESSAGE)?;
         Ok(Self { source, producer, store, progress, runtime, generations: HashMap::new() })
@@ -177,9 +178,23 @@ impl Counter {
             };
             self.send(topic, &key, payload, &headers)?;
         }
+        self.wait_for_reports()?;
         let group = self.source.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
         self.producer.send_offsets_to_transaction(&consume::after(batch)?, &group, CALL)?;
         self.producer.commit_transaction(CALL)
+    }
+
+    /// Waits until the queue has everything that was sent. The client's own wait inside of a commit looks up only ten
+    /// times a second, which would be most of a transaction's time.
+    fn wait_for_reports(&self) -> Result<(), KafkaError> {
+        let rounds = CALL.as_millis() / REPORT_POLL.as_millis();
+        for _ in 0..rounds {
+            if self.producer.in_flight_count() == 0 {
+                return Ok(());
+            }
+            self.producer.poll(REPORT_POLL);
+        }
+        Err(KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut))
     }
 
     fn send(
@@ -194,7 +209,7 @@ impl Counter {
             match self.producer.send(record) {
                 Ok(()) => return Ok(()),
                 Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
-                    std::thread::sleep(Duration::from_millis(2));
+                    self.producer.poll(Duration::from_millis(2));
                 }
                 Err((error, _)) => return Err(error),
             }

@@ -14,12 +14,14 @@
 //! | [`store`], [`queue`] | the two as the pipeline sees them: keys and scripts, topics and settings |
 //! | [`counter`], [`aggregator`] | the consumers |
 //! | [`verify`] | the verdict |
+//! | [`config`], [`run`] | settings, and all roles in one process |
 //! | [`progress`] | counts for people to watch |
 
 #![warn(missing_docs)]
 
 pub mod aggregator;
 pub mod client;
+pub mod config;
 mod consume;
 pub mod counter;
 pub mod frame;
@@ -29,13 +31,16 @@ pub mod lines;
 pub mod progress;
 pub mod queue;
 pub mod relay;
+pub mod run;
 pub mod store;
 pub mod verify;
 
 pub use client::{ClientOptions, ClientState, Sending};
+pub use config::PipelineConfig;
 pub use gateway::{Faults, Gateway, GatewayOptions};
 pub use identity::Secret;
 pub use progress::{Counts, Progress};
 pub use queue::QueueOptions;
+pub use run::{Parts, Pipeline, RunError};
 pub use store::{Commands, Reply, Store, StoreError};
 pub use verify::{Verdict, judge, observe};

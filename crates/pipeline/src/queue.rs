@@ -62,6 +62,8 @@ impl QueueOptions {
             .set("transactional.id", format!("{}-{role}", self.name))
             .set("linger.ms", "1")
             .set("partitioner", "murmur2_random")
+            // The next transaction may begin before the last one's markers are written: it is told to try again.
+            .set("retry.backoff.ms", "5")
             .set("transaction.timeout.ms", "15000")
             .set("message.timeout.ms", "12000");
         config

@@ -1,0 +1,153 @@
+//! A pipeline in one process: gateways, counters and aggregators, started together and ended together.
+
+use std::io;
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+
+use rdkafka::error::KafkaError;
+use tokio::runtime::Handle;
+
+use moim_base::task::Shutdown;
+
+use crate::aggregator::{self, AggregatorOptions};
+use crate::config::PipelineConfig;
+use crate::counter::{self, CounterOptions};
+use crate::gateway::{Faults, Gateway, GatewayError};
+use crate::identity::Secret;
+use crate::progress::Progress;
+use crate::queue;
+use crate::store::Store;
+
+/// Why a pipeline does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A gateway.
+    #[error(transparent)]
+    Gateway(#[from] GatewayError),
+    /// The topics.
+    #[error("cannot make the topics: {0}")]
+    Topics(#[from] KafkaError),
+    /// A thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// A running pipeline.
+pub struct Pipeline {
+    gateways: Vec<Gateway>,
+    workers: Vec<Worker>,
+    progress: Progress,
+}
+
+/// A counter or an aggregator on its thread.
+pub struct Worker {
+    shutdown: Shutdown,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Finishes what it is at, and ends. Blocks.
+    pub fn stop(&mut self) {
+        self.shutdown.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the worker has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Which parts to start.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// Gateways.
+    pub gateways: bool,
+    /// Counters.
+    pub counters: bool,
+    /// Aggregators.
+    pub aggregators: bool,
+    /// The number of the first counter and aggregator of this process.
+    pub first_instance: usize,
+    /// What the gateways do wrong.
+    pub faults: Faults,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        Self {
+            gateways: true,
+            counters: true,
+            aggregators: true,
+            first_instance: 0,
+            faults: Faults::default(),
+        }
+    }
+}
+
+impl Pipeline {
+    /// Makes the topics where they are missing, and starts.
+    pub async fn start(
+        config: &PipelineConfig,
+        parts: Parts,
+        store: Store,
+        secret: Secret,
+    ) -> Result<Self, RunError> {
+        let progress = Progress::default();
+        let queue = config.queue();
+        queue::create_topics(&queue).await?;
+        let mut pipeline = Self { gateways: Vec::new(), workers: Vec::new(), progress: progress.clone() };
+        let runtime = Handle::current();
+        if parts.aggregators {
+            for instance in 0..config.aggregator.instances {
+                let instance = parts.first_instance + instance;
+                let options = AggregatorOptions {
+                    queue: queue.clone(),
+                    instance,
+                    batch: config.aggregator.batch.max(1),
+                };
+                let shutdown = Shutdown::new();
+                let (store, progress, runtime) = (store.clone(), progress.clone(), runtime.clone());
+                let thread = aggregator::start(options, store, progress, runtime, shutdown.clone())?;
+                pipeline.workers.push(Worker { shutdown, thread: Some(thread) });
+            }
+        }
+        if parts.counters {
+            for instance in 0..config.counter.instances {
+                let options = CounterOptions {
+                    queue: queue.clone(),
+                    instance: parts.first_instance + instance,
+                    transaction_size: config.counter.transaction_size.max(1),
+                };
+                let shutdown = Shutdown::new();
+                let (store, progress, runtime) = (store.clone(), progress.clone(), runtime.clone());
+                let thread = counter::start(options, store, progress, runtime, shutdown.clone())?;
+                pipeline.workers.push(Worker { shutdown, thread: Some(thread) });
+            }
+        }
+        if parts.gateways {
+            for instance in 0..config.gateway.instances {
+                let options = config.gateway(instance, parts.faults);
+                let gateway =
+                    Gateway::start(options, &queue, store.clone(), secret.clone(), progress.clone()).await?;
+                pipeline.gateways.push(gateway);
+            }
+        }
+        Ok(pipeline)
+    }
+
+    /// Where clients connect to.
+    pub fn gateways(&self) -> Vec<SocketAddr> {
+        self.gateways.iter().map(Gateway::address).collect()
+    }
+
+    /// What has been done so far.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Ends everything. The runtime must go on meanwhile: not to be called on its thread.
+    pub fn stop(mut self) {
+        self.gateways.iter().for_each(Gateway::stop);
+        self.workers.iter().for_each(|worker| worker.shutdown.stop());
+        self.workers.iter_mut().for_each(Worker::stop);
+    }
+}
