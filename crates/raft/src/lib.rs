@@ -40,6 +40,6 @@ pub use machine::{SnapshotWriter, StateMachine};
 pub use seed::{SEED_INDEX, seed};
 pub use transport::{
     BoxFuture, LocalPeer, MemoryNetwork, MemoryTransport, PeerId, Router, Service, ServiceError, ServiceId,
-    TcpServer, TcpTransport, Transport, TransportError, visit,
+    TcpServer, TcpTransport, Transport, TransportError, open_stream, visit,
 };
 pub use types::{Applied, GroupError, GroupId, GroupMetrics, Leadership, Member, OpenError, Role, VoterId};

@@ -14,6 +14,7 @@ mod tcp;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -22,7 +23,7 @@ use bytes::Bytes;
 
 pub use self::memory::{MemoryNetwork, MemoryTransport};
 pub use self::service::{Service, ServiceError, ServiceId};
-pub use self::tcp::{LocalPeer, PeerId, TcpServer, TcpTransport, visit};
+pub use self::tcp::{LocalPeer, PeerId, TcpServer, TcpTransport, open_stream, visit};
 use crate::group::Core;
 use crate::log::Logs;
 use crate::rpc::Reply;
@@ -77,8 +78,12 @@ pub trait Transport: Send + Sync + 'static {
 pub struct Router {
     groups: Arc<RwLock<HashMap<GroupId, Weak<Core>>>>,
     services: Arc<RwLock<HashMap<ServiceId, Arc<dyn Service>>>>,
+    streams: Arc<RwLock<Option<TakeStream>>>,
     logs: Logs,
 }
+
+/// Takes bare connections of members.
+type TakeStream = Arc<dyn Fn(std::net::TcpStream) + Send + Sync>;
 
 impl Router {
     /// A router without groups.
@@ -97,6 +102,17 @@ impl Router {
     /// Lets `service` answer what peers ask of `id` from now on.
     pub fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
         self.services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
+    }
+
+    /// Gives the bare connections that members ask for to `take` from now on. They do not block. Must be quick.
+    pub fn serve_streams(&self, take: impl Fn(std::net::TcpStream) + Send + Sync + 'static) {
+        *self.streams.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(take));
+    }
+
+    pub(crate) fn take_stream(&self, stream: std::net::TcpStream) -> io::Result<()> {
+        let take = self.streams.read().unwrap_or_else(PoisonError::into_inner).clone();
+        take.ok_or(io::ErrorKind::NotConnected)?(stream);
+        Ok(())
     }
 
     /// Peers that ask for it are told from now on that it is not here.

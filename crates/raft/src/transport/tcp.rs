@@ -209,6 +209,9 @@ impl Complaints {
 async fn serve(mut stream: TcpStream, local: &LocalPeer, router: Router, scope: &Scope) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let standing = hello::welcome(&mut stream, local).await?;
+    if standing == hello::Standing::Stream {
+        return router.take_stream(stream.into_std()?);
+    }
     let (input, mut output) = stream.into_split();
     let mut input = BufReader::with_capacity(COPY, input);
     let (replies, mut outbox) = mpsc::channel::<Frame>(2 * CALLS);
@@ -436,6 +439,18 @@ async fn run(
     };
     let why = ended.err().map_or("closed".to_owned(), |error| error.to_string());
     TransportError::Broken(format!("{address}: {why}"))
+}
+
+/// A bare connection to a member, for whoever takes streams there ([`Router::serve_streams`]).
+pub async fn open_stream(local: &LocalPeer, to: &Member) -> io::Result<TcpStream> {
+    let local = local.id().ok_or_else(|| io::Error::other("this node has not joined a cluster"))?;
+    let connect = async {
+        let mut stream = TcpStream::connect(&to.address).await?;
+        stream.set_nodelay(true)?;
+        hello::greet(&mut stream, Hello::to_stream(local, to.id)).await?;
+        Ok(stream)
+    };
+    tokio::time::timeout(hello::HELLO_TIMEOUT, connect).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// Takes a call off the list however its future ends.

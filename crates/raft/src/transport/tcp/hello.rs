@@ -7,6 +7,9 @@
 //!
 //! A node that is in no cluster yet, and whoever asks a node to let it in, is a *visitor*: it may talk to the node's
 //! own service and to no group.
+//!
+//! A hello that begins with another magic asks for the bare connection: what travels on it afterwards is the business of
+//! whoever takes such *streams* at the other end (replication of journals). Only members get one.
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::types::VoterId;
 
 const MAGIC: [u8; 8] = *b"moimpeer";
+const STREAM_MAGIC: [u8; 8] = *b"moimdata";
 const VERSION: u32 = 1;
 pub(super) const HELLO: usize = 44;
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -66,6 +70,8 @@ impl LocalPeer {
 pub(super) enum Standing {
     /// Everything members say to each other.
     Member,
+    /// The bare connection, of a member.
+    Stream,
     /// The node's own service.
     Visitor,
 }
@@ -94,6 +100,7 @@ impl From<Unwelcome> for io::Error {
 /// One side's hello. Zero stands for "none".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Hello {
+    stream: bool,
     cluster: u128,
     from: u64,
     to: u64,
@@ -102,25 +109,30 @@ pub(super) struct Hello {
 impl Hello {
     /// Of a dialler that means this voter.
     pub(super) fn to_member(id: PeerId, to: VoterId) -> Self {
-        Self { cluster: id.cluster, from: id.voter.0, to: to.0 }
+        Self { stream: false, cluster: id.cluster, from: id.voter.0, to: to.0 }
+    }
+
+    /// Of a dialler that wants the bare connection to this voter.
+    pub(super) fn to_stream(id: PeerId, to: VoterId) -> Self {
+        Self { stream: true, ..Self::to_member(id, to) }
     }
 
     /// Of a dialler that is a visitor.
     pub(super) fn visitor() -> Self {
-        Self { cluster: 0, from: 0, to: 0 }
+        Self { stream: false, cluster: 0, from: 0, to: 0 }
     }
 
     /// Of the side that listens.
     fn listener(id: Option<PeerId>) -> Self {
         match id {
-            Some(id) => Self { cluster: id.cluster, from: id.voter.0, to: 0 },
+            Some(id) => Self { stream: false, cluster: id.cluster, from: id.voter.0, to: 0 },
             None => Self::visitor(),
         }
     }
 
     pub(super) fn encode(self) -> BytesMut {
         let mut out = BytesMut::with_capacity(HELLO);
-        out.put_slice(&MAGIC);
+        out.put_slice(if self.stream { &STREAM_MAGIC } else { &MAGIC });
         out.put_u32_le(VERSION);
         out.put_u128_le(self.cluster);
         out.put_u64_le(self.from);
@@ -132,19 +144,20 @@ impl Hello {
         let mut bytes = &bytes[..];
         let magic = bytes.copy_to_bytes(MAGIC.len());
         let version = bytes.get_u32_le();
-        if magic != MAGIC[..] {
+        let stream = magic == STREAM_MAGIC[..];
+        if magic != MAGIC[..] && !stream {
             return Err(Unwelcome::Stranger);
         }
         if version != VERSION {
             return Err(Unwelcome::Version(version));
         }
-        Ok(Self { cluster: bytes.get_u128_le(), from: bytes.get_u64_le(), to: bytes.get_u64_le() })
+        Ok(Self { stream, cluster: bytes.get_u128_le(), from: bytes.get_u64_le(), to: bytes.get_u64_le() })
     }
 }
 
 /// What the listener makes of a dialler.
 fn judge(dialler: Hello, listener: Hello) -> Result<Standing, Unwelcome> {
-    if dialler.cluster == 0 {
+    if dialler.cluster == 0 && !dialler.stream {
         return Ok(Standing::Visitor);
     }
     if listener.cluster == 0 {
@@ -156,7 +169,7 @@ fn judge(dialler: Hello, listener: Hello) -> Result<Standing, Unwelcome> {
     if dialler.to != listener.from {
         return Err(Unwelcome::OtherVoter { wanted: VoterId(dialler.to), found: VoterId(listener.from) });
     }
-    Ok(Standing::Member)
+    Ok(if dialler.stream { Standing::Stream } else { Standing::Member })
 }
 
 /// The listening side's half. It answers before it judges, so that the dialler can tell why it is turned away.
@@ -190,7 +203,7 @@ async fn read_hello(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Hello> 
     let mut bytes = [0; HELLO];
     // A stranger is known by its first bytes; it need not send a whole hello.
     stream.read_exact(&mut bytes[..MAGIC.len()]).await?;
-    if bytes[..MAGIC.len()] != MAGIC {
+    if bytes[..MAGIC.len()] != MAGIC && bytes[..MAGIC.len()] != STREAM_MAGIC {
         return Err(Unwelcome::Stranger.into());
     }
     stream.read_exact(&mut bytes[MAGIC.len()..]).await?;
@@ -211,6 +224,12 @@ mod tests {
         let listener = |id| Hello::listener(id);
         let cases = [
             (Hello::to_member(at(5, 1), VoterId(2)), listener(Some(at(5, 2))), Ok(Standing::Member)),
+            (Hello::to_stream(at(5, 1), VoterId(2)), listener(Some(at(5, 2))), Ok(Standing::Stream)),
+            (
+                Hello { stream: true, ..Hello::visitor() },
+                listener(Some(at(5, 2))),
+                Err(Unwelcome::OtherCluster),
+            ),
             (Hello::visitor(), listener(Some(at(5, 2))), Ok(Standing::Visitor)),
             (Hello::visitor(), listener(None), Ok(Standing::Visitor)),
             (Hello::to_member(at(5, 1), VoterId(2)), listener(None), Err(Unwelcome::NotJoined)),
@@ -231,6 +250,8 @@ mod tests {
         let hello = Hello::to_member(PeerId { cluster: 7, voter: VoterId(1) }, VoterId(3));
         let bytes: [u8; HELLO] = hello.encode()[..].try_into().unwrap();
         assert_eq!(Hello::decode(bytes), Ok(hello));
+        let stream = Hello { stream: true, ..hello };
+        assert_eq!(Hello::decode(stream.encode()[..].try_into().unwrap()), Ok(stream));
         let mut newer = bytes;
         newer[8] = 9;
         assert_eq!(Hello::decode(newer), Err(Unwelcome::Version(9)));

@@ -265,3 +265,27 @@ fn services_answer_beside_the_groups_and_never_hold_them_up() {
         assert_eq!(asked("abc").await.unwrap_err(), ServiceError::NotHere);
     });
 }
+
+#[test]
+fn a_member_gets_the_bare_connection_where_somebody_takes_streams() {
+    block_on(async {
+        let scope = scope();
+        let router = Router::new();
+        let server =
+            TcpServer::bind("127.0.0.1:0".parse().unwrap(), local(CLUSTER, LISTENER), router.clone(), &scope);
+        let address = server.await.unwrap().address().to_string();
+        let peer = Member { id: LISTENER, address };
+        let mut nobody = open_stream(&local(CLUSTER, VoterId(2)), &peer).await.unwrap();
+        assert_eq!(nobody.read(&mut [0]).await.unwrap(), 0, "nobody takes streams yet");
+        let (sender, mut taken) = mpsc::channel(1);
+        router.serve_streams(move |stream| sender.try_send(stream).unwrap());
+        let mut ours = open_stream(&local(CLUSTER, VoterId(2)), &peer).await.unwrap();
+        let mut theirs = TcpStream::from_std(taken.recv().await.unwrap()).unwrap();
+        ours.write_all(b"ping").await.unwrap();
+        let mut bytes = [0; 4];
+        theirs.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"ping");
+        let stranger = open_stream(&local(CLUSTER + 1, VoterId(2)), &peer).await;
+        assert!(stranger.is_err());
+    });
+}

@@ -18,6 +18,7 @@ use crate::types::GroupId;
 pub(super) fn is_allowed(standing: Standing, group: GroupId) -> bool {
     match standing {
         Standing::Member => true,
+        Standing::Stream => false,
         Standing::Visitor => group == ServiceId::NODE.as_group(),
     }
 }
