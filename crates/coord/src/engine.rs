@@ -68,6 +68,9 @@ use crate::state::State;
 /// Bytes of log after which a snapshot is due, whatever the number of entries.
 const SNAPSHOT_BYTES: u64 = 256 << 20;
 
+/// Between tries to write a snapshot that could not be written: a full disk is not made busier.
+const SNAPSHOT_RETRY_MS: u64 = 5_000;
+
 /// How a node's coordination core is set up.
 #[derive(Clone)]
 pub struct CoordinatorOptions {
@@ -245,6 +248,7 @@ impl Inner {
     /// Gives back what compaction forgot, in small steps, and takes snapshots of a log that grows large.
     async fn housekeep(self: Arc<Self>) {
         let shutdown = self.shutdown.clone();
+        let mut retry_ms = 0;
         loop {
             tokio::select! {
                 biased;
@@ -256,9 +260,12 @@ impl Inner {
                 tokio::task::yield_now().await;
             }
             self.maybe_raise_disk_alarm();
-            let due = SNAPSHOT_BYTES.max(self.shared.size_bytes());
-            if self.shared.unsnapped.load(Ordering::Relaxed) > due {
+            let large = SNAPSHOT_BYTES.max(self.shared.size_bytes());
+            let grown = self.shared.unsnapped.load(Ordering::Relaxed) > large;
+            let again = self.group.snapshot_failed() && self.now_ms() >= retry_ms;
+            if grown || again {
                 self.shared.unsnapped.store(0, Ordering::Relaxed);
+                retry_ms = self.now_ms() + SNAPSHOT_RETRY_MS;
                 if let Err(error) = self.group.snapshot().await {
                     tracing::debug!(%error, "no snapshot was taken");
                 }
@@ -319,6 +326,8 @@ impl Coordinator {
         scope.spawn("coord-time", Arc::clone(&inner).keep_time());
         scope.spawn("coord-housekeeping", Arc::clone(&inner).housekeep());
         scope.spawn("coord-guard", Arc::clone(&inner).guard());
+        let group = inner.group.clone();
+        scope.spawn("coord-rest", async move { group.rest_while_alone().await });
         {
             let _there = inner.options.watch_runtime.as_ref().map(Handle::enter);
             scope.spawn("coord-watches", Arc::clone(&inner).tell_watchers());

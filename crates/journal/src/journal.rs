@@ -106,6 +106,8 @@ pub struct Journal {
     /// Number of the last group this journal was part of: finds each journal once per group.
     group: AtomicU64,
     priority: AtomicBool,
+    /// Whether frames leave memory as soon as their segment has them.
+    fleeting: AtomicBool,
     /// Whether the record that introduces this journal is durable.
     introduced: Arc<AtomicBool>,
     /// Mirror of `state.durability`, to decide before the lock whether a checksum is worth computing.
@@ -216,6 +218,16 @@ impl Journal {
             self.priority.store(priority, Ordering::Relaxed);
         }
         idle
+    }
+
+    /// Lets frames leave memory as soon as they are in their segment, and brings them there in smaller steps. For a
+    /// journal that is read back once, at a restart: others are read from memory while they are recent.
+    pub fn set_fleeting(&self, fleeting: bool) {
+        self.fleeting.store(fleeting, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_fleeting(&self) -> bool {
+        self.fleeting.load(Ordering::Relaxed)
     }
 
     /// Keeps a small blob with the journal, written with the next checkpoint. At most 4 MiB, larger ones are

@@ -681,3 +681,28 @@ fn the_ring_keeps_what_its_segment_does_not_hold() {
     assert!(store.stats().ring_bytes > 4 << 10, "nothing could be written behind");
     assert_eq!((offsets(&journal), bed.fatal.load(Ordering::SeqCst)), (range(0, 6), 0));
 }
+
+#[test]
+fn frames_of_a_fleeting_journal_leave_memory_when_they_are_written_and_no_others_do() {
+    let mut bed = Bed::new();
+    bed.options.recent_bytes = 16 << 20;
+    let store = bed.open();
+    let (fleeting, lasting) = (fsync(&store), journal_of(&store, 1, Durability::Fsync, 4 << 20));
+    fleeting.set_fleeting(true);
+    append(&lasting, 10, 1_000);
+    append(&fleeting, 100, 1_000);
+    store.pump();
+    let little = store.stats().ring_bytes;
+    assert!(little > 110_000, "too little to be worth a write: {little}");
+    append(&fleeting, 1_100, 1_000);
+    store.pump();
+    store.pump();
+    let left = store.stats().ring_bytes;
+    assert!((10_000..50_000).contains(&left), "the others stay, these do not: {left}");
+    assert_eq!((offsets(&fleeting), offsets(&lasting)), (range(0, 1_200), range(0, 10)));
+
+    drop((store, fleeting, lasting));
+    bed.crash(Survival::Nothing);
+    let store = bed.open();
+    assert_eq!(offsets(&fsync(&store)), range(0, 1_200));
+}

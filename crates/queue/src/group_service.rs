@@ -8,12 +8,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::compression::Compression;
@@ -26,10 +26,8 @@ use crate::groups::{
 };
 use crate::loops::lock;
 use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused, Verified};
+use crate::ticker::{Ticker, next_look};
 use crate::topics::OFFSETS_TOPIC;
-
-/// How often deadlines of groups are looked at.
-const TICK: Duration = Duration::from_millis(50);
 
 /// All consumer groups of this node.
 pub(crate) struct GroupService {
@@ -41,6 +39,7 @@ pub(crate) struct GroupService {
     nobody: Mutex<Groups>,
     next_token: AtomicU64,
     written: Completions<Written>,
+    ticker: Ticker,
     /// By producer: what was known of it before its coordinator was asked about the offsets it sends.
     verified: Mutex<HashMap<i64, Verified>>,
 }
@@ -84,6 +83,7 @@ impl GroupService {
             shards: ArcSwap::default(),
             next_token: AtomicU64::new(1),
             written: Completions::default(),
+            ticker: Ticker::default(),
             verified: Mutex::default(),
         }
     }
@@ -102,6 +102,7 @@ impl GroupService {
         let groups = loader.finish(now_ms, wall_ms, self.config.clone(), fastrand::u128(..));
         let life = self.next_token.fetch_add(1, Ordering::Relaxed);
         *lock(&shard.machine) = Some(Machine { life, groups });
+        self.ticker.touch();
         Ok(())
     }
 
@@ -182,6 +183,7 @@ impl GroupService {
 
     /// The whole life of the service besides requests: ends of writes, and time.
     pub(crate) async fn serve(&self, broker: &Broker) {
+        let mut look = None;
         loop {
             tokio::select! {
                 written = self.written.take() => {
@@ -190,20 +192,25 @@ impl GroupService {
                         self.run(broker, index, Some(life), step);
                     }
                 }
-                () = tokio::time::sleep(TICK) => self.tick(broker),
+                () = self.ticker.wait(&mut look) => look = self.tick(broker),
                 () = broker.shutdown.stopped() => return,
             }
         }
     }
 
-    fn tick(&self, broker: &Broker) {
+    /// Does what is due; says when to look again.
+    fn tick(&self, broker: &Broker) -> Option<Instant> {
+        self.ticker.begin_look();
         let now_ms = broker.clock.monotonic_ms();
+        let mut earliest = None;
         for (index, shard) in (0..).zip(self.shards.load().iter()) {
-            let next = lock(&shard.machine).as_ref().and_then(|m| m.groups.next_deadline());
-            if next.is_some_and(|at| at <= now_ms) {
+            let next = || lock(&shard.machine).as_ref().and_then(|m| m.groups.next_deadline());
+            if next().is_some_and(|at| at <= now_ms) {
                 self.run(broker, index, None, |groups, now_ms| groups.tick(now_ms));
             }
+            earliest = earliest.into_iter().chain(next()).min();
         }
+        next_look(earliest, now_ms)
     }
 
     /// A transaction that wrote offsets to partition `index` has ended.
@@ -247,6 +254,7 @@ impl GroupService {
                 }
             }
         }
+        self.ticker.touch();
         let mut waiting = lock(&shard.waiting);
         for (token, response) in replies {
             if let Some(sender) = waiting.remove(&token) {

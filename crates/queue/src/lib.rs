@@ -33,6 +33,7 @@ mod sasl;
 mod server;
 #[cfg(test)]
 mod testing;
+mod ticker;
 mod topics;
 mod transaction_service;
 pub mod transactions;

@@ -10,12 +10,12 @@ mod far;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use moim_base::BrokerId;
 use moim_wire_kafka::ErrorCode;
@@ -27,13 +27,11 @@ use crate::brokers::LiveBroker;
 use crate::completions::Completions;
 use crate::loops::lock;
 use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused};
+use crate::ticker::{Ticker, next_look};
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
 use crate::transactions::{
     self, Config, Coordinator, Effect, Input, MarkersToken, PersistToken, Reply, Token, TopicPartition,
 };
-
-/// How often deadlines of transactions are looked at.
-const TICK: Duration = Duration::from_millis(50);
 
 /// The end of something a coordinator asked for.
 enum Done {
@@ -72,6 +70,7 @@ pub(crate) struct TransactionService {
     next_token: AtomicU64,
     done: Completions<Done>,
     far: Completions<FarMarker>,
+    ticker: Ticker,
 }
 
 #[derive(Default)]
@@ -104,6 +103,7 @@ impl TransactionService {
             next_token: AtomicU64::new(1),
             done: Completions::default(),
             far: Completions::default(),
+            ticker: Ticker::default(),
         }
     }
 
@@ -233,6 +233,7 @@ impl TransactionService {
 
     /// The whole life of the service besides requests: ends of writes, and time.
     pub(crate) async fn serve(&self, broker: &Broker) {
+        let mut look = None;
         loop {
             tokio::select! {
                 done = self.done.take() => {
@@ -241,7 +242,7 @@ impl TransactionService {
                     }
                 }
                 far = self.far.take() => self.send_far(broker, far),
-                () = tokio::time::sleep(TICK) => self.tick(broker),
+                () = self.ticker.wait(&mut look) => look = self.tick(broker),
                 () = broker.shutdown.stopped() => return,
             }
         }
@@ -264,14 +265,19 @@ impl TransactionService {
         }
     }
 
-    fn tick(&self, broker: &Broker) {
+    /// Does what is due; says when to look again.
+    fn tick(&self, broker: &Broker) -> Option<Instant> {
+        self.ticker.begin_look();
         let now_ms = broker.clock.monotonic_ms();
+        let mut earliest = None;
         for (index, shard) in (0..).zip(self.shards.load().iter()) {
-            let next = lock(&shard.machine).as_ref().and_then(|m| m.coordinator.next_deadline());
-            if next.is_some_and(|at| at <= now_ms) {
+            let next = || lock(&shard.machine).as_ref().and_then(|m| m.coordinator.next_deadline());
+            if next().is_some_and(|at| at <= now_ms) {
                 self.run(broker, index, None, |c, now_ms| c.tick(now_ms));
             }
+            earliest = earliest.into_iter().chain(next()).min();
         }
+        next_look(earliest, now_ms)
     }
 
     /// Takes one step of a coordinator and does what it wants done; false when it is not here, or not the one that is
@@ -318,6 +324,7 @@ impl TransactionService {
                 }
             }
         }
+        self.ticker.touch();
         let mut waiting = lock(&shard.waiting);
         for (token, reply) in replies {
             if let Some(sender) = waiting.remove(&token) {

@@ -11,6 +11,7 @@ mod serve;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -76,6 +77,7 @@ impl Group {
             options,
             snapshots,
             incoming: Default::default(),
+            resting: AtomicBool::new(false),
             transport: Arc::clone(&host.transport),
             router: host.router.clone(),
             store: host.store.clone(),
@@ -214,7 +216,8 @@ impl Group {
 
     /// The leader this member knows of, and the term it leads in.
     pub fn leader_in_term(&self) -> Option<(u64, Member)> {
-        let metrics = self.raft().metrics().borrow_watched().clone();
+        let metrics = self.raft().metrics();
+        let metrics = metrics.borrow_watched();
         let id = metrics.current_leader?;
         let node = metrics.membership_config.get_node(&id)?;
         Some((metrics.current_term, Member { id: VoterId(id), address: node.addr.clone() }))
@@ -309,9 +312,29 @@ impl Group {
         self.raft().trigger().snapshot().await.map_err(|error| stopped(&error))
     }
 
+    /// Whether the last snapshot could not be written: the log grows until [`Group::snapshot`] makes one.
+    pub fn snapshot_failed(&self) -> bool {
+        self.core.snapshots.has_failed()
+    }
+
     /// What the group knows about itself.
     pub fn metrics(&self) -> GroupMetrics {
         metrics_of(&self.raft().metrics().borrow_watched())
+    }
+
+    /// Lets the timers rest while this member leads and is the only one: nobody waits for a sign of life, and nobody
+    /// else could lead. Returns when the group has stopped.
+    pub async fn rest_while_alone(&self) {
+        let mut metrics = self.raft().server_metrics();
+        loop {
+            let alone = is_alone(&metrics.borrow_watched());
+            if self.core.resting.swap(alone, Ordering::Relaxed) != alone {
+                self.raft().runtime_config().tick(!alone);
+            }
+            if metrics.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Waits until the metrics satisfy `ready`; answers them, or the last ones seen when `timeout` has passed or the
@@ -380,6 +403,11 @@ impl LeaderWatch {
             self.metrics.changed().await.ok()?;
         }
     }
+}
+
+fn is_alone(metrics: &RaftServerMetrics<Types>) -> bool {
+    let membership = metrics.membership_config.membership();
+    metrics.state == ServerState::Leader && membership.nodes().all(|(id, _)| *id == metrics.id)
 }
 
 fn metrics_of(metrics: &RaftMetrics<Types>) -> GroupMetrics {

@@ -35,7 +35,7 @@ use crate::codec;
 use crate::types::{Entry, GroupId, LogId, OpenError, Types, Vote, VoterId};
 
 /// Bytes of newest entries kept in memory: what replication and apply read back at once.
-const RECENT_BYTES: usize = 8 << 20;
+const RECENT_BYTES: usize = 2 << 20;
 /// About how many bytes one read for replication or apply gives out.
 const READ_BYTES: usize = 1 << 20;
 /// How long to wait before asking a busy or full journal again.
@@ -158,6 +158,8 @@ impl LogStore {
                 store.journal(id, options).map_err(|source| OpenError::Journal { group, source })?;
             // Coordination goes first in every group commit. A journal that is in use already keeps its lane.
             journal.set_priority(true);
+            // What is read again soon is in `State::recent`; the rest of the journal is for a restart.
+            journal.set_fleeting(true);
             Ok(journal)
         };
         let log = open(0, "log", LOG_SEGMENT_BYTES)?;

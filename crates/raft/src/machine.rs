@@ -142,14 +142,16 @@ impl RaftSnapshotBuilder<Types> for Builder {
     type SnapshotData = SnapshotFile;
 
     /// Never fails for what the disk or the embedder says: openraft stops the whole member for that, and one whose disk
-    /// is full would stop again at every start. The log stays as long as it is instead, and the next snapshot is due
-    /// after as many entries again. (While the store is full snapshots are not put off: they shorten the log.)
+    /// is full would stop again at every start. The log stays as long as it is instead, and the embedder tries again
+    /// ([`crate::Group::snapshot_failed`]). (While the store is full snapshots are not put off: they shorten the log.)
     async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<Types, SnapshotFile>> {
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let writer = writer.ok_or_else(|| io::Error::other("a builder builds once"))?;
         let (meta, snapshots) = (self.meta.clone(), Arc::clone(&self.snapshots));
         offload(move || {
-            if let Err(error) = snapshots.write(&meta, writer) {
+            let written = snapshots.write(&meta, writer);
+            snapshots.note(written.is_err());
+            if let Err(error) = written {
                 tracing::error!(%error, "no snapshot was made; the log stays as long as it is");
             }
             // openraft takes no notice of one that it knows already, nor of one of nothing.

@@ -69,6 +69,8 @@ struct DirState {
     current: Option<Current>,
     /// Names given so far to files under construction.
     drafts: u64,
+    /// Whether the last one that was to be written could not be.
+    failed: bool,
 }
 
 #[derive(Clone)]
@@ -112,12 +114,22 @@ impl SnapshotDir {
         for leftover in leftovers {
             disk.remove(&leftover)?;
         }
-        let state = Mutex::new(DirState { current: newest, drafts: 0 });
+        let state = Mutex::new(DirState { current: newest, ..DirState::default() });
         Ok(Arc::new(Self { disk, path, state }))
     }
 
     fn state(&self) -> MutexGuard<'_, DirState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers whether the last snapshot could be written.
+    pub(crate) fn note(&self, failed: bool) {
+        self.state().failed = failed;
+    }
+
+    /// Whether the last snapshot that was to be written could not be.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state().failed
     }
 
     /// The current snapshot.

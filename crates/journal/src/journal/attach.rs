@@ -139,6 +139,7 @@ impl Journal {
             pending: AtomicU32::new(0),
             group: AtomicU64::new(u64::MAX),
             priority: AtomicBool::new(false),
+            fleeting: AtomicBool::new(false),
             introduced: Arc::new(AtomicBool::new(known)),
             replicated: AtomicBool::new(options.durability == Durability::Replicated),
         }))

@@ -21,6 +21,8 @@ use crate::types::{JournalError, ScrubReport};
 
 /// How often the free space is looked at.
 const SPACE_POLL_MS: u64 = 500;
+/// Durable bytes of fleeting journals that are worth a write.
+const FLEETING_BYTES: usize = 1 << 20;
 /// From this many dirty files on, one `syncfs` is cheaper than syncing each.
 const SYNCFS_FROM: usize = 64;
 
@@ -30,6 +32,8 @@ pub(super) struct Behind {
     /// Journals with newly durable frames, in the order they became so.
     queue: VecDeque<(Arc<Journal>, i64)>,
     queued_bytes: usize,
+    /// Those of fleeting journals, which are not among the others.
+    fleeting_bytes: usize,
     /// Frames below these ends are written and may leave the ring, oldest first.
     evictable: VecDeque<(Arc<Journal>, i64)>,
     /// Folders to unlink.
@@ -54,6 +58,13 @@ impl Behind {
         let before = self.queued_bytes;
         self.queued_bytes += bytes;
         before < limit && self.queued_bytes >= limit
+    }
+
+    /// The same for journals whose frames do not stay in memory.
+    pub(super) fn add_fleeting_bytes(&mut self, bytes: usize, limit: usize) -> bool {
+        let before = self.fleeting_bytes;
+        self.fleeting_bytes += bytes;
+        before < limit && self.fleeting_bytes >= limit
     }
 }
 
@@ -95,14 +106,15 @@ impl Inner {
         self.poll_space(now_ms)?;
         let mut did = self.log.maybe_make_spare()?;
         let pressed = self.is_full() || self.log_full.load(Ordering::Relaxed);
-        let due = {
+        let (due, fleeting_due) = {
             let behind = self.behind.locked();
             let crowded = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes;
             let limit = self.options.recent_bytes / 4;
-            behind.queued_bytes >= limit || ((pressed || crowded) && !behind.queue.is_empty())
+            let due = behind.queued_bytes >= limit || ((pressed || crowded) && !behind.queue.is_empty());
+            (due, behind.fleeting_bytes >= self.fleeting_limit())
         };
-        if due {
-            did |= self.write_queue()?;
+        if due || fleeting_due {
+            did |= self.write_queue(due)?;
         }
         self.shrink_ring();
         if self.checkpoint_due(now_ms) {
@@ -139,13 +151,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes behind every journal that has newly durable frames.
-    fn write_queue(&self) -> io::Result<bool> {
-        let queue = {
-            let mut behind = self.behind.locked();
-            behind.queued_bytes = 0;
-            std::mem::take(&mut behind.queue)
-        };
+    /// How many durable bytes of fleeting journals may be in memory before they are written behind.
+    pub(super) fn fleeting_limit(&self) -> usize {
+        FLEETING_BYTES.min(self.options.recent_bytes / 4)
+    }
+
+    /// Writes behind every journal that has newly durable frames; the fleeting ones only, unless `all`.
+    fn write_queue(&self, all: bool) -> io::Result<bool> {
+        let queue = self.behind.locked().take_queue(all);
         let mut wrote = 0;
         let mut failed = None;
         for (journal, _) in &queue {
@@ -159,8 +172,16 @@ impl Inner {
         }
         self.counters.behind_bytes.fetch_add(wrote, Ordering::Relaxed);
         // What could not be written stays in its ring: eviction passes it by and the next checkpoint retries it.
-        self.behind.locked().evictable.extend(queue);
+        self.let_go(queue);
         failed.map_or(Ok(wrote > 0), Err)
+    }
+
+    /// What is written may leave memory: now if it is fleeting, when there is too much of it otherwise.
+    fn let_go(&self, queue: VecDeque<(Arc<Journal>, i64)>) {
+        let (fleeting, lasting): (Vec<_>, Vec<_>) =
+            queue.into_iter().partition(|(journal, _)| journal.is_fleeting());
+        self.behind.locked().evictable.extend(lasting);
+        fleeting.iter().for_each(|(journal, end)| journal.evict(*end));
     }
 
     /// Drops the oldest written frames while the rings hold too much.
@@ -251,8 +272,8 @@ impl Inner {
                 captures.push((journal, capture));
             }
         }
-        let queue: Vec<_> = self.behind.locked().drain_queue();
-        self.behind.locked().evictable.extend(queue);
+        let queue = self.behind.locked().take_queue(true);
+        self.let_go(queue);
         self.sync_captured(captures, &files)?;
         replace_file(&*self.disk, &self.dir.join("checkpoint"), &writer.finish())?;
         self.redone.locked().clear();
@@ -344,8 +365,15 @@ impl Behind {
         self.evictable.clear();
     }
 
-    fn drain_queue(&mut self) -> Vec<(Arc<Journal>, i64)> {
-        self.queued_bytes = 0;
-        self.queue.drain(..).collect()
+    fn take_queue(&mut self, all: bool) -> VecDeque<(Arc<Journal>, i64)> {
+        self.fleeting_bytes = 0;
+        if all {
+            self.queued_bytes = 0;
+            return std::mem::take(&mut self.queue);
+        }
+        let queue = std::mem::take(&mut self.queue);
+        let (fleeting, lasting) = queue.into_iter().partition(|(journal, _)| journal.is_fleeting());
+        self.queue = lasting;
+        fleeting
     }
 }

@@ -155,10 +155,12 @@ impl Inner {
         }
         *self.announced.locked() = point;
         advanced.clear();
-        let mut bytes = 0;
+        let (mut bytes, mut fleeting_bytes) = (0, 0);
         let mut behind = self.behind.locked();
         for staged in group.drain(..) {
-            bytes += staged.record.len as usize;
+            let fleeting = staged.journal.as_ref().is_some_and(|journal| journal.is_fleeting());
+            let counted = if fleeting { &mut fleeting_bytes } else { &mut bytes };
+            *counted += staged.record.len as usize;
             if let Some(journal) = staged.journal
                 && journal.first_in_group(*number)
             {
@@ -167,7 +169,8 @@ impl Inner {
                 behind.push(journal, end);
             }
         }
-        let wake = behind.add_bytes(bytes, self.options.recent_bytes / 4);
+        let wake = behind.add_bytes(bytes, self.options.recent_bytes / 4)
+            | behind.add_fleeting_bytes(fleeting_bytes, self.fleeting_limit());
         drop(behind);
         if wake {
             self.behind_wake.notify_one();

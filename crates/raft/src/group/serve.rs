@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use moim_base::task::offload;
@@ -28,6 +29,8 @@ pub(crate) struct Core {
     pub(super) had_log: bool,
     pub(super) options: GroupOptions,
     pub(super) snapshots: Arc<SnapshotDir>,
+    /// Whether the timers stand still, see [`super::Group::rest_while_alone`].
+    pub(super) resting: AtomicBool,
     pub(super) incoming: tokio::sync::Mutex<Option<Incoming>>,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) router: Router,

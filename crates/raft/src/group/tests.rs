@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use moim_base::clock::SystemClock;
@@ -183,6 +184,9 @@ impl Cluster {
         let words = Words::default();
         let group = open(1, words.clone());
         let second = self.two_groups.then(|| open(2, Words::default()));
+        for resting in [Some(group.clone()), second.clone()].into_iter().flatten() {
+            runtime.spawn(async move { resting.rest_while_alone().await });
+        }
         node.running = Some(Running { runtime, group, second, words });
     }
 
@@ -386,6 +390,10 @@ fn one_member_grows_to_three_and_the_first_may_die() {
     let ids = |group: Group| group.metrics().voters.iter().map(|voter| voter.id.0).collect::<BTreeSet<_>>();
     assert_eq!(ids(cluster.group(0)), BTreeSet::from([1, 2, 3]));
     cluster.say(10..20);
+    // No longer alone, the first says that it lives: nobody stands for election while nothing happens.
+    let term = cluster.group(1).metrics().leadership.term;
+    std::thread::sleep(Duration::from_millis(3 * Timers::default().election_max_ms));
+    assert_eq!(cluster.group(1).metrics().leadership, Leadership { term, leader: Some(VoterId(1)) });
     cluster.kill(0);
     cluster.say(20..30);
     cluster.expect(0..30);
@@ -399,6 +407,26 @@ fn one_member_grows_to_three_and_the_first_may_die() {
     assert_eq!(ids(leader), BTreeSet::from([2, 3, 4]));
     cluster.say(30..40);
     cluster.expect(0..40);
+}
+
+#[test]
+fn timers_rest_while_a_leader_is_alone_and_only_then() {
+    let mut cluster = Cluster::found(2, 1, usual);
+    cluster.say(0..1);
+    let first = cluster.group(0);
+    let rests = || first.core.resting.load(Ordering::Relaxed);
+    until("it rests", || rests().then_some(()));
+    cluster.start(1);
+    let member = cluster.nodes[1].member.clone();
+    cluster.driver.block_on(first.add_learner(&member)).unwrap();
+    until("it tells the learner that it lives", || (!rests()).then_some(()));
+    cluster.driver.block_on(first.remove(member.id)).unwrap();
+    until("it rests again", || rests().then_some(()));
+    cluster.say(1..10);
+    drop(first);
+    cluster.kill(0);
+    cluster.start(0);
+    cluster.say(10..20);
 }
 
 #[test]
@@ -429,11 +457,13 @@ fn a_snapshot_that_cannot_be_written_stops_nobody() {
     let fail = |time: u32| {
         cluster.say_among(&[0], &format!("{UNSAVABLE} {time}"));
         cluster.driver.block_on(group.snapshot()).unwrap();
+        until("the failure is known", || group.snapshot_failed().then_some(()));
     };
     // Once without an older one, once with it.
     fail(1);
     cluster.say(0..80);
     cluster.driver.block_on(group.wait_for(PATIENCE, |now| now.purged > Some(20))).unwrap();
+    assert!(!group.snapshot_failed(), "the last one was written");
     fail(2);
     cluster.say(80..160);
     cluster.driver.block_on(group.wait_for(PATIENCE, |now| now.purged > Some(100))).unwrap();
