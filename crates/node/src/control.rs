@@ -38,7 +38,7 @@ use moim_cluster::StateRepository;
 use moim_cluster::nodes::NodeRecord;
 use moim_coord::Coordinator;
 use moim_journal::Store;
-use moim_raft::Router;
+use moim_raft::{LocalPeer, Router};
 use moim_replica::PartitionId;
 use moim_replica::controller::Settings;
 use tokio::runtime::Handle;
@@ -91,6 +91,8 @@ pub(crate) struct Control {
     pub(crate) failed: Shutdown,
     /// Given when this node was removed from the cluster.
     pub(crate) removed: Shutdown,
+    /// Under which name connections to other nodes are made.
+    pub(crate) local: LocalPeer,
     presence: Arc<Presence>,
     record: Mutex<NodeRecord>,
     thread: std::thread::JoinHandle<()>,
@@ -114,7 +116,6 @@ impl Control {
     }
 
     /// The runs of this node: the present one, and those that follow when its lease was lost.
-    #[allow(dead_code)] // until replicas are driven
     pub(crate) fn runs(&self) -> tokio::sync::watch::Receiver<Option<i64>> {
         self.presence.runs()
     }

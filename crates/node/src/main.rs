@@ -17,6 +17,7 @@ mod output;
 mod parent;
 mod place;
 mod queue;
+mod replication;
 mod serve;
 mod signals;
 mod target;

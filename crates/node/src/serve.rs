@@ -26,6 +26,7 @@ use crate::exit::{Failure, Outcome, Status};
 use crate::journals::Journals;
 use crate::output::styled;
 use crate::queue::{self, Queue, QueueParts};
+use crate::replication::Replication;
 use crate::signals::Signals;
 
 /// Runs a node until it is told to stop.
@@ -49,6 +50,7 @@ struct Node {
     control: Control,
     queue: Queue,
     etcd: Etcd,
+    replication: Replication,
 }
 
 async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn Clock>) -> Outcome {
@@ -97,10 +99,16 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
         }
         () = shutdown.stopped() => tracing::error!("stopping: the node cannot go on"),
         () = node.control.failed.stopped() => tracing::error!("stopping: the coordination core cannot go on"),
+        () = node.replication.failed.stopped() => tracing::error!("stopping: replication cannot go on"),
         () = node.etcd.failed.stopped() => tracing::error!("stopping: the etcd port cannot go on"),
     }
     admin.readiness.not_ready("stopping");
-    let panicked = [shutdown.clone(), node.control.failed.clone(), node.etcd.failed.clone()];
+    let panicked = [
+        shutdown.clone(),
+        node.control.failed.clone(),
+        node.replication.failed.clone(),
+        node.etcd.failed.clone(),
+    ];
     let patience = Duration::from_millis(config.node.shutdown_timeout_ms);
     tokio::select! {
         stopped = tokio::time::timeout(patience, node.stop()) => {
@@ -170,6 +178,8 @@ impl Start<'_> {
             repository: Arc::clone(&control.repository),
         });
         etcd.serve(control.coordinator.clone());
+        let replication =
+            Replication::start(&control, &self.data.identity(), &journals.router, Arc::clone(&self.clock))?;
         self.admin.readiness.waits("opening the queue");
         let parts = QueueParts {
             config: config.clone(),
@@ -186,17 +196,18 @@ impl Start<'_> {
         control.enlist(&journals.damaged()).await;
         let queue = off_thread(move || queue.serve()).await?;
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
-        Ok(Node { journals, control, queue, etcd })
+        Ok(Node { journals, control, queue, etcd, replication })
     }
 }
 
 impl Node {
     /// Takes the node down so that others can take over first and nothing is lost.
     async fn stop(self) {
-        let Self { journals, control, queue, etcd } = self;
+        let Self { journals, control, queue, etcd, replication } = self;
         control.hand_over().await;
         let down = move || {
             queue.stop();
+            replication.stop();
             etcd.stop();
             control.stop();
             journals.close();

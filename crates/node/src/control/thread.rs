@@ -63,6 +63,7 @@ pub(crate) async fn start(parts: ControlParts) -> Outcome<Control> {
         peer: up.peer,
         failed: shutdown,
         removed: up.removed,
+        local: up.local,
         presence: up.presence,
         record: up.record.into(),
         thread,
@@ -76,6 +77,7 @@ struct Up {
     repository: Arc<dyn StateRepository>,
     peer: SocketAddr,
     removed: Shutdown,
+    local: LocalPeer,
     presence: Arc<Presence>,
     record: NodeRecord,
 }
@@ -150,7 +152,7 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     };
     scope.spawn("records", follow.run(shutdown));
     metrics::register(&parts.metrics, &coordinator, scope);
-    Ok(Up { coordinator, repository, peer, removed, presence, record })
+    Ok(Up { coordinator, repository, peer, removed, local, presence, record })
 }
 
 async fn listen(parts: &ControlParts, local: &LocalPeer, scope: &Scope) -> Outcome<SocketAddr> {

@@ -1,0 +1,171 @@
+//! The replication thread: the driver of this node's copies, and how other nodes' drivers are reached.
+//!
+//! It has its own runtime. Bulk data must not hold up Raft's timers on the control thread, and a follower must not wait
+//! for the clients of an event loop. Connections go over the peer port: its hello says that both ends belong to one
+//! cluster, then the bare connection is the driver's.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use moim_base::socket::Socket;
+use moim_base::task::{Scope, Shutdown};
+use moim_base::{BrokerId, Clock};
+use moim_cluster::BoxFuture;
+use moim_coord::Coordinator;
+use moim_raft::{LocalPeer, Member, Router, VoterId, open_stream};
+use moim_replica::driver::DriverTuning;
+use moim_replica::message::Sender;
+use moim_replica::{BrokerEpoch, Dialler, DirectoryId, Driver, DriverParts};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::control::Control;
+use crate::control::view::View;
+use crate::data_dir::Identity;
+use crate::exit::{Failure, Outcome};
+
+/// How often a node looks where the others are.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The driver and its thread.
+pub(crate) struct Replication {
+    /// The driver.
+    #[allow(dead_code)] // until the queue attaches its partitions
+    pub(crate) driver: Arc<Driver>,
+    /// Given when the thread cannot go on.
+    pub(crate) failed: Shutdown,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Replication {
+    /// Starts the thread. Nothing leads or follows before the node is registered.
+    pub(crate) fn start(
+        control: &Control,
+        identity: &Identity,
+        router: &Router,
+        clock: Arc<dyn Clock>,
+    ) -> Outcome<Self> {
+        let shutdown = Shutdown::new();
+        let peers = Arc::new(Peers { local: control.local.clone(), members: Mutex::default() });
+        let parts = DriverParts {
+            node: BrokerId(identity.node_id),
+            repository: Arc::clone(&control.repository),
+            dialler: Arc::clone(&peers) as Arc<dyn Dialler>,
+            clock,
+            scope: Scope::new(shutdown.clone()),
+            tuning: DriverTuning::default(),
+        };
+        let me = Me { node: BrokerId(identity.node_id), directory: DirectoryId(identity.voter) };
+        let (coordinator, runs, router) = (control.coordinator.clone(), control.runs(), router.clone());
+        let (started, ready) = mpsc::sync_channel(1);
+        let failure = |error| Failure::error(format!("cannot start the replication thread: {error}"));
+        let thread = std::thread::Builder::new().name("moim-replica".to_owned()).spawn(move || {
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            runtime.block_on(async move {
+                let (scope, stop) = (parts.scope.clone(), parts.scope.shutdown().clone());
+                let driver = Driver::start(parts);
+                take_streams(&router, &driver);
+                scope.spawn("replica-peers", follow_peers(coordinator, Arc::clone(&driver), peers, me.node));
+                scope.spawn("replica-runs", follow_runs(runs, Arc::clone(&driver), me));
+                // Whoever started it has waited for it.
+                let _ = started.send(Ok(driver));
+                stop.stopped().await;
+            });
+        });
+        let thread = thread.map_err(failure)?;
+        let driver = ready.recv().map_err(|error| Failure::error(error.to_string()))?.map_err(failure)?;
+        Ok(Self { driver, failed: shutdown, thread })
+    }
+
+    /// Ends the thread. Blocks.
+    pub(crate) fn stop(self) {
+        self.failed.stop();
+        if self.thread.join().is_err() {
+            tracing::error!("the replication thread panicked");
+        }
+    }
+}
+
+/// What of a run does not change.
+#[derive(Clone, Copy)]
+struct Me {
+    node: BrokerId,
+    directory: DirectoryId,
+}
+
+fn take_streams(router: &Router, driver: &Arc<Driver>) {
+    let (driver, home) = (Arc::clone(driver), tokio::runtime::Handle::current());
+    router.serve_streams(move |stream| {
+        let _home = home.enter();
+        match TcpStream::from_std(stream) {
+            Ok(stream) => driver.accept(Box::new(stream)),
+            Err(error) => tracing::warn!(%error, "a follower could not be taken in"),
+        }
+    });
+}
+
+/// Tells the driver in which run this node is registered.
+async fn follow_runs(mut runs: watch::Receiver<Option<i64>>, driver: Arc<Driver>, me: Me) {
+    loop {
+        if let Some(run) = *runs.borrow_and_update() {
+            driver.set_run(Sender { node: me.node, epoch: BrokerEpoch(run), directory: me.directory });
+        }
+        if runs.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Keeps up with who the other nodes are and where.
+async fn follow_peers(coordinator: Coordinator, driver: Arc<Driver>, peers: Arc<Peers>, me: BrokerId) {
+    loop {
+        let view = View::of(&coordinator);
+        let known = view.nodes.iter().filter(|node| node.voter != 0 && !node.peer.is_empty());
+        let others = known.filter(|node| node.node_id != me.0);
+        let members: HashMap<BrokerId, Member> = others
+            .map(|node| {
+                let member = Member { id: VoterId(node.voter), address: node.peer.clone() };
+                (BrokerId(node.node_id), member)
+            })
+            .collect();
+        if peers.set(members.clone()) {
+            driver.set_peers(&members.into_keys().collect::<Vec<_>>());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Where the other nodes are.
+struct Peers {
+    local: LocalPeer,
+    members: Mutex<HashMap<BrokerId, Member>>,
+}
+
+impl Peers {
+    /// Answers whether anything is new.
+    fn set(&self, members: HashMap<BrokerId, Member>) -> bool {
+        let mut known = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = *known != members;
+        *known = members;
+        new
+    }
+
+    fn member(&self, node: BrokerId) -> Option<Member> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
+    }
+}
+
+impl Dialler for Peers {
+    fn dial(&self, node: BrokerId) -> BoxFuture<'_, io::Result<Box<dyn Socket>>> {
+        Box::pin(async move {
+            let member = self.member(node).ok_or(io::ErrorKind::AddrNotAvailable)?;
+            let stream = open_stream(&self.local, &member).await?;
+            Ok(Box::new(stream) as Box<dyn Socket>)
+        })
+    }
+}
