@@ -13,12 +13,13 @@
 //! | `ruler.rs` | this node's part in electing the controller, and its terms of office |
 //! | `voters.rs`, `steward.rs` | who votes: the decision, and the leader who sees to it |
 //! | `migrate.rs` | folders from before there was a coordination core |
-//! | `report.rs`, `metrics.rs` | what operators see |
+//! | `report.rs`, `events.rs`, `metrics.rs` | what operators see |
 
+pub(crate) mod events;
 mod metrics;
 mod migrate;
 mod presence;
-mod pulse;
+pub(crate) mod pulse;
 pub(crate) mod records;
 pub(crate) mod report;
 mod ruler;
@@ -44,6 +45,7 @@ use moim_replica::controller::Settings;
 use tokio::runtime::Handle;
 
 use self::presence::Presence;
+use self::pulse::Pulse;
 use self::records::RecordError;
 use self::view::{Partitions, View};
 use crate::admin::Readiness;
@@ -93,6 +95,10 @@ pub(crate) struct Control {
     pub(crate) removed: Shutdown,
     /// Under which name connections to other nodes are made.
     pub(crate) local: LocalPeer,
+    /// What this node has seen happen.
+    pub(crate) events: Arc<events::EventLog>,
+    /// Whether the others answer.
+    pub(crate) pulse: Arc<Pulse>,
     presence: Arc<Presence>,
     record: Mutex<NodeRecord>,
     thread: std::thread::JoinHandle<()>,
@@ -177,6 +183,7 @@ async fn publish(repository: &dyn StateRepository, record: &NodeRecord) -> Outco
                 error @ (RecordError::NoSuchNode(_)
                 | RecordError::OtherFolder(_)
                 | RecordError::LastNode(_)
+                | RecordError::Holds(..)
                 | RecordError::Running(_)),
             ) => {
                 return Err(Failure::new(Status::Conflict, error.to_string())

@@ -96,6 +96,21 @@ fn parse_rfc3339(text: &str) -> Option<i64> {
     Some(seconds * 1_000 + millis)
 }
 
+/// A moment as RFC 3339 in UTC, to the millisecond.
+pub(crate) fn show_time(ms: i64) -> String {
+    let (days, of_day) = (ms.div_euclid(86_400_000), ms.rem_euclid(86_400_000));
+    // A guess that is at most a year too late, then the month that holds the day.
+    let mut year = 1970 + days.div_euclid(365);
+    while days_since_1970(year, 1, 1) > days {
+        year -= 1;
+    }
+    let month = (1..=12).rev().find(|month| days_since_1970(year, *month, 1) <= days).unwrap_or(1);
+    let day = days - days_since_1970(year, month, 1) + 1;
+    let (seconds, millis) = (of_day / 1_000, of_day % 1_000);
+    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
 /// Exactly these numbers with exactly these many digits.
 fn numbers<const N: usize>(text: &str, separator: char, digits: [usize; N]) -> Option<[i64; N]> {
     let mut parts = text.split(separator);
@@ -154,6 +169,19 @@ mod tests {
             ("시작", None),
         ] {
             assert_eq!(Place::parse(text, now).ok(), wanted, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn moments_are_shown_as_they_are_read() {
+        for text in [
+            "1970-01-01T00:00:00.000Z",
+            "1999-12-31T23:59:59.999Z",
+            "2024-02-29T12:00:00.001Z",
+            "2026-11-15T15:30:53.120Z",
+            "2100-03-01T00:00:00.000Z",
+        ] {
+            assert_eq!(show_time(parse_rfc3339(text).unwrap()), text);
         }
     }
 

@@ -32,7 +32,6 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The driver and its thread.
 pub(crate) struct Replication {
     /// The driver.
-    #[allow(dead_code)] // until the queue attaches its partitions
     pub(crate) driver: Arc<Driver>,
     /// Given when the thread cannot go on.
     pub(crate) failed: Shutdown,

@@ -176,10 +176,12 @@ impl Start<'_> {
             node_id: identity.node_id,
             coordinator: control.coordinator.clone(),
             repository: Arc::clone(&control.repository),
+            events: Arc::clone(&control.events),
         });
         etcd.serve(control.coordinator.clone());
         let replication =
             Replication::start(&control, &self.data.identity(), &journals.router, Arc::clone(&self.clock))?;
+        control.pulse.set_driver(Arc::clone(&replication.driver));
         self.admin.readiness.waits("opening the queue");
         let parts = QueueParts {
             config: config.clone(),

@@ -120,11 +120,6 @@ impl Router {
         self.services.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
-    /// Asks a service of this very node.
-    pub async fn ask(&self, id: ServiceId, request: Bytes) -> Result<Bytes, ServiceError> {
-        service::open_reply(self.handle(id.as_group(), request).await)
-    }
-
     /// Answers a peer's request. Whatever the bytes are, there is an answer.
     pub async fn handle(&self, group: GroupId, request: Bytes) -> Bytes {
         if let Some(id) = ServiceId::of_group(group) {

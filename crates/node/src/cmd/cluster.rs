@@ -1,6 +1,8 @@
 //! `moim cluster …`: the nodes of a cluster, how they are, and changing them. Asks any node's admin port.
 
 mod change;
+mod empty;
+mod events;
 mod health;
 mod members;
 mod status;
@@ -42,9 +44,20 @@ enum ClusterVerb {
   moim cluster health
   moim cluster health --watch --exit-when-healthy --timeout 2m")]
     Health(HealthArgs),
-    /// Take a node out of the cluster for good; it stops by itself if it runs
-    #[command(after_help = "Example:\n  moim cluster remove 3 --yes")]
-    Remove(ChangeArgs),
+    /// What has happened, as one node saw it since its start
+    #[command(after_help = "Example:\n  moim cluster events\n  moim cluster events --follow -o json")]
+    Events(EventsArgs),
+    /// Let others lead what a node leads, and keep it so: before its machine is worked on
+    #[command(after_help = "Example:\n  moim cluster drain 2 --timeout 1m\n  moim cluster undrain 2")]
+    Drain(NodeArgs),
+    /// Let a node lead again
+    #[command(after_help = "Example:\n  moim cluster undrain 2")]
+    Undrain(NodeArgs),
+    /// Move everything off a node, then take it out of the cluster for good; it stops by itself if it runs
+    #[command(
+        after_help = "Example:\n  moim cluster remove 3 --yes --timeout 10m\n  moim cluster remove 3 --yes --force    # it is lost, with what only it had"
+    )]
+    Remove(RemoveArgs),
     /// Let an empty data folder take the place of a node that lost its own
     #[command(
         after_help = "Example:\n  moim cluster replace 3 --yes    # then start node 3 with an empty folder"
@@ -60,6 +73,32 @@ struct HealthArgs {
     /// Wait until the cluster is healthy, --timeout at most
     #[arg(short, long)]
     exit_when_healthy: bool,
+}
+
+#[derive(Debug, Args)]
+struct EventsArgs {
+    /// Go on, and print what happens
+    #[arg(short, long)]
+    follow: bool,
+    /// Only the last so many
+    #[arg(short, long, value_name = "N")]
+    num: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct NodeArgs {
+    /// The node
+    #[arg(value_name = "NODE")]
+    node_id: i32,
+}
+
+#[derive(Debug, Args)]
+struct RemoveArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+    /// Do not move anything: copies that only this node has are lost
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -80,6 +119,9 @@ pub(crate) fn run(args: ClusterArgs, output: Output) -> Outcome {
             ClusterVerb::Status => status::run(&nodes, output).await,
             ClusterVerb::Members => members::run(&nodes, output).await,
             ClusterVerb::Health(args) => health::run(&nodes, &args, output).await,
+            ClusterVerb::Events(args) => events::run(&nodes, &args, output).await,
+            ClusterVerb::Drain(args) => empty::drain(&nodes, &args, output).await,
+            ClusterVerb::Undrain(args) => empty::undrain(&nodes, &args, output).await,
             ClusterVerb::Remove(args) => change::remove(&nodes, &args, output).await,
             ClusterVerb::Replace(args) => change::replace(&nodes, &args, output).await,
         }
@@ -126,6 +168,25 @@ impl Nodes {
             Status::Unreachable => failure.hint("is `moim serve` running? name a node with --admin"),
             _ => failure,
         })
+    }
+
+    /// What the first node that answers says to this question.
+    async fn get(&self, path: &str) -> Outcome<String> {
+        let mut unreachable = Failure::usage("no admin port is named");
+        for address in &self.target.addresses {
+            match request(address, "GET", path, self.patience()).await {
+                Err(NoAnswer::Unreachable(why)) => unreachable = not_there(address, &why),
+                answer => {
+                    let answer = answered(address, answer)?;
+                    return if answer.status == 200 {
+                        Ok(answer.body)
+                    } else {
+                        Err(refused(address, &answer))
+                    };
+                }
+            }
+        }
+        Err(unreachable.hint("is `moim serve` running? name a node with --admin"))
     }
 
     /// Asks for a change, of the first node that takes the connection.

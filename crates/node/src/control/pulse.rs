@@ -8,7 +8,7 @@
 //! nobody for what it slept through.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -16,12 +16,11 @@ use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
 use moim_cluster::BoxFuture;
 use moim_coord::Coordinator;
-use moim_raft::{
-    Member, Router, ServiceError, ServiceId, TcpTransport, Transport as _, TransportError, VoterId,
-};
+use moim_raft::{Member, ServiceError, ServiceId, TcpTransport, Transport as _, TransportError, VoterId};
 use moim_replica::PartitionId;
 use moim_replica::controller::office::{LogEnds, Peers};
-use moim_replica::wire::{PeerReply, PeerRequest};
+use moim_replica::driver::Driver;
+use moim_replica::wire::PeerRequest;
 
 use super::view::View;
 
@@ -47,15 +46,21 @@ struct Peer {
 /// Asks the other nodes, and knows who does not answer.
 pub(crate) struct Pulse {
     me: i32,
-    here: Router,
     transport: Arc<TcpTransport>,
     clock: Arc<dyn Clock>,
     peers: Mutex<BTreeMap<i32, Peer>>,
+    /// Who knows how far logs go, once there is one.
+    driver: OnceLock<Arc<Driver>>,
 }
 
 impl Pulse {
-    pub(crate) fn new(me: i32, here: Router, transport: Arc<TcpTransport>, clock: Arc<dyn Clock>) -> Self {
-        Self { me, here, transport, clock, peers: Mutex::default() }
+    pub(crate) fn new(me: i32, transport: Arc<TcpTransport>, clock: Arc<dyn Clock>) -> Self {
+        Self { me, transport, clock, peers: Mutex::default(), driver: OnceLock::new() }
+    }
+
+    /// Copies are driven from now on.
+    pub(crate) fn set_driver(&self, driver: Arc<Driver>) {
+        let _ = self.driver.set(driver);
     }
 
     fn peers(&self) -> std::sync::MutexGuard<'_, BTreeMap<i32, Peer>> {
@@ -139,22 +144,13 @@ impl Peers for Pulse {
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
-        let member = self.peers().get(&node.0).map(|peer| peer.member.clone());
-        let (me, here, transport) = (self.me, self.here.clone(), Arc::clone(&self.transport));
+        let driver = self.driver.get().cloned();
         Box::pin(async move {
-            let question = PeerRequest::LogEnds(partitions).encode();
-            let answer = if node.0 == me {
-                here.ask(ServiceId::REPLICATION, question).await
-            } else {
-                transport.ask(&member?, ServiceId::REPLICATION, question, LOG_ENDS).await
-            };
-            match PeerReply::decode(answer.ok()?).ok()? {
-                PeerReply::LogEnds { run, ends } => {
-                    let ends = ends.into_iter().filter_map(|(id, end)| Some((id, end?))).collect();
-                    Some(LogEnds { run, ends })
-                }
-                PeerReply::Taken | PeerReply::Chunk(_) => None,
-            }
+            let driver = driver?;
+            let asked = driver.ask_log_ends(node, partitions);
+            let (run, ends) = tokio::time::timeout(LOG_ENDS, asked).await.ok()?.ok()?;
+            let ends = ends.into_iter().filter_map(|(id, end)| Some((id, end?))).collect();
+            Some(LogEnds { run, ends })
         })
     }
 }

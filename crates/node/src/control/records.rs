@@ -12,7 +12,7 @@
 //! no record of its folder knows that it was removed, however old the state it looks at.
 
 use bytes::Bytes;
-use moim_cluster::nodes::{NodeRecord, node_key};
+use moim_cluster::nodes::{NodeOrder, NodeRecord, ORDERS, node_key, order_key};
 use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,9 @@ pub(crate) enum RecordError {
     /// The node runs, with the folder the cluster knows.
     #[error("node {0} is running; stop it first")]
     Running(i32),
+    /// Partitions are still on it.
+    #[error("node {0} still holds {1} partitions")]
+    Holds(i32, usize),
     /// The folder is not the one the cluster knows.
     #[error("the cluster knows node {0} with another data folder")]
     OtherFolder(i32),
@@ -175,8 +178,30 @@ pub(crate) async fn remove(repository: &dyn StateRepository, node_id: i32) -> Re
     if nodes.len() == 1 {
         return Err(RecordError::LastNode(node_id));
     }
-    let txn = retire(&entry, &record).delete(entry.key.clone());
+    let txn = retire(&entry, &record).delete(entry.key.clone()).delete(order_key(node_id));
     done(repository.txn(txn).await?)
+}
+
+/// Says what is wanted of a node; `None` takes it back. The last node that may lead is not sent away.
+pub(crate) async fn order(
+    repository: &dyn StateRepository,
+    node_id: i32,
+    order: Option<NodeOrder>,
+) -> Result<(), RecordError> {
+    let (entry, _) = get(repository, node_id).await?.ok_or(RecordError::NoSuchNode(node_id))?;
+    let txn = Txn::new().when(Compare::CreateRevision(entry.key, entry.create_revision));
+    let Some(order) = order else {
+        return done(repository.txn(txn.delete(order_key(node_id))).await?);
+    };
+    let (_, nodes) = moim_cluster::nodes::nodes(repository).await?;
+    let (_, orders) = repository.list(ORDERS).await?;
+    let free = |node: &NodeRecord| {
+        node.node_id != node_id && !orders.iter().any(|entry| entry.key == order_key(node.node_id))
+    };
+    if !nodes.iter().any(free) {
+        return Err(RecordError::LastNode(node_id));
+    }
+    done(repository.txn(txn.put(order_key(node_id), order.as_str())).await?)
 }
 
 /// Keeps a node's place for another data folder. Saying it again is fine.

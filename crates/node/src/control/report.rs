@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moim_cluster::StateRepository;
-use moim_cluster::nodes::NodeRecord;
+use moim_cluster::nodes::{NodeOrder, NodeRecord};
 use moim_coord::{Coordinator, SpaceId};
 use moim_raft::GroupMetrics;
 use serde::{Deserialize, Serialize};
 
-use super::records::{self, RecordError};
-use super::view::View;
+use super::events::EventLog;
+use super::records::{self, NEXT_VOTER, RecordError};
+use super::view::{PartitionCounts, Partitions, View};
 use super::voters;
 use crate::formation::greet;
+use crate::output::counted;
 
 /// How long a quorum is waited for.
 const QUORUM: Duration = Duration::from_secs(1);
@@ -48,6 +50,10 @@ pub(crate) struct ClusterReport {
     pub(crate) db_bytes: u64,
     /// The format every node can take part in.
     pub(crate) feature_level: Option<u32>,
+    /// The node that places partitions and elects their leaders.
+    pub(crate) controller: Option<i32>,
+    /// The partitions, of the queue and of the store.
+    pub(crate) partitions: PartitionCounts,
     /// The nodes, by number.
     pub(crate) nodes: Vec<NodeReport>,
 }
@@ -69,6 +75,14 @@ pub(crate) struct NodeReport {
     pub(crate) broker_epoch: Option<i64>,
     /// The life of its data folder.
     pub(crate) incarnation: u64,
+    /// What is wanted of it: null, `drain` or `remove`.
+    pub(crate) order: Option<NodeOrder>,
+    /// Partitions it leads.
+    pub(crate) leads: usize,
+    /// Partitions it has a replica of.
+    pub(crate) replicas: usize,
+    /// Those of which nobody else has everything.
+    pub(crate) only_copies: usize,
     /// For people.
     pub(crate) name: String,
     /// The failure domain.
@@ -95,6 +109,7 @@ pub(crate) struct ClusterApi {
     pub(crate) node_id: i32,
     pub(crate) coordinator: Coordinator,
     pub(crate) repository: Arc<dyn StateRepository>,
+    pub(crate) events: Arc<EventLog>,
 }
 
 impl ClusterApi {
@@ -107,8 +122,13 @@ impl ClusterApi {
         let node_of =
             |voter: u64| view.nodes.iter().find(|node| node.voter == voter).map(|node| node.node_id);
         let leader = status.leader.and_then(|leader| node_of(leader.0));
-        let nodes: Vec<_> = view.nodes.iter().map(|node| describe(node, &view, &metrics)).collect();
-        let problems = problems(quorum, &nodes, &view, &metrics);
+        let partitions = Partitions::of(&self.coordinator);
+        let nodes: Vec<_> =
+            view.nodes.iter().map(|node| describe(node, &view, &metrics, &partitions)).collect();
+        let usable = nodes.iter().filter(|node| node.up && node.order.is_none()).count();
+        let counts = partitions.counts(usable);
+        let mut problems = problems(quorum, &nodes, &view, &metrics);
+        problems.extend(partition_problems(&counts));
         ClusterReport {
             cluster_id: self.cluster_id.clone(),
             node_id: self.node_id,
@@ -121,13 +141,28 @@ impl ClusterApi {
             revision: self.coordinator.header(SpaceId::User).revision,
             db_bytes: status.db_size,
             feature_level: view.feature_level,
+            controller: view.controller,
+            partitions: counts,
             nodes,
         }
     }
 
-    /// Takes a node out of the cluster.
-    pub(crate) async fn remove(&self, node_id: i32) -> Result<(), RecordError> {
+    /// Takes a node out of the cluster. One that still holds partitions only by force.
+    pub(crate) async fn remove(&self, node_id: i32, force: bool) -> Result<(), RecordError> {
+        if !force {
+            // What was acknowledged before this request counts.
+            self.repository.get(NEXT_VOTER).await?;
+            let held = Partitions::of(&self.coordinator).load(node_id).replicas;
+            if held > 0 {
+                return Err(RecordError::Holds(node_id, held));
+            }
+        }
         records::remove(self.repository.as_ref(), node_id).await
+    }
+
+    /// Says what is wanted of a node; `None` takes it back.
+    pub(crate) async fn order(&self, node_id: i32, order: Option<NodeOrder>) -> Result<(), RecordError> {
+        records::order(self.repository.as_ref(), node_id, order).await
     }
 
     /// Keeps a node's place for another data folder.
@@ -142,7 +177,7 @@ impl ClusterApi {
     }
 }
 
-fn describe(node: &NodeRecord, view: &View, metrics: &GroupMetrics) -> NodeReport {
+fn describe(node: &NodeRecord, view: &View, metrics: &GroupMetrics, partitions: &Partitions) -> NodeReport {
     let is = |members: &[moim_raft::Member]| members.iter().any(|member| member.id.0 == node.voter);
     let role = match () {
         () if node.voter == 0 => "replaced",
@@ -155,6 +190,7 @@ fn describe(node: &NodeRecord, view: &View, metrics: &GroupMetrics) -> NodeRepor
         member.record.node_id == node.node_id && member.record.voter == node.voter && node.voter != 0
     });
     let matched = metrics.matched.iter().find(|(id, _)| id.0 == node.voter).and_then(|(_, at)| *at);
+    let load = partitions.load(node.node_id);
     let address = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     NodeReport {
         node_id: node.node_id,
@@ -164,6 +200,10 @@ fn describe(node: &NodeRecord, view: &View, metrics: &GroupMetrics) -> NodeRepor
         lag: matched.map(|at| metrics.last_index.unwrap_or(0).saturating_sub(at)),
         broker_epoch: live.map(|member| member.broker_epoch),
         incarnation: node.incarnation,
+        order: view.orders.get(&node.node_id).copied(),
+        leads: load.leads,
+        replicas: load.replicas,
+        only_copies: load.only_copies,
         name: node.name.clone(),
         zone: address(&node.zone),
         peer: address(&node.peer),
@@ -174,6 +214,19 @@ fn describe(node: &NodeRecord, view: &View, metrics: &GroupMetrics) -> NodeRepor
         version: node.version.clone(),
         feature_level: node.feature_level,
     }
+}
+
+fn partition_problems(counts: &PartitionCounts) -> Vec<String> {
+    let kinds = [
+        (counts.leaderless, "without a leader"),
+        (counts.under_replicated, "with a replica that is not in sync"),
+        (counts.under_min_isr, "with too few replicas in sync to take writes"),
+        (counts.growing, "with fewer copies than the cluster has room for"),
+    ];
+    let say = |(count, what): (usize, &str)| {
+        (count > 0).then(|| format!("{} {what}", counted(count as u64, "partition")))
+    };
+    kinds.into_iter().filter_map(say).collect()
 }
 
 fn problems(quorum: bool, nodes: &[NodeReport], view: &View, metrics: &GroupMetrics) -> Vec<String> {

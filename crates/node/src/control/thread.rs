@@ -18,6 +18,7 @@ use moim_raft::{
 };
 use tokio::sync::oneshot;
 
+use super::events::{self, EventLog};
 use super::presence::Presence;
 use super::pulse::Pulse;
 use super::records::{self, SUPPORTED_LEVEL};
@@ -64,6 +65,8 @@ pub(crate) async fn start(parts: ControlParts) -> Outcome<Control> {
         failed: shutdown,
         removed: up.removed,
         local: up.local,
+        events: up.events,
+        pulse: up.pulse,
         presence: up.presence,
         record: up.record.into(),
         thread,
@@ -78,6 +81,8 @@ struct Up {
     peer: SocketAddr,
     removed: Shutdown,
     local: LocalPeer,
+    events: Arc<EventLog>,
+    pulse: Arc<Pulse>,
     presence: Arc<Presence>,
     record: NodeRecord,
 }
@@ -131,8 +136,7 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     let (readiness, shutdown) = (parts.readiness.clone(), scope.shutdown().clone());
     scope.spawn("presence", Arc::clone(&presence).keep(readiness, shutdown.clone()));
     scope.spawn("steward", steward::run(coordinator.clone(), Arc::clone(&repository), shutdown.clone()));
-    let pulse =
-        Pulse::new(record.node_id, parts.router.clone(), Arc::clone(&transport), Arc::clone(&parts.clock));
+    let pulse = Pulse::new(record.node_id, Arc::clone(&transport), Arc::clone(&parts.clock));
     let pulse = Arc::new(pulse);
     scope.spawn("pulse", Arc::clone(&pulse).run(coordinator.clone(), shutdown.clone()));
     let ruler = Ruler {
@@ -140,10 +144,13 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
         coordinator: coordinator.clone(),
         repository: Arc::clone(&repository),
         clock: Arc::clone(&parts.clock),
-        peers: pulse,
+        peers: Arc::clone(&pulse) as _,
         settings: parts.topic_defaults.clone(),
     };
     scope.spawn("controller", ruler.run(shutdown.clone()));
+    let events = Arc::new(EventLog::default());
+    let (told, watched) = (Arc::clone(&events), Arc::clone(&repository));
+    scope.spawn("events", events::follow(told, watched, Arc::clone(&parts.clock), shutdown.clone()));
     let follow = Follow {
         coordinator: coordinator.clone(),
         transport,
@@ -152,7 +159,7 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     };
     scope.spawn("records", follow.run(shutdown));
     metrics::register(&parts.metrics, &coordinator, scope);
-    Ok(Up { coordinator, repository, peer, removed, local, presence, record })
+    Ok(Up { coordinator, repository, peer, removed, local, events, pulse, presence, record })
 }
 
 async fn listen(parts: &ControlParts, local: &LocalPeer, scope: &Scope) -> Outcome<SocketAddr> {

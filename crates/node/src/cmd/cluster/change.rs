@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{ChangeArgs, Nodes};
+use super::{ChangeArgs, Nodes, RemoveArgs, empty};
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::{Output, Report, Section, confirm};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// What became of a node.
 #[derive(Serialize)]
-struct Changed {
-    node_id: i32,
-    result: &'static str,
+pub(super) struct Changed {
+    pub(super) node_id: i32,
+    pub(super) result: &'static str,
 }
 
 impl Report for Changed {
@@ -25,10 +26,13 @@ impl Report for Changed {
     }
 }
 
-pub(super) async fn remove(nodes: &Nodes, args: &ChangeArgs, output: Output) -> Outcome {
-    let node_id = args.node_id;
-    confirm(&format!("remove node {node_id} from the cluster for good"), args.yes)?;
-    nodes.change(&format!("/api/v1/cluster/nodes/{node_id}/remove")).await?;
+pub(super) async fn remove(nodes: &Nodes, args: &RemoveArgs, output: Output) -> Outcome {
+    let node_id = args.change.node_id;
+    confirm(&format!("remove node {node_id} from the cluster for good"), args.change.yes)?;
+    if !args.force {
+        empty::wait_until_empty(nodes, node_id).await?;
+    }
+    nodes.change(&format!("/api/v1/cluster/nodes/{node_id}/remove?force={}", args.force)).await?;
     let gone = async {
         loop {
             // The node that was asked may be the one that goes: then another has to be asked, or none is left to ask.

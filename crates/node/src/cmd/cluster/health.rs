@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{HealthArgs, Nodes};
+use crate::control::view::PartitionCounts;
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::{Format, Output, Report, Section};
 use crate::signals::Signals;
@@ -19,6 +20,8 @@ struct Health {
     nodes: usize,
     nodes_up: usize,
     leader: Option<i32>,
+    controller: Option<i32>,
+    partitions: PartitionCounts,
 }
 
 pub(super) async fn run(nodes: &Nodes, args: &HealthArgs, output: Output) -> Outcome {
@@ -41,6 +44,8 @@ pub(super) async fn run(nodes: &Nodes, args: &HealthArgs, output: Output) -> Out
                 nodes: 0,
                 nodes_up: 0,
                 leader: None,
+                controller: None,
+                partitions: PartitionCounts::default(),
             },
         };
         if args.watch && last.as_ref() != Some(&health) {
@@ -73,6 +78,8 @@ async fn look(nodes: &Nodes) -> Outcome<Health> {
         nodes: report.nodes.len(),
         nodes_up: report.nodes.iter().filter(|node| node.up).count(),
         leader: report.leader,
+        controller: report.controller,
+        partitions: report.partitions,
     })
 }
 
@@ -113,6 +120,14 @@ impl Report for Health {
         table.row(vec!["Nodes up".to_owned(), format!("{} of {}", self.nodes_up, self.nodes)]);
         let leader = self.leader.map_or_else(|| "-".to_owned(), |leader| format!("node {leader}"));
         table.row(vec!["Leader".to_owned(), leader]);
+        let partitions = &self.partitions;
+        table.row(vec![
+            "Partitions".to_owned(),
+            format!(
+                "{} ({} without a leader, {} not fully in sync)",
+                partitions.total, partitions.leaderless, partitions.under_replicated
+            ),
+        ]);
         for problem in &self.problems {
             table.row(vec!["Problem".to_owned(), problem.clone()]);
         }

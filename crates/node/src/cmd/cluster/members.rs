@@ -19,16 +19,35 @@ pub(super) async fn run(nodes: &Nodes, output: Output) -> Outcome {
 
 impl Report for Members {
     fn sections(&self) -> Vec<Section> {
-        let columns =
-            [">NODE", "STATE", "ROLE", ">VOTER", ">LAG", "ZONE", "KAFKA", "ETCD", "ADMIN", "PEER", "VERSION"];
+        let columns = [
+            ">NODE",
+            "STATE",
+            "ROLE",
+            ">VOTER",
+            ">LAG",
+            ">LEADS",
+            ">REPLICAS",
+            "ZONE",
+            "KAFKA",
+            "ETCD",
+            "ADMIN",
+            "PEER",
+            "VERSION",
+        ];
         let mut table = Section::new(&columns);
         for node in &self.members {
             table.row(vec![
                 node.node_id.to_string(),
-                if node.up { "up" } else { "down" }.to_owned(),
+                match (node.up, node.order) {
+                    (false, _) => "down".to_owned(),
+                    (true, None) => "up".to_owned(),
+                    (true, Some(order)) => format!("up ({})", order.as_str()),
+                },
                 node.role.clone(),
                 or_dash(node.voter),
                 or_dash(node.lag),
+                node.leads.to_string(),
+                node.replicas.to_string(),
                 or_dash(node.zone.as_ref()),
                 or_dash(node.kafka.as_ref()),
                 or_dash(node.etcd.as_ref()),

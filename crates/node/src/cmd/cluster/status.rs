@@ -17,11 +17,21 @@ impl Report for ClusterReport {
         let voters =
             self.nodes.iter().filter(|node| matches!(node.role.as_str(), "leader" | "voter")).count();
         let health = if self.healthy { "healthy".to_owned() } else { self.problems.join("; ") };
+        let partitions = &self.partitions;
+        let node = |id: Option<i32>| id.map_or_else(|| "-".to_owned(), |id| format!("node {id}"));
         vec![Section::pairs([
             ("Cluster", self.cluster_id.clone()),
             ("Health", health),
             ("Nodes", format!("{} ({up} up, {voters} vote)", self.nodes.len())),
-            ("Leader", self.leader.map_or_else(|| "-".to_owned(), |leader| format!("node {leader}"))),
+            ("Leader", node(self.leader)),
+            ("Controller", node(self.controller)),
+            (
+                "Partitions",
+                format!(
+                    "{} ({} without a leader, {} not fully in sync, {} moving)",
+                    partitions.total, partitions.leaderless, partitions.under_replicated, partitions.moving
+                ),
+            ),
             ("Term", self.term.to_string()),
             ("Revision", self.revision.to_string()),
             ("Applied", self.applied.to_string()),

@@ -1,0 +1,362 @@
+//! What has happened in the cluster, as this node saw it: for people who ask what went on.
+//!
+//! Made from the same watch every node acts on, so all nodes tell the same, each since its own start. What one
+//! transaction did to many partitions is one event: a failover of a thousand partitions is a line, not a thousand.
+//!
+//! Bounded: the last [`KEPT`] events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use moim_base::Clock;
+use moim_base::task::Shutdown;
+use moim_cluster::nodes::{MEMBERS, NODES, NodeRecord, ORDERS, node_of};
+use moim_cluster::{Entry, Event, RepositoryError, StateRepository};
+use moim_replica::{PartitionId, PartitionState, keys};
+use serde::{Deserialize, Serialize};
+
+use crate::output::counted;
+
+const ROOT: &str = "/moim/";
+/// Events that are kept.
+const KEPT: usize = 1_024;
+/// Partitions that an event names.
+const NAMED: usize = 3;
+/// Before the repository is asked again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClusterEvent {
+    /// Counts the events of the node that tells them.
+    pub(crate) number: u64,
+    /// Milliseconds since 1970 when that node saw it.
+    pub(crate) at_ms: i64,
+    /// The revision of the cluster's records at which it happened.
+    pub(crate) revision: i64,
+    /// What kind of thing: `node`, `order`, `controller`, `topic`, `leader`, `in-sync`, `move`.
+    pub(crate) kind: String,
+    /// In words.
+    pub(crate) text: String,
+}
+
+/// The events a node has seen.
+#[derive(Default)]
+pub(crate) struct EventLog {
+    events: Mutex<(u64, VecDeque<ClusterEvent>)>,
+}
+
+impl EventLog {
+    /// Events after this number, oldest first.
+    pub(crate) fn after(&self, number: u64) -> Vec<ClusterEvent> {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.1.iter().filter(|event| event.number > number).cloned().collect()
+    }
+
+    fn add(&self, at_ms: i64, told: Vec<Told>) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        for Told { revision, kind, text } in told {
+            events.0 += 1;
+            let number = events.0;
+            events.1.push_back(ClusterEvent { number, at_ms, revision, kind: kind.to_owned(), text });
+            if events.1.len() > KEPT {
+                events.1.pop_front();
+            }
+        }
+    }
+}
+
+/// Follows the cluster's records until the node stops.
+pub(super) async fn follow(
+    log: Arc<EventLog>,
+    repository: Arc<dyn StateRepository>,
+    clock: Arc<dyn Clock>,
+    shutdown: Shutdown,
+) {
+    let mut history = History::default();
+    loop {
+        tokio::select! {
+            () = shutdown.stopped() => return,
+            watched = watch(&mut history, &log, repository.as_ref(), clock.as_ref()) => {
+                if let Err(error) = watched {
+                    tracing::debug!(%error, "events are missed for a while");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}
+
+/// One watch, from a listing to its end.
+async fn watch(
+    history: &mut History,
+    log: &EventLog,
+    repository: &dyn StateRepository,
+    clock: &dyn Clock,
+) -> Result<(), RepositoryError> {
+    let (revision, entries) = repository.list(ROOT).await?;
+    let first = !std::mem::replace(&mut history.begun, true);
+    entries.into_iter().for_each(|entry| history.on_event(Event::Put(entry)));
+    let told = history.tell();
+    if !first {
+        // Of what was missed only the outcome is known.
+        log.add(clock.wall_ms(), told);
+    }
+    let mut watch = repository.watch(ROOT, revision + 1).await?;
+    while let Some(Ok(event)) = watch.next().await {
+        history.on_event(event);
+        while let Some(next) = watch.next().now_or_never() {
+            match next {
+                Some(Ok(event)) => history.on_event(event),
+                Some(Err(_)) | None => break,
+            }
+        }
+        log.add(clock.wall_ms(), history.tell());
+    }
+    Ok(())
+}
+
+struct Told {
+    revision: i64,
+    kind: &'static str,
+    text: String,
+}
+
+/// What a partition was when it was last looked at.
+#[derive(Clone, Default, PartialEq, Eq)]
+struct Seat {
+    leader: Option<i32>,
+    in_sync: Vec<i32>,
+    moving: bool,
+}
+
+impl Seat {
+    fn of(state: &PartitionState) -> Self {
+        let mut in_sync: Vec<i32> = state.isr.iter().map(|member| member.node.0).collect();
+        in_sync.sort_unstable();
+        Self { leader: state.leader.map(|leader| leader.0), in_sync, moving: state.is_moving() }
+    }
+}
+
+/// Turns changes of records into events.
+#[derive(Default)]
+struct History {
+    begun: bool,
+    nodes: BTreeMap<i32, NodeRecord>,
+    members: BTreeMap<i32, i64>,
+    orders: BTreeMap<i32, String>,
+    controller: Option<(i64, String)>,
+    topics: BTreeMap<String, String>,
+    seats: BTreeMap<PartitionId, Seat>,
+    revision: i64,
+    told: Vec<Told>,
+    /// What happened to partitions since the last telling, by what it was.
+    changes: BTreeMap<(&'static str, String), Vec<PartitionId>>,
+}
+
+impl History {
+    fn on_event(&mut self, event: Event) {
+        self.revision = self.revision.max(event.revision());
+        match event {
+            Event::Put(entry) => self.on_put(&entry),
+            Event::Delete { key, .. } => self.on_delete(&key),
+        }
+    }
+
+    fn say(&mut self, kind: &'static str, text: String) {
+        self.told.push(Told { revision: self.revision, kind, text });
+    }
+
+    fn on_put(&mut self, entry: &Entry) {
+        let key = entry.key.as_str();
+        if let Some(id) = keys::parse_partition(key) {
+            if let Ok(state) = PartitionState::decode(&entry.value) {
+                self.on_partition(id, &state);
+            }
+        } else if let Some(id) = node_of(key, NODES) {
+            let Ok(record) = NodeRecord::from_bytes(&entry.value) else { return };
+            let known = self.nodes.insert(id, record.clone());
+            match known {
+                None => self.say("node", format!("node {id} is in the cluster")),
+                Some(known) if known.voter != record.voter && record.voter == 0 => {
+                    self.say("node", format!("node {id} waits for its replacement"));
+                }
+                Some(known) if known.voter != record.voter => {
+                    self.say("node", format!("node {id} has another data folder"));
+                }
+                Some(_) => {}
+            }
+        } else if let Some(id) = node_of(key, MEMBERS) {
+            if self.members.insert(id, entry.create_revision) != Some(entry.create_revision) {
+                self.say("node", format!("node {id} is up (run {})", entry.create_revision));
+            }
+        } else if let Some(id) = node_of(key, ORDERS) {
+            let order = String::from_utf8_lossy(&entry.value).into_owned();
+            if self.orders.insert(id, order.clone()).as_ref() != Some(&order) {
+                self.say("order", format!("node {id} shall {order}"));
+            }
+        } else if key == keys::CONTROLLER {
+            let value = String::from_utf8_lossy(&entry.value).into_owned();
+            let now = Some((entry.create_revision, value));
+            if self.controller != now {
+                self.controller = now;
+                match super::view::controller_node(&entry.value) {
+                    Some(node) => self.say("controller", format!("node {node} is the controller")),
+                    None => self.say("controller", "there is another controller".to_owned()),
+                }
+            }
+        } else if let Some(name) = key.strip_prefix(keys::TOPICS) {
+            let Some(id) = topic_id(&entry.value) else { return };
+            if self.topics.insert(id, name.to_owned()).is_none() {
+                self.say("topic", format!("topic {name} exists"));
+            }
+        }
+    }
+
+    fn on_delete(&mut self, key: &str) {
+        if let Some(id) = keys::parse_partition(key) {
+            self.seats.remove(&id);
+        } else if let Some(id) = node_of(key, NODES) {
+            self.nodes.remove(&id);
+            self.say("node", format!("node {id} is no longer in the cluster"));
+        } else if let Some(id) = node_of(key, MEMBERS) {
+            self.members.remove(&id);
+            self.say("node", format!("node {id} is down"));
+        } else if let Some(id) = node_of(key, ORDERS) {
+            self.orders.remove(&id);
+            self.say("order", format!("node {id} may lead again"));
+        } else if key == keys::CONTROLLER {
+            self.controller = None;
+            self.say("controller", "there is no controller".to_owned());
+        } else if let Some(name) = key.strip_prefix(keys::TOPICS) {
+            self.topics.retain(|_, known| known != name);
+            self.say("topic", format!("topic {name} is deleted"));
+        }
+    }
+
+    fn on_partition(&mut self, id: PartitionId, state: &PartitionState) {
+        let now = Seat::of(state);
+        let Some(was) = self.seats.insert(id, now.clone()) else { return };
+        let mut change = |kind, what: String| self.changes.entry((kind, what)).or_default().push(id);
+        if was.leader != now.leader {
+            change(
+                "leader",
+                match (was.leader, now.leader) {
+                    (None, Some(to)) => format!("led by node {to}"),
+                    (Some(from), Some(to)) => format!("led by node {to} instead of node {from}"),
+                    (_, None) => "without a leader".to_owned(),
+                },
+            );
+        }
+        for node in was.in_sync.iter().filter(|node| !now.in_sync.contains(node)) {
+            change("in-sync", format!("no longer in sync on node {node}"));
+        }
+        for node in now.in_sync.iter().filter(|node| !was.in_sync.contains(node)) {
+            change("in-sync", format!("in sync on node {node}"));
+        }
+        match (was.moving, now.moving) {
+            (false, true) => change("move", "being moved".to_owned()),
+            (true, false) => change("move", "where it shall be".to_owned()),
+            _ => {}
+        }
+    }
+
+    /// Everything since the last telling.
+    fn tell(&mut self) -> Vec<Told> {
+        for ((kind, what), partitions) in std::mem::take(&mut self.changes) {
+            let mut names: Vec<String> = partitions.iter().take(NAMED).map(|id| self.name(*id)).collect();
+            if partitions.len() > NAMED {
+                names.push("…".to_owned());
+            }
+            let count = counted(partitions.len() as u64, "partition");
+            self.say(kind, format!("{count} {what}: {}", names.join(", ")));
+        }
+        std::mem::take(&mut self.told)
+    }
+
+    fn name(&self, id: PartitionId) -> String {
+        if id.topic == keys::SHARDS {
+            return format!("shard {}", id.index);
+        }
+        match self.topics.get(&id.topic.to_string()) {
+            Some(name) => format!("{name}:{}", id.index),
+            None => id.to_string(),
+        }
+    }
+}
+
+fn topic_id(value: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Id {
+        id: String,
+    }
+    serde_json::from_slice::<Id>(value).ok().map(|topic| topic.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use moim_base::TopicId;
+    use moim_replica::Durability;
+
+    use super::*;
+
+    fn put(key: String, value: impl Into<Bytes>, revision: i64) -> Event {
+        let (value, lease) = (value.into(), None);
+        Event::Put(Entry { key, value, create_revision: revision, mod_revision: revision, version: 1, lease })
+    }
+
+    fn texts(history: &mut History) -> Vec<String> {
+        history.tell().into_iter().map(|told| format!("{}: {}", told.kind, told.text)).collect()
+    }
+
+    #[test]
+    fn what_befalls_many_partitions_at_once_is_one_event() {
+        let mut history = History::default();
+        let topic = TopicId(3);
+        history.on_event(put(keys::topic("orders"), format!(r#"{{"id":"{topic}"}}"#), 2));
+        let record = |leader: i32, revision| {
+            let isr = vec![(leader, 1, 1).into(), (3, 1, 1).into()];
+            let state = PartitionState::new(isr, 1, Durability::Fsync);
+            move |index| put(keys::partition(PartitionId { topic, index }), state.encode(), revision)
+        };
+        (0..5).map(record(1, 3)).for_each(|event| history.on_event(event));
+        assert_eq!(texts(&mut history), ["topic: topic orders exists"]);
+        (0..5).map(record(2, 4)).for_each(|event| history.on_event(event));
+        let told = texts(&mut history);
+        let leader = "leader: 5 partitions led by node 2 instead of node 1: orders:0, orders:1, orders:2, …";
+        assert!(told.contains(&leader.to_owned()), "{told:?}");
+        assert!(told.iter().any(|text| text.contains("no longer in sync on node 1")), "{told:?}");
+        assert_eq!(texts(&mut history), Vec::<String>::new(), "told once");
+    }
+
+    #[test]
+    fn nodes_orders_and_controllers_are_told_of_when_they_change() {
+        let mut history = History::default();
+        let member = |revision| put("/moim/members/2".into(), "{}", revision);
+        history.on_event(member(5));
+        history.on_event(member(5));
+        history.on_event(put("/moim/orders/2".into(), "drain", 6));
+        history.on_event(put(keys::CONTROLLER.into(), r#"{"node_id":1}"#, 7));
+        history.on_event(Event::Delete { key: "/moim/members/2".into(), revision: 8 });
+        let expected = [
+            "node: node 2 is up (run 5)",
+            "order: node 2 shall drain",
+            "controller: node 1 is the controller",
+            "node: node 2 is down",
+        ];
+        assert_eq!(texts(&mut history), expected);
+    }
+
+    #[test]
+    fn the_log_keeps_the_last_events_and_counts_all() {
+        let log = EventLog::default();
+        let told = (0..KEPT as i64 + 10).map(|revision| Told { revision, kind: "node", text: String::new() });
+        log.add(1, told.collect());
+        let kept = log.after(0);
+        assert_eq!((kept.len(), kept[0].number), (KEPT, 11));
+        assert_eq!(log.after(KEPT as u64 + 9).len(), 1);
+    }
+}
