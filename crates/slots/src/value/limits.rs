@@ -1,0 +1,47 @@
+//! Up to where a value keeps its small form. The names are those of Redis's settings.
+
+/// When a value changes from its packed form to the one for many or large elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// `hash-max-listpack-entries`
+    pub hash_entries: usize,
+    /// `hash-max-listpack-value`
+    pub hash_value: usize,
+    /// `list-max-listpack-size`: negative is a size class (-1 4 KiB … -5 64 KiB), positive a count.
+    pub list_chunk: i64,
+    /// `set-max-intset-entries`
+    pub set_ints: usize,
+    /// `set-max-listpack-entries`
+    pub set_entries: usize,
+    /// `set-max-listpack-value`
+    pub set_value: usize,
+    /// `zset-max-listpack-entries`
+    pub zset_entries: usize,
+    /// `zset-max-listpack-value`
+    pub zset_value: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            hash_entries: 128,
+            hash_value: 64,
+            list_chunk: -2,
+            set_ints: 512,
+            set_entries: 128,
+            set_value: 64,
+            zset_entries: 128,
+            zset_value: 64,
+        }
+    }
+}
+
+impl Limits {
+    /// Whether a list chunk of this many entries and bytes is full.
+    pub(crate) fn chunk_full(&self, entries: usize, bytes: usize) -> bool {
+        match self.list_chunk {
+            count if count > 0 => entries > count as usize || bytes > 8192,
+            class => bytes > 4096 << (-class - 1).clamp(0, 4),
+        }
+    }
+}
