@@ -15,20 +15,20 @@ const JOIN: usize = FULL / 2;
 
 /// A score and the position of its member.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Item {
+pub(crate) struct Item {
     pub(crate) score: f64,
     pub(crate) id: u32,
 }
 
 /// Gives the bytes of the member with an id.
-pub trait Members {
+pub(crate) trait Members {
     /// Its bytes.
     fn member(&self, id: u32) -> &[u8];
 }
 
 /// Scores in order.
 #[derive(Clone, Debug)]
-pub struct Ranks {
+pub(crate) struct Ranks {
     root: Node,
     len: usize,
 }
@@ -163,7 +163,7 @@ impl Ranks {
 
 /// Items by rank. Each end takes a leaf at a time.
 #[derive(Clone, Debug)]
-pub struct Range<'a> {
+pub(crate) struct Range<'a> {
     ranks: &'a Ranks,
     low: usize,
     high: usize,
