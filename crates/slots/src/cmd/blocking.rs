@@ -1,0 +1,127 @@
+//! BLPOP and the others that wait for an element or a member.
+//!
+//! A command that finds nothing asks for its client to wait; it runs again from its beginning when one of its keys
+//! has something. What it takes then is recorded as the command that does not wait.
+
+use super::flag::{BLOCKING, DENYOOM, FAST, NOSCRIPT, WRITE};
+use super::lists::{self, mpop_options, pop_event};
+use super::typed;
+use super::zsets::{self, Extreme};
+use super::{Keys, Spec};
+use crate::ctx::{Ctx, OnTimeout, timeout_ms};
+use crate::error::Done;
+use crate::events::class;
+use crate::value::list::{End, List};
+
+const LIST: &str = "list";
+const ZSET: &str = "sorted_set";
+const POPS: u32 = WRITE | NOSCRIPT | BLOCKING;
+const MOVES: u32 = WRITE | DENYOOM | NOSCRIPT | BLOCKING;
+const BUT_LAST: Keys = Keys::Range { first: 1, last: -2, step: 1 };
+const COUNTED: Keys = Keys::Counted { at: 2, also: 0 };
+
+/// The commands of this file.
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Spec] = &[
+    Spec::new("blpop", -3, POPS, BUT_LAST, LIST, "Takes an element from the head, and waits for it", |ctx| bpop(ctx, End::Left)),
+    Spec::new("brpop", -3, POPS, BUT_LAST, LIST, "Takes an element from the tail, and waits for it", |ctx| bpop(ctx, End::Right)),
+    Spec::new("blmove", 6, MOVES, Keys::TWO, LIST, "Moves an element to another list, and waits for it", blmove),
+    Spec::new("brpoplpush", 4, MOVES, Keys::TWO, LIST, "Moves the last element to another list, and waits for it", brpoplpush),
+    Spec::new("blmpop", -5, WRITE | BLOCKING, COUNTED, LIST, "Takes elements from the first list that has some, and waits for them", blmpop),
+    Spec::new("bzpopmin", -3, POPS | FAST, BUT_LAST, ZSET, "Takes the member with the lowest score, and waits for it", |ctx| bzpop(ctx, Extreme::Min)),
+    Spec::new("bzpopmax", -3, POPS | FAST, BUT_LAST, ZSET, "Takes the member with the highest score, and waits for it", |ctx| bzpop(ctx, Extreme::Max)),
+    Spec::new("bzmpop", -5, WRITE | BLOCKING, COUNTED, ZSET, "Takes members from the first sorted set that has some, and waits for them", bzmpop),
+];
+
+/// Waits for one of the keys, or answers at once that there is nothing where nobody may wait.
+fn wait(ctx: &mut Ctx<'_>, keys: &[&[u8]], timeout_ms: i64, on_timeout: OnTimeout) {
+    if ctx.may_block() {
+        return ctx.block(keys.iter().map(|&key| key.into()).collect(), timeout_ms, on_timeout);
+    }
+    match on_timeout {
+        OnTimeout::NullArray => ctx.out.null_array(),
+        OnTimeout::Null => ctx.out.null(),
+        OnTimeout::Number(number) => ctx.out.integer(number),
+    }
+}
+
+/// The keys between the name and the last argument.
+fn keys_but_last<'a>(ctx: &Ctx<'a>) -> Vec<&'a [u8]> {
+    (1..ctx.argc() - 1).map(|at| ctx.arg(at)).collect()
+}
+
+fn bpop(ctx: &mut Ctx<'_>, end: End) -> Done {
+    let timeout = timeout_ms(ctx.arg(ctx.argc() - 1))?;
+    let keys = keys_but_last(ctx);
+    for key in &keys {
+        let Some(list) = typed::get_mut::<List>(ctx.db, key)? else { continue };
+        let element = list.pop(end).unwrap_or_default();
+        ctx.out.array(2);
+        ctx.out.bulk(key);
+        ctx.out.bulk(&element);
+        ctx.changed_with(key, class::LIST, pop_event(end));
+        ctx.drop_if_empty::<List>(key);
+        ctx.rewrite(&[pop_event(end).as_bytes(), key]);
+        return Ok(());
+    }
+    wait(ctx, &keys, timeout, OnTimeout::NullArray);
+    Ok(())
+}
+
+fn blmove(ctx: &mut Ctx<'_>) -> Done {
+    let (from, to) = (lists::end(ctx.arg(3))?, lists::end(ctx.arg(4))?);
+    let timeout = timeout_ms(ctx.arg(5))?;
+    move_or_wait(ctx, from, to, timeout)
+}
+
+fn brpoplpush(ctx: &mut Ctx<'_>) -> Done {
+    let timeout = timeout_ms(ctx.arg(3))?;
+    move_or_wait(ctx, End::Right, End::Left, timeout)
+}
+
+fn move_or_wait(ctx: &mut Ctx<'_>, from: End, to: End, timeout: i64) -> Done {
+    let word = |end| if end == End::Left { b"LEFT".as_slice() } else { b"RIGHT" };
+    let (source, target) = (ctx.arg(1), ctx.arg(2));
+    if lists::move_element(ctx, from, to)? {
+        ctx.rewrite(&[b"LMOVE", source, target, word(from), word(to)]);
+    } else {
+        wait(ctx, &[source], timeout, OnTimeout::Null);
+    }
+    Ok(())
+}
+
+fn blmpop(ctx: &mut Ctx<'_>) -> Done {
+    let timeout = timeout_ms(ctx.arg(1))?;
+    let (keys, word, count) = mpop_options(ctx, 2)?;
+    let end = lists::end(word)?;
+    match lists::pop_first(ctx, &keys, end, count)? {
+        Some((key, taken)) => {
+            ctx.rewrite(&[pop_event(end).as_bytes(), key, taken.to_string().as_bytes()]);
+        }
+        None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
+    }
+    Ok(())
+}
+
+fn bzpop(ctx: &mut Ctx<'_>, extreme: Extreme) -> Done {
+    let timeout = timeout_ms(ctx.arg(ctx.argc() - 1))?;
+    let keys = keys_but_last(ctx);
+    match zsets::pop_one(ctx, &keys, extreme)? {
+        Some(key) => ctx.rewrite(&[extreme.pop_name().as_bytes(), key]),
+        None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
+    }
+    Ok(())
+}
+
+fn bzmpop(ctx: &mut Ctx<'_>) -> Done {
+    let timeout = timeout_ms(ctx.arg(1))?;
+    let (keys, word, count) = mpop_options(ctx, 2)?;
+    let extreme = Extreme::read(word)?;
+    match zsets::pop_first(ctx, &keys, extreme, count)? {
+        Some((key, taken)) => {
+            ctx.rewrite(&[extreme.pop_name().as_bytes(), key, taken.to_string().as_bytes()]);
+        }
+        None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Arguments that several families share: counts, numbers of keys, options of scans, random picks.
+
+use crate::ctx::{Ctx, int};
+use crate::error::Error;
+use crate::glob;
+
+/// A count that must not be negative.
+pub(crate) fn positive(text: &[u8]) -> Result<usize, Error> {
+    usize::try_from(int(text)?).map_err(|_| Error::OUT_OF_RANGE)
+}
+
+/// A number that must be at least 1; anything else is `message`.
+pub(crate) fn at_least_one(text: &[u8], message: &'static str) -> Result<usize, Error> {
+    match int(text) {
+        Ok(number) if number > 0 => Ok(usize::try_from(number).unwrap_or(usize::MAX)),
+        _ => Err(Error::err(message)),
+    }
+}
+
+/// A count of random picks: negative ones may repeat.
+pub(crate) fn picks(text: &[u8]) -> Result<i64, Error> {
+    /// More picks with repetition would be an answer of gigabytes.
+    const MOST_REPEATED: i64 = 1 << 28;
+    let count = int(text)?;
+    if count == i64::MIN {
+        let most = i64::MAX;
+        return Err(Error::err(format_args!("value is out of range, value must between -{most} and {most}")));
+    }
+    if count < -MOST_REPEATED { Err(Error::err("value is out of range")) } else { Ok(count) }
+}
+
+/// `count` different numbers below `len`, in random order; all of them in order when there are no more.
+pub(crate) fn sample(len: usize, count: usize) -> Vec<usize> {
+    if count >= len {
+        return (0..len).collect();
+    }
+    if count * 4 >= len {
+        let mut all: Vec<usize> = (0..len).collect();
+        for at in 0..count {
+            all.swap(at, fastrand::usize(at..len));
+        }
+        all.truncate(count);
+        return all;
+    }
+    let mut seen = hashbrown::HashSet::with_capacity(count);
+    let mut chosen = Vec::with_capacity(count);
+    while chosen.len() < count {
+        let pick = fastrand::usize(..len);
+        if seen.insert(pick) {
+            chosen.push(pick);
+        }
+    }
+    chosen
+}
+
+/// The positions that random picks show: `count` different ones, or, when it is negative, any.
+pub(crate) fn pick_positions(len: usize, count: i64) -> Vec<usize> {
+    if len == 0 {
+        return Vec::new();
+    }
+    match usize::try_from(count) {
+        Ok(count) => sample(len, count),
+        Err(_) => (0..count.unsigned_abs()).map(|_| fastrand::usize(..len)).collect(),
+    }
+}
+
+/// What HSCAN, SSCAN and ZSCAN were asked for.
+pub(crate) struct ScanOptions<'a> {
+    pub(crate) cursor: u64,
+    pub(crate) count: usize,
+    pattern: Option<&'a [u8]>,
+}
+
+impl<'a> ScanOptions<'a> {
+    /// Reads the arguments behind the key.
+    pub(crate) fn read(ctx: &Ctx<'a>) -> Result<ScanOptions<'a>, Error> {
+        let cursor = std::str::from_utf8(ctx.arg(2)).ok().and_then(|text| text.parse().ok());
+        let mut options = ScanOptions { cursor: cursor.ok_or(Error::BAD_CURSOR)?, count: 10, pattern: None };
+        let mut at = 3;
+        while at < ctx.argc() {
+            if at + 1 == ctx.argc() {
+                return Err(Error::SYNTAX);
+            }
+            if ctx.is(at, "COUNT") {
+                let count = ctx.int(at + 1)?;
+                options.count = usize::try_from(count).ok().filter(|&count| count > 0).ok_or(Error::SYNTAX)?;
+            } else if ctx.is(at, "MATCH") {
+                options.pattern = Some(ctx.arg(at + 1)).filter(|pattern| *pattern != b"*");
+            } else {
+                return Err(Error::SYNTAX);
+            }
+            at += 2;
+        }
+        Ok(options)
+    }
+
+    /// Whether an element is wanted.
+    pub(crate) fn wants(&self, element: &[u8]) -> bool {
+        self.pattern.is_none_or(|pattern| glob::matches(pattern, element))
+    }
+}
+
+/// Writes what a scan found: the next cursor and the elements.
+pub(crate) fn write_scan(ctx: &mut Ctx<'_>, cursor: u64, found: &[Vec<u8>]) {
+    ctx.out.array(2);
+    ctx.out.bulk(cursor.to_string().as_bytes());
+    ctx.out.array(found.len());
+    found.iter().for_each(|element| ctx.out.bulk(element));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_different_and_below_the_length() {
+        for (len, count) in [(10, 3), (10, 9), (10, 10), (10, 20), (1000, 5), (0, 3)] {
+            let mut picked = sample(len, count);
+            assert_eq!(picked.len(), count.min(len));
+            picked.sort_unstable();
+            picked.dedup();
+            assert_eq!(picked.len(), count.min(len));
+            assert!(picked.iter().all(|&pick| pick < len));
+        }
+        assert_eq!(pick_positions(3, -50).len(), 50);
+        assert!(pick_positions(0, -50).is_empty());
+    }
+}
