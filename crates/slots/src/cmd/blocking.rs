@@ -4,7 +4,7 @@
 //! has something. What it takes then is recorded as the command that does not wait.
 
 use super::flag::{BLOCKING, DENYOOM, FAST, NOSCRIPT, WRITE};
-use super::lists::{self, mpop_options, pop_event};
+use super::lists::{self, Mpop, mpop_options, pop_event};
 use super::typed;
 use super::zsets::{self, Extreme};
 use super::{Keys, Spec};
@@ -92,11 +92,10 @@ fn move_or_wait(ctx: &mut Ctx<'_>, from: End, to: End, timeout: i64) -> Done {
 
 fn blmpop(ctx: &mut Ctx<'_>) -> Done {
     let timeout = timeout_ms(ctx.arg(1))?;
-    let (keys, word, count) = mpop_options(ctx, 2)?;
-    let end = lists::end(word)?;
-    match lists::pop_first(ctx, &keys, end, count)? {
+    let Mpop { keys, from, count } = mpop_options(ctx, 2, lists::end)?;
+    match lists::pop_first(ctx, &keys, from, count)? {
         Some((key, taken)) => {
-            ctx.rewrite(&[pop_event(end).as_bytes(), key, taken.to_string().as_bytes()]);
+            ctx.rewrite(&[pop_event(from).as_bytes(), key, taken.to_string().as_bytes()]);
         }
         None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
     }
@@ -115,11 +114,10 @@ fn bzpop(ctx: &mut Ctx<'_>, extreme: Extreme) -> Done {
 
 fn bzmpop(ctx: &mut Ctx<'_>) -> Done {
     let timeout = timeout_ms(ctx.arg(1))?;
-    let (keys, word, count) = mpop_options(ctx, 2)?;
-    let extreme = Extreme::read(word)?;
-    match zsets::pop_first(ctx, &keys, extreme, count)? {
+    let Mpop { keys, from, count } = mpop_options(ctx, 2, Extreme::read)?;
+    match zsets::pop_first(ctx, &keys, from, count)? {
         Some((key, taken)) => {
-            ctx.rewrite(&[extreme.pop_name().as_bytes(), key, taken.to_string().as_bytes()]);
+            ctx.rewrite(&[from.pop_name().as_bytes(), key, taken.to_string().as_bytes()]);
         }
         None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
     }

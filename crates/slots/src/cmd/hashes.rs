@@ -3,7 +3,7 @@
 use moim_wire_resp::Protocol;
 
 use super::flag::{DENYOOM, FAST, READONLY, WRITE};
-use super::options::{ScanOptions, pick_positions, picks, write_scan};
+use super::options::{pick_positions, picks, scan_options, write_scan};
 use super::typed;
 use super::{Keys, Spec};
 use crate::ctx::{Ctx, int};
@@ -229,13 +229,13 @@ fn hrandfield(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn hscan(ctx: &mut Ctx<'_>) -> Done {
-    let options = ScanOptions::read(ctx)?;
+    let (cursor, options) = scan_options::<Hash>(ctx)?;
     let key = ctx.arg(1);
     let mut found = Vec::new();
     let mut next = 0;
-    if let Some(hash) = typed::get::<Hash>(ctx.db, key)? {
-        next = hash.scan(options.cursor, options.count, |field, value| {
-            if options.wants(field) {
+    if let (Some(hash), Some(options)) = (typed::get::<Hash>(ctx.db, key)?, options) {
+        next = hash.scan(cursor, options.count, |field, value| {
+            if options.matches(field) {
                 found.push(field.to_vec());
                 found.push(value.to_vec());
             }

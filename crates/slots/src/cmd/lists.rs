@@ -302,21 +302,40 @@ pub(crate) fn move_element(ctx: &mut Ctx<'_>, from: End, to: End) -> Result<bool
     Ok(true)
 }
 
-/// Keys, end and count of LMPOP, whose number of keys is argument `at`.
-pub(crate) fn mpop_options<'a>(ctx: &Ctx<'a>, at: usize) -> Result<(Vec<&'a [u8]>, &'a [u8], usize), Error> {
+/// What LMPOP and its like were asked for.
+pub(crate) struct Mpop<'a, W> {
+    pub(crate) keys: Vec<&'a [u8]>,
+    /// From where: an end of a list, or an extreme of scores.
+    pub(crate) from: W,
+    pub(crate) count: usize,
+}
+
+/// Reads the arguments from the number of keys on, which is argument `at`.
+pub(crate) fn mpop_options<'a, W>(
+    ctx: &Ctx<'a>,
+    at: usize,
+    read: fn(&[u8]) -> Result<W, Error>,
+) -> Result<Mpop<'a, W>, Error> {
     let keys = at_least_one(ctx.arg(at), "numkeys should be greater than 0")?;
-    let behind = at.checked_add(1 + keys).filter(|&behind| behind < ctx.argc()).ok_or(Error::SYNTAX)?;
+    let behind = keys.checked_add(at + 1).filter(|&behind| behind < ctx.argc()).ok_or(Error::SYNTAX)?;
+    let from = read(ctx.arg(behind))?;
     let count = match ctx.argc() - behind {
         1 => 1,
-        3 if ctx.is(behind + 1, "COUNT") => at_least_one(ctx.arg(behind + 2), "count should be greater than 0")?,
-        _ => return Err(Error::SYNTAX),
+        2 => return Err(Error::SYNTAX),
+        _ if !ctx.is(behind + 1, "COUNT") => return Err(Error::SYNTAX),
+        args => {
+            let count = at_least_one(ctx.arg(behind + 2), "count should be greater than 0")?;
+            if args > 3 {
+                return Err(Error::SYNTAX);
+            }
+            count
+        }
     };
-    Ok(((at + 1..behind).map(|at| ctx.arg(at)).collect(), ctx.arg(behind), count))
+    Ok(Mpop { keys: (at + 1..behind).map(|at| ctx.arg(at)).collect(), from, count })
 }
 
 fn lmpop(ctx: &mut Ctx<'_>) -> Done {
-    let (keys, word, count) = mpop_options(ctx, 1)?;
-    let from = end(word)?;
+    let Mpop { keys, from, count } = mpop_options(ctx, 1, end)?;
     if pop_first(ctx, &keys, from, count)?.is_none() {
         ctx.out.null_array();
     }

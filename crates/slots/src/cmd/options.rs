@@ -1,8 +1,9 @@
 //! Arguments that several families share: counts, numbers of keys, options of scans, random picks.
 
+use super::scan::ScanOptions;
+use super::typed::{self, Typed};
 use crate::ctx::{Ctx, int};
 use crate::error::Error;
-use crate::glob;
 
 /// A count that must not be negative.
 pub(crate) fn positive(text: &[u8]) -> Result<usize, Error> {
@@ -64,39 +65,14 @@ pub(crate) fn pick_positions(len: usize, count: i64) -> Vec<usize> {
     }
 }
 
-/// What HSCAN, SSCAN and ZSCAN were asked for.
-pub(crate) struct ScanOptions<'a> {
-    pub(crate) cursor: u64,
-    pub(crate) count: usize,
-    pattern: Option<&'a [u8]>,
-}
-
-impl<'a> ScanOptions<'a> {
-    /// Reads the arguments behind the key.
-    pub(crate) fn read(ctx: &Ctx<'a>) -> Result<ScanOptions<'a>, Error> {
-        let cursor = std::str::from_utf8(ctx.arg(2)).ok().and_then(|text| text.parse().ok());
-        let mut options = ScanOptions { cursor: cursor.ok_or(Error::BAD_CURSOR)?, count: 10, pattern: None };
-        let mut at = 3;
-        while at < ctx.argc() {
-            if at + 1 == ctx.argc() {
-                return Err(Error::SYNTAX);
-            }
-            if ctx.is(at, "COUNT") {
-                let count = ctx.int(at + 1)?;
-                options.count = usize::try_from(count).ok().filter(|&count| count > 0).ok_or(Error::SYNTAX)?;
-            } else if ctx.is(at, "MATCH") {
-                options.pattern = Some(ctx.arg(at + 1)).filter(|pattern| *pattern != b"*");
-            } else {
-                return Err(Error::SYNTAX);
-            }
-            at += 2;
-        }
-        Ok(options)
-    }
-
-    /// Whether an element is wanted.
-    pub(crate) fn wants(&self, element: &[u8]) -> bool {
-        self.pattern.is_none_or(|pattern| glob::matches(pattern, element))
+/// The cursor and the options of HSCAN, SSCAN and ZSCAN; no options where there is no such key. As in Redis the cursor
+/// is looked at first, then the key, then the options.
+pub(crate) fn scan_options<'a, T: Typed>(ctx: &mut Ctx<'a>) -> Result<(u64, Option<ScanOptions<'a>>), Error> {
+    let cursor = std::str::from_utf8(ctx.arg(2)).ok().and_then(|text| text.parse().ok());
+    let cursor = cursor.ok_or(Error::BAD_CURSOR)?;
+    match typed::get::<T>(ctx.db, ctx.arg(1))? {
+        Some(_) => Ok((cursor, Some(ScanOptions::read(ctx, 3, false)?))),
+        None => Ok((cursor, None)),
     }
 }
 

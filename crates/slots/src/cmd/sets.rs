@@ -1,7 +1,7 @@
 //! SADD and its family: the members of a set. Unions, intersections and differences are in `set_algebra`.
 
 use super::flag::{DENYOOM, FAST, READONLY, WRITE};
-use super::options::{ScanOptions, pick_positions, picks, positive, sample, write_scan};
+use super::options::{pick_positions, picks, positive, sample, scan_options, write_scan};
 use super::typed;
 use super::{Keys, Spec};
 use crate::ctx::Ctx;
@@ -95,7 +95,9 @@ fn spop(ctx: &mut Ctx<'_>) -> Done {
     .into_iter()
     .filter_map(|at| set.at(at).map(|member| member.into_owned()))
     .collect();
-    drawn.iter().for_each(|member| drop(set.remove(member)));
+    for member in &drawn {
+        set.remove(member);
+    }
     match count {
         Some(_) => {
             ctx.out.set(drawn.len());
@@ -171,13 +173,13 @@ fn srandmember(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn sscan(ctx: &mut Ctx<'_>) -> Done {
-    let options = ScanOptions::read(ctx)?;
+    let (cursor, options) = scan_options::<Set>(ctx)?;
     let key = ctx.arg(1);
     let mut found = Vec::new();
     let mut next = 0;
-    if let Some(set) = typed::get::<Set>(ctx.db, key)? {
-        next = set.scan(options.cursor, options.count, |member| {
-            if options.wants(member) {
+    if let (Some(set), Some(options)) = (typed::get::<Set>(ctx.db, key)?, options) {
+        next = set.scan(cursor, options.count, |member| {
+            if options.matches(member) {
                 found.push(member.to_vec());
             }
         });

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::keyspace::{Item, Keyspace};
 use crate::value::Value;
 use crate::value::hash::Hash;
+use crate::value::limits::Limits;
 use crate::value::list::List;
 use crate::value::set::Set;
 use crate::value::zset::Zset;
@@ -81,6 +82,11 @@ pub(crate) fn create<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<&
 }
 
 impl Ctx<'_> {
+    /// Up to where values keep their small forms.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
     /// A key whose value has become empty is gone. Answers whether it is.
     pub(crate) fn drop_if_empty<T: Typed>(&mut self, key: &[u8]) -> bool {
         matches!(peek::<T>(self.db, key), Ok(Some(value)) if value.has_none()) && self.delete(key)

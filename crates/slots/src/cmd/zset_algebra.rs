@@ -199,7 +199,7 @@ impl Query<'_> {
 
     fn union(&mut self, result: &mut Zset, limits: &Limits) {
         self.inputs.sort_by_key(|input| input.source.len());
-        let mut scores: HashMap<Box<[u8]>, f64> = HashMap::new();
+        let mut scores: HashMap<Vec<u8>, f64> = HashMap::new();
         for input in &self.inputs {
             input.source.each(|member, score| {
                 let score = input.weigh(score);

@@ -4,8 +4,8 @@
 use moim_wire_resp::{Encoder, Protocol};
 
 use super::flag::{DENYOOM, FAST, READONLY, WRITE};
-use super::lists::mpop_options;
-use super::options::{ScanOptions, pick_positions, picks, positive, write_scan};
+use super::lists::{Mpop, mpop_options};
+use super::options::{pick_positions, picks, positive, scan_options, write_scan};
 use super::typed;
 use super::{Keys, Spec};
 use crate::ctx::Ctx;
@@ -265,9 +265,8 @@ fn write_scored(out: &mut Encoder<'_>, members: &[(Vec<u8>, f64)], nested: bool)
 }
 
 fn zmpop(ctx: &mut Ctx<'_>) -> Done {
-    let (keys, word, count) = mpop_options(ctx, 1)?;
-    let extreme = Extreme::read(word)?;
-    if pop_first(ctx, &keys, extreme, count)?.is_none() {
+    let Mpop { keys, from, count } = mpop_options(ctx, 1, Extreme::read)?;
+    if pop_first(ctx, &keys, from, count)?.is_none() {
         ctx.out.null_array();
     }
     Ok(())
@@ -344,13 +343,13 @@ fn zrandmember(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn zscan(ctx: &mut Ctx<'_>) -> Done {
-    let options = ScanOptions::read(ctx)?;
+    let (cursor, options) = scan_options::<Zset>(ctx)?;
     let key = ctx.arg(1);
     let mut found = Vec::new();
     let mut next = 0;
-    if let Some(zset) = typed::get::<Zset>(ctx.db, key)? {
-        next = zset.scan(options.cursor, options.count, |member, score| {
-            if options.wants(member) {
+    if let (Some(zset), Some(options)) = (typed::get::<Zset>(ctx.db, key)?, options) {
+        next = zset.scan(cursor, options.count, |member, score| {
+            if options.matches(member) {
                 found.push(member.to_vec());
                 found.push(format_f64(score).into_bytes());
             }

@@ -52,6 +52,11 @@ impl List {
         self.chunks.capacity() * size_of::<Packed>() + self.size
     }
 
+    /// In how many pieces it lies in memory.
+    pub fn chunks(&self) -> usize {
+        self.chunks.len()
+    }
+
     /// Adds an element at one end.
     pub fn push(&mut self, end: End, data: &[u8], limits: &Limits) {
         let chunk = match end {

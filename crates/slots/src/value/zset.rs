@@ -203,9 +203,12 @@ impl Zset {
         match self {
             Zset::Packed(list) => {
                 let high = high.min(list.len() / 2);
-                Range::Packed { list, front: list.position(low * 2).unwrap_or(list.end()), low: low.min(high), high, back: None }
+                let front = list.position(low * 2).unwrap_or(list.end());
+                Range(Ranged::Packed { list, front, low: low.min(high), high, back: None })
             }
-            Zset::Large(large) => Range::Large { table: &large.table, items: large.ranks.range(low, high) },
+            Zset::Large(large) => {
+                Range(Ranged::Large { table: &large.table, items: large.ranks.range(low, high) })
+            }
         }
     }
 
@@ -288,12 +291,12 @@ impl Large {
 
 /// Members with their scores, by rank.
 #[derive(Clone, Debug)]
-pub enum Range<'a> {
-    /// Of the small form. `front` is the position of rank `low`, `back` that of rank `high`.
-    #[doc(hidden)]
+pub struct Range<'a>(Ranged<'a>);
+
+#[derive(Clone, Debug)]
+enum Ranged<'a> {
+    /// `front` is the position of rank `low`, `back` that of rank `high` once it was needed.
     Packed { list: &'a Packed, front: usize, low: usize, high: usize, back: Option<usize> },
-    /// Of the large form.
-    #[doc(hidden)]
     Large { table: &'a Table<Scored>, items: ranks::Range<'a> },
 }
 
@@ -301,8 +304,8 @@ impl<'a> Iterator for Range<'a> {
     type Item = (&'a [u8], f64);
 
     fn next(&mut self) -> Option<Self::Item> {
-        match self {
-            Range::Packed { list, front, low, high, .. } => {
+        match &mut self.0 {
+            Ranged::Packed { list, front, low, high, .. } => {
                 if low >= high {
                     return None;
                 }
@@ -312,7 +315,7 @@ impl<'a> Iterator for Range<'a> {
                 *low += 1;
                 Some((member, score_of(score)))
             }
-            Range::Large { table, items } => {
+            Ranged::Large { table, items } => {
                 let table: &'a Table<Scored> = table;
                 items.next().map(|item| (table.member(item.id), item.score))
             }
@@ -320,10 +323,10 @@ impl<'a> Iterator for Range<'a> {
     }
 }
 
-impl<'a> DoubleEndedIterator for Range<'a> {
+impl DoubleEndedIterator for Range<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        match self {
-            Range::Packed { list, low, high, back, .. } => {
+        match &mut self.0 {
+            Ranged::Packed { list, low, high, back, .. } => {
                 if low >= high {
                     return None;
                 }
@@ -334,8 +337,7 @@ impl<'a> DoubleEndedIterator for Range<'a> {
                 *high -= 1;
                 Some((list.entry(member).0, score_of(list.entry(score).0)))
             }
-            Range::Large { table, items } => {
-                let table: &'a Table<Scored> = table;
+            Ranged::Large { table, items } => {
                 items.next_back().map(|item| (table.member(item.id), item.score))
             }
         }
