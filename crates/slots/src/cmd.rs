@@ -3,13 +3,28 @@
 //! A [`Spec`] says what Redis says about a command (arity, flags, where its keys are) and which function runs it. To add
 //! a family, write `cmd/<family>.rs` with `pub(crate) const COMMANDS: &[Spec]` and name it in [`FAMILIES`].
 
+mod blocking;
 mod counters;
 mod expire;
 mod get;
+mod hashes;
 mod keys;
+mod lists;
+mod options;
 mod range;
 mod scan;
 mod set;
+mod set_algebra;
+mod sets;
+pub(crate) mod typed;
+mod zset_algebra;
+mod zset_range;
+mod zsets;
+
+#[cfg(test)]
+mod differential;
+#[cfg(test)]
+pub(crate) mod trial;
 
 use std::sync::OnceLock;
 
@@ -21,13 +36,21 @@ use crate::error::{Done, Error};
 
 /// Every family, in no special order.
 const FAMILIES: &[&[Spec]] = &[
+    blocking::COMMANDS,
     counters::COMMANDS,
     expire::COMMANDS,
     get::COMMANDS,
+    hashes::COMMANDS,
     keys::COMMANDS,
+    lists::COMMANDS,
     range::COMMANDS,
     scan::COMMANDS,
     set::COMMANDS,
+    set_algebra::COMMANDS,
+    sets::COMMANDS,
+    zset_algebra::COMMANDS,
+    zset_range::COMMANDS,
+    zsets::COMMANDS,
 ];
 
 /// What a command is and does.

@@ -15,6 +15,7 @@ pub mod effects;
 pub mod error;
 pub mod events;
 pub mod keyspace;
+pub mod rdb;
 pub mod session;
 pub mod shared;
 pub mod value;

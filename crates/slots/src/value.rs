@@ -2,25 +2,61 @@
 //!
 //! One file per type under `value/`. `memory` is O(1): it is asked after every command that changed the value.
 
+pub mod hash;
+pub mod intset;
+pub mod limits;
+pub mod list;
+pub mod number;
+pub mod packed;
+mod ranks;
+pub mod set;
+pub mod table;
+pub mod zset;
+
+use self::hash::Hash;
+use self::list::List;
+use self::set::Set;
+use self::zset::Zset;
+
 /// A value that lives outside its entry.
 #[derive(Clone)]
 pub enum Value {
     /// A string too large for its entry.
     Str(Vec<u8>),
+    /// A list.
+    List(List),
+    /// A hash.
+    Hash(Hash),
+    /// A set.
+    Set(Set),
+    /// A sorted set.
+    Zset(Zset),
 }
 
 impl Value {
     /// Bytes it takes.
     pub fn memory(&self) -> usize {
-        match self {
-            Self::Str(string) => string.capacity() + size_of::<(Option<Self>, usize)>(),
-        }
+        let heap = match self {
+            Self::Str(string) => string.capacity(),
+            Self::List(list) => list.heap_size(),
+            Self::Hash(hash) => hash.heap_size(),
+            Self::Set(set) => set.heap_size(),
+            Self::Zset(zset) => zset.heap_size(),
+        };
+        heap + size_of::<(Option<Self>, usize)>()
     }
 
     /// How many pieces have to be freed one by one.
     pub fn elements(&self) -> usize {
         match self {
             Self::Str(_) => 1,
+            Self::List(list) => list.chunks(),
+            Self::Hash(Hash::Packed(_))
+            | Self::Set(Set::Ints(_) | Set::Packed(_))
+            | Self::Zset(Zset::Packed(_)) => 1,
+            Self::Hash(hash) => hash.len(),
+            Self::Set(set) => set.len(),
+            Self::Zset(zset) => zset.len(),
         }
     }
 
@@ -28,6 +64,10 @@ impl Value {
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Str(_) => "string",
+            Self::List(_) => "list",
+            Self::Hash(_) => "hash",
+            Self::Set(_) => "set",
+            Self::Zset(_) => "zset",
         }
     }
 
@@ -35,6 +75,10 @@ impl Value {
     pub fn encoding(&self) -> &'static str {
         match self {
             Self::Str(_) => "raw",
+            Self::List(list) => list.encoding(),
+            Self::Hash(hash) => hash.encoding(),
+            Self::Set(set) => set.encoding(),
+            Self::Zset(zset) => zset.encoding(),
         }
     }
 }

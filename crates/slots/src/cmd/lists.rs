@@ -61,7 +61,11 @@ fn pop(ctx: &mut Ctx<'_>, end: End) -> Done {
     let key = ctx.arg(1);
     let count = if ctx.argc() == 3 { Some(positive(ctx.arg(2))?) } else { None };
     let Some(list) = typed::get_mut::<List>(ctx.db, key)? else {
-        if count.is_some() { ctx.out.null_array() } else { ctx.out.null() }
+        if count.is_some() {
+            ctx.out.null_array()
+        } else {
+            ctx.out.null()
+        }
         return Ok(());
     };
     match count {
@@ -173,8 +177,10 @@ fn ltrim(ctx: &mut Ctx<'_>) -> Done {
 fn lrem(ctx: &mut Ctx<'_>) -> Done {
     let (key, count, element) = (ctx.arg(1), ctx.int(2)?, ctx.arg(3));
     let from = if count < 0 { End::Right } else { End::Left };
-    let most = if count == 0 { usize::MAX } else { usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX) };
-    let removed = typed::get_mut::<List>(ctx.db, key)?.map_or(0, |list| list.remove_equal(element, most, from));
+    let most =
+        if count == 0 { usize::MAX } else { usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX) };
+    let removed =
+        typed::get_mut::<List>(ctx.db, key)?.map_or(0, |list| list.remove_equal(element, most, from));
     if removed > 0 {
         ctx.changed_with(key, class::LIST, "lrem");
         ctx.drop_if_empty::<List>(key);
@@ -197,9 +203,7 @@ struct Positions {
 fn lpos_options(ctx: &Ctx<'_>) -> Result<Positions, Error> {
     let mut wanted = Positions { from: End::Left, skip: 0, count: None, look_at: usize::MAX };
     let unlimited = |number: usize| if number == 0 { usize::MAX } else { number };
-    let counted = |at: usize, message: &str| {
-        usize::try_from(ctx.int(at)?).map_err(|_| Error::err(message))
-    };
+    let counted = |at: usize, message: &str| usize::try_from(ctx.int(at)?).map_err(|_| Error::err(message));
     let mut at = 3;
     while at < ctx.argc() {
         if at + 1 == ctx.argc() {

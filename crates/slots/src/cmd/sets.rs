@@ -85,7 +85,11 @@ fn spop(ctx: &mut Ctx<'_>) -> Done {
     let key = ctx.arg(1);
     let count = if ctx.argc() == 3 { Some(positive(ctx.arg(2))?) } else { None };
     let Some(set) = typed::get_mut::<Set>(ctx.db, key)? else {
-        if count.is_some() { ctx.out.set(0) } else { ctx.out.null() }
+        if count.is_some() {
+            ctx.out.set(0)
+        } else {
+            ctx.out.null()
+        }
         return Ok(());
     };
     let drawn: Vec<Vec<u8>> = match count {

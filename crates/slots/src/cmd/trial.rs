@@ -103,7 +103,10 @@ pub(crate) fn show(answer: &Value) -> String {
         Value::Array(parts) | Value::Push(parts) => list(parts),
         Value::Set(parts) => format!("~{}", list(parts)),
         Value::Map(pairs) => {
-            format!("%[{}]", pairs.iter().map(|(k, v)| format!("{}={}", show(k), show(v))).collect::<Vec<_>>().join(" "))
+            format!(
+                "%[{}]",
+                pairs.iter().map(|(k, v)| format!("{}={}", show(k), show(v))).collect::<Vec<_>>().join(" ")
+            )
         }
         Value::Double(number) => format!(",{number}"),
         Value::Boolean(truth) => format!("#{truth}"),

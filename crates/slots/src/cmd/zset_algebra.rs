@@ -54,8 +54,21 @@ impl Aggregate {
                 // Infinity less infinity counts as nothing.
                 if sum.is_nan() { 0.0 } else { sum }
             }
-            Aggregate::Min => left.min(right),
-            Aggregate::Max => left.max(right),
+            // What is no number, 0 times infinity, loses every comparison.
+            Aggregate::Min => {
+                if right < left {
+                    right
+                } else {
+                    left
+                }
+            }
+            Aggregate::Max => {
+                if right > left {
+                    right
+                } else {
+                    left
+                }
+            }
         }
     }
 }
@@ -151,7 +164,8 @@ fn read<'d>(
         let left = ctx.argc() - option - 1;
         if operation != Operation::Diff && ctx.is(option, "WEIGHTS") && left >= keys {
             for (input, weight) in query.inputs.iter_mut().zip(option + 1..) {
-                input.weight = float(ctx.arg(weight)).map_err(|_| Error::err("weight value is not a float"))?;
+                input.weight =
+                    float(ctx.arg(weight)).map_err(|_| Error::err("weight value is not a float"))?;
             }
             option += keys;
         } else if operation != Operation::Diff && ctx.is(option, "AGGREGATE") && left >= 1 {
@@ -223,7 +237,7 @@ impl Query<'_> {
             let mut sum = first.weigh(score);
             for other in others {
                 let Some(score) = other.source.score(member) else { return true };
-                sum = self.aggregate.join(sum, other.weigh(score));
+                sum = self.aggregate.join(sum, other.weight * score);
             }
             show(member, sum)
         });

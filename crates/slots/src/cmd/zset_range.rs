@@ -95,7 +95,8 @@ impl<'a> Bounds<'a> {
                 Bounds::Score(bound(low)?, bound(high)?)
             }
             By::Lex => {
-                let bound = |at| lex_bound(ctx.arg(at)).ok_or(Error::err("min or max not valid string range item"));
+                let bound =
+                    |at| lex_bound(ctx.arg(at)).ok_or(Error::err("min or max not valid string range item"));
                 Bounds::Lex(bound(low)?, bound(high)?)
             }
         })

@@ -70,9 +70,7 @@ impl<'a> Reader<'a> {
             1 => u64::from(first & 0x3f) << 8 | u64::from(self.byte()?),
             3 => return Ok(Err(first & 0x3f)),
             _ if first == 0x80 => u64::from(self.u32_be()?),
-            _ if first == 0x81 => {
-                self.take(8)?.try_into().map(u64::from_be_bytes).map_err(|_| BadFormat)?
-            }
+            _ if first == 0x81 => self.take(8)?.try_into().map(u64::from_be_bytes).map_err(|_| BadFormat)?,
             _ => return Err(BadFormat),
         }))
     }

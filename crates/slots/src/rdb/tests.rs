@@ -21,7 +21,9 @@ fn show(value: &Object) -> String {
         Object::List(list) => join(list.iter().map(text).collect()),
         Object::Set(set) => sorted(set.iter().map(|member| text(&member)).collect()),
         Object::Hash(hash) => sorted(hash.iter().map(|(f, v)| format!("{}={}", text(f), text(v))).collect()),
-        Object::Zset(zset) => join(zset.iter().map(|(member, score)| format!("{}={score}", text(member))).collect()),
+        Object::Zset(zset) => {
+            join(zset.iter().map(|(member, score)| format!("{}={score}", text(member))).collect())
+        }
     }
 }
 
@@ -38,7 +40,10 @@ fn reads_what_redis_dumped() {
         ),
         ("0b1404000000030000000100000002000000e09304000a00742f3348486c6a39", "1 2 300000".to_string()),
         ("02030163016201610a005ea67e5623750bab", "a b c".to_string()),
-        ("1018180000000600816602817602816e020c01816d02dffb02ff0a004358fea6071a4881", "f=v m=-5 n=12".to_string()),
+        (
+            "1018180000000600816602817602816e020c01816d02dffb02ff0a004358fea6071a4881",
+            "f=v m=-5 n=12".to_string(),
+        ),
         (
             "111d1d0000000600816302842d696e6605816102010181620283322e3504ff0a003992339be11f323d",
             "c=-inf a=1 b=2.5".to_string(),
@@ -133,7 +138,9 @@ fn tampered_bodies_never_panic_and_never_take_much_memory() {
             body
         })
         .collect();
-    bodies.push(hex("120102c32a4088158800000007008161020101df3802f270110104e06478e05a000666f400f2052a01207e0409cbb802ff"));
+    bodies.push(hex(
+        "120102c32a4088158800000007008161020101df3802f270110104e06478e05a000666f400f2052a01207e0409cbb802ff",
+    ));
     bodies.push(hex("111d1d0000000600816302842d696e6605816102010181620283322e3504ff"));
     bodies.push(hex("0b1404000000030000000100000002000000e0930400"));
     for _ in 0..4000 {

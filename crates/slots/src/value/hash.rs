@@ -241,8 +241,10 @@ mod tests {
             }
             let shown: BTreeMap<_, _> = hash.iter().map(|(f, v)| (f.to_vec(), v.to_vec())).collect();
             assert_eq!(shown, model);
-            let by_index: BTreeMap<_, _> =
-                (0..hash.len()).map(|at| hash.at(at).unwrap()).map(|(f, v)| (f.to_vec(), v.to_vec())).collect();
+            let by_index: BTreeMap<_, _> = (0..hash.len())
+                .map(|at| hash.at(at).unwrap())
+                .map(|(f, v)| (f.to_vec(), v.to_vec()))
+                .collect();
             assert_eq!(by_index, model);
             assert_eq!(hash.encoding(), if seed == 1 { "listpack" } else { "hashtable" });
         }

@@ -176,7 +176,10 @@ impl List {
         let (at, inner) = self.locate(index).unwrap_or((self.chunks.len(), 0));
         let first: Option<packed::Iter<'_>> =
             self.chunks.get(at).map(|chunk| chunk.iter_from(chunk.position(inner).unwrap_or(chunk.end())));
-        first.into_iter().flatten().chain(self.chunks.range((at + 1).min(self.chunks.len())..).flat_map(Packed::iter))
+        first
+            .into_iter()
+            .flatten()
+            .chain(self.chunks.range((at + 1).min(self.chunks.len())..).flat_map(Packed::iter))
     }
 
     /// All elements, from head to tail.

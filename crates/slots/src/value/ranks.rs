@@ -280,7 +280,8 @@ impl Node {
                 Err(_) => false,
             },
             Node::Inner(children) => {
-                let at = children.partition_point(|child| wanted.compare(child.max, members) == Ordering::Less);
+                let at =
+                    children.partition_point(|child| wanted.compare(child.max, members) == Ordering::Less);
                 if at == children.len() || !children[at].node.remove(wanted, members) {
                     return false;
                 }
@@ -304,7 +305,8 @@ impl Node {
                 }
             }
             Node::Inner(children) => {
-                let at = children.partition_point(|child| wanted.compare(child.max, members) == Ordering::Less);
+                let at =
+                    children.partition_point(|child| wanted.compare(child.max, members) == Ordering::Less);
                 if let Some(child) = children.get_mut(at) {
                     child.node.relabel(wanted, id, members);
                     child.max = child.node.summary_max();
@@ -316,9 +318,7 @@ impl Node {
 
 fn join_neighbours(children: &mut Vec<Child>, at: usize) {
     let fits = |left: usize| {
-        children
-            .get(left + 1)
-            .is_some_and(|right| children[left].node.width() + right.node.width() <= JOIN)
+        children.get(left + 1).is_some_and(|right| children[left].node.width() + right.node.width() <= JOIN)
     };
     let left = match at {
         at if fits(at) => at,

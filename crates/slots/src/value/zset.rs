@@ -191,7 +191,9 @@ impl Zset {
     /// How many members satisfy `before`, which must hold for the first ones in order and no others.
     pub fn rank_where(&self, before: impl Fn(f64, &[u8]) -> bool) -> usize {
         match self {
-            Zset::Packed(_) => self.range(0, usize::MAX).take_while(|(member, score)| before(*score, member)).count(),
+            Zset::Packed(_) => {
+                self.range(0, usize::MAX).take_while(|(member, score)| before(*score, member)).count()
+            }
             Zset::Large(large) => {
                 large.ranks.partition(|item| before(item.score, large.table.member(item.id)))
             }
@@ -221,7 +223,9 @@ impl Zset {
     pub fn at(&self, index: usize) -> Option<(&[u8], f64)> {
         match self {
             Zset::Packed(_) => self.range(index, index + 1).next(),
-            Zset::Large(large) => large.table.entries().get(index).map(|entry| (&entry.member[..], entry.score)),
+            Zset::Large(large) => {
+                large.table.entries().get(index).map(|entry| (&entry.member[..], entry.score))
+            }
         }
     }
 
@@ -296,8 +300,17 @@ pub struct Range<'a>(Ranged<'a>);
 #[derive(Clone, Debug)]
 enum Ranged<'a> {
     /// `front` is the position of rank `low`, `back` that of rank `high` once it was needed.
-    Packed { list: &'a Packed, front: usize, low: usize, high: usize, back: Option<usize> },
-    Large { table: &'a Table<Scored>, items: ranks::Range<'a> },
+    Packed {
+        list: &'a Packed,
+        front: usize,
+        low: usize,
+        high: usize,
+        back: Option<usize>,
+    },
+    Large {
+        table: &'a Table<Scored>,
+        items: ranks::Range<'a>,
+    },
 }
 
 impl<'a> Iterator for Range<'a> {
@@ -440,7 +453,9 @@ mod tests {
     fn scan_and_at_show_every_member() {
         let limits = Limits::default();
         let mut set = Zset::new();
-        (0..500).for_each(|n: i32| assert_eq!(set.insert(n.to_string().as_bytes(), f64::from(n), &limits), Inserted::New));
+        (0..500).for_each(|n: i32| {
+            assert_eq!(set.insert(n.to_string().as_bytes(), f64::from(n), &limits), Inserted::New)
+        });
         let (mut cursor, mut seen) = (0, 0);
         loop {
             cursor = set.scan(cursor, 10, |_, _| seen += 1);
