@@ -24,6 +24,8 @@ mod zsets;
 #[cfg(test)]
 mod differential;
 #[cfg(test)]
+mod scenarios;
+#[cfg(test)]
 pub(crate) mod trial;
 
 use std::sync::OnceLock;
