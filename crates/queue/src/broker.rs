@@ -11,9 +11,11 @@ use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
 use moim_cluster::StateRepository;
 use moim_journal::Store;
+use moim_replica::controller::Maker;
+use moim_replica::driver::Driver;
 use moim_wire_kafka::ErrorCode;
 
-use crate::brokers::{Brokers, LiveBroker};
+use crate::brokers::{Brokers, LiveBroker, is_live};
 use crate::config::Defaults;
 use crate::connection;
 use crate::fetch_sessions::FetchSessions;
@@ -21,11 +23,13 @@ use crate::group_service::GroupService;
 use crate::log_budget::LogBudget;
 use crate::loops::{Loops, Wake, lock};
 use crate::metrics::QueueMetrics;
-use crate::partition::Refused;
+use crate::partition::{Partition, Refused, RoleChange};
 use crate::peers::Peers;
 use crate::producer_ids::ProducerIds;
 use crate::sasl::Users;
-use crate::topics::{NewTopic, News, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, Topics};
+use crate::topics::{
+    NewTopic, News, OFFSETS_TOPIC, PAUSE, Seat, TRANSACTIONS_TOPIC, TRIES, Topic, Topics, contended,
+};
 use crate::transaction_service::TransactionService;
 use moim_base::socket::Socket;
 
@@ -150,6 +154,8 @@ pub struct BrokerParts {
     pub store: Arc<Store>,
     /// Where topics and ids are kept.
     pub repository: Arc<dyn StateRepository>,
+    /// Replicates the partitions' journals.
+    pub driver: Arc<Driver>,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// Where to count.
@@ -203,6 +209,7 @@ impl Broker {
             Arc::clone(&parts.store),
             Arc::clone(&parts.clock),
             Arc::clone(&loops),
+            Arc::clone(&parts.driver),
             &options,
         ));
         let broker = Arc::new(Self {
@@ -237,9 +244,8 @@ impl Broker {
         Ok(broker)
     }
 
-    /// Acts on what has become of topics and partitions: coordinators begin and end with the partitions that keep their
-    /// state. Called after every change, by whoever made it or was told of it.
-    pub(crate) fn follow(&self) -> Result<(), Refused> {
+    /// Acts on what has become of topics. Called after every change, by whoever made it or was told of it.
+    pub(crate) fn follow(&self) {
         let _following = lock(&self.following);
         for news in self.topics.take_news() {
             match news {
@@ -248,41 +254,86 @@ impl Broker {
                     TRANSACTIONS_TOPIC => self.transactions.on_topic(topic.count()),
                     _ => {}
                 },
-                News::Leads(partition) => match &*partition.topic {
-                    OFFSETS_TOPIC => self.groups.lead(self, &partition)?,
-                    TRANSACTIONS_TOPIC => self.transactions.lead(self, &partition)?,
-                    _ => {}
-                },
-                News::Resigned(partition) => match &*partition.topic {
-                    OFFSETS_TOPIC => self.groups.resign(partition.index),
-                    TRANSACTIONS_TOPIC => self.transactions.resign(partition.index),
-                    _ => {}
-                },
                 News::Deleted(topic) => self.groups.on_topic_deleted(self, &topic.name),
             }
         }
-        Ok(())
     }
 
-    /// Makes a topic, on the nodes named or on those that have the fewest partitions.
-    pub(crate) async fn create_topic(
-        &self,
-        new: NewTopic,
-        places: Option<&[BrokerId]>,
-    ) -> Result<Arc<Topic>, Refused> {
-        let topic = self.topics.create(new, &self.hosts(), places).await;
-        self.follow()?;
-        topic
+    /// Has coordinators begin and end with the leadership of the partitions that keep their state. Reads logs: not for
+    /// an event loop.
+    pub(crate) fn follow_roles(&self, changes: Vec<RoleChange>) {
+        // A partition that leads has a topic, and the coordinators must have heard of it.
+        self.follow();
+        for change in changes {
+            let (result, partition) = match &change {
+                RoleChange::Leads(partition, epoch) => match &*partition.topic {
+                    OFFSETS_TOPIC => (self.groups.lead(self, partition, *epoch), partition),
+                    _ => (self.transactions.lead(self, partition, *epoch), partition),
+                },
+                RoleChange::Resigned(partition) => {
+                    match &*partition.topic {
+                        OFFSETS_TOPIC => self.groups.resign(partition),
+                        _ => self.transactions.resign(partition),
+                    }
+                    (Ok(()), partition)
+                }
+            };
+            if let Err(error) = result {
+                tracing::error!(topic = %partition.topic, partition = partition.index, %error, "a coordinator cannot read its state");
+                self.metrics.damage.inc();
+            }
+        }
+    }
+
+    /// Follows roles until the broker stops.
+    pub(crate) async fn serve_roles(self: Arc<Self>) {
+        loop {
+            let changes = tokio::select! {
+                changes = self.topics.roles.take() => changes,
+                () = self.shutdown.stopped() => return,
+            };
+            let broker = Arc::clone(&self);
+            if let Err(error) = tokio::task::spawn_blocking(move || broker.follow_roles(changes)).await {
+                tracing::error!(%error, "coordinators cannot follow the leadership of their partitions");
+                self.shutdown.stop();
+            }
+        }
+    }
+
+    /// Makes a topic. Brokers that come or go meanwhile cost another try.
+    pub(crate) async fn create_topic(&self, new: NewTopic) -> Result<Arc<Topic>, Refused> {
+        for _ in 1..TRIES {
+            match self.topics.create(new.clone(), self.maker()).await {
+                Err(refused) if refused == contended() => tokio::time::sleep(PAUSE).await,
+                created => {
+                    self.follow();
+                    return created;
+                }
+            }
+        }
+        let created = self.topics.create(new, self.maker()).await;
+        self.follow();
+        created
     }
 
     /// Makes one of the broker's own topics unless it is there.
     pub(crate) async fn ensure_internal(&self, name: &str, partitions: i32) -> Result<(), ErrorCode> {
-        if self.topics.get(name).is_some() {
-            return Ok(());
+        for _ in 0..TRIES {
+            if self.topics.get(name).is_some() {
+                return Ok(());
+            }
+            let made = self.topics.ensure_internal(name, partitions, self.maker()).await;
+            self.follow();
+            match made {
+                Ok(()) => return Ok(()),
+                Err(refused) if refused == contended() => tokio::time::sleep(PAUSE).await,
+                Err(refused) => {
+                    tracing::warn!(topic = name, %refused, "cannot make an internal topic");
+                    break;
+                }
+            }
         }
-        let made = self.topics.ensure_internal(name, partitions, &self.hosts()).await;
-        self.follow().map_err(|refused| refused.code)?;
-        made
+        Err(ErrorCode::CoordinatorNotAvailable)
     }
 
     /// This broker as clients are told of it.
@@ -303,24 +354,64 @@ impl Broker {
 
     /// Who leads a partition, if somebody does and runs.
     pub(crate) fn leader_of(&self, topic: &str, index: i32) -> Option<LiveBroker> {
-        let leader = self.topics.get(topic)?.seat(index)?.place().leader?;
+        let leader = self.topics.get(topic)?.seat(index)?.place().leader()?;
         self.live_broker(leader)
     }
 
     /// Where a client that came here by mistake should go: who leads a partition, and under which leadership.
     pub(crate) fn hint(&self, topic: &Topic, index: i32) -> Option<(LiveBroker, i32)> {
-        let place = topic.seat(index)?.place();
-        Some((self.live_broker(place.leader?)?, place.leader_epoch))
+        let seat = topic.seat(index)?;
+        let place = seat.place();
+        // A record that names this node while its copy does not lead is about to be replaced.
+        let leader = place.leader().filter(|leader| *leader != self.options.node_id)?;
+        Some((self.live_broker(leader)?, place.leader_epoch()))
     }
 
-    /// Who may get partitions, each with its broker epoch.
-    pub(crate) fn hosts(&self) -> Vec<(BrokerId, i64)> {
-        self.live().iter().map(|broker| (broker.id, self.brokers.epoch_of(broker.id))).collect()
+    /// A replica that a client in `rack` should read from instead of this leader: in sync there, and far enough.
+    pub(crate) fn nearer_replica(
+        &self,
+        topic: &Topic,
+        leader: &Partition,
+        rack: &str,
+        from: i64,
+    ) -> Option<BrokerId> {
+        if leader.leading().is_none() || self.options.rack.as_deref() == Some(rack) {
+            return None;
+        }
+        let place = topic.seat(leader.index)?.place();
+        let near = |node: &i32| {
+            let there = self.brokers.other(BrokerId(*node));
+            there.is_some_and(|broker| broker.rack.as_deref() == Some(rack))
+        };
+        let far_enough = |node: &BrokerId| {
+            let has = leader.replicated().and_then(|replicated| replicated.progress_of(*node));
+            has.is_some_and(|(written, _)| written.0 >= from)
+        };
+        place.in_sync().into_iter().filter(near).map(BrokerId).find(far_enough)
     }
 
-    /// The broker clients send administrative requests to. Any would do; all name the same.
+    /// Places new partitions on the brokers that run.
+    pub(crate) fn maker(&self) -> Maker {
+        self.brokers.maker(self.options.node_id)
+    }
+
+    /// Whether this node is registered, and every partition that it is to lead is led. Until then clients are told to come
+    /// back.
+    pub fn is_settled(&self) -> bool {
+        let me = self.options.node_id;
+        let is_led = |seat: &Arc<Seat>| {
+            let copy = seat.copy();
+            seat.place().leader() != Some(me) || copy.is_some_and(|copy| copy.leading().is_some())
+        };
+        self.brokers.member(me).is_some()
+            && self.topics.all().iter().all(|topic| topic.seats.load().iter().all(is_led))
+    }
+
+    /// The broker clients send administrative requests to: where the controller is, though any would do.
     pub(crate) fn controller(&self) -> BrokerId {
-        self.live().first().map_or(self.options.node_id, |broker| broker.id)
+        let live = self.live();
+        let known = self.brokers.controller().filter(|id| is_live(&live, *id));
+        known.map(BrokerId).or(live.first().map(|b| b.id)).unwrap_or(self.options.node_id)
     }
 
     /// What receives the journal's progress: give it to [`Store::set_sink`].
@@ -362,8 +453,8 @@ impl Broker {
             tracing::error!("housekeeping panicked");
         }
         for topic in self.topics.all() {
-            for partition in topic.led() {
-                partition.snapshot_producers();
+            for copy in topic.copies() {
+                copy.snapshot_producers();
             }
         }
     }

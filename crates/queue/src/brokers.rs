@@ -8,7 +8,9 @@ use std::sync::Mutex;
 
 use moim_base::BrokerId;
 use moim_cluster::Entry;
-use moim_cluster::nodes::{MEMBERS, NODES, NodeRecord};
+use moim_cluster::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
+use moim_replica::controller::Maker;
+use moim_replica::keys;
 
 use crate::loops::lock;
 
@@ -23,10 +25,14 @@ pub(crate) struct LiveBroker {
 
 #[derive(Default)]
 struct Known {
-    /// By node: what it says of itself, and when it said so.
-    nodes: BTreeMap<i32, (NodeRecord, i64)>,
-    /// By node: its broker epoch.
-    members: BTreeMap<i32, i64>,
+    /// By node: what it says of itself.
+    nodes: BTreeMap<i32, NodeRecord>,
+    /// By node: its present run.
+    members: BTreeMap<i32, LiveMember>,
+    /// By node: what an operator wants of it.
+    orders: BTreeMap<i32, NodeOrder>,
+    /// Who places and elects.
+    controller: Option<i32>,
 }
 
 /// All brokers.
@@ -36,31 +42,52 @@ pub(crate) struct Brokers {
 }
 
 impl Brokers {
-    /// Takes in a node or member record; false when the key is neither.
+    /// Takes in a record about nodes; false when the key is none of these.
     pub(crate) fn on_put(&self, entry: &Entry) -> bool {
-        if let Some(id) = number(&entry.key, NODES) {
+        let key = entry.key.as_str();
+        if let Some(id) = node_of(key, NODES) {
             match NodeRecord::from_bytes(&entry.value) {
                 Ok(record) => {
-                    lock(&self.known).nodes.insert(id, (record, entry.mod_revision));
+                    lock(&self.known).nodes.insert(id, record);
                 }
                 Err(error) => tracing::error!(node = id, %error, "the record of a node is passed over"),
             }
-            return true;
+        } else if let Some(id) = node_of(key, MEMBERS) {
+            match MemberRecord::from_bytes(&entry.value) {
+                Ok(record) => {
+                    let record = MemberRecord { node_id: id, ..record };
+                    let live = LiveMember { record, broker_epoch: entry.create_revision };
+                    lock(&self.known).members.insert(id, live);
+                }
+                Err(error) => tracing::error!(node = id, %error, "the mark of a node is passed over"),
+            }
+        } else if let Some(id) = node_of(key, ORDERS) {
+            let mut known = lock(&self.known);
+            match NodeOrder::parse(&entry.value) {
+                Some(order) => known.orders.insert(id, order),
+                None => known.orders.remove(&id),
+            };
+        } else if key == keys::CONTROLLER {
+            let value: Option<serde_json::Value> = serde_json::from_slice(&entry.value).ok();
+            let id = value.and_then(|value| i32::try_from(value.get("node_id")?.as_i64()?).ok());
+            lock(&self.known).controller = id;
+        } else {
+            return false;
         }
-        if let Some(id) = number(&entry.key, MEMBERS) {
-            lock(&self.known).members.insert(id, entry.create_revision);
-            return true;
-        }
-        false
+        true
     }
 
     /// A record is gone.
     pub(crate) fn on_delete(&self, key: &str) {
-        if let Some(id) = number(key, NODES) {
-            lock(&self.known).nodes.remove(&id);
-        }
-        if let Some(id) = number(key, MEMBERS) {
-            lock(&self.known).members.remove(&id);
+        let mut known = lock(&self.known);
+        if let Some(id) = node_of(key, NODES) {
+            known.nodes.remove(&id);
+        } else if let Some(id) = node_of(key, MEMBERS) {
+            known.members.remove(&id);
+        } else if let Some(id) = node_of(key, ORDERS) {
+            known.orders.remove(&id);
+        } else if key == keys::CONTROLLER {
+            known.controller = None;
         }
     }
 
@@ -88,15 +115,30 @@ impl Brokers {
         known.members.contains_key(&id.0).then(|| known.broker(id.0)).flatten()
     }
 
-    /// Which life of a node this is; 0 when it has no mark.
-    pub(crate) fn epoch_of(&self, id: BrokerId) -> i64 {
-        lock(&self.known).members.get(&id.0).copied().unwrap_or(0)
+    /// Places new partitions on the brokers that run. It has not counted what is there. `me` serves, though its record may
+    /// not say yet where.
+    pub(crate) fn maker(&self, me: BrokerId) -> Maker {
+        let known = lock(&self.known);
+        let serves = |node: &&NodeRecord| !node.kafka.is_empty() || node.node_id == me.0;
+        let nodes: Vec<NodeRecord> = known.nodes.values().filter(serves).cloned().collect();
+        let members: Vec<LiveMember> = known.members.values().cloned().collect();
+        Maker::new(&nodes, &members, &known.orders)
+    }
+
+    /// The present run of a node, if it runs.
+    pub(crate) fn member(&self, id: BrokerId) -> Option<LiveMember> {
+        lock(&self.known).members.get(&id.0).cloned()
+    }
+
+    /// The node whose controller places and elects, if it is known.
+    pub(crate) fn controller(&self) -> Option<i32> {
+        lock(&self.known).controller
     }
 }
 
 impl Known {
     fn broker(&self, id: i32) -> Option<LiveBroker> {
-        let (record, _) = self.nodes.get(&id)?;
+        let record = self.nodes.get(&id)?;
         let (host, port) = record.kafka.rsplit_once(':')?;
         Some(LiveBroker {
             id: BrokerId(id),
@@ -110,10 +152,6 @@ impl Known {
 /// Whether a node is among those that run.
 pub(crate) fn is_live(live: &[LiveBroker], node: i32) -> bool {
     live.iter().any(|broker| broker.id.0 == node)
-}
-
-fn number(key: &str, prefix: &str) -> Option<i32> {
-    key.strip_prefix(prefix)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -146,7 +184,8 @@ mod tests {
         let live = brokers.live(me());
         assert_eq!(live.iter().map(|b| b.id.0).collect::<Vec<_>>(), [1, 2, 4], "3 has no listener");
         assert_eq!((live[2].host.as_str(), live[2].port), ("::1", 7));
-        assert_eq!(brokers.epoch_of(BrokerId(1)), 5);
+        assert_eq!(brokers.member(BrokerId(1)).map(|member| member.broker_epoch), Some(5));
+        assert_eq!(brokers.maker(BrokerId(2)).nodes(), 2, "2 does not run, 3 has no listener");
         brokers.on_delete(&member_key(1));
         assert_eq!(brokers.other(BrokerId(1)), None);
         assert!(!brokers.on_put(&entry("/moim/topics/t".into(), bytes::Bytes::new())));

@@ -37,10 +37,15 @@ impl<T> Completions<T> {
         self.inner.notify.notify_one();
     }
 
+    /// Everything noted so far.
+    pub(crate) fn take_now(&self) -> Vec<T> {
+        std::mem::take(&mut *lock(&self.inner.list))
+    }
+
     /// Everything noted so far; waits until there is something. Cancel-safe.
     pub(crate) async fn take(&self) -> Vec<T> {
         loop {
-            let list = std::mem::take(&mut *lock(&self.inner.list));
+            let list = self.take_now();
             if !list.is_empty() {
                 return list;
             }

@@ -429,6 +429,15 @@ pub(crate) fn effective<'a>(
         .unwrap_or("")
 }
 
+/// The same, unless nobody set it.
+pub(crate) fn explicit<'a>(
+    name: &str,
+    own: &'a BTreeMap<String, String>,
+    defaults: &'a Defaults,
+) -> Option<&'a str> {
+    own.get(name).or_else(|| defaults.get(name)).map(String::as_str)
+}
+
 /// Where a topic's setting comes from, in the protocol's numbers.
 pub(crate) fn source(name: &str, own: &BTreeMap<String, String>, defaults: &Defaults) -> i8 {
     if own.contains_key(name) {

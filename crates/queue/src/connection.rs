@@ -292,7 +292,7 @@ impl Connection {
                 // An error shows again when the range is sent.
                 let _ = range.read();
                 done.store(true, Ordering::Release);
-                broker.loops.wake_one(None, &wake);
+                broker.loops.wake_one(&wake);
             });
         }
         Ok(())
@@ -427,7 +427,7 @@ impl Connection {
                 Slot::Appending(deferred) => {
                     let Some(produced) = deferred.take() else { return Ok(()) };
                     self.appending = None;
-                    match produced.settle() {
+                    match produced.settle(&self.broker) {
                         Settled::Silent { failed } => self.closing |= failed,
                         Settled::Answer(call, response) => self.out.push(call, &response)?,
                         Settled::Wait(pending) => {
@@ -447,14 +447,11 @@ impl Connection {
                     None => return Ok(()),
                 },
                 Slot::Produce(produce) => {
-                    if !produce.acks.is_done() {
-                        if self.now < produce.deadline {
-                            return Ok(());
-                        }
-                        crate::handlers::produce::time_out(&mut produce.response);
-                    } else if let Some(code) = produce.acks.error() {
-                        crate::handlers::produce::fail(&mut produce.response, code);
+                    if !produce.acks.is_done() && self.now < produce.deadline {
+                        return Ok(());
                     }
+                    let PendingProduce { call, response, acks, .. } = &mut **produce;
+                    crate::handlers::produce::finish(&self.broker, call.version, response, acks);
                     self.out.push(produce.call, &produce.response)?;
                 }
                 Slot::Fetch(fetch) => {

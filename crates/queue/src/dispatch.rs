@@ -137,9 +137,9 @@ pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body:
             later(connection, call, header, body, handlers::create_partitions::handle)
         }
         ApiKey::DeleteGroups => later(connection, call, header, body, handlers::delete_groups::handle),
-        ApiKey::ElectLeaders => now(connection, call, body, handlers::elect_leaders::handle),
+        ApiKey::ElectLeaders => later(connection, call, header, body, handlers::elect_leaders::handle),
         ApiKey::AlterPartitionReassignments => {
-            now(connection, call, body, handlers::alter_partition_reassignments::handle)
+            later(connection, call, header, body, handlers::alter_partition_reassignments::handle)
         }
         ApiKey::ListPartitionReassignments => {
             now(connection, call, body, handlers::list_partition_reassignments::handle)
@@ -228,17 +228,16 @@ pub(crate) fn spawn_later<Q, S, F, Fut>(
 {
     let broker = Arc::clone(&connection.broker);
     let later = Later::new(Arc::clone(&connection.wake));
-    let here = connection.wake.on_loop;
     let answer = handler(Arc::clone(&broker), request, Request::new(connection, &header));
     connection.wait(Slot::Later(Arc::clone(&later)));
     let loops = Arc::clone(&broker.loops);
     broker.scope.spawn("request", async move {
         let response = answer.await;
         match encode_alone(call, &response) {
-            Ok(bytes) => later.set(bytes, &loops, Some(here)),
+            Ok(bytes) => later.set(bytes, &loops),
             Err(error) => {
                 tracing::error!(%error, "an answer could not be encoded");
-                later.fail(&loops, Some(here));
+                later.fail(&loops);
             }
         }
     });

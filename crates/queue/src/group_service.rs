@@ -1,6 +1,7 @@
 //! Drives the group machines: one per partition of `__consumer_offsets` that this node leads, each under its own lock.
-//! A machine begins with what its partition holds when the node becomes its leader, and is gone when it no longer is:
-//! those who ask then, and those who wait, are told to look for the coordinator.
+//! A machine begins with what its partition holds once the node leads it and all of that is committed, and counts no
+//! longer than that leadership: those who ask then, and those who wait, are told to look for the coordinator. Who asks
+//! while it is being read waits a moment, and is then told to ask again.
 //!
 //! The machine decides; this appends what it wants kept, reports back when that is committed, and hands its
 //! answers to the requests that wait for them. Appends of a machine happen under its lock, so they enter the
@@ -8,11 +9,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use moim_wire_kafka::ErrorCode;
@@ -29,6 +31,9 @@ use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused, Verified
 use crate::ticker::{Ticker, next_look};
 use crate::topics::OFFSETS_TOPIC;
 
+/// How long a request waits for a machine that is being read. A client that is told to ask again takes longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
 /// All consumer groups of this node.
 pub(crate) struct GroupService {
     config: Config,
@@ -42,11 +47,13 @@ pub(crate) struct GroupService {
     ticker: Ticker,
     /// By producer: what was known of it before its coordinator was asked about the offsets it sends.
     verified: Mutex<HashMap<i64, Verified>>,
+    /// Told when a machine has been read, or is gone.
+    read: Notify,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// Nothing while another node leads the partition.
+    /// Nothing while another node leads the partition, or while it is being read.
     machine: Mutex<Option<Machine>>,
     waiting: Mutex<HashMap<Token, oneshot::Sender<Response>>>,
 }
@@ -55,6 +62,16 @@ struct Machine {
     /// Tells this machine from others of the same partition: the end of a write may come when another stands here.
     life: u64,
     groups: Groups,
+    /// The partition that keeps it, and the leadership in which it was read.
+    partition: Arc<Partition>,
+    epoch: i32,
+}
+
+impl Machine {
+    /// Whether the leadership it was read in lasts.
+    fn counts(&self) -> bool {
+        self.partition.leading() == Some(self.epoch)
+    }
 }
 
 /// The end of a write.
@@ -85,6 +102,7 @@ impl GroupService {
             written: Completions::default(),
             ticker: Ticker::default(),
             verified: Mutex::default(),
+            read: Notify::new(),
         }
     }
 
@@ -94,24 +112,66 @@ impl GroupService {
     }
 
     /// This node leads a partition of the offsets topic: reads the groups it keeps.
-    pub(crate) fn lead(&self, broker: &Broker, partition: &Partition) -> Result<(), Refused> {
+    pub(crate) fn lead(
+        &self,
+        broker: &Broker,
+        partition: &Arc<Partition>,
+        epoch: i32,
+    ) -> Result<(), Refused> {
         let Some(shard) = self.shard(partition.index) else { return Ok(()) };
+        if partition.leading() != Some(epoch) {
+            return Ok(());
+        }
         let mut loader = Loader::new();
         partition.read_all(|batch| load_batch(batch, &mut loader))?;
         let (now_ms, wall_ms) = (broker.clock.monotonic_ms(), broker.clock.wall_ms());
         let groups = loader.finish(now_ms, wall_ms, self.config.clone(), fastrand::u128(..));
         let life = self.next_token.fetch_add(1, Ordering::Relaxed);
-        *lock(&shard.machine) = Some(Machine { life, groups });
+        let partition = Arc::clone(partition);
+        *lock(&shard.machine) = Some(Machine { life, groups, partition, epoch });
+        self.read.notify_waiters();
         self.ticker.touch();
         Ok(())
     }
 
     /// This node no longer leads a partition of the offsets topic.
-    pub(crate) fn resign(&self, partition: i32) {
-        if let Some(shard) = self.shard(partition) {
-            *lock(&shard.machine) = None;
+    pub(crate) fn resign(&self, partition: &Partition) {
+        if let Some(shard) = self.shard(partition.index) {
+            // One of a later leadership stays.
+            lock(&shard.machine).take_if(|machine| !machine.counts());
             lock(&shard.waiting).clear();
+            self.read.notify_waiters();
         }
+    }
+
+    /// Why a machine does not answer: its partition is led elsewhere, or is being read.
+    fn missing(&self, broker: &Broker, index: i32) -> ErrorCode {
+        match broker.topics.partition(OFFSETS_TOPIC, index) {
+            Ok(_) => ErrorCode::CoordinatorLoadInProgress,
+            Err(_) => ErrorCode::NotCoordinator,
+        }
+    }
+
+    /// Whether the machine of a partition answers.
+    pub(crate) fn is_ready(&self, index: i32) -> bool {
+        self.shard(index).is_some_and(|s| lock(&s.machine).as_ref().is_some_and(Machine::counts))
+    }
+
+    /// Waits a moment for a machine that is being read.
+    async fn ready(&self, broker: &Broker, index: i32) -> Result<(), ErrorCode> {
+        let read = async {
+            loop {
+                let news = self.read.notified();
+                if self.is_ready(index) {
+                    return Ok(());
+                }
+                match self.missing(broker, index) {
+                    ErrorCode::CoordinatorLoadInProgress => news.await,
+                    code => return Err(code),
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, read).await.unwrap_or(Err(ErrorCode::CoordinatorLoadInProgress))
     }
 
     fn shard(&self, partition: i32) -> Option<Arc<Shard>> {
@@ -142,6 +202,7 @@ impl GroupService {
     ) -> Result<Response, ErrorCode> {
         self.ensure_topic(broker).await?;
         let index = self.partition_of(group);
+        self.ready(broker, index).await?;
         let shard = self.shard(index).ok_or(ErrorCode::NotCoordinator)?;
         let token = Token(self.next_token.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
@@ -166,19 +227,27 @@ impl GroupService {
     }
 
     /// Looks at the machine of a group without changing it.
-    pub(crate) fn look<T>(&self, group: &str, look: impl FnOnce(&mut Groups) -> T) -> Result<T, ErrorCode> {
-        match self.shard(self.partition_of(group)) {
-            Some(shard) => {
-                lock(&shard.machine).as_mut().map(|m| look(&mut m.groups)).ok_or(ErrorCode::NotCoordinator)
-            }
-            None => Ok(look(&mut lock(&self.nobody))),
-        }
+    pub(crate) fn look<T>(
+        &self,
+        broker: &Broker,
+        group: &str,
+        look: impl FnOnce(&mut Groups) -> T,
+    ) -> Result<T, ErrorCode> {
+        let index = self.partition_of(group);
+        let Some(shard) = self.shard(index) else { return Ok(look(&mut lock(&self.nobody))) };
+        let mut machine = lock(&shard.machine);
+        let here = machine.as_mut().filter(|machine| machine.counts());
+        here.map(|m| look(&mut m.groups)).ok_or_else(|| self.missing(broker, index))
     }
 
     /// Looks at all machines of this node.
     pub(crate) fn look_at_all<T>(&self, mut look: impl FnMut(&mut Groups) -> T) -> Vec<T> {
         let shards = self.shards.load();
-        shards.iter().filter_map(|s| lock(&s.machine).as_mut().map(|m| look(&mut m.groups))).collect()
+        let look = |shard: &Arc<Shard>| {
+            let mut machine = lock(&shard.machine);
+            machine.as_mut().filter(|m| m.counts()).map(|m| look(&mut m.groups))
+        };
+        shards.iter().filter_map(look).collect()
     }
 
     /// The whole life of the service besides requests: ends of writes, and time.
@@ -242,8 +311,8 @@ impl GroupService {
         let mut replies = Vec::new();
         {
             let mut machine = lock(&shard.machine);
-            let here = machine.as_mut().filter(|m| meant.is_none_or(|life| life == m.life));
-            let Some(Machine { life, groups }) = here else { return false };
+            let meant = |m: &&mut Machine| m.counts() && meant.is_none_or(|life| life == m.life);
+            let Some(Machine { life, groups, .. }) = machine.as_mut().filter(meant) else { return false };
             groups.set_wall_ms(now_ms, broker.clock.wall_ms());
             for effect in step(groups, now_ms) {
                 match effect {
@@ -282,19 +351,17 @@ impl GroupService {
                 return;
             }
         };
-        let mut wakes = Vec::new();
         let verified = txn.and_then(|producer| lock(&self.verified).remove(&producer.id));
-        match partition.append_own(encode(records, txn, wall_ms), wall_ms, verified, &mut wakes) {
+        match partition.append_own(encode(records, txn, wall_ms), wall_ms, verified) {
             Ok(appended) => {
                 let done = move |result| written.push(Written { index, life, token: then, result });
-                partition.when_committed(appended.end, Ack::Call(Box::new(done)));
+                partition.when_committed(&appended, Ack::Call(Box::new(done)));
             }
             Err(refused) => {
                 tracing::warn!(index, reason = ?refused.message, "cannot keep group state");
                 written.push(Written { index, life, token: then, result: Err(refused.code) });
             }
         }
-        broker.loops.wake(None, &mut wakes);
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) fn spawn(broker: &Arc<Broker>) {
     let transactions = Arc::clone(broker);
     scope.spawn("transactions", async move { transactions.transactions.serve(&transactions).await });
     scope.spawn("view", crate::view::run(Arc::clone(broker)));
+    scope.spawn("roles", Arc::clone(broker).serve_roles());
     let keeper = Arc::clone(broker);
     let started = std::thread::Builder::new().name("housekeeping".into()).spawn(move || run(&keeper));
     match started {
@@ -90,7 +91,7 @@ impl Timer {
 
 fn for_each_partition(broker: &Broker, mut f: impl FnMut(&Arc<Partition>)) {
     for topic in broker.topics.all() {
-        for partition in topic.led() {
+        for partition in topic.copies() {
             if broker.shutdown.is_stopped() {
                 return;
             }

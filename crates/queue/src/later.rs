@@ -26,15 +26,15 @@ impl Later {
     }
 
     /// Puts the answer there and wakes the connection.
-    pub(crate) fn set(&self, answer: Bytes, loops: &Loops, here: Option<usize>) {
+    pub(crate) fn set(&self, answer: Bytes, loops: &Loops) {
         *lock(&self.answer) = Some(Answer::Bytes(answer));
-        loops.wake_one(here, &self.wake);
+        loops.wake_one(&self.wake);
     }
 
     /// Says that no answer will come.
-    pub(crate) fn fail(&self, loops: &Loops, here: Option<usize>) {
+    pub(crate) fn fail(&self, loops: &Loops) {
         *lock(&self.answer) = Some(Answer::Failed);
-        loops.wake_one(here, &self.wake);
+        loops.wake_one(&self.wake);
     }
 
     pub(crate) fn take(&self) -> Option<Answer> {

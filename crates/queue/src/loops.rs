@@ -6,6 +6,7 @@
 //!
 //! A [`Wake`] works from any thread; going through the mailbox only makes it cheap.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -13,6 +14,11 @@ use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
 use moim_journal::DurableSink;
+
+thread_local! {
+    /// Which loop this thread runs, and of which broker: one process may have several.
+    static HERE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
 
 /// How to wake one connection.
 pub(crate) struct Wake {
@@ -80,8 +86,23 @@ impl Loops {
         self.loops.len()
     }
 
-    /// Wakes connections; `here` is the loop the caller runs on, if it runs on one.
-    pub(crate) fn wake(&self, here: Option<usize>, wakes: &mut Vec<Arc<Wake>>) {
+    /// This thread runs loop `at` from now on.
+    pub(crate) fn enter(&self, at: usize) {
+        HERE.set((std::ptr::from_ref(self).addr(), at));
+    }
+
+    /// The loop that this thread runs, if it runs one.
+    fn here(&self) -> Option<usize> {
+        let (of, at) = HERE.get();
+        (of == std::ptr::from_ref(self).addr()).then_some(at)
+    }
+
+    /// Wakes connections, from any thread.
+    pub(crate) fn wake(&self, wakes: &mut Vec<Arc<Wake>>) {
+        if wakes.is_empty() {
+            return;
+        }
+        let here = self.here();
         let mut touched = 0u128;
         for wake in wakes.drain(..) {
             if Some(wake.on_loop) == here {
@@ -100,8 +121,8 @@ impl Loops {
     }
 
     /// Wakes one connection from wherever the caller is.
-    pub(crate) fn wake_one(&self, here: Option<usize>, wake: &Arc<Wake>) {
-        if Some(wake.on_loop) == here {
+    pub(crate) fn wake_one(&self, wake: &Arc<Wake>) {
+        if Some(wake.on_loop) == self.here() {
             wake.wake();
         } else {
             let l = &self.loops[wake.on_loop];
@@ -173,7 +194,7 @@ mod tests {
     fn a_wake_from_another_thread_is_delivered_by_the_loop_itself() {
         let loops = Loops::new(1);
         let wake = Wake::new(0, 7);
-        loops.wake(None, &mut vec![Arc::clone(&wake)]);
+        loops.wake(&mut vec![Arc::clone(&wake)]);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let mut durable = Vec::new();

@@ -103,6 +103,7 @@ fn run_loop(
             return;
         }
     };
+    broker.loops.enter(index);
     runtime.block_on(async {
         let scope = broker.scope.clone();
         scope.spawn("drain", drain(Arc::clone(broker), index));
@@ -152,12 +153,12 @@ fn adopt(broker: &Arc<Broker>, index: usize, stream: StdStream, peer: SocketAddr
 /// Takes what the disk thread and other loops have for this one.
 async fn drain(broker: Arc<Broker>, index: usize) {
     let mut durable = Vec::new();
-    let mut wakes = Vec::new();
     loop {
         broker.loops.mail(index, &mut durable).await;
-        broker.topics.for_tags(&durable, |partition, end| partition.on_durable(end, &mut wakes));
+        for partition in broker.topics.by_tags(&durable) {
+            partition.on_durable();
+        }
         durable.clear();
-        broker.loops.wake(Some(index), &mut wakes);
     }
 }
 

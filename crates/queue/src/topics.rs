@@ -1,18 +1,21 @@
 //! The topics of the cluster: what they are called, how they are set, where their partitions are.
 //!
 //! The state repository is the truth (keys [`TOPIC_PREFIX`]`<name>`, JSON of [`TopicRecord`], and one key per
-//! partition, see [`crate::placement`]); this is a view of it with the partitions that this node leads attached. The
+//! partition, see [`crate::placement`]); this is a view of it with the copies that this node holds attached. The
 //! view changes in one way: a record that was read or written is taken in ([`Topics::on_topic`], [`Topics::on_place`],
 //! [`Topics::on_topic_gone`]), under the lock `changing`, and never one that is older than what is known. So it does
 //! not matter who made a change, nor who is told of it first: whoever wrote it, or the watch. A node that crashed after
 //! a change and before it acted on it does so at its next start.
+//!
+//! A node holds a copy exactly of the partitions whose record names it among the replicas. Whether that copy leads is for
+//! the replica driver to say, which is passed every record of a copy that is here.
 //!
 //! What else must happen because of a change (coordinators that begin or end) is noted as [`News`] for the broker.
 
 mod change;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -23,16 +26,19 @@ use serde::{Deserialize, Serialize};
 use moim_base::{BrokerId, Clock, TopicId};
 use moim_cluster::{Entry, RepositoryError, StateRepository};
 use moim_journal::{Durability, Framing, JournalId, JournalOptions, Store};
+use moim_replica::ResetPolicy;
+use moim_replica::driver::Driver;
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::BrokerOptions;
+use crate::completions::Completions;
 use crate::config::{Defaults, TopicConfig};
 use crate::framing::BatchFraming;
-use crate::loops::{Loops, Wake, lock};
-use crate::partition::{Partition, Refused};
+use crate::loops::{Loops, lock};
+use crate::partition::{Around, Copy, Partition, Refused, RoleChange};
 use crate::placement::{self, Place};
 
-pub(crate) use change::NewTopic;
+pub(crate) use change::{NewTopic, PAUSE, TRIES, contended};
 
 /// Where topics stand in the state repository.
 pub(crate) const TOPIC_PREFIX: &str = "/moim/topics/";
@@ -47,14 +53,21 @@ pub(crate) struct TopicRecord {
     pub(crate) id: String,
     pub(crate) partitions: i32,
     pub(crate) replication_factor: i16,
+    /// Whether somebody asked for that factor; a topic for which nobody did follows the size of the cluster.
+    #[serde(default = "asked")]
+    pub(crate) factor_asked: bool,
     pub(crate) configs: BTreeMap<String, String>,
+}
+
+fn asked() -> bool {
+    true
 }
 
 /// A partition of a topic, wherever it is.
 pub(crate) struct Seat {
     pub(crate) index: i32,
     place: ArcSwap<Place>,
-    /// Invariant: there exactly while `place` says that this node leads it.
+    /// Invariant: there exactly while `place` names this node among the replicas.
     here: ArcSwapOption<Partition>,
 }
 
@@ -68,20 +81,9 @@ impl Seat {
         self.place.load_full()
     }
 
-    /// The partition, if this node leads it.
-    pub(crate) fn partition(&self) -> Option<Arc<Partition>> {
+    /// The copy on this node, if there is one.
+    pub(crate) fn copy(&self) -> Option<Arc<Partition>> {
         self.here.load_full()
-    }
-
-    /// The leader epoch that this node has begun and no record says yet.
-    fn unannounced(&self) -> Option<i32> {
-        let epoch = self.here.load().as_ref()?.leader_epoch();
-        (epoch > self.place.load().leader_epoch).then_some(epoch)
-    }
-
-    /// Under which leadership it is, as far as this node knows.
-    pub(crate) fn leader_epoch(&self) -> i32 {
-        self.here.load().as_ref().map_or_else(|| self.place.load().leader_epoch, |p| p.leader_epoch())
     }
 }
 
@@ -120,15 +122,21 @@ impl Topic {
 
     /// A partition that this node leads; otherwise what to tell the client.
     pub(crate) fn partition(&self, index: i32) -> Result<Arc<Partition>, ErrorCode> {
+        let copy = self.copy(index)?;
+        if copy.leading().is_some() { Ok(copy) } else { Err(ErrorCode::NotLeaderOrFollower) }
+    }
+
+    /// The copy of a partition on this node, whether it leads or not.
+    pub(crate) fn copy(&self, index: i32) -> Result<Arc<Partition>, ErrorCode> {
         let seats = self.seats.load();
         let seat = usize::try_from(index).ok().and_then(|at| seats.get(at));
         let seat = seat.ok_or(ErrorCode::UnknownTopicOrPartition)?;
         seat.here.load_full().ok_or(ErrorCode::NotLeaderOrFollower)
     }
 
-    /// The partitions that this node leads.
-    pub(crate) fn led(&self) -> Vec<Arc<Partition>> {
-        self.seats.load().iter().filter_map(|seat| seat.partition()).collect()
+    /// All copies on this node.
+    pub(crate) fn copies(&self) -> Vec<Arc<Partition>> {
+        self.seats.load().iter().filter_map(|seat| seat.copy()).collect()
     }
 }
 
@@ -140,10 +148,6 @@ pub(crate) fn is_internal(name: &str) -> bool {
 pub(crate) enum News {
     /// A topic is known now.
     Appeared(Arc<Topic>),
-    /// This node leads a partition from now on.
-    Leads(Arc<Partition>),
-    /// This node no longer leads a partition.
-    Resigned(Arc<Partition>),
     /// A topic is gone.
     Deleted(Arc<Topic>),
 }
@@ -167,6 +171,9 @@ pub(crate) struct Topics {
     clock: Arc<dyn Clock>,
     loops: Arc<Loops>,
     framing: Arc<dyn Framing>,
+    driver: Arc<Driver>,
+    /// Where partitions that keep a coordinator's state say who leads them.
+    pub(crate) roles: Completions<RoleChange>,
     defaults: ArcSwap<Defaults>,
     max_per_topic: i32,
     max_partitions: usize,
@@ -174,8 +181,6 @@ pub(crate) struct Topics {
     changing: tokio::sync::Mutex<()>,
     maps: RwLock<Maps>,
     news: Mutex<Vec<News>>,
-    /// Whether there may be partitions that no record places.
-    bare: AtomicBool,
 }
 
 impl Topics {
@@ -184,6 +189,7 @@ impl Topics {
         store: Arc<Store>,
         clock: Arc<dyn Clock>,
         loops: Arc<Loops>,
+        driver: Arc<Driver>,
         options: &BrokerOptions,
     ) -> Self {
         Self {
@@ -193,13 +199,14 @@ impl Topics {
             clock,
             loops,
             framing: Arc::new(BatchFraming),
+            driver,
+            roles: Completions::default(),
             defaults: ArcSwap::from_pointee(options.topic_defaults.clone()),
             max_per_topic: options.max_partitions_per_topic,
             max_partitions: options.max_partitions,
             changing: tokio::sync::Mutex::new(()),
             maps: RwLock::default(),
             news: Mutex::default(),
-            bare: AtomicBool::new(false),
         }
     }
 
@@ -250,10 +257,16 @@ impl Topics {
         Ok(())
     }
 
+    /// Removes the journals of topics that were deleted, and of partitions that were moved away, while this node was away.
     fn remove_orphans(&self, no_topics: bool) -> Result<(), Refused> {
         let orphans: Vec<_> = {
             let maps = self.read();
-            let orphan = |id: &JournalId| !maps.by_id.contains_key(&TopicId(id.incarnation));
+            let orphan = |id: &JournalId| {
+                let Some(topic) = maps.by_id.get(&TopicId(id.incarnation)) else { return true };
+                let place =
+                    i32::try_from(id.part).ok().and_then(|index| topic.seat(index)).map(|s| s.place());
+                place.is_some_and(|place| place.is_known() && !place.is_on(self.me))
+            };
             let journals = self.store.journals().into_iter();
             journals.filter(|(id, folder)| folder.starts_with("queue/") && orphan(id)).collect()
         };
@@ -265,7 +278,7 @@ impl Topics {
             return Ok(());
         }
         for (id, folder) in orphans {
-            tracing::info!(folder, "removing a journal whose topic is gone");
+            tracing::info!(folder, "removing a journal that has no place here any more");
             self.store.delete(id).map_err(|e| Refused::new(ErrorCode::KafkaStorageError, e.to_string()))?;
         }
         Ok(())
@@ -364,7 +377,6 @@ impl Topics {
         let early = self.write().early.remove(&topic.id).unwrap_or_default();
         let mut early: Vec<_> = early.into_iter().collect();
         early.sort_unstable_by_key(|(index, _)| *index);
-        self.bare.fetch_or(early.len() < (count - have) as usize, Ordering::AcqRel);
         let mut taken = Ok(());
         for (index, place) in early {
             taken = taken.and(self.on_place(topic.id, index, place));
@@ -372,17 +384,7 @@ impl Topics {
         taken
     }
 
-    /// Whether there are partitions that no record places.
-    pub(crate) fn has_placeless(&self) -> bool {
-        if !self.bare.swap(false, Ordering::AcqRel) {
-            return false;
-        }
-        let bare = self.all().iter().any(|t| t.seats.load().iter().any(|s| !s.place.load().is_known()));
-        self.bare.fetch_or(bare, Ordering::AcqRel);
-        bare
-    }
-
-    /// A partition is where `place` says. If this node is to lead it and cannot open it, the place is not known either:
+    /// A partition is where `place` says. If this node is to hold a copy and cannot open it, the place is not known either:
     /// whoever reads it again tries again.
     fn on_place(&self, topic: TopicId, index: i32, place: Place) -> Result<(), Refused> {
         let Some((topic, seat)) = self.get_by_id(topic).and_then(|t| t.seat(index).map(|seat| (t, seat)))
@@ -397,25 +399,21 @@ impl Topics {
         if place.revision <= seat.place.load().revision {
             return Ok(());
         }
-        let (mine, epoch) = (place.leader == Some(self.me), place.leader_epoch);
-        let here = seat.partition();
-        // Before the place is known: this may fail.
-        let opened = (mine && here.is_none()).then(|| self.open_partition(&topic, &seat)).transpose()?;
-        seat.place.store(Arc::new(place));
-        if let Some(partition) = opened {
-            partition.raise_epoch(epoch);
-            seat.here.store(Some(Arc::clone(&partition)));
-            lock(&self.news).push(News::Leads(partition));
-            return Ok(());
+        let (mine, record) = (place.is_on(self.me), place.versioned());
+        if mine && seat.copy().is_none() {
+            // Before the place is known: this may fail.
+            let copy = self.open_copy(&topic, &seat)?;
+            seat.here.store(Some(copy));
         }
-        match (mine, here) {
-            (true, Some(partition)) => partition.raise_epoch(epoch),
-            (false, Some(partition)) => {
-                seat.here.store(None);
-                self.let_go(&partition, ErrorCode::NotLeaderOrFollower);
-                lock(&self.news).push(News::Resigned(partition));
+        seat.place.store(Arc::new(place));
+        if mine {
+            if let Some(record) = record {
+                self.driver.on_record(placement::id(topic.id, index), record);
             }
-            (_, None) => {}
+        } else if let Some(copy) = seat.here.swap(None) {
+            tracing::info!(topic = %topic.name, partition = index, "a copy was moved away");
+            self.let_go(&copy, ErrorCode::NotLeaderOrFollower);
+            self.delete_journal(&topic.name, topic.id, index);
         }
         Ok(())
     }
@@ -432,33 +430,33 @@ impl Topics {
             maps.by_id.remove(&topic.id);
         }
         for seat in topic.seats.load().iter() {
-            if let Some(partition) = seat.here.swap(None) {
-                self.let_go(&partition, ErrorCode::UnknownTopicOrPartition);
+            if let Some(copy) = seat.here.swap(None) {
+                self.let_go(&copy, ErrorCode::UnknownTopicOrPartition);
             }
-            let id = journal_id(topic.id, seat.index);
-            if seat.place.load().replicas.contains(&self.me.0)
-                && let Err(error) = self.store.delete(id)
-            {
-                tracing::error!(topic = name, partition = seat.index, %error, "could not remove a journal");
+            if seat.place.load().is_on(self.me) {
+                self.delete_journal(name, topic.id, seat.index);
             }
         }
         tracing::info!(topic = name, "a topic is gone");
         lock(&self.news).push(News::Deleted(topic));
     }
 
-    /// Stops serving a partition and tells everybody who waits for it. Its tag is free when the journal goes too: one
-    /// that stays open keeps reporting under it.
-    fn let_go(&self, partition: &Partition, code: ErrorCode) {
+    /// Ends a copy and tells everybody who waits for it.
+    fn let_go(&self, copy: &Partition, code: ErrorCode) {
+        // First, so that nothing is appended to what is deleted.
+        self.driver.detach(placement::id(copy.topic_id, copy.index));
         {
             let mut maps = self.write();
-            maps.by_tag[partition.tag] = None;
-            if code == ErrorCode::UnknownTopicOrPartition {
-                maps.free_tags.push(partition.tag);
-            }
+            maps.by_tag[copy.tag] = None;
+            maps.free_tags.push(copy.tag);
         }
-        let mut wakes: Vec<Arc<Wake>> = Vec::new();
-        partition.close(code, &mut wakes);
-        self.loops.wake(None, &mut wakes);
+        copy.close(code);
+    }
+
+    fn delete_journal(&self, topic: &str, id: TopicId, partition: i32) {
+        if let Err(error) = self.store.delete(journal_id(id, partition)) {
+            tracing::error!(topic, partition, %error, "could not remove a journal");
+        }
     }
 
     /// What has happened since the last time somebody asked, in order.
@@ -479,6 +477,11 @@ impl Topics {
         self.read().by_name.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?.partition(index)
     }
 
+    /// The copy of a partition on this node, whether it leads or not; otherwise what to tell the client.
+    pub(crate) fn copy(&self, topic: &str, index: i32) -> Result<Arc<Partition>, ErrorCode> {
+        self.read().by_name.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?.copy(index)
+    }
+
     /// Whether there is such a partition, here or elsewhere.
     pub(crate) fn has(&self, topic: &str, index: i32) -> bool {
         self.read().by_name.get(topic).is_some_and(|t| t.has(index))
@@ -491,14 +494,11 @@ impl Topics {
         all
     }
 
-    /// Calls `f` with the partition of each tag, under one lock.
-    pub(crate) fn for_tags(&self, tags: &[(u64, i64)], mut f: impl FnMut(&Partition, i64)) {
+    /// The copies whose journals report under these tags.
+    pub(crate) fn by_tags(&self, tags: &[(u64, i64)]) -> Vec<Arc<Partition>> {
         let maps = self.read();
-        for (tag, end) in tags {
-            if let Some(Some(partition)) = usize::try_from(*tag).ok().and_then(|t| maps.by_tag.get(t)) {
-                f(partition, *end);
-            }
-        }
+        let copy = |(tag, _): &(u64, i64)| maps.by_tag.get(usize::try_from(*tag).ok()?)?.clone();
+        tags.iter().filter_map(copy).collect()
     }
 
     /// Topics of the cluster and partitions of this node.
@@ -521,14 +521,18 @@ impl Topics {
 
     fn apply_config(&self, topic: &Topic, configs: BTreeMap<String, String>) {
         let parsed = TopicConfig::new(&configs, &self.defaults.load());
-        for partition in topic.led() {
-            partition.journal.set_options(durability(&parsed), parsed.segment_bytes);
+        for copy in topic.copies() {
+            copy.journal.set_options(durability(&parsed), parsed.segment_bytes);
+            if let Some(replicated) = copy.replicated() {
+                replicated.set_durability(promised(&parsed));
+            }
         }
         topic.configs.store(Arc::new(configs));
         topic.config.store(Arc::new(parsed));
     }
 
-    fn open_partition(&self, topic: &Topic, seat: &Seat) -> Result<Arc<Partition>, Refused> {
+    /// Opens the journal of a copy and has the driver look after it.
+    fn open_copy(&self, topic: &Topic, seat: &Seat) -> Result<Arc<Partition>, Refused> {
         let (name, index) = (&topic.name, seat.index);
         let storage = |e: &dyn std::fmt::Display| {
             Refused::new(ErrorCode::KafkaStorageError, format!("{name}-{index}: {e}"))
@@ -542,23 +546,39 @@ impl Topics {
             segment_bytes: parsed.segment_bytes,
             tag: tag as u64,
         };
-        let journal = self.store.journal(journal_id(topic.id, index), options).map_err(|e| storage(&e));
-        // A journal that was open already reports under the tag it was opened with, and that one is kept for it.
-        let kept = journal.as_ref().map_or(None, |journal| usize::try_from(journal.tag()).ok());
-        if kept != Some(tag) {
-            self.write().free_tags.push(tag);
-        }
-        let journal = journal?;
-        let tag = kept.unwrap_or(tag);
-        let unclean = !self.store.was_clean();
-        let now_ms = self.clock.wall_ms();
+        let around = Around {
+            loops: Arc::clone(&self.loops),
+            clock: Arc::clone(&self.clock),
+            roles: self.roles.clone(),
+            keeps_state: topic.is_internal(),
+        };
         let config = Arc::clone(&topic.config);
-        let partition =
-            Partition::open(Arc::clone(name), topic.id, index, (tag, journal), config, unclean, now_ms)
-                .map_err(|e| storage(&e))?;
-        let partition = Arc::new(partition);
-        self.write().by_tag[tag] = Some(Arc::clone(&partition));
-        Ok(partition)
+        let opened = self.store.journal(journal_id(topic.id, index), options).map_err(|e| storage(&e));
+        let opened = opened.and_then(|journal| {
+            if journal.tag() != tag as u64 {
+                return Err(storage(&"its former copy is still being removed"));
+            }
+            let journal = (tag, journal);
+            Partition::open(Arc::clone(name), topic.id, index, journal, config, around)
+                .map_err(|e| storage(&e))
+        });
+        let copy = match opened {
+            Ok(copy) => Arc::new(copy),
+            Err(refused) => {
+                self.write().free_tags.push(tag);
+                return Err(refused);
+            }
+        };
+        let replicated = self.driver.attach(
+            placement::id(topic.id, index),
+            Arc::clone(&copy.journal),
+            ResetPolicy::LogStart,
+            promised(&parsed),
+            Arc::new(Copy(Arc::clone(&copy))),
+        );
+        copy.attach(replicated);
+        self.write().by_tag[tag] = Some(Arc::clone(&copy));
+        Ok(copy)
     }
 
     fn take_tag(&self) -> usize {
@@ -584,6 +604,15 @@ fn illegible(what: &str, name: &str) -> Refused {
 
 fn durability(config: &TopicConfig) -> Durability {
     if config.replicated_durability { Durability::Replicated } else { Durability::Fsync }
+}
+
+/// What the record of a partition promises for it.
+fn promised(config: &TopicConfig) -> moim_replica::Durability {
+    if config.replicated_durability {
+        moim_replica::Durability::Replicated
+    } else {
+        moim_replica::Durability::Fsync
+    }
 }
 
 fn journal_id(id: TopicId, index: i32) -> JournalId {
@@ -648,10 +677,13 @@ mod tests {
             id: TopicId(7).to_string(),
             partitions: 3,
             replication_factor: 1,
+            factor_asked: false,
             configs: BTreeMap::from([("retention.ms".to_owned(), "1000".to_owned())]),
         };
-        let text = r#"{"id":"00000000000000000000000000000007","partitions":3,"replication_factor":1,"configs":{"retention.ms":"1000"}}"#;
+        let text = r#"{"id":"00000000000000000000000000000007","partitions":3,"replication_factor":1,"factor_asked":false,"configs":{"retention.ms":"1000"}}"#;
         assert_eq!(encode(&record), text.as_bytes());
         assert_eq!(parse(text.as_bytes()), Some(record));
+        let older = text.replace(r#""factor_asked":false,"#, "");
+        assert!(parse(older.as_bytes()).unwrap().factor_asked, "who said nothing asked for it");
     }
 }

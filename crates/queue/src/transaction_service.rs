@@ -1,6 +1,6 @@
 //! Drives the transaction coordinators: one per partition of `__transaction_state` that this node leads, each under its
-//! own lock. A coordinator begins with what its partition holds when the node becomes its leader, and is gone when it
-//! no longer is. Markers for partitions of other nodes are sent to them.
+//! own lock. A coordinator begins with what its partition holds once the node leads it and all of that is committed, and
+//! counts no longer than that leadership. Markers for partitions of other nodes are sent to them.
 //!
 //! The machine decides; this keeps its records, writes the markers it wants into the partitions of a
 //! transaction, and reports back when they are committed. Both happen under the machine's lock, so records
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use moim_base::BrokerId;
@@ -25,6 +25,7 @@ use moim_wire_kafka::records::{self, BatchBuilder, ControlKind};
 use crate::broker::{Broker, BrokerOptions};
 use crate::brokers::LiveBroker;
 use crate::completions::Completions;
+use crate::group_service::PATIENCE;
 use crate::loops::lock;
 use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused};
 use crate::ticker::{Ticker, next_look};
@@ -71,11 +72,13 @@ pub(crate) struct TransactionService {
     done: Completions<Done>,
     far: Completions<FarMarker>,
     ticker: Ticker,
+    /// Told when a coordinator has been read, or is gone.
+    read: Notify,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// Nothing while another node leads the partition.
+    /// Nothing while another node leads the partition, or while it is being read.
     machine: Mutex<Option<Machine>>,
     waiting: Mutex<HashMap<Token, oneshot::Sender<Reply>>>,
 }
@@ -84,6 +87,16 @@ struct Machine {
     /// Tells this coordinator from others of the same partition: the end of a write may come when another stands here.
     life: u64,
     coordinator: Coordinator,
+    /// The partition that keeps it, and the leadership in which it was read.
+    partition: Arc<Partition>,
+    epoch: i32,
+}
+
+impl Machine {
+    /// Whether the leadership it was read in lasts.
+    fn counts(&self) -> bool {
+        self.partition.leading() == Some(self.epoch)
+    }
 }
 
 impl TransactionService {
@@ -104,6 +117,7 @@ impl TransactionService {
             done: Completions::default(),
             far: Completions::default(),
             ticker: Ticker::default(),
+            read: Notify::new(),
         }
     }
 
@@ -114,25 +128,66 @@ impl TransactionService {
 
     /// This node leads a partition of the transaction topic: reads the transactions it keeps, and carries out what was
     /// decided.
-    pub(crate) fn lead(&self, broker: &Broker, partition: &Partition) -> Result<(), Refused> {
+    pub(crate) fn lead(
+        &self,
+        broker: &Broker,
+        partition: &Arc<Partition>,
+        epoch: i32,
+    ) -> Result<(), Refused> {
         let Some(shard) = self.shard(partition.index) else { return Ok(()) };
+        if partition.leading() != Some(epoch) {
+            return Ok(());
+        }
         let (now_ms, wall_ms) = (broker.clock.monotonic_ms(), broker.clock.wall_ms());
         // The leadership of the partition tells its coordinators apart: partitions refuse markers of older ones.
-        let mut coordinator = Coordinator::new(self.config.clone(), partition.leader_epoch());
+        let mut coordinator = Coordinator::new(self.config.clone(), epoch);
         coordinator.set_wall_ms(now_ms, wall_ms);
         partition.read_all(|batch| load_batch(batch, &mut coordinator))?;
         let life = self.next_token.fetch_add(1, Ordering::Relaxed);
-        *lock(&shard.machine) = Some(Machine { life, coordinator });
-        self.run(broker, partition.index, None, Coordinator::start);
+        let (index, partition) = (partition.index, Arc::clone(partition));
+        *lock(&shard.machine) = Some(Machine { life, coordinator, partition, epoch });
+        self.run(broker, index, Some(life), Coordinator::start);
+        self.read.notify_waiters();
         Ok(())
     }
 
     /// This node no longer leads a partition of the transaction topic.
-    pub(crate) fn resign(&self, partition: i32) {
-        if let Some(shard) = self.shard(partition) {
-            *lock(&shard.machine) = None;
+    pub(crate) fn resign(&self, partition: &Partition) {
+        if let Some(shard) = self.shard(partition.index) {
+            // One of a later leadership stays.
+            lock(&shard.machine).take_if(|machine| !machine.counts());
             lock(&shard.waiting).clear();
+            self.read.notify_waiters();
         }
+    }
+
+    /// Why a coordinator does not answer: its partition is led elsewhere, or is being read.
+    fn missing(&self, broker: &Broker, index: i32) -> ErrorCode {
+        match broker.topics.partition(TRANSACTIONS_TOPIC, index) {
+            Ok(_) => ErrorCode::CoordinatorLoadInProgress,
+            Err(_) => ErrorCode::NotCoordinator,
+        }
+    }
+
+    fn is_ready(&self, index: i32) -> bool {
+        self.shard(index).is_some_and(|s| lock(&s.machine).as_ref().is_some_and(Machine::counts))
+    }
+
+    /// Waits a moment for a coordinator that is being read.
+    async fn ready(&self, broker: &Broker, index: i32) -> Result<(), ErrorCode> {
+        let read = async {
+            loop {
+                let news = self.read.notified();
+                if self.is_ready(index) {
+                    return Ok(());
+                }
+                match self.missing(broker, index) {
+                    ErrorCode::CoordinatorLoadInProgress => news.await,
+                    code => return Err(code),
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, read).await.unwrap_or(Err(ErrorCode::CoordinatorLoadInProgress))
     }
 
     fn shard(&self, partition: i32) -> Option<Arc<Shard>> {
@@ -160,6 +215,7 @@ impl TransactionService {
     ) -> Result<Reply, ErrorCode> {
         self.ensure_topic(broker).await?;
         let index = self.partition_of(transactional_id);
+        self.ready(broker, index).await?;
         let shard = self.shard(index).ok_or(ErrorCode::NotCoordinator)?;
         let token = Token(self.next_token.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
@@ -173,13 +229,14 @@ impl TransactionService {
 
     /// Whether this node may have to ask another about a transactional id.
     pub(crate) fn is_elsewhere(&self, transactional_id: &str) -> bool {
-        let shard = self.shard(self.partition_of(transactional_id));
-        shard.is_some_and(|shard| lock(&shard.machine).is_none())
+        let index = self.partition_of(transactional_id);
+        self.shard(index).is_some() && !self.is_ready(index)
     }
 
     /// Whether a partition belongs to the ongoing transaction of a producer.
     pub(crate) fn verify(
         &self,
+        broker: &Broker,
         transactional_id: &str,
         producer_id: i64,
         epoch: i16,
@@ -187,7 +244,7 @@ impl TransactionService {
         partition: i32,
     ) -> Result<(), ErrorCode> {
         let verify = |c: &Coordinator| c.verify(transactional_id, producer_id, epoch, topic, partition);
-        self.look(transactional_id, verify)?
+        self.look(broker, transactional_id, verify)?
     }
 
     /// The same, asked of whichever broker looks after the transactional id.
@@ -198,14 +255,18 @@ impl TransactionService {
         producer: (i64, i16),
         partitions: &[(&str, i32)],
     ) -> Vec<Result<(), ErrorCode>> {
+        // One that is here and being read is waited for; what is missing then is said below.
+        let _ = self.ready(broker, self.partition_of(transactional_id)).await;
         if !self.is_elsewhere(transactional_id) {
             let (id, epoch) = producer;
-            let verify =
-                |(topic, index): &(&str, i32)| self.verify(transactional_id, id, epoch, topic, *index);
+            let verify = |(topic, index): &(&str, i32)| {
+                self.verify(broker, transactional_id, id, epoch, topic, *index)
+            };
             return partitions.iter().map(verify).collect();
         }
         let keeper = broker.leader_of(TRANSACTIONS_TOPIC, self.partition_of(transactional_id));
         let answers = match keeper {
+            Some(keeper) if keeper.id == broker.options.node_id => Err(ErrorCode::CoordinatorLoadInProgress),
             Some(keeper) => far::verify(&broker.peers, &keeper, transactional_id, producer, partitions).await,
             None => Err(ErrorCode::CoordinatorNotAvailable),
         };
@@ -215,20 +276,25 @@ impl TransactionService {
     /// Looks at the coordinator of a transactional id.
     pub(crate) fn look<T>(
         &self,
+        broker: &Broker,
         transactional_id: &str,
         look: impl FnOnce(&Coordinator) -> T,
     ) -> Result<T, ErrorCode> {
-        let Some(shard) = self.shard(self.partition_of(transactional_id)) else {
-            return Ok(look(&self.nobody));
-        };
+        let index = self.partition_of(transactional_id);
+        let Some(shard) = self.shard(index) else { return Ok(look(&self.nobody)) };
         let machine = lock(&shard.machine);
-        machine.as_ref().map(|m| look(&m.coordinator)).ok_or(ErrorCode::NotCoordinator)
+        let here = machine.as_ref().filter(|machine| machine.counts());
+        here.map(|m| look(&m.coordinator)).ok_or_else(|| self.missing(broker, index))
     }
 
     /// Looks at all coordinators of this node.
     pub(crate) fn look_at_all<T>(&self, mut look: impl FnMut(&Coordinator) -> T) -> Vec<T> {
         let shards = self.shards.load();
-        shards.iter().filter_map(|s| lock(&s.machine).as_ref().map(|m| look(&m.coordinator))).collect()
+        let look = |shard: &Arc<Shard>| {
+            let machine = lock(&shard.machine);
+            machine.as_ref().filter(|m| m.counts()).map(|m| look(&m.coordinator))
+        };
+        shards.iter().filter_map(look).collect()
     }
 
     /// The whole life of the service besides requests: ends of writes, and time.
@@ -294,8 +360,10 @@ impl TransactionService {
         let mut replies = Vec::new();
         {
             let mut machine = lock(&shard.machine);
-            let here = machine.as_mut().filter(|m| meant.is_none_or(|life| life == m.life));
-            let Some(Machine { life, coordinator }) = here else { return false };
+            let meant = |m: &&mut Machine| m.counts() && meant.is_none_or(|life| life == m.life);
+            let Some(Machine { life, coordinator, .. }) = machine.as_mut().filter(meant) else {
+                return false;
+            };
             let whose = (index, *life);
             coordinator.set_wall_ms(now_ms, broker.clock.wall_ms());
             for effect in step(coordinator, now_ms) {
@@ -351,6 +419,12 @@ impl TransactionService {
                 let at = TopicPartition::new(Arc::clone(topic), *partition);
                 if broker.topics.partition(topic, *partition).err() == Some(ErrorCode::NotLeaderOrFollower) {
                     self.far.push(FarMarker { whose, token, at, marker, coordinator_epoch });
+                    continue;
+                }
+                if **topic == *OFFSETS_TOPIC && !broker.groups.is_ready(*partition) {
+                    // Whoever reads the groups now might not read the marker: not before it is done.
+                    let code = ErrorCode::CoordinatorLoadInProgress;
+                    self.done.push(Done::Marker(whose, token, at, Err(code), marker));
                     continue;
                 }
                 let done = self.done.clone();
@@ -417,15 +491,13 @@ fn append(
         Ok(partition) => partition,
         Err(code) => return done(Err(code)),
     };
-    let mut wakes = Vec::new();
-    match partition.append_own(batch, broker.clock.wall_ms(), None, &mut wakes) {
-        Ok(appended) => partition.when_committed(appended.end, Ack::Call(Box::new(done))),
+    match partition.append_own(batch, broker.clock.wall_ms(), None) {
+        Ok(appended) => partition.when_committed(&appended, Ack::Call(Box::new(done))),
         Err(refused) => {
             tracing::warn!(topic = %at.topic, partition = at.partition, reason = ?refused, "cannot keep transaction state");
             done(Err(refused.code));
         }
     }
-    broker.loops.wake(None, &mut wakes);
 }
 
 fn record(key: &Bytes, value: Option<&[u8]>, wall_ms: i64) -> Bytes {

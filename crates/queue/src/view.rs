@@ -1,8 +1,8 @@
 //! Follows the state repository: what it says of topics, partitions, brokers and settings is what this broker acts on,
 //! whoever wrote it.
 //!
-//! Everything under [`ROOT`] is listed once and watched from there on; after a gap it is listed again. Partitions that
-//! no record places (their topic's maker crashed) are placed by the first of the running brokers.
+//! Everything under [`ROOT`] is listed once and watched from there on; after a gap it is listed again. Records of
+//! partitions reach the replica driver in the order in which they are seen here: listed first, then watched, never history.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,9 +19,6 @@ use crate::topics::refuse_repository;
 const ROOT: &str = "/moim/";
 /// How long to wait before the repository is asked again.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often to look for partitions without a place. One round passes before something is done: whoever makes a topic
-/// is given the time to finish.
-const HEAL: Duration = Duration::from_secs(1);
 
 impl Broker {
     /// Takes in everything there is. At the start of the node this waits for as long as the repository takes.
@@ -44,10 +41,10 @@ impl Broker {
         let settings = entries.iter().find(|entry| entry.key == broker_config::KEY);
         let set = settings.map_or(Ok(()), |entry| self.on_settings(entry));
         // What could be taken in is acted on, whatever could not.
-        let followed = self.follow();
+        self.follow();
         taken.and(set)?;
         self.revision.store(revision, Ordering::Release);
-        followed
+        Ok(())
     }
 
     async fn on_event(&self, event: Event) -> Result<(), Refused> {
@@ -60,7 +57,8 @@ impl Broker {
             }
         }
         self.revision.store(revision, Ordering::Release);
-        self.follow()
+        self.follow();
+        Ok(())
     }
 
     async fn on_put(&self, entry: &Entry) -> Result<(), Refused> {
@@ -72,45 +70,10 @@ impl Broker {
         }
         Ok(())
     }
-
-    /// Writes down what a start changes: places of partitions that have none and whose journals are here, and leader
-    /// epochs that began because the last stop was not in order.
-    async fn settle(&self) -> Result<(), Refused> {
-        let hosts = self.hosts();
-        self.topics.place_the_placeless(&hosts, hosts.len() > 1).await?;
-        self.topics.announce_epochs().await?;
-        self.follow()
-    }
-
-    /// One round of looking for partitions without a place; `seen` is whether the last round found some.
-    async fn heal(&self, seen: bool) -> bool {
-        let bare = self.topics.has_placeless();
-        let first = self.live().first().is_some_and(|broker| broker.id == self.options.node_id);
-        if bare && seen {
-            match self.topics.place_the_placeless(&self.hosts(), !first).await {
-                Ok(placed) if placed > 0 => tracing::info!(placed, "gave partitions a place that had none"),
-                Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "cannot place partitions; trying again"),
-            }
-            if let Err(error) = self.follow() {
-                tracing::error!(%error, "cannot act on a new place");
-            }
-        }
-        bare
-    }
 }
 
 /// Follows the repository until the broker stops.
 pub(crate) async fn run(broker: Arc<Broker>) {
-    while let Err(error) = broker.settle().await {
-        tracing::warn!(%error, "cannot write down what has begun with this start; trying again");
-        tokio::select! {
-            () = tokio::time::sleep(RETRY) => {}
-            () = broker.shutdown.stopped() => return,
-        }
-    }
-    let mut bare = false;
-    let mut round = tokio::time::interval(HEAL);
     while !broker.shutdown.is_stopped() {
         let from = broker.revision.load(Ordering::Acquire) + 1;
         let mut watch = match broker.repository.watch(ROOT, from).await {
@@ -138,7 +101,6 @@ pub(crate) async fn run(broker: Arc<Broker>) {
                     }
                     None => break,
                 },
-                _ = round.tick() => bare = broker.heal(bare).await,
                 () = broker.shutdown.stopped() => return,
             }
         }
@@ -147,7 +109,6 @@ pub(crate) async fn run(broker: Arc<Broker>) {
             tracing::error!(%error, "cannot take in the state repository; trying again");
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
-                _ = round.tick() => bare = broker.heal(bare).await,
                 () = broker.shutdown.stopped() => return,
             }
         }

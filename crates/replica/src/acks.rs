@@ -53,6 +53,11 @@ impl<T> Waiting<T> {
         self.queue.drain(..).map(|(_, waiter)| waiter)
     }
 
+    /// Takes out everybody, each with the offset waited for.
+    pub fn drain(&mut self) -> impl Iterator<Item = (Offset, T)> {
+        self.queue.drain(..)
+    }
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.queue.len()

@@ -89,7 +89,7 @@ fn verify(
     let AddPartitionsToTxnTransaction { transactional_id, producer_id, producer_epoch, .. } = transaction;
     results(&transaction.topics, |topic, index| {
         let verified =
-            broker.transactions.verify(transactional_id, *producer_id, *producer_epoch, topic, index);
+            broker.transactions.verify(broker, transactional_id, *producer_id, *producer_epoch, topic, index);
         verified.err().unwrap_or(ErrorCode::None)
     })
 }

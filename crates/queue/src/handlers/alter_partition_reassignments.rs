@@ -1,6 +1,11 @@
-//! AlterPartitionReassignments: partitions stay where they are. A plan that names the place a partition has is done
-//! already; any other is refused.
+//! AlterPartitionReassignments: begins to move replicas, or gives a move up. The change is one of the partition's record;
+//! the controller sees it and ends the move when the new replicas are in sync.
 
+use std::sync::Arc;
+
+use moim_base::BrokerId;
+use moim_replica::controller::MoveError;
+use moim_replica::controller::requests::{self, RequestError};
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::alter_partition_reassignments::{
     AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, ReassignablePartition,
@@ -8,37 +13,83 @@ use moim_wire_kafka::messages::alter_partition_reassignments::{
 };
 
 use crate::broker::Broker;
+use crate::dispatch::Request;
+use crate::partition::Refused;
+use crate::placement;
+use crate::topics::refuse_repository;
 
-pub(crate) fn handle(
-    broker: &Broker,
+pub(crate) async fn handle(
+    broker: Arc<Broker>,
     request: AlterPartitionReassignmentsRequest,
-    _version: i16,
+    _: Request,
 ) -> AlterPartitionReassignmentsResponse {
-    let responses = request.topics.into_iter().map(|topic| ReassignableTopicResponse {
-        partitions: topic
-            .partitions
-            .iter()
-            .map(|wanted| {
-                let code = judge(broker, &topic.name, wanted);
-                ReassignablePartitionResponse {
-                    partition_index: wanted.partition_index,
-                    error_code: code as i16,
-                    error_message: (code != ErrorCode::None).then(|| code.message().into()),
-                }
-            })
-            .collect(),
-        name: topic.name,
-    });
-    AlterPartitionReassignmentsResponse { responses: responses.collect(), ..Default::default() }
+    let mut responses = Vec::with_capacity(request.topics.len());
+    for topic in request.topics {
+        let mut partitions = Vec::with_capacity(topic.partitions.len());
+        for wanted in &topic.partitions {
+            let refused =
+                reassign(&broker, &topic.name, wanted, request.allow_replication_factor_change).await.err();
+            partitions.push(ReassignablePartitionResponse {
+                partition_index: wanted.partition_index,
+                error_code: refused.as_ref().map_or(ErrorCode::None, |r| r.code) as i16,
+                error_message: refused.map(|r| r.message.unwrap_or_else(|| r.code.message().into()).into()),
+            });
+        }
+        responses.push(ReassignableTopicResponse { name: topic.name, partitions });
+    }
+    AlterPartitionReassignmentsResponse {
+        allow_replication_factor_change: request.allow_replication_factor_change,
+        responses,
+        ..Default::default()
+    }
 }
 
-fn judge(broker: &Broker, topic: &str, wanted: &ReassignablePartition) -> ErrorCode {
-    let Some(seat) = broker.topics.get(topic).and_then(|t| t.seat(wanted.partition_index)) else {
-        return ErrorCode::UnknownTopicOrPartition;
+async fn reassign(
+    broker: &Broker,
+    topic: &str,
+    wanted: &ReassignablePartition,
+    may_change_factor: bool,
+) -> Result<(), Refused> {
+    let index = wanted.partition_index;
+    let topic = broker.topics.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let seat = topic.seat(index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let target: Option<Vec<BrokerId>> =
+        wanted.replicas.as_ref().map(|nodes| nodes.iter().map(|node| BrokerId(*node)).collect());
+    if let Some(target) = &target {
+        let place = seat.place();
+        let settled = place.record().map_or(0, |record| record.settled().len());
+        if !may_change_factor && target.len() != settled {
+            return Err(Refused::new(
+                ErrorCode::InvalidReplicationFactor,
+                format!("The partition has {settled} replicas, and {} are named.", target.len()),
+            ));
+        }
+        if let Some(away) = target.iter().find(|node| broker.live_broker(**node).is_none()) {
+            let why = format!("Broker {away} does not run.");
+            return Err(Refused::new(ErrorCode::InvalidReplicaAssignment, why));
+        }
+    }
+    let id = placement::id(topic.id, index);
+    requests::reassign(broker.repository.as_ref(), id, target.as_deref()).await.map_err(refuse)
+}
+
+/// What a client is told of a request that was not carried out.
+pub(crate) fn refuse(error: RequestError) -> Refused {
+    let code = match &error {
+        RequestError::Move(MoveError::UnknownPartition) => ErrorCode::UnknownTopicOrPartition,
+        RequestError::Move(MoveError::InvalidReplicas | MoveError::NobodyStays) => {
+            ErrorCode::InvalidReplicaAssignment
+        }
+        RequestError::Move(MoveError::NoneInProgress) => ErrorCode::NoReassignmentInProgress,
+        RequestError::Move(MoveError::Busy) | RequestError::Contended => ErrorCode::RequestTimedOut,
+        RequestError::ElectionNotNeeded => ErrorCode::ElectionNotNeeded,
+        RequestError::PreferredNotAvailable => ErrorCode::PreferredLeaderNotAvailable,
+        RequestError::NobodyAvailable => ErrorCode::EligibleLeadersNotAvailable,
+        RequestError::Damaged(_) => ErrorCode::UnknownServerError,
+        RequestError::Repository(_) => ErrorCode::None,
     };
-    match &wanted.replicas {
-        None => ErrorCode::NoReassignmentInProgress,
-        Some(replicas) if **replicas == *seat.place().replicas => ErrorCode::None,
-        Some(_) => ErrorCode::InvalidReplicaAssignment,
+    match error {
+        RequestError::Repository(error) => refuse_repository(error),
+        error => Refused::new(code, error.to_string()),
     }
 }

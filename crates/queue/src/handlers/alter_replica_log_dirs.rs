@@ -18,7 +18,7 @@ pub(crate) fn handle(
         let here = *dir.path == *broker.options.data_dir;
         for topic in dir.topics {
             let result = |&partition_index: &i32| {
-                let code = match broker.topics.partition(&topic.name, partition_index) {
+                let code = match broker.topics.copy(&topic.name, partition_index) {
                     Err(ErrorCode::NotLeaderOrFollower) => ErrorCode::ReplicaNotAvailable,
                     Err(code) => code,
                     Ok(_) if here => ErrorCode::None,

@@ -9,7 +9,7 @@ use moim_wire_kafka::messages::create_partitions::{
 
 use crate::broker::Broker;
 use crate::dispatch::Request;
-use crate::handlers::create_topics::one_each;
+use crate::handlers::create_topics::assigned;
 use crate::handlers::repeated;
 use crate::partition::Refused;
 
@@ -45,8 +45,7 @@ async fn grow(broker: &Broker, wanted: &CreatePartitionsTopic, validate_only: bo
             "The partitions of internal topics are fixed.",
         ));
     }
-    let hosts = broker.hosts();
-    if let Some(refused) = broker.topics.refuse_growth(&topic, wanted.count, hosts.len()) {
+    if let Some(refused) = broker.topics.refuse_growth(&topic, wanted.count, &broker.maker()) {
         return Err(refused);
     }
     let places = match &wanted.assignments {
@@ -57,13 +56,15 @@ async fn grow(broker: &Broker, wanted: &CreatePartitionsTopic, validate_only: bo
                 let why = format!("{new} assignments are needed.");
                 return Err(Refused::new(ErrorCode::InvalidReplicaAssignment, why));
             }
-            Some(one_each(broker, assignments.iter().map(|a| a.broker_ids.as_slice()))?)
+            let factor = topic.seat(0).map(|seat| seat.place().replicas().len());
+            Some(assigned(broker, assignments.iter().map(|a| a.broker_ids.as_slice()), factor)?)
         }
     };
     if validate_only {
         return Ok(());
     }
-    let grown = broker.topics.grow(&topic, wanted.count, &hosts, places.as_deref()).await;
-    broker.follow()?;
+    let maker = || broker.maker();
+    let grown = broker.topics.grow(&topic, wanted.count, &maker, places.as_deref()).await;
+    broker.follow();
     grown
 }

@@ -49,19 +49,19 @@ async fn create(
     wanted: &CreatableTopic,
     validate_only: bool,
 ) -> Result<CreatableTopicResult, Refused> {
-    let (new, places) = new_topic(broker, wanted)?;
+    let new = new_topic(broker, wanted)?;
     if topics::is_internal(&new.name) {
         return Err(Refused::new(
             ErrorCode::InvalidTopicException,
             "The broker makes its internal topics itself.",
         ));
     }
-    let (partitions, replication_factor, configs) =
-        (new.partitions, new.replication_factor, new.configs.clone());
+    let maker = broker.maker();
+    let (partitions, replication_factor, configs) = (new.partitions, new.factor(&maker), new.configs.clone());
     let id = if validate_only {
-        broker.topics.refuse_new(&new, broker.live().len()).map_or(Ok(Uuid::ZERO), Err)?
+        broker.topics.refuse_new(&new, &maker).map_or(Ok(Uuid::ZERO), Err)?
     } else {
-        Uuid(broker.create_topic(new, places.as_deref()).await?.id.to_bytes())
+        Uuid(broker.create_topic(new).await?.id.to_bytes())
     };
     let defaults = broker.topics.defaults();
     let shown = config::TOPIC_SETTINGS.iter().map(|setting| CreatableTopicConfigs {
@@ -81,8 +81,8 @@ async fn create(
     })
 }
 
-/// What is asked for, and where its partitions are to be if the client says so.
-fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<(NewTopic, Option<Vec<BrokerId>>), Refused> {
+/// What is asked for.
+fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refused> {
     let mut configs = BTreeMap::new();
     for setting in &wanted.configs {
         let value = setting.value.as_ref().ok_or_else(|| {
@@ -93,10 +93,10 @@ fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<(NewTopic, Opti
         })?;
         configs.insert(setting.name.to_string(), value.to_string());
     }
-    let (mut partitions, mut replication_factor) = (wanted.num_partitions, wanted.replication_factor);
-    let mut places = None;
+    let (mut partitions, factor) = (wanted.num_partitions, wanted.replication_factor);
+    let mut assignment = None;
     if !wanted.assignments.is_empty() {
-        if partitions != -1 || replication_factor != -1 {
+        if partitions != -1 || factor != -1 {
             return Err(Refused::new(
                 ErrorCode::InvalidRequest,
                 "Both replica assignments and a number of partitions or a replication factor are given; use one of them.",
@@ -111,31 +111,40 @@ fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<(NewTopic, Opti
                 "Partitions must be numbered from 0 without gaps.",
             ));
         }
-        places = Some(one_each(broker, assignments.iter().map(|a| a.broker_ids.as_slice()))?);
+        assignment = Some(assigned(broker, assignments.iter().map(|a| a.broker_ids.as_slice()), None)?);
         partitions = i32::try_from(assignments.len()).unwrap_or(i32::MAX);
-        replication_factor = 1;
     }
     if partitions == -1 {
         partitions = broker.options.num_partitions;
     }
-    if replication_factor == -1 {
-        replication_factor = 1;
-    }
-    Ok((NewTopic { name: wanted.name.to_string(), partitions, replication_factor, configs }, places))
+    let replication_factor = (factor != -1).then_some(factor);
+    Ok(NewTopic { name: wanted.name.to_string(), partitions, replication_factor, configs, assignment })
 }
 
-/// Every partition stands on one broker, which must run.
-pub(crate) fn one_each<'a>(
+/// The replicas a client wants for each partition: brokers that run, none of them twice, as many for one as for the next.
+pub(crate) fn assigned<'a>(
     broker: &Broker,
     assignments: impl Iterator<Item = &'a [i32]>,
-) -> Result<Vec<BrokerId>, Refused> {
+    factor: Option<usize>,
+) -> Result<Vec<Vec<BrokerId>>, Refused> {
     let live = broker.live();
-    let place = |brokers: &[i32]| match brokers {
-        [one] if is_live(&live, *one) => Ok(BrokerId(*one)),
-        _ => Err(Refused::new(
-            ErrorCode::InvalidReplicaAssignment,
-            format!("{brokers:?}: a partition is placed on one broker that runs."),
-        )),
+    let mut factor = factor;
+    let place = |brokers: &[i32]| {
+        let refuse =
+            |why: &str| Err(Refused::new(ErrorCode::InvalidReplicaAssignment, format!("{brokers:?}: {why}")));
+        if brokers.is_empty() {
+            return refuse("a partition needs a replica.");
+        }
+        if brokers.iter().enumerate().any(|(at, id)| brokers[..at].contains(id)) {
+            return refuse("a broker is named twice.");
+        }
+        if let Some(away) = brokers.iter().find(|id| !is_live(&live, **id)) {
+            return refuse(&format!("broker {away} does not run."));
+        }
+        if brokers.len() != *factor.get_or_insert(brokers.len()) {
+            return refuse("every partition of a topic has the same number of replicas.");
+        }
+        Ok(brokers.iter().map(|id| BrokerId(*id)).collect())
     };
     assignments.map(place).collect()
 }

@@ -61,6 +61,6 @@ async fn delete(broker: &Broker, name: Option<&str>, id: Uuid) -> Result<(KStrin
         return Err(Refused::new(ErrorCode::InvalidTopicException, "Internal topics cannot be deleted."));
     }
     broker.topics.delete(&topic).await?;
-    broker.follow()?;
+    broker.follow();
     Ok(((&*topic.name).into(), Uuid(topic.id.to_bytes())))
 }

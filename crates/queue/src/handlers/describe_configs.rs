@@ -6,6 +6,8 @@ use moim_wire_kafka::messages::describe_configs::{
 };
 use moim_wire_kafka::{ErrorCode, KString};
 
+use moim_replica::controller::min_isr_for;
+
 use crate::broker::Broker;
 use crate::config::{self, Setting, TOPIC_SETTINGS};
 use crate::partition::Refused;
@@ -104,6 +106,16 @@ fn describe(
     }
 }
 
+/// The minimum that nobody set depends on how many replicas there are.
+fn default_of(topic: &Topic, setting: &Setting) -> &'static str {
+    let replicas = topic.seat(0).map_or(0, |seat| seat.place().replicas().len());
+    if setting.name == "min.insync.replicas" && min_isr_for(None, replicas) == 2 {
+        "2"
+    } else {
+        setting.default
+    }
+}
+
 fn topic_setting(
     broker: &Broker,
     topic: &Topic,
@@ -125,9 +137,10 @@ fn topic_setting(
         if let Some(value) = broker.options.topic_defaults.get(setting.name) {
             chain.push((broker_name, value.as_str(), STATIC_BROKER));
         }
-        chain.push((broker_name, setting.default, DEFAULT));
+        chain.push((broker_name, default_of(topic, setting), DEFAULT));
     }
     let source = chain.first().map_or(DEFAULT, |(_, _, source)| *source);
+    let value = config::explicit(setting.name, &own, &defaults).unwrap_or(default_of(topic, setting));
     let synonym = |(name, value, source): &(&str, &str, i8)| DescribeConfigsSynonym {
         name: (*name).into(),
         value: Some((*value).into()),
@@ -135,7 +148,7 @@ fn topic_setting(
     };
     DescribeConfigsResourceResult {
         name: setting.name.into(),
-        value: Some(config::effective(setting.name, &own, &defaults).into()),
+        value: Some(value.into()),
         read_only: false,
         config_source: source,
         is_sensitive: false,

@@ -21,7 +21,7 @@ pub(crate) async fn handle(
 ) -> DescribeGroupsResponse {
     let groups = request.groups.iter().map(|name| {
         let group = shared(name);
-        let described = match broker.groups.look(&group, |groups| groups.describe(&group)) {
+        let described = match broker.groups.look(&broker, &group, |groups| groups.describe(&group)) {
             Ok(described) => described,
             Err(code) => {
                 let group_id = name.clone();

@@ -22,7 +22,7 @@ pub(crate) fn handle(
     };
     let stats = broker.store.stats();
     let used: i64 =
-        broker.topics.all().iter().flat_map(|t| t.led()).map(|p| p.journal.size_bytes() as i64).sum();
+        broker.topics.all().iter().flat_map(|t| t.copies()).map(|p| p.journal.size_bytes() as i64).sum();
     let free = i64::try_from(stats.free_bytes).unwrap_or(i64::MAX);
     let result = DescribeLogDirsResult {
         log_dir: broker.options.data_dir.as_str().into(),
@@ -35,7 +35,7 @@ pub(crate) fn handle(
 }
 
 fn describe(topic: &Topic, wanted: Option<&[i32]>) -> DescribeLogDirsTopic {
-    let partitions = topic.led();
+    let partitions = topic.copies();
     let partitions = partitions.iter().filter(|p| wanted.is_none_or(|w| w.contains(&p.index)));
     DescribeLogDirsTopic {
         name: (&*topic.name).into(),
@@ -43,7 +43,8 @@ fn describe(topic: &Topic, wanted: Option<&[i32]>) -> DescribeLogDirsTopic {
             .map(|p| DescribeLogDirsPartition {
                 partition_index: p.index,
                 partition_size: i64::try_from(p.journal.size_bytes()).unwrap_or(i64::MAX),
-                offset_lag: 0,
+                // How far a follower is behind what it knows to be committed.
+                offset_lag: p.high_watermark().saturating_sub(p.journal.end()).max(0),
                 is_future_key: false,
             })
             .collect(),

@@ -70,6 +70,7 @@ fn describe(
     let partitions: Vec<_> = page
         .map(|seat| {
             let shown = metadata::partition(seat, &live, 5);
+            let place = seat.place();
             DescribeTopicPartitionsResponsePartition {
                 error_code: shown.error_code,
                 partition_index: shown.partition_index,
@@ -77,8 +78,8 @@ fn describe(
                 leader_epoch: shown.leader_epoch,
                 replica_nodes: shown.replica_nodes,
                 isr_nodes: shown.isr_nodes,
-                eligible_leader_replicas: Some(Vec::new()),
-                last_known_elr: Some(Vec::new()),
+                eligible_leader_replicas: Some(place.eligible()),
+                last_known_elr: Some(place.last_known()),
                 offline_replicas: shown.offline_replicas,
             }
         })

@@ -2,6 +2,9 @@
 //!
 //! A fetch that must wait leaves its wish with every partition and sleeps; a partition whose watermark passes
 //! the wish wakes it, and it looks again. Nothing is polled.
+//!
+//! A client that says which rack it stands in is sent to a replica in sync there, and served by it: up to the high watermark
+//! that replica has heard of. Everybody else is served by leaders.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -10,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use moim_base::BrokerId;
 use moim_journal::Chunk;
 use moim_wire_kafka::messages::fetch::{
     AbortedTransaction, EpochEndOffset, FetchRequest, FetchResponse, FetchableTopicResponse, PartitionData,
@@ -42,6 +46,8 @@ pub(crate) struct PendingFetch {
     min_bytes: usize,
     max_bytes: usize,
     stable_only: bool,
+    /// Where the client stands, if it says so.
+    rack: Option<Box<str>>,
     /// Filled when the fetch is ready.
     answer: Option<Answer>,
     /// The answer to give if the wait ends before any of the wishes comes true; encoded, because it is small and
@@ -97,6 +103,7 @@ pub(crate) fn handle(
         min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit),
         max_bytes: usize::try_from(request.max_bytes).unwrap_or(0).min(limit),
         stable_only: request.isolation_level == 1,
+        rack: (!request.rack_id.is_empty()).then(|| request.rack_id.as_str().into()),
         answer: None,
         kept: None,
         waiting: Vec::new(),
@@ -189,7 +196,7 @@ impl PendingFetch {
         };
         let mut room = self.max_bytes;
         for want in wanted {
-            let result = self.look_at(want, room, found.bytes == 0);
+            let result = self.look_at(broker, want, room, found.bytes == 0);
             let news = match &result {
                 Ok((_, fetched)) => {
                     fetched.read.is_some()
@@ -213,9 +220,18 @@ impl PendingFetch {
         found
     }
 
-    fn look_at(&self, want: &Wanted, room: usize, first: bool) -> Result<(Arc<Partition>, Fetched), Refusal> {
+    fn look_at(
+        &self,
+        broker: &Broker,
+        want: &Wanted,
+        room: usize,
+        first: bool,
+    ) -> Result<(Arc<Partition>, Fetched), Refusal> {
         let topic = want.topic.topic.as_ref().ok_or(want.topic.missing)?;
-        let partition = topic.partition(want.partition)?;
+        let partition = topic.copy(want.partition)?;
+        if partition.leading().is_none() && (self.rack.is_none() || !partition.follows()) {
+            return Err(ErrorCode::NotLeaderOrFollower.into());
+        }
         let epoch = partition.leader_epoch();
         if want.current_leader_epoch >= 0 && want.current_leader_epoch != epoch {
             let code = if want.current_leader_epoch < epoch {
@@ -223,14 +239,19 @@ impl PendingFetch {
             } else {
                 ErrorCode::UnknownLeaderEpoch
             };
-            return Err(Refusal { code, leader_epoch: epoch, diverging: None });
+            return Err(Refusal { code, leader_epoch: epoch, diverging: None, nearer: None });
         }
         if want.last_fetched_epoch >= 0 {
             let (found, end) = partition.journal.end_offset_for_epoch(want.last_fetched_epoch);
             if found != want.last_fetched_epoch || end < want.fetch_offset {
                 let diverging = Some(EpochEndOffset { epoch: found, end_offset: end });
-                return Err(Refusal { code: ErrorCode::None, leader_epoch: epoch, diverging });
+                return Err(Refusal { code: ErrorCode::None, leader_epoch: epoch, diverging, nearer: None });
             }
+        }
+        if let Some(rack) = &self.rack
+            && let Some(nearer) = broker.nearer_replica(topic, &partition, rack, want.fetch_offset)
+        {
+            return Err(Refusal { nearer: Some(nearer), ..ErrorCode::None.into() });
         }
         let limit = usize::try_from(want.max_bytes).unwrap_or(0).min(room);
         let mut fetched = partition.fetch(want.fetch_offset, limit, self.stable_only)?;
@@ -338,11 +359,13 @@ struct Refusal {
     code: ErrorCode,
     leader_epoch: i32,
     diverging: Option<EpochEndOffset>,
+    /// The replica in the client's rack that it should read from.
+    nearer: Option<BrokerId>,
 }
 
 impl From<ErrorCode> for Refusal {
     fn from(code: ErrorCode) -> Self {
-        Self { code, leader_epoch: -1, diverging: None }
+        Self { code, leader_epoch: -1, diverging: None, nearer: None }
     }
 }
 
@@ -362,6 +385,9 @@ fn refused(
     };
     if let Some(diverging) = refusal.diverging {
         data.diverging_epoch = diverging;
+    }
+    if let Some(nearer) = refusal.nearer {
+        data.preferred_read_replica = nearer.0;
     }
     let leader = match refusal.code {
         ErrorCode::None => None,

@@ -7,7 +7,7 @@ use crate::broker::Broker;
 pub(crate) fn handle(broker: &Broker, request: HeartbeatRequest, _version: i16) -> HeartbeatResponse {
     let now_ms = broker.clock.monotonic_ms();
     let instance = request.group_instance_id.as_deref();
-    let error = broker.groups.look(&request.group_id, |groups| {
+    let error = broker.groups.look(broker, &request.group_id, |groups| {
         groups.heartbeat(now_ms, &request.group_id, request.generation_id, &request.member_id, instance)
     });
     let error = error.unwrap_or_else(|code| code);

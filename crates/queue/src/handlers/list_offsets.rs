@@ -9,6 +9,9 @@ use moim_wire_kafka::messages::{
 use crate::broker::Broker;
 use crate::partition::Partition;
 
+/// The first version whose clients know OFFSET_NOT_AVAILABLE.
+const KNOWS_NOT_AVAILABLE: i16 = 5;
+
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 const MAX_TIMESTAMP: i64 = -3;
@@ -71,6 +74,11 @@ fn look(
     if wanted.current_leader_epoch >= 0 && wanted.current_leader_epoch != epoch {
         let fenced = wanted.current_leader_epoch < epoch;
         return Err(if fenced { ErrorCode::FencedLeaderEpoch } else { ErrorCode::UnknownLeaderEpoch });
+    }
+    if wanted.timestamp != EARLIEST && wanted.timestamp != EARLIEST_LOCAL && !partition.knows_the_end() {
+        // A new leader that has not heard yet how far its predecessor was.
+        let told = version >= KNOWS_NOT_AVAILABLE;
+        return Err(if told { ErrorCode::OffsetNotAvailable } else { ErrorCode::LeaderNotAvailable });
     }
     let at = |offset: i64| Found { timestamp: -1, offset, leader_epoch: partition.epoch_at(offset) };
     let visible = if stable_only { partition.last_stable() } else { partition.high_watermark() };

@@ -44,10 +44,11 @@ pub(crate) async fn auto_create(broker: &Broker, name: &str) {
     let new = NewTopic {
         name: name.to_owned(),
         partitions: broker.options.num_partitions,
-        replication_factor: 1,
+        replication_factor: None,
         configs: Default::default(),
+        assignment: None,
     };
-    if let Err(refused) = broker.create_topic(new, None).await
+    if let Err(refused) = broker.create_topic(new).await
         && refused.code != ErrorCode::TopicAlreadyExists
     {
         tracing::warn!(topic = name, code = refused.code.name(), "could not make a topic on demand");
@@ -174,16 +175,17 @@ fn describe(topic: &Topic, live: &[LiveBroker], version: i16) -> MetadataRespons
 /// A partition whose leader does not run has none.
 pub(crate) fn partition(seat: &Seat, live: &[LiveBroker], version: i16) -> MetadataResponsePartition {
     let place = seat.place();
-    let leader = place.leader.filter(|leader| is_live(live, leader.0));
-    let offline: Vec<i32> = place.replicas.iter().copied().filter(|node| !is_live(live, *node)).collect();
+    let leader = place.leader().filter(|leader| is_live(live, leader.0));
+    let replica_nodes = place.replicas();
+    let offline: Vec<i32> = replica_nodes.iter().copied().filter(|node| !is_live(live, *node)).collect();
     let gone = leader.is_none();
     MetadataResponsePartition {
         error_code: if gone { ErrorCode::LeaderNotAvailable as i16 } else { 0 },
         partition_index: seat.index,
         leader_id: leader.map_or(-1, |leader| leader.0),
-        leader_epoch: seat.leader_epoch(),
-        replica_nodes: place.replicas.to_vec(),
-        isr_nodes: place.in_sync.to_vec(),
+        leader_epoch: place.leader_epoch(),
+        replica_nodes,
+        isr_nodes: place.in_sync(),
         offline_replicas: if version >= 5 { offline } else { Vec::new() },
     }
 }

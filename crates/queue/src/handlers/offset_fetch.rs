@@ -41,7 +41,7 @@ pub(crate) async fn handle(
 
 fn fetch(broker: &Broker, wanted: OffsetFetch) -> FetchedGroup {
     let group = Arc::clone(&wanted.group);
-    let fetched = broker.groups.look(&group, |groups| groups.offset_fetch(&wanted));
+    let fetched = broker.groups.look(broker, &group, |groups| groups.offset_fetch(&wanted));
     fetched.unwrap_or_else(|error| FetchedGroup { group, error, topics: Vec::new() })
 }
 

@@ -1,7 +1,7 @@
 //! Produce: appends each batch to its partition and answers when all are committed.
 //!
-//! Every partition of the request fails or succeeds on its own. `acks=0` gets no answer; `acks=1` and `all`
-//! are the same on one node: on stable storage (or written, under `durability=replicated`).
+//! Every partition of the request fails or succeeds on its own. `acks=0` gets no answer, `acks=1` one when the leader has
+//! the records on stable storage (or written, under `durability=replicated`), `acks=all` when the whole in-sync set has.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::time::Instant;
 
-use moim_wire_kafka::messages::produce::LeaderIdAndEpoch;
+use moim_wire_kafka::messages::produce::{LeaderIdAndEpoch, NodeEndpoint};
 use moim_wire_kafka::messages::{
     BatchIndexAndErrorMessage, PartitionProduceData, PartitionProduceResponse, ProduceRequest,
     ProduceResponse, TopicProduceData, TopicProduceResponse,
@@ -23,7 +23,9 @@ use crate::broker::Broker;
 use crate::connection::{Connection, PendingProduce, Slot};
 use crate::handlers::fetch::add_endpoint;
 use crate::loops::{Wake, lock};
-use crate::partition::{Ack, Appended, Partition, PendingAcks, Refused, Verified, compression_allowed};
+use crate::partition::{
+    Ack, Appended, FromClient, Partition, PendingAcks, Refused, Verified, compression_allowed,
+};
 use crate::reply::Call;
 use crate::topics::Topic;
 use crate::transactions::verification_error;
@@ -54,15 +56,14 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
         let held = record_bytes(&request);
         broker.memory.take(held);
         tokio::task::spawn_blocking(move || {
-            let produced = append_all(&broker, &wake, call, request, None, &Verdicts::new());
+            let produced = append_all(&broker, &wake, call, request, &Verdicts::new());
             broker.memory.release(held);
             deferred.set(produced);
-            broker.loops.wake_one(None, &wake);
+            broker.loops.wake_one(&wake);
         });
         return Ok(());
     }
-    let here = Some(wake.on_loop);
-    match append_all(&broker, &wake, call, request, here, &Verdicts::new()).settle() {
+    match append_all(&broker, &wake, call, request, &Verdicts::new()).settle(&broker) {
         Settled::Silent { failed } => {
             if failed {
                 connection.close();
@@ -92,14 +93,14 @@ fn ask_first(connection: &mut Connection, call: Call, request: ProduceRequest) -
     scope.spawn("produce", async move {
         let verdicts = ask(&broker, &request, call.version).await;
         let (appender, woken) = (Arc::clone(&broker), Arc::clone(&wake));
-        let append = move || append_all(&appender, &woken, call, request, None, &verdicts);
+        let append = move || append_all(&appender, &woken, call, request, &verdicts);
         // Compressed batches are slow to check, and this is not worth two ways.
         match tokio::task::spawn_blocking(append).await {
             Ok(produced) => deferred.set(produced),
             Err(error) => tracing::error!(%error, "a produce was given up"),
         }
         broker.memory.release(held);
-        broker.loops.wake_one(None, &wake);
+        broker.loops.wake_one(&wake);
     });
     Ok(())
 }
@@ -175,14 +176,12 @@ pub(crate) enum Settled {
 }
 
 impl Produced {
-    pub(crate) fn settle(mut self) -> Settled {
+    pub(crate) fn settle(mut self, broker: &Broker) -> Settled {
         if !self.wants_answer {
             return Settled::Silent { failed: self.failed };
         }
         if self.acks.release() {
-            if let Some(code) = self.acks.error() {
-                fail(&mut self.response, code);
-            }
+            finish(broker, self.call.version, &mut self.response, &self.acks);
             return Settled::Answer(self.call, self.response);
         }
         let Self { call, response, acks, deadline, .. } = self;
@@ -218,11 +217,11 @@ fn append_all(
     wake: &Arc<Wake>,
     call: Call,
     request: ProduceRequest,
-    here: Option<usize>,
     verdicts: &Verdicts,
 ) -> Produced {
-    let acks = PendingAcks::new(Arc::clone(wake));
-    let mut wakes: Vec<Arc<Wake>> = Vec::new();
+    let partitions = request.topic_data.iter().map(|t| t.partition_data.len()).sum();
+    let acks = PendingAcks::new(Arc::clone(wake), partitions);
+    let mut at = 0;
     let mut responses = Vec::with_capacity(request.topic_data.len());
     let mut failed = false;
     let mut node_endpoints = Vec::new();
@@ -237,28 +236,30 @@ fn append_all(
                 _ if !matches!(request.acks, -1..=1) => Err(ErrorCode::InvalidRequiredAcks.into()),
                 None => Err(unknown.into()),
                 Some(topic) => {
-                    let transactional_id = request.transactional_id.as_deref();
-                    append(broker, topic, data, call.version, (transactional_id, verdicts), &mut wakes)
+                    let transaction = (request.transactional_id.as_deref(), verdicts);
+                    append(broker, topic, data, call.version, request.acks, transaction)
                 }
             };
             failed |= appended.is_err();
-            if let (Ok((partition, appended)), true) = (&appended, request.acks != 0) {
-                partition.when_committed(appended.end, Ack::Produce(Arc::clone(&acks)));
+            if let Ok((partition, appended)) = &appended {
+                let ack = Ack::Produce(Arc::clone(&acks), at);
+                match request.acks {
+                    0 => {}
+                    1 => partition.when_stored(appended, ack),
+                    _ => partition.when_committed(appended, ack),
+                }
             }
-            let misled = matches!(&appended, Err(r) if r.code == ErrorCode::NotLeaderOrFollower);
-            let hint = topic.as_ref().filter(|_| misled && call.version >= LEADER_HINTS);
             let mut response = partition_response(index, appended, call.version);
-            if let Some((leader, leader_epoch)) = hint.and_then(|topic| broker.hint(topic, index)) {
-                response.current_leader = LeaderIdAndEpoch { leader_id: leader.id.0, leader_epoch };
-                add_endpoint(&mut node_endpoints, leader);
+            if let Some(topic) = &topic {
+                add_hint(broker, topic, call.version, &mut response, &mut node_endpoints);
             }
             partition_responses.push(response);
+            at += 1;
         }
         // Detached: an answer that waits for the disk must not keep the whole request in memory.
         let (name, topic_id) = (topic_data.name.detach(), topic_data.topic_id);
         responses.push(TopicProduceResponse { name, topic_id, partition_responses });
     }
-    broker.loops.wake(here, &mut wakes);
     let timeout_ms = u64::try_from(request.timeout_ms).unwrap_or(0).min(broker.options.max_wait_ms);
     Produced {
         call,
@@ -275,8 +276,8 @@ fn append(
     topic: &Topic,
     data: PartitionProduceData,
     version: i16,
+    acks: i16,
     (transactional_id, verdicts): (Option<&str>, &Verdicts),
-    wakes: &mut Vec<Arc<Wake>>,
 ) -> Result<(Arc<Partition>, Appended), Refused> {
     if topic.is_internal() {
         return Err(Refused::new(
@@ -293,14 +294,16 @@ fn append(
             Some(verdict) => verdict.map(Some),
             None => {
                 let (producer_id, epoch) = (header.producer_id, header.producer_epoch);
-                let verified = broker.transactions.verify(id, producer_id, epoch, &topic.name, data.index);
+                let verified =
+                    broker.transactions.verify(broker, id, producer_id, epoch, &topic.name, data.index);
                 verified.map(|()| None)
             }
         };
         verified.map_err(|code| verification_error(code, version >= KNOWS_ABORTABLE))
     };
     let bytes = batch.len();
-    let appended = partition.append_from_client(batch, broker.clock.wall_ms(), &verify, wakes)?;
+    let client = FromClient { now_ms: broker.clock.wall_ms(), acks_all: acks == -1, verify: &verify };
+    let appended = partition.append_from_client(batch, &client)?;
     broker.metrics.produced_bytes.inc_by(bytes as u64);
     Ok((partition, appended))
 }
@@ -368,17 +371,39 @@ fn partition_response(
     }
 }
 
-/// The journal did not answer in time: nobody knows yet whether the records will be there.
-pub(crate) fn time_out(response: &mut ProduceResponse) {
-    fail(response, ErrorCode::RequestTimedOut);
-}
-
-/// Gives `code` to every partition that had none.
-pub(crate) fn fail(response: &mut ProduceResponse, code: ErrorCode) {
-    for partition in response.responses.iter_mut().flat_map(|t| &mut t.partition_responses) {
-        if partition.error_code == 0 {
+/// Puts into the answer how the partitions that were waited for ended. For one that has not, nobody knows yet whether its
+/// records will be there.
+pub(crate) fn finish(broker: &Broker, version: i16, response: &mut ProduceResponse, acks: &PendingAcks) {
+    let mut outcomes = acks.outcomes();
+    for topic in &mut response.responses {
+        for partition in &mut topic.partition_responses {
+            let code = outcomes.next().unwrap_or(ErrorCode::UnknownServerError);
+            if partition.error_code != 0 || code == ErrorCode::None {
+                continue;
+            }
             partition.error_code = code as i16;
             partition.base_offset = -1;
+            let id = moim_base::TopicId::from_bytes(topic.topic_id.0);
+            let known =
+                if version >= 13 { broker.topics.get_by_id(id) } else { broker.topics.get(&topic.name) };
+            if let Some(known) = known {
+                add_hint(broker, &known, version, partition, &mut response.node_endpoints);
+            }
         }
+    }
+}
+
+/// Tells a client that came to the wrong broker where to go.
+fn add_hint(
+    broker: &Broker,
+    topic: &Topic,
+    version: i16,
+    response: &mut PartitionProduceResponse,
+    endpoints: &mut Vec<NodeEndpoint>,
+) {
+    let misled = response.error_code == ErrorCode::NotLeaderOrFollower as i16 && version >= LEADER_HINTS;
+    if let Some((leader, leader_epoch)) = misled.then(|| broker.hint(topic, response.index)).flatten() {
+        response.current_leader = LeaderIdAndEpoch { leader_id: leader.id.0, leader_epoch };
+        add_endpoint(endpoints, leader);
     }
 }

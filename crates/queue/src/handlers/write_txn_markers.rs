@@ -50,15 +50,17 @@ async fn write(
     let wall_ms = broker.clock.wall_ms();
     let WritableTxnMarker { producer_id, producer_epoch, coordinator_epoch, .. } = *marker;
     let batch = records::control_batch(kind, producer_id, producer_epoch, coordinator_epoch, wall_ms, 0, 0);
-    let mut wakes = Vec::new();
-    let appended = partition.append_own(batch, wall_ms, None, &mut wakes).map_err(|refused| refused.code)?;
-    broker.loops.wake(None, &mut wakes);
+    if topic == OFFSETS_TOPIC && !broker.groups.is_ready(index) {
+        // Whoever reads the groups now might not read the marker: not before it is done.
+        return Err(ErrorCode::CoordinatorLoadInProgress);
+    }
+    let appended = partition.append_own(batch, wall_ms, None).map_err(|refused| refused.code)?;
     let (done, committed) = oneshot::channel();
     let done = move |result| {
         // The request may have been given up meanwhile.
         let _ = done.send(result);
     };
-    partition.when_committed(appended.end, Ack::Call(Box::new(done)));
+    partition.when_committed(&appended, Ack::Call(Box::new(done)));
     committed.await.unwrap_or(Err(ErrorCode::UnknownServerError))?;
     if topic == OFFSETS_TOPIC {
         broker.groups.on_marker(broker, index, producer_id, producer_epoch, marker.transaction_result);

@@ -4,7 +4,8 @@
 //! A topic and the places of its partitions appear together. What does not fit into one transaction is written before
 //! the topic itself (and, when a topic goes, removed after it), where nobody looks for it: the topic's key is the one
 //! that counts. That holds for a new topic, whose id nobody else has. One that is there already grows in steps, each of
-//! them whole: its places are never written, nor removed, without a comparison of its record.
+//! them whole: its places are never written, nor removed, without a comparison of its record. Every step also compares
+//! that those it counts as in sync still run; what a crash in between leaves behind is put right by the controller.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,36 +14,51 @@ use std::time::Duration;
 use moim_base::{BrokerId, TopicId};
 use moim_cluster::repository::MAX_TXN_OPS;
 use moim_cluster::{Compare, Txn, TxnOutcome};
+use moim_replica::controller::Maker;
+use moim_replica::{Change, keys};
 use moim_wire_kafka::ErrorCode;
 
 use super::{
-    TOPIC_PREFIX, Topic, TopicRecord, Topics, encode, illegible, parse, refuse_name, refuse_repository,
+    TOPIC_PREFIX, Topic, TopicRecord, Topics, encode, illegible, parse, promised, refuse_name,
+    refuse_repository,
 };
-use crate::config;
+use crate::config::{self, TopicConfig};
 use crate::partition::Refused;
 use crate::placement::{self, Place};
 
-/// Room for the topic's own key beside the partitions.
+/// Room beside the partitions for the topic's own key, and for the comparisons.
 const PER_TXN: usize = MAX_TXN_OPS - 1;
+/// How long to let others finish.
+pub(crate) const PAUSE: Duration = Duration::from_millis(30);
 /// How often a change is tried again because somebody else changed the same topic.
-const TRIES: usize = 8;
+pub(crate) const TRIES: usize = 8;
 /// How long the view may take to see what the repository says already.
 const CATCH_UP: Duration = Duration::from_secs(5);
 
 /// What is asked for when a topic is made.
+#[derive(Clone)]
 pub(crate) struct NewTopic {
     pub(crate) name: String,
     pub(crate) partitions: i32,
-    pub(crate) replication_factor: i16,
+    /// How many replicas; nobody said when there is none, and then it follows the size of the cluster.
+    pub(crate) replication_factor: Option<i16>,
     pub(crate) configs: BTreeMap<String, String>,
+    /// The replicas of each partition, where the client says so.
+    pub(crate) assignment: Option<Vec<Vec<BrokerId>>>,
 }
 
-/// Who may get new partitions: the running brokers, each with its broker epoch.
-pub(crate) type Hosts = [(BrokerId, i64)];
+impl NewTopic {
+    /// The factor it gets.
+    pub(crate) fn factor(&self, maker: &Maker) -> i16 {
+        let assigned = self.assignment.as_ref().and_then(|all| all.first()).map(|nodes| nodes.len() as i16);
+        let asked = assigned.or(self.replication_factor);
+        asked.unwrap_or_else(|| i16::try_from(maker.default_factor()).unwrap_or(1))
+    }
+}
 
 impl Topics {
     /// Says why a topic like this cannot be made, or nothing.
-    pub(crate) fn refuse_new(&self, new: &NewTopic, brokers: usize) -> Option<Refused> {
+    pub(crate) fn refuse_new(&self, new: &NewTopic, maker: &Maker) -> Option<Refused> {
         if let Some(why) = refuse_name(&new.name) {
             return Some(Refused::new(ErrorCode::InvalidTopicException, why));
         }
@@ -55,101 +71,123 @@ impl Topics {
                 format!("Number of partitions must be between 1 and {}.", self.max_per_topic),
             ));
         }
-        if let Some(refused) = self.refuse_more(new.partitions as usize, brokers) {
+        let (brokers, factor) = (maker.nodes(), new.factor(maker));
+        if let Some(refused) = self.refuse_more(new.partitions as usize, factor, brokers) {
             return Some(refused);
         }
-        if new.replication_factor < 1 {
+        if factor < 1 {
             return Some(Refused::new(
                 ErrorCode::InvalidReplicationFactor,
                 "Replication factor must be larger than 0.",
             ));
         }
-        if new.replication_factor > 1 {
-            let why = if usize::from(new.replication_factor.unsigned_abs()) > brokers {
-                format!(
-                    "Unable to replicate the partition {} time(s): only {brokers} broker{} registered.",
-                    new.replication_factor,
-                    if brokers == 1 { " is" } else { "s are" }
-                )
-            } else {
-                "Partitions are kept on one broker each; the replication factor must be 1.".to_owned()
-            };
+        if new.assignment.is_none() && usize::from(factor.unsigned_abs()) > brokers {
+            let why = format!(
+                "Unable to replicate the partition {factor} time(s): only {brokers} broker{} registered.",
+                if brokers == 1 { " is" } else { "s are" }
+            );
             return Some(Refused::new(ErrorCode::InvalidReplicationFactor, why));
         }
         config::refuse(&new.configs).map(|why| Refused::new(ErrorCode::InvalidConfig, why))
     }
 
-    /// Makes a topic; it is durable when this returns. `places` says where its partitions go, or nobody does.
-    pub(crate) async fn create(
-        &self,
-        new: NewTopic,
-        hosts: &Hosts,
-        places: Option<&[BrokerId]>,
-    ) -> Result<Arc<Topic>, Refused> {
+    /// Makes a topic; it is durable when this returns. `Err` with [`contended`] when a broker came or went meanwhile.
+    pub(crate) async fn create(&self, new: NewTopic, mut maker: Maker) -> Result<Arc<Topic>, Refused> {
         self.catch_up(&new.name).await?;
         let _changing = self.changing.lock().await;
-        if let Some(refused) = self.refuse_new(&new, hosts.len()) {
+        if let Some(refused) = self.refuse_new(&new, &maker) {
             return Err(refused);
         }
         let id = TopicId(fastrand::u128(1 << 64..));
+        let factor = new.factor(&maker);
         let record = TopicRecord {
             id: id.to_string(),
             partitions: new.partitions,
-            replication_factor: new.replication_factor,
+            replication_factor: factor,
+            factor_asked: new.assignment.is_some() || new.replication_factor.is_some(),
             configs: new.configs,
         };
-        let key = format!("{TOPIC_PREFIX}{}", new.name);
-        let nodes = match places {
-            Some(places) => places.to_vec(),
-            None => self.deal(hosts, new.partitions as usize),
+        let nodes = match new.assignment {
+            Some(assignment) => assignment,
+            None => self.deal(&mut maker, new.partitions as usize, factor),
         };
-        let places = with_epochs(&nodes, hosts, 0);
+        let places = self.first_records(id, 0, nodes, &record.configs, &maker)?;
+        let key = format!("{TOPIC_PREFIX}{}", new.name);
         let guard = Compare::Absent(key.clone());
-        let written = self.write_places(id, places, guard, Txn::new().put(key, encode(&record))).await?;
-        let Some((revision, places)) = written else { return Err(exists(&new.name)) };
+        let written = self.write_places(places, guard, Txn::new().put(key.clone(), encode(&record))).await?;
+        let Some((revision, places)) = written else {
+            let there = self.repository.get(&key).await.map_err(refuse_repository)?.is_some();
+            return Err(if there { exists(&new.name) } else { contended() });
+        };
         let topic = self.on_topic(&new.name, &record, revision)?;
         self.take_in_own(&topic, places)?;
-        tracing::info!(topic = new.name, partitions = new.partitions, "created a topic");
+        tracing::info!(topic = new.name, partitions = new.partitions, factor, "created a topic");
         Ok(topic)
     }
 
-    /// Writes the places of partitions and, in the last transaction and only if `guard` holds, `last`. Gives the
-    /// revision of that one and every place with its own. More than [`PER_TXN`] only under an id that nobody else has:
-    /// those before the last transaction are written, and after a conflict removed, without a comparison.
-    async fn write_places(
+    /// The first records of new partitions from `first` on.
+    fn first_records(
         &self,
         id: TopicId,
-        places: Vec<(i32, Place, i64)>,
+        first: i32,
+        nodes: Vec<Vec<BrokerId>>,
+        configs: &BTreeMap<String, String>,
+        maker: &Maker,
+    ) -> Result<Vec<Change>, Refused> {
+        let defaults = self.defaults.load();
+        let config = TopicConfig::new(configs, &defaults);
+        let min_isr = config::explicit("min.insync.replicas", configs, &defaults);
+        let min_isr = min_isr.and_then(|value| value.parse().ok());
+        let record = |(index, nodes): (i32, Vec<BrokerId>)| {
+            let change = maker.create(placement::id(id, index), nodes, min_isr, promised(&config));
+            change.ok_or_else(|| {
+                Refused::new(ErrorCode::InvalidReplicaAssignment, "None of the brokers of a partition runs.")
+            })
+        };
+        (first..).zip(nodes).map(record).collect()
+    }
+
+    /// Writes the first records of partitions and, in the last transaction and only if `guard` holds, `last`. Gives the
+    /// revision of that one and every record with its own. More than fit into one transaction only under an id that
+    /// nobody else has: those before the last are removed without a comparison after a conflict.
+    async fn write_places(
+        &self,
+        mut places: Vec<Change>,
         guard: Compare,
         last: Txn,
     ) -> Result<Option<(i64, Vec<(i32, Place)>)>, Refused> {
         let mut written = Vec::with_capacity(places.len());
-        let put = |mut txn: Txn, chunk: &[(i32, Place, i64)]| {
-            for (index, place, epoch) in chunk {
-                let node = place.leader.unwrap_or(self.me);
-                txn = txn.put(placement::key(id, *index), placement::record_on(node, *epoch));
-            }
-            txn
-        };
+        let (mut guard, mut last) = (Some(guard), Some(last));
         let early = places.len().saturating_sub(PER_TXN);
-        for chunk in places[..early].chunks(MAX_TXN_OPS) {
-            let outcome = self.repository.txn(put(Txn::new(), chunk)).await.map_err(refuse_repository)?;
-            if let TxnOutcome::Done { revision } = outcome {
-                written.extend(chunk.iter().map(|(at, place, _)| (*at, Place { revision, ..place.clone() })));
+        let mut rest = places.split_off(early);
+        let id = rest.first().map(|change| change.partition.topic).unwrap_or_default();
+        let mut chunks: Vec<Vec<Change>> = places.chunks(PER_TXN).map(<[Change]>::to_vec).collect();
+        chunks.push(std::mem::take(&mut rest));
+        let count = chunks.len();
+        for (at, chunk) in chunks.into_iter().enumerate() {
+            let is_last = at + 1 == count;
+            let mut txn = if is_last { last.take().unwrap_or_default() } else { Txn::new() };
+            if let Some(guard) = guard.take_if(|_| is_last) {
+                txn = txn.when(guard);
+            }
+            match self.repository.txn(with_records(txn, &chunk)).await.map_err(refuse_repository)? {
+                TxnOutcome::Done { revision } => {
+                    let place = |change: Change| {
+                        let index = i32::try_from(change.partition.index).unwrap_or(i32::MAX);
+                        change.next.map(|record| (index, Place::new(record, revision)))
+                    };
+                    written.extend(chunk.into_iter().filter_map(place));
+                    if is_last {
+                        return Ok(Some((revision, written)));
+                    }
+                }
+                TxnOutcome::Conflict { .. } => {
+                    self.forget_places(id, written.iter().map(|(index, _)| *index)).await;
+                    return Ok(None);
+                }
             }
         }
-        let txn = put(last, &places[early..]).when(guard);
-        match self.repository.txn(txn).await.map_err(refuse_repository)? {
-            TxnOutcome::Done { revision } => {
-                let rest = places[early..].iter();
-                written.extend(rest.map(|(at, place, _)| (*at, Place { revision, ..place.clone() })));
-                Ok(Some((revision, written)))
-            }
-            TxnOutcome::Conflict { .. } => {
-                self.forget_places(id, places[..early].iter().map(|(index, ..)| *index)).await;
-                Ok(None)
-            }
-        }
+        Ok(None)
     }
 
     /// Removes records nobody looks for any more. What is left behind by a failure here harms nobody.
@@ -167,22 +205,18 @@ impl Topics {
         places.into_iter().try_for_each(|(index, place)| self.on_place(topic.id, index, place))
     }
 
-    /// Chooses the nodes of new partitions: those that have the fewest.
-    fn deal(&self, hosts: &Hosts, count: usize) -> Vec<BrokerId> {
-        let nodes: Vec<BrokerId> = hosts.iter().map(|(node, _)| *node).collect();
-        if let [only] = nodes[..] {
-            return vec![only; count];
-        }
-        let mut load = vec![0; nodes.len()];
-        for topic in self.all() {
-            for seat in topic.seats.load().iter() {
-                let at = seat.place.load().leader.and_then(|leader| nodes.iter().position(|n| *n == leader));
-                if let Some(at) = at {
-                    load[at] += 1;
+    /// Chooses the nodes of new partitions: evenly, what is there counted.
+    fn deal(&self, maker: &mut Maker, count: usize, factor: i16) -> Vec<Vec<BrokerId>> {
+        if maker.nodes() > 1 {
+            for topic in self.all() {
+                for seat in topic.seats.load().iter() {
+                    if let Some(record) = seat.place.load().record() {
+                        maker.count(record);
+                    }
                 }
             }
         }
-        placement::spread(&nodes, &load, count)
+        (0..count).map(|_| maker.place(usize::from(factor.unsigned_abs()))).collect()
     }
 
     /// Makes one of the broker's own topics the first time somebody needs it: compacted, in small segments.
@@ -190,8 +224,8 @@ impl Topics {
         &self,
         name: &str,
         partitions: i32,
-        hosts: &Hosts,
-    ) -> Result<(), ErrorCode> {
+        maker: Maker,
+    ) -> Result<(), Refused> {
         if self.get(name).is_some() {
             return Ok(());
         }
@@ -199,16 +233,13 @@ impl Topics {
         let new = NewTopic {
             name: name.to_owned(),
             partitions,
-            replication_factor: 1,
+            replication_factor: None,
+            assignment: None,
             configs: configs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         };
-        match self.create(new, hosts, None).await {
-            Ok(_) => Ok(()),
-            Err(refused) if refused.code == ErrorCode::TopicAlreadyExists => Ok(()),
-            Err(refused) => {
-                tracing::warn!(topic = name, %refused, "cannot make an internal topic");
-                Err(ErrorCode::CoordinatorNotAvailable)
-            }
+        match self.create(new, maker).await {
+            Err(refused) if refused.code != ErrorCode::TopicAlreadyExists => Err(refused),
+            _ => Ok(()),
         }
     }
 
@@ -236,7 +267,7 @@ impl Topics {
     }
 
     /// Says why a topic cannot grow to `count` partitions, or nothing.
-    pub(crate) fn refuse_growth(&self, topic: &Topic, count: i32, brokers: usize) -> Option<Refused> {
+    pub(crate) fn refuse_growth(&self, topic: &Topic, count: i32, maker: &Maker) -> Option<Refused> {
         let have = topic.count();
         if count == have {
             return Some(Refused::new(
@@ -257,13 +288,14 @@ impl Topics {
             let why = format!("A topic has at most {} partitions.", self.max_per_topic);
             return Some(Refused::new(ErrorCode::InvalidPartitions, why));
         }
-        self.refuse_more((count - have) as usize, brokers)
+        self.refuse_more((count - have) as usize, 1, maker.nodes())
     }
 
     /// New partitions are dealt out evenly, so this node speaks for its share of them.
-    fn refuse_more(&self, partitions: usize, brokers: usize) -> Option<Refused> {
+    fn refuse_more(&self, partitions: usize, factor: i16, brokers: usize) -> Option<Refused> {
         let (_, have) = self.counts();
-        (have + partitions.div_ceil(brokers.max(1)) > self.max_partitions).then(|| {
+        let copies = partitions.saturating_mul(usize::from(factor.unsigned_abs()));
+        (have + copies.div_ceil(brokers.max(1)) > self.max_partitions).then(|| {
             let why = format!("This node holds {have} partitions and may hold {}.", self.max_partitions);
             Refused::new(ErrorCode::PolicyViolation, why)
         })
@@ -275,8 +307,8 @@ impl Topics {
         &self,
         topic: &Arc<Topic>,
         count: i32,
-        hosts: &Hosts,
-        places: Option<&[BrokerId]>,
+        maker: &(dyn Fn() -> Maker + Sync),
+        places: Option<&[Vec<BrokerId>]>,
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
         let key = format!("{TOPIC_PREFIX}{}", topic.name);
@@ -287,7 +319,8 @@ impl Topics {
             if grown > 0 && record.partitions >= count {
                 return Ok(());
             }
-            if let Some(refused) = self.refuse_growth(topic, count, hosts.len()) {
+            let mut maker = maker();
+            if let Some(refused) = self.refuse_growth(topic, count, &maker) {
                 return Err(refused);
             }
             let missing = (count - record.partitions) as usize;
@@ -296,14 +329,24 @@ impl Topics {
                 Some(places) if places.len() == grown + missing => places[grown..grown + step].to_vec(),
                 // Somebody else grew it too: the nodes were named for other partitions.
                 Some(_) => return Err(contended()),
-                None => self.deal(hosts, step),
+                None => {
+                    let brokers = i16::try_from(maker.nodes()).unwrap_or(i16::MAX);
+                    let factor = if record.factor_asked {
+                        // New partitions are as safe as the old ones, or as safe as they can be now.
+                        record.replication_factor.min(brokers)
+                    } else {
+                        i16::try_from(maker.default_factor()).unwrap_or(1)
+                    };
+                    self.deal(&mut maker, step, factor)
+                }
             };
-            let new = with_epochs(&nodes, hosts, record.partitions);
+            let new = self.first_records(topic.id, record.partitions, nodes, &record.configs, &maker)?;
             record.partitions += step as i32;
             let guard = Compare::ModRevision(key.clone(), revision);
             let whole = Txn::new().put(key.clone(), encode(&record));
-            let Some((revision, new)) = self.write_places(topic.id, new, guard, whole).await? else {
+            let Some((revision, new)) = self.write_places(new, guard, whole).await? else {
                 conflicts += 1;
+                tokio::time::sleep(PAUSE).await;
                 continue;
             };
             self.on_topic(&topic.name, &record, revision)?;
@@ -367,141 +410,32 @@ impl Topics {
         };
         tokio::time::timeout(CATCH_UP, gone).await.map_err(|_| ErrorCode::RequestTimedOut.into())
     }
-
-    /// Writes the leader epochs that this node has begun (it stopped without order) into the records, before anybody
-    /// is told of them: the record is what the other brokers tell clients.
-    pub(crate) async fn announce_epochs(&self) -> Result<(), Refused> {
-        let _changing = self.changing.lock().await;
-        let mut begun = Vec::new();
-        for topic in self.all() {
-            let seats = topic.seats.load_full();
-            begun.extend(
-                seats.iter().filter(|seat| seat.unannounced().is_some()).map(|s| (topic.id, s.index)),
-            );
-        }
-        for chunk in begun.chunks(MAX_TXN_OPS) {
-            self.announce(chunk).await?;
-        }
-        Ok(())
-    }
-
-    async fn announce(&self, begun: &[(TopicId, i32)]) -> Result<(), Refused> {
-        let (mut txn, mut written) = (Txn::new(), Vec::new());
-        for (id, index) in begun {
-            let key = placement::key(*id, *index);
-            let Some(entry) = self.repository.get(&key).await.map_err(refuse_repository)? else { continue };
-            // Somebody may have changed it since it was listed, and may even have given it to another node.
-            self.take_in_place(*id, *index, &entry)?;
-            let Some(seat) = self.get_by_id(*id).and_then(|t| t.seat(*index)) else { continue };
-            let Some(epoch) = seat.unannounced() else { continue };
-            let value =
-                placement::with_epoch(&entry.value, epoch).ok_or_else(|| illegible("partition", &key))?;
-            txn = txn.when(Compare::ModRevision(key.clone(), entry.mod_revision)).put(key, value);
-            written.push((*id, seat, epoch));
-        }
-        if written.is_empty() {
-            return Ok(());
-        }
-        match self.repository.txn(txn).await.map_err(refuse_repository)? {
-            TxnOutcome::Conflict { .. } => Err(contended()),
-            TxnOutcome::Done { revision } => written.into_iter().try_for_each(|(id, seat, epoch)| {
-                let place = Place { leader_epoch: epoch, revision, ..(*seat.place()).clone() };
-                self.on_place(id, seat.index, place)
-            }),
-        }
-    }
-
-    /// Gives a place to partitions that have none: to this node what it has the journal of, and the rest to the nodes
-    /// that have the fewest. Topics made before there were places have none, nor have those whose maker crashed.
-    pub(crate) async fn place_the_placeless(&self, hosts: &Hosts, mine_only: bool) -> Result<usize, Refused> {
-        let _changing = self.changing.lock().await;
-        let journals: hashbrown::HashSet<_> = self.store.journals().into_iter().map(|(id, _)| id).collect();
-        let mut placed = 0;
-        for topic in self.all() {
-            let seats = topic.seats.load_full();
-            let bare = seats.iter().filter(|seat| !seat.place.load().is_known());
-            let (mine, others): (Vec<_>, Vec<_>) = bare.map(|seat| seat.index).partition(|index| {
-                hosts.len() == 1 || journals.contains(&super::journal_id(topic.id, *index))
-            });
-            let mut wanted: Vec<_> = mine.into_iter().map(|index| (index, self.me)).collect();
-            if !mine_only {
-                let nodes = self.deal(hosts, others.len());
-                wanted.extend(others.into_iter().zip(nodes));
-            }
-            for chunk in wanted.chunks(MAX_TXN_OPS) {
-                placed += self.place(&topic, chunk, hosts).await?;
-            }
-        }
-        Ok(placed)
-    }
-
-    async fn place(
-        &self,
-        topic: &Topic,
-        wanted: &[(i32, BrokerId)],
-        hosts: &Hosts,
-    ) -> Result<usize, Refused> {
-        let mut txn = Txn::new();
-        for (index, node) in wanted {
-            let key = placement::key(topic.id, *index);
-            let epoch = epoch_of(*node, hosts);
-            txn = txn.when(Compare::Absent(key.clone())).put(key, placement::record_on(*node, epoch));
-        }
-        match self.repository.txn(txn).await.map_err(refuse_repository)? {
-            // Somebody else was faster; the watch says who got what.
-            TxnOutcome::Conflict { .. } => Ok(0),
-            TxnOutcome::Done { revision } => {
-                for (index, node) in wanted {
-                    self.on_place(topic.id, *index, Place { revision, ..Place::on(*node) })?;
-                }
-                Ok(wanted.len())
-            }
-        }
-    }
 }
 
-fn epoch_of(node: BrokerId, hosts: &Hosts) -> i64 {
-    hosts.iter().find(|(host, _)| *host == node).map_or(0, |(_, epoch)| *epoch)
-}
-
-/// New places from `first` on, each with the broker epoch of its node.
-fn with_epochs(nodes: &[BrokerId], hosts: &Hosts, first: i32) -> Vec<(i32, Place, i64)> {
-    (first..).zip(nodes).map(|(index, node)| (index, Place::on(*node), epoch_of(*node, hosts))).collect()
+/// Adds the first records of partitions to a transaction, with what they count on.
+fn with_records(mut txn: Txn, chunk: &[Change]) -> Txn {
+    let mut members: Vec<_> = chunk.iter().flat_map(|change| change.members.iter().copied()).collect();
+    members.sort_unstable();
+    members.dedup();
+    for (node, epoch) in members {
+        txn = txn.when(Compare::CreateRevision(keys::member(node), epoch.0));
+    }
+    for change in chunk {
+        if let Some(record) = &change.next {
+            txn = txn.put(keys::partition(change.partition), record.encode());
+        }
+    }
+    txn
 }
 
 fn exists(name: &str) -> Refused {
     Refused::new(ErrorCode::TopicAlreadyExists, format!("Topic '{name}' already exists."))
 }
 
-fn contended() -> Refused {
-    Refused::new(ErrorCode::UnknownServerError, "The topic was changed by somebody else; try again.")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{Still, append, batch, wait};
-
-    #[test]
-    fn an_epoch_is_announced_on_top_of_what_somebody_else_changed() {
-        let still = Still::new();
-        let partition = still.topic("t", &[]);
-        append(&partition, batch(|b| b, "k", "v"));
-        still.sync(&partition);
-        drop(partition);
-        let still = still.restart(false);
-        let (topics, repository) = (&still.broker.topics, &still.broker.repository);
-        let topic = topics.get("t").unwrap();
-        let seat = topic.seat(0).unwrap();
-        let epoch = seat.unannounced().expect("a start after a crash begins an epoch");
-        // Changed after it was listed, before it is watched.
-        let key = placement::key(topic.id, 0);
-        let before = wait(repository.get(&key)).unwrap().unwrap();
-        wait(repository.txn(Txn::new().put(key.clone(), before.value))).unwrap();
-        wait(topics.announce_epochs()).unwrap();
-        let after = wait(repository.get(&key)).unwrap().unwrap();
-        let told = Place::decode(&after.value, after.mod_revision).unwrap();
-        assert_eq!(told.leader_epoch, epoch);
-        assert_eq!((seat.place().leader_epoch, seat.place().revision), (epoch, after.mod_revision));
-    }
+/// What a change ends with that met another: worth another try.
+pub(crate) fn contended() -> Refused {
+    Refused::new(
+        ErrorCode::UnknownServerError,
+        "The topic or the cluster was changed by somebody else; try again.",
+    )
 }

@@ -5,5 +5,6 @@
 
 mod connections;
 mod nodes;
+mod replication;
 mod support;
 mod versions;

@@ -1,12 +1,11 @@
 //! Several brokers on one state repository: each partition is led by one of them, and every one knows which.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use moim_base::SystemClock;
-use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+use moim_cluster::nodes::member_key;
 use moim_cluster::{Expect, MemoryRepository, StateRepository, Txn};
 use moim_journal::StoreOptions;
 use moim_wire_kafka::compression::Compression;
@@ -14,31 +13,22 @@ use moim_wire_kafka::messages::*;
 use moim_wire_kafka::records::BatchBuilder;
 use moim_wire_kafka::{ErrorCode, Records};
 
-use crate::support::{Client, Running, start_in};
+use crate::support::{Client, Controlling, Net, Running, block_on, start_in, until};
 
 /// Brokers 1, 2, ….
-struct Cluster {
-    repository: Arc<MemoryRepository>,
+pub(crate) struct Cluster {
+    pub(crate) repository: Arc<MemoryRepository>,
+    net: Arc<Net>,
     brokers: Vec<Option<Running>>,
-}
-
-fn wait<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
-/// Waits until something holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    _controller: Controlling,
 }
 
 impl Cluster {
-    fn start(count: i32) -> Self {
+    pub(crate) fn start(count: i32) -> Self {
         let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
-        let mut cluster = Self { repository, brokers: Vec::new() };
+        let controller = Controlling::start(&repository);
+        let mut cluster =
+            Self { repository, net: Arc::default(), brokers: Vec::new(), _controller: controller };
         for id in 1..=count {
             let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
             cluster.brokers.push(Some(cluster.run(id, folder)));
@@ -49,38 +39,31 @@ impl Cluster {
         cluster
     }
 
-    /// Starts a broker and says in the repository that it runs.
     fn run(&self, id: i32, folder: tempfile::TempDir) -> Running {
-        let running = start_in(folder, Arc::clone(&self.repository), StoreOptions::default(), |options| {
+        let repository = Arc::clone(&self.repository);
+        start_in(folder, repository, &self.net, StoreOptions::default(), |options| {
             options.node_id = moim_base::BrokerId(id);
             options.rack = Some(format!("zone-{id}"));
             options.event_loops = 1;
-        });
-        let zone = format!("zone-{id}");
-        let node =
-            NodeRecord { node_id: id, kafka: running.address.to_string(), zone, ..NodeRecord::default() };
-        let member = MemberRecord { node_id: id, ..MemberRecord::default() };
-        let txn = Txn::new().put(node_key(id), node.to_bytes()).put(member_key(id), member.to_bytes());
-        wait(self.repository.txn(txn)).unwrap();
-        running
+        })
     }
 
     /// Stops a broker and takes its mark away, as the end of its lease would.
-    fn stop(&mut self, id: i32, in_order: bool) -> tempfile::TempDir {
+    pub(crate) fn stop(&mut self, id: i32, in_order: bool) -> tempfile::TempDir {
         let folder = self.brokers[id as usize - 1].take().unwrap().stop(in_order);
-        wait(self.repository.txn(Txn::new().delete(member_key(id)))).unwrap();
+        block_on(self.repository.txn(Txn::new().delete(member_key(id)))).unwrap();
         folder
     }
 
-    fn start_again(&mut self, id: i32, folder: tempfile::TempDir) {
+    pub(crate) fn start_again(&mut self, id: i32, folder: tempfile::TempDir) {
         self.brokers[id as usize - 1] = Some(self.run(id, folder));
     }
 
-    fn client(&self, id: i32) -> Client {
+    pub(crate) fn client(&self, id: i32) -> Client {
         Client::connect(self.brokers[id as usize - 1].as_ref().unwrap())
     }
 
-    fn metadata(&self, id: i32, topics: &[&str]) -> MetadataResponse {
+    pub(crate) fn metadata(&self, id: i32, topics: &[&str]) -> MetadataResponse {
         let named = |name: &&str| MetadataRequestTopic { name: Some((*name).into()), ..Default::default() };
         let request = MetadataRequest {
             topics: Some(topics.iter().map(named).collect()),
@@ -91,18 +74,18 @@ impl Cluster {
     }
 
     /// The leaders of a topic's partitions, as one broker tells them.
-    fn leaders(&self, id: i32, topic: &str) -> Vec<i32> {
+    pub(crate) fn leaders(&self, id: i32, topic: &str) -> Vec<i32> {
         self.metadata(id, &[topic]).topics[0].partitions.iter().map(|p| p.leader_id).collect()
     }
 
     /// Makes a topic through one broker and waits until all know it.
-    fn topic(&self, through: i32, name: &str, partitions: i32) -> Vec<i32> {
+    pub(crate) fn topic(&self, through: i32, name: &str, partitions: i32) -> Vec<i32> {
         self.client(through).create_topic(name, partitions);
         self.agreed_leaders(name, partitions)
     }
 
-    fn agreed_leaders(&self, name: &str, partitions: i32) -> Vec<i32> {
-        let ids: Vec<i32> = (1..).zip(&self.brokers).filter(|(_, b)| b.is_some()).map(|(id, _)| id).collect();
+    pub(crate) fn agreed_leaders(&self, name: &str, partitions: i32) -> Vec<i32> {
+        let ids = self.running();
         let mut agreed = Vec::new();
         until("every broker knows every leader", || {
             let told: Vec<_> = ids.iter().map(|id| self.leaders(*id, name)).collect();
@@ -113,27 +96,32 @@ impl Cluster {
     }
 
     /// Who looks after a group (0) or a transactional id (1), which all brokers must agree on.
-    fn coordinator(&self, kind: i8, key: &str) -> i32 {
-        let request = FindCoordinatorRequest {
-            key_type: kind,
-            coordinator_keys: vec![key.into()],
-            ..Default::default()
-        };
-        let ask = |id: i32| {
-            let answer: FindCoordinatorResponse = self.client(id).call(&request, 4).unwrap();
-            let found = answer.coordinators[0].clone();
-            (found.error_code == 0).then_some(found.node_id)
-        };
+    pub(crate) fn coordinator(&self, kind: i8, key: &str) -> i32 {
         let mut found = None;
         until("brokers agree on a coordinator", || {
-            found = ask(1);
-            found.is_some() && (2..=self.brokers.len() as i32).all(|id| ask(id) == found)
+            let running = self.running();
+            found = self.keeper(running[0], kind, key);
+            found.is_some() && running.iter().all(|id| self.keeper(*id, kind, key) == found)
         });
         found.unwrap()
     }
+
+    /// The same, as one broker tells it.
+    pub(crate) fn keeper(&self, id: i32, kind: i8, key: &str) -> Option<i32> {
+        let coordinator_keys = vec![key.into()];
+        let request = FindCoordinatorRequest { key_type: kind, coordinator_keys, ..Default::default() };
+        let answer: FindCoordinatorResponse = self.client(id).call(&request, 4).unwrap();
+        let found = answer.coordinators[0].clone();
+        (found.error_code == 0).then_some(found.node_id)
+    }
+
+    /// The brokers that run.
+    pub(crate) fn running(&self) -> Vec<i32> {
+        (1..).zip(&self.brokers).filter(|(_, b)| b.is_some()).map(|(id, _)| id).collect()
+    }
 }
 
-fn produce(
+pub(crate) fn produce(
     client: &mut Client,
     topic: &str,
     index: i32,
@@ -149,13 +137,13 @@ fn produce(
     response.responses[0].partition_responses[0].clone()
 }
 
-fn plain(value: &str) -> Bytes {
+pub(crate) fn plain(value: &str) -> Bytes {
     let mut batch = BatchBuilder::new(Compression::None);
     batch.push(1_700_000_000_000, Some(b"k"), Some(value.as_bytes()), &[]);
     batch.build()
 }
 
-fn transactional(producer: (i64, i16), sequence: i32, value: &str) -> Bytes {
+pub(crate) fn transactional(producer: (i64, i16), sequence: i32, value: &str) -> Bytes {
     let batch = BatchBuilder::new(Compression::None);
     let mut batch = batch.producer(producer.0, producer.1, sequence).transactional(true);
     batch.push(1_700_000_000_000, Some(b"k"), Some(value.as_bytes()), &[]);
@@ -163,7 +151,7 @@ fn transactional(producer: (i64, i16), sequence: i32, value: &str) -> Bytes {
 }
 
 /// What a consumer that reads only what is committed sees of a partition: records and the last stable offset.
-fn fetch(client: &mut Client, topic: &str, partition: i32) -> PartitionData {
+pub(crate) fn fetch(client: &mut Client, topic: &str, partition: i32) -> PartitionData {
     let wanted = FetchPartition { partition, partition_max_bytes: 1 << 20, ..Default::default() };
     let topic = FetchTopic { topic: topic.into(), partitions: vec![wanted], ..Default::default() };
     let request = FetchRequest {
@@ -309,15 +297,15 @@ fn producer_ids_are_given_once_in_the_cluster() {
 }
 
 /// A transactional producer that does what clients do.
-struct Producer<'a> {
+pub(crate) struct Producer<'a> {
     cluster: &'a Cluster,
-    id: String,
-    keeper: i32,
-    producer: (i64, i16),
+    pub(crate) id: String,
+    pub(crate) keeper: i32,
+    pub(crate) producer: (i64, i16),
 }
 
 impl<'a> Producer<'a> {
-    fn new(cluster: &'a Cluster, id: String) -> Self {
+    pub(crate) fn new(cluster: &'a Cluster, id: String) -> Self {
         let keeper = cluster.coordinator(1, &id);
         let request = InitProducerIdRequest {
             transactional_id: Some(id.as_str().into()),
@@ -330,7 +318,7 @@ impl<'a> Producer<'a> {
         Self { cluster, id, keeper, producer: (answer.producer_id, answer.producer_epoch) }
     }
 
-    fn add(&self, topic: &str, partitions: Vec<i32>) {
+    pub(crate) fn add(&self, topic: &str, partitions: Vec<i32>) {
         let topic = AddPartitionsToTxnTopic { name: topic.into(), partitions };
         let request = AddPartitionsToTxnRequest {
             v3_and_below_transactional_id: self.id.as_str().into(),
@@ -344,7 +332,7 @@ impl<'a> Producer<'a> {
         results.for_each(|r| assert_eq!(r.partition_error_code, 0));
     }
 
-    fn end(&self, committed: bool) -> i16 {
+    pub(crate) fn end(&self, committed: bool) -> i16 {
         let request = EndTxnRequest {
             transactional_id: self.id.as_str().into(),
             producer_id: self.producer.0,
@@ -457,9 +445,8 @@ fn a_broker_that_is_away_leads_nothing_and_comes_back_with_its_data() {
     let folder = cluster.stop(2, false);
     until("the others know that it is away", || epoch(&cluster, 1).0 == -1);
     assert_eq!(epoch(&cluster, 3).2, [2]);
-    let request = FindCoordinatorRequest { coordinator_keys: vec![group.into()], ..Default::default() };
-    let answer: FindCoordinatorResponse = cluster.client(1).call(&request, 4).unwrap();
-    assert_eq!(answer.coordinators[0].error_code, ErrorCode::CoordinatorNotAvailable as i16);
+    // What keeps the groups has more than one copy.
+    until("somebody else looks after the group", || matches!(cluster.keeper(1, 0, &group), Some(1 | 3)));
     cluster.start_again(2, folder);
     // It did not stop in order: its next records are of a new leadership, which every broker tells clients of.
     until("everybody knows the new epoch", || (1..=3).all(|id| epoch(&cluster, id) == (2, 1, vec![])));
@@ -479,7 +466,7 @@ fn partitions_that_nobody_placed_get_a_place() {
         Some(Bytes::from(record)),
         None,
     );
-    wait(swap).unwrap();
+    block_on(swap).unwrap();
     let leaders = cluster.agreed_leaders("half-made", 4);
     assert_eq!(leaders.iter().filter(|l| **l == 1).count(), 2, "{leaders:?}");
     for (index, leader) in (0..).zip(leaders) {
@@ -495,7 +482,7 @@ fn a_large_topic_is_made_and_deleted_in_several_steps() {
     let delete = DeleteTopicsRequest { topic_names: vec!["large".into()], ..Default::default() };
     let gone: DeleteTopicsResponse = cluster.client(2).call(&delete, 4).unwrap();
     assert_eq!(gone.responses[0].error_code, 0);
-    let (_, left) = wait(cluster.repository.list("/moim/partitions/")).unwrap();
+    let (_, left) = block_on(cluster.repository.list("/moim/partitions/")).unwrap();
     assert!(left.is_empty(), "{} records are left", left.len());
     until("the other broker lets go", || cluster.metadata(1, &["large"]).topics[0].error_code != 0);
 }
@@ -524,7 +511,7 @@ fn topics_that_two_brokers_grow_at_once_keep_every_partition() {
                 });
             }
         });
-        let (_, places) = wait(cluster.repository.list("/moim/partitions/")).unwrap();
+        let (_, places) = block_on(cluster.repository.list("/moim/partitions/")).unwrap();
         assert_eq!(places.len(), 350 * (round + 1), "each partition has one record");
         cluster.agreed_leaders(&name, 350);
     }

@@ -1,18 +1,27 @@
 //! Starts a broker on a free port and talks to it.
 
-use std::io::{Read, Write};
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use moim_base::SystemClock;
 use moim_base::metrics::Metrics;
-use moim_base::task::Shutdown;
-use moim_cluster::MemoryRepository;
+use moim_base::socket::Socket;
+use moim_base::task::{Scope, Shutdown};
+use moim_base::{BrokerId, SystemClock};
+use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+use moim_cluster::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{RealDisk, Store, StoreOptions};
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Server};
+use moim_replica::controller::office::{self, LogEnds, OfficeParts, Peers};
+use moim_replica::controller::{ControllerTuning, Settings};
+use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
+use moim_replica::message::Sender;
+use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
 use moim_wire_kafka::messages::{
     PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData, create_topics,
 };
@@ -26,10 +35,13 @@ pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     shutdown: Shutdown,
     server: Option<Server>,
+    replicating: Option<JoinHandle<()>>,
     store: Arc<Store>,
     pub(crate) broker: Arc<Broker>,
     /// Kept when the broker is to start again.
     folder: Option<tempfile::TempDir>,
+    /// Of a broker that is alone.
+    _controller: Option<Controlling>,
 }
 
 pub(crate) fn start() -> Running {
@@ -43,13 +55,128 @@ pub(crate) fn start_with(change: impl FnOnce(&mut BrokerOptions)) -> Running {
 pub(crate) fn start_on(store: StoreOptions, change: impl FnOnce(&mut BrokerOptions)) -> Running {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
-    start_in(folder, repository, store, change)
+    start_alone(folder, repository, store, change)
 }
 
-/// A broker on the data in `folder` and the metadata in `repository`.
+/// A broker that is the whole cluster, on the data in `folder` and the metadata in `repository`.
+pub(crate) fn start_alone(
+    folder: tempfile::TempDir,
+    repository: Arc<MemoryRepository>,
+    store: StoreOptions,
+    change: impl FnOnce(&mut BrokerOptions),
+) -> Running {
+    let controller = Controlling::start(&repository);
+    let mut running = start_in(folder, repository, &Arc::default(), store, change);
+    running._controller = Some(controller);
+    until("the broker leads what it is to lead", || running.broker.is_settled());
+    running
+}
+
+/// Where the brokers of a cluster take their followers in.
+#[derive(Default)]
+pub(crate) struct Net {
+    addresses: Mutex<HashMap<BrokerId, SocketAddr>>,
+}
+
+impl Dialler for Net {
+    fn dial(&self, node: BrokerId) -> BoxFuture<'_, io::Result<Box<dyn Socket>>> {
+        Box::pin(async move {
+            let address = self.addresses.lock().unwrap().get(&node).copied();
+            let stream = tokio::net::TcpStream::connect(address.ok_or(io::ErrorKind::NotConnected)?).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream) as Box<dyn Socket>)
+        })
+    }
+}
+
+/// Starts the thread that replicates what a broker holds.
+fn replicate(
+    node: BrokerId,
+    repository: Arc<MemoryRepository>,
+    net: Arc<Net>,
+    shutdown: Shutdown,
+) -> (Arc<Driver>, JoinHandle<()>) {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        block_on(async move {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            net.addresses.lock().unwrap().insert(node, listener.local_addr().unwrap());
+            let driver = Driver::start(DriverParts {
+                node,
+                repository,
+                dialler: Arc::clone(&net) as _,
+                clock: Arc::new(SystemClock::new()),
+                scope: Scope::new(shutdown.clone()),
+                tuning: DriverTuning::default(),
+            });
+            sender.send(Arc::clone(&driver)).unwrap();
+            loop {
+                tokio::select! {
+                    accepted = listener.accept() => driver.accept(Box::new(accepted.unwrap().0)),
+                    () = shutdown.stopped() => break,
+                }
+            }
+        });
+    });
+    (receiver.recv().unwrap(), thread)
+}
+
+/// The controller of a cluster, on a thread; ends when dropped.
+pub(crate) struct Controlling {
+    shutdown: Shutdown,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Nobody is suspected.
+struct Blind;
+
+impl Peers for Blind {
+    fn suspects(&self) -> Vec<(BrokerId, u64)> {
+        Vec::new()
+    }
+
+    fn log_ends(&self, _: BrokerId, _: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
+        Box::pin(async { None })
+    }
+}
+
+impl Controlling {
+    pub(crate) fn start(repository: &Arc<MemoryRepository>) -> Self {
+        let (repository, shutdown) = (Arc::clone(repository), Shutdown::new());
+        let stopped = shutdown.clone();
+        let serve = async move {
+            repository.txn(Txn::new().delete(keys::CONTROLLER)).await.unwrap();
+            let put = repository.txn(Txn::new().put(keys::CONTROLLER, "1")).await.unwrap();
+            let TxnOutcome::Done { revision } = put else { panic!("nothing is compared") };
+            let parts = OfficeParts {
+                repository,
+                clock: Arc::new(SystemClock::new()),
+                peers: Arc::new(Blind),
+                tuning: ControllerTuning { return_ms: 200, ..ControllerTuning::default() },
+                settings: Settings::new(),
+            };
+            tokio::select! {
+                () = office::serve(&parts, revision) => {}
+                () = stopped.stopped() => {}
+            }
+        };
+        let thread = std::thread::spawn(move || block_on(serve));
+        Self { shutdown, thread: Some(thread) }
+    }
+}
+
+impl Drop for Controlling {
+    fn drop(&mut self) {
+        self.shutdown.stop();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A broker among others, on the data in `folder` and the metadata in `repository`, and registered there.
 pub(crate) fn start_in(
     folder: tempfile::TempDir,
     repository: Arc<MemoryRepository>,
+    net: &Arc<Net>,
     store: StoreOptions,
     change: impl FnOnce(&mut BrokerOptions),
 ) -> Running {
@@ -57,13 +184,6 @@ pub(crate) fn start_in(
     let options = StoreOptions { min_free_bytes: 0, ..store };
     let store = Arc::new(Store::open(folder.path(), Arc::new(RealDisk), clock.clone(), options).unwrap());
     let shutdown = Shutdown::new();
-    let parts = BrokerParts {
-        store: Arc::clone(&store),
-        repository,
-        clock,
-        metrics: Arc::new(Metrics::new()),
-        shutdown: shutdown.clone(),
-    };
     let mut options = BrokerOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         offsets_partitions: 4,
@@ -72,13 +192,50 @@ pub(crate) fn start_in(
         ..BrokerOptions::default()
     };
     change(&mut options);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let broker = runtime.block_on(Broker::open(options, parts)).unwrap();
+    let (node, zone) = (options.node_id, options.rack.clone().unwrap_or_default());
+    let (driver, replicating) = replicate(node, Arc::clone(&repository), Arc::clone(net), shutdown.clone());
+    let parts = BrokerParts {
+        store: Arc::clone(&store),
+        repository: repository.clone(),
+        driver: Arc::clone(&driver),
+        clock,
+        metrics: Arc::new(Metrics::new()),
+        shutdown: shutdown.clone(),
+    };
+    let broker = block_on(Broker::open(options, parts)).unwrap();
     store.set_sink(broker.sink());
     store.start();
     let server = Server::start(Arc::clone(&broker)).unwrap();
     let address = server.address();
-    Running { address, shutdown, server: Some(server), store, broker, folder: Some(folder) }
+    driver.set_run(block_on(register(repository.as_ref(), node.0, address.to_string(), zone)));
+    let (server, replicating, folder) = (Some(server), Some(replicating), Some(folder));
+    Running { address, shutdown, server, replicating, store, broker, folder, _controller: None }
+}
+
+/// Says in the repository that a node runs; its run.
+async fn register(repository: &MemoryRepository, node_id: i32, kafka: String, zone: String) -> Sender {
+    let node = NodeRecord { node_id, kafka, zone, ..NodeRecord::default() };
+    let mark = MemberRecord { node_id, voter: node_id as u64, ..MemberRecord::default() };
+    repository.txn(Txn::new().delete(member_key(node_id))).await.unwrap();
+    let put = Txn::new().put(node_key(node_id), node.to_bytes()).put(member_key(node_id), mark.to_bytes());
+    let TxnOutcome::Done { revision } = repository.txn(put).await.unwrap() else {
+        panic!("nothing is compared")
+    };
+    let directory = DirectoryId(node_id as u64);
+    Sender { node: BrokerId(node_id), epoch: BrokerEpoch(revision), directory }
+}
+
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Waits until something holds.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 impl Running {
@@ -98,6 +255,7 @@ impl Running {
         self.shutdown.stop();
         if let Some(server) = self.server.take() {
             server.join();
+            self.replicating.take().unwrap().join().unwrap();
             if in_order {
                 self.store.close().unwrap();
             }
@@ -165,10 +323,14 @@ impl Client {
     }
 
     pub(crate) fn create_topic(&mut self, name: &str, partitions: i32) {
+        self.create_replicated(name, partitions, 1);
+    }
+
+    pub(crate) fn create_replicated(&mut self, name: &str, partitions: i32, factor: i16) {
         let topic = create_topics::CreatableTopic {
             name: name.into(),
             num_partitions: partitions,
-            replication_factor: 1,
+            replication_factor: factor,
             ..Default::default()
         };
         let request = create_topics::CreateTopicsRequest { topics: vec![topic], ..Default::default() };

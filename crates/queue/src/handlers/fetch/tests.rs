@@ -20,6 +20,7 @@ fn pending(still: &Still) -> PendingFetch {
         min_bytes: 1,
         max_bytes: 1 << 20,
         stable_only: false,
+        rack: None,
         answer: None,
         kept: None,
         waiting: Vec::new(),

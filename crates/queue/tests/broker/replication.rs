@@ -1,0 +1,360 @@
+//! Partitions with several copies: what is acknowledged survives its leader, and clients go on.
+
+use bytes::Bytes;
+
+use moim_wire_kafka::compression::Compression;
+use moim_wire_kafka::messages::*;
+use moim_wire_kafka::records::BatchBuilder;
+use moim_wire_kafka::{ErrorCode, Records};
+
+use crate::nodes::{Cluster, fetch, plain, produce, transactional};
+use crate::support::{Client, until};
+
+const TIMED_OUT: i16 = ErrorCode::RequestTimedOut as i16;
+
+impl Cluster {
+    /// Makes a topic of one partition on all brokers; its leader.
+    fn replicated(&self, name: &str) -> i32 {
+        self.client(1).create_replicated(name, 1, 3);
+        let leader = self.agreed_leaders(name, 1)[0];
+        self.wait_in_sync(name, 3);
+        leader
+    }
+
+    /// Waits until so many copies of partition 0 are in sync, as every broker tells.
+    fn wait_in_sync(&self, name: &str, count: usize) {
+        until("the copies are in sync", || {
+            let told = |id: &i32| self.metadata(*id, &[name]).topics[0].partitions[0].isr_nodes.len();
+            self.running().iter().all(|id| told(id) == count)
+        });
+    }
+
+    /// Waits until another than `not` leads partition 0, and gives it.
+    fn next_leader(&self, name: &str, not: i32) -> i32 {
+        let mut leader = -1;
+        until("another broker leads", || {
+            let told: Vec<i32> = self.running().iter().map(|id| self.leaders(*id, name)[0]).collect();
+            leader = told[0];
+            leader != -1 && leader != not && told.iter().all(|other| *other == leader)
+        });
+        leader
+    }
+
+    /// Produces until a leader takes it, as clients do.
+    fn produce_somewhere(&self, name: &str, batch: &Bytes, txn: Option<&str>) -> PartitionProduceResponse {
+        let mut answer = PartitionProduceResponse::default();
+        until("a leader takes a batch", || {
+            let leader = self.leaders(self.running()[0], name)[0];
+            if leader == -1 || !self.running().contains(&leader) {
+                return false;
+            }
+            answer = produce(&mut self.client(leader), name, 0, batch.clone(), txn);
+            answer.error_code == 0
+        });
+        answer
+    }
+}
+
+fn idempotent(producer: (i64, i16), sequence: i32, value: &str) -> Bytes {
+    let mut batch = BatchBuilder::new(Compression::None).producer(producer.0, producer.1, sequence);
+    batch.push(1_700_000_000_000, Some(b"k"), Some(value.as_bytes()), &[]);
+    batch.build()
+}
+
+fn with_acks(client: &mut Client, topic: &str, acks: i16, timeout_ms: i32) -> i16 {
+    let data = PartitionProduceData { index: 0, records: Some(Records::Bytes(plain("v"))) };
+    let topic_data =
+        vec![TopicProduceData { name: topic.into(), partition_data: vec![data], ..Default::default() }];
+    let request = ProduceRequest { acks, timeout_ms, topic_data, ..Default::default() };
+    let response: ProduceResponse = client.call(&request, 10).unwrap();
+    response.responses[0].partition_responses[0].error_code
+}
+
+#[test]
+fn what_is_acknowledged_survives_the_death_of_every_leader_in_turn() {
+    let mut cluster = Cluster::start(3);
+    let mut leader = cluster.replicated("t");
+    let producer = (4_000, 0);
+    let mut sent = 0;
+    for _ in 0..3 {
+        for _ in 0..20 {
+            let answer = cluster.produce_somewhere("t", &idempotent(producer, sent, "v"), None);
+            assert_eq!(answer.base_offset, i64::from(sent), "in order, once each");
+            sent += 1;
+        }
+        let folder = cluster.stop(leader, false);
+        // A client that saw no answer sends its last batch again: the new leader knows it.
+        let again = cluster.produce_somewhere("t", &idempotent(producer, sent - 1, "v"), None);
+        assert_eq!(again.base_offset, i64::from(sent - 1), "known to the new leader too");
+        let dead = leader;
+        leader = cluster.next_leader("t", dead);
+        assert_eq!(fetch(&mut cluster.client(leader), "t", 0).high_watermark, i64::from(sent));
+        cluster.start_again(dead, folder);
+        cluster.wait_in_sync("t", 3);
+    }
+}
+
+#[test]
+fn too_few_in_sync_refuse_those_who_ask_for_all() {
+    let mut cluster = Cluster::start(3);
+    let leader = cluster.replicated("t");
+    let others: Vec<i32> = (1..=3).filter(|id| *id != leader).collect();
+    let mut client = cluster.client(leader);
+    assert_eq!(with_acks(&mut client, "t", -1, 10_000), 0);
+    let folder = cluster.stop(others[0], false);
+    until("two are enough", || with_acks(&mut client, "t", -1, 10_000) == 0);
+    cluster.stop(others[1], false);
+    let refused = ErrorCode::NotEnoughReplicas as i16;
+    until("one is not", || match with_acks(&mut client, "t", -1, 500) {
+        code if code == refused => true,
+        // Until it is known that nobody is left to wait for.
+        code => {
+            assert!([TIMED_OUT, ErrorCode::NotEnoughReplicasAfterAppend as i16].contains(&code), "{code}");
+            false
+        }
+    });
+    assert_eq!(with_acks(&mut client, "t", 1, 10_000), 0, "who asks for the leader alone is served");
+    let end = fetch(&mut client, "t", 0).high_watermark;
+    assert_eq!(with_acks(&mut client, "t", 1, 10_000), 0);
+    assert_eq!(fetch(&mut client, "t", 0).high_watermark, end, "nothing is committed by one alone");
+    cluster.start_again(others[0], folder);
+    until("it goes on", || with_acks(&mut client, "t", -1, 10_000) == 0);
+}
+
+#[test]
+fn a_transaction_ends_although_its_coordinator_and_its_partitions_change_hands() {
+    for number in 0..2 {
+        let mut cluster = Cluster::start(3);
+        let leader = cluster.replicated("t");
+        let id = format!("txn-{number}");
+        let (keeper, whose) = {
+            let producer = crate::nodes::Producer::new(&cluster, id.clone());
+            producer.add("t", vec![0]);
+            (producer.keeper, producer.producer)
+        };
+        let answer = cluster.produce_somewhere("t", &transactional(whose, 0, "v"), Some(&id));
+        assert_eq!(answer.base_offset, 0);
+        // Once the one, once the other; they may be the same broker.
+        let victim = if number == 0 { leader } else { keeper };
+        let folder = cluster.stop(victim, false);
+        let end = EndTxnRequest {
+            transactional_id: id.as_str().into(),
+            producer_id: whose.0,
+            producer_epoch: whose.1,
+            committed: true,
+        };
+        until("the transaction is ended", || {
+            let Some(keeper) = cluster.keeper(cluster.running()[0], 1, &id) else { return false };
+            if !cluster.running().contains(&keeper) {
+                return false;
+            }
+            let answer: EndTxnResponse = cluster.client(keeper).call(&end, 3).unwrap();
+            let code = ErrorCode::try_from(answer.error_code).unwrap();
+            let again = [
+                ErrorCode::None,
+                ErrorCode::NotCoordinator,
+                ErrorCode::CoordinatorNotAvailable,
+                ErrorCode::CoordinatorLoadInProgress,
+                ErrorCode::ConcurrentTransactions,
+            ];
+            assert!(again.contains(&code), "{code:?}");
+            code == ErrorCode::None
+        });
+        let leader = if victim == leader { cluster.next_leader("t", victim) } else { leader };
+        until("its record is readable", || {
+            fetch(&mut cluster.client(leader), "t", 0).last_stable_offset >= 2
+        });
+        let read = fetch(&mut cluster.client(leader), "t", 0);
+        assert_eq!(read.aborted_transactions.as_deref().unwrap_or_default(), [], "committed, not aborted");
+        cluster.start_again(victim, folder);
+        cluster.wait_in_sync("t", 3);
+    }
+}
+
+#[test]
+fn committed_offsets_survive_their_coordinator() {
+    let mut cluster = Cluster::start(3);
+    cluster.replicated("t");
+    let keeper = cluster.coordinator(0, "g");
+    let partition = OffsetCommitRequestPartition { committed_offset: 42, ..Default::default() };
+    let topic =
+        OffsetCommitRequestTopic { name: "t".into(), partitions: vec![partition], ..Default::default() };
+    let commit = OffsetCommitRequest {
+        group_id: "g".into(),
+        generation_id_or_member_epoch: -1,
+        topics: vec![topic],
+        ..Default::default()
+    };
+    let answer: OffsetCommitResponse = cluster.client(keeper).call(&commit, 7).unwrap();
+    assert_eq!(answer.topics[0].partitions[0].error_code, 0);
+    cluster.stop(keeper, false);
+    let ask = OffsetFetchRequest { group_id: "g".into(), topics: None, ..Default::default() };
+    until("the next coordinator knows them", || {
+        let Some(next) = cluster.keeper(cluster.running()[0], 0, "g").filter(|next| *next != keeper) else {
+            return false;
+        };
+        let answer: OffsetFetchResponse = cluster.client(next).call(&ask, 7).unwrap();
+        let wait = [ErrorCode::NotCoordinator as i16, ErrorCode::CoordinatorLoadInProgress as i16];
+        assert!(answer.error_code == 0 || wait.contains(&answer.error_code), "{answer:?}");
+        answer.error_code == 0 && answer.topics[0].partitions[0].committed_offset == 42
+    });
+}
+
+#[test]
+fn a_client_reads_from_the_replica_in_its_rack() {
+    let cluster = Cluster::start(3);
+    let leader = cluster.replicated("t");
+    let other = leader % 3 + 1;
+    assert_eq!(cluster.produce_somewhere("t", &plain("v"), None).base_offset, 0);
+    let read = |from: i32, rack: &str, offset: i64| fetch_in_rack(&cluster, from, rack, offset);
+    let rack = format!("zone-{other}");
+    until("the leader sends the client there", || read(leader, &rack, 0).preferred_read_replica == other);
+    assert_eq!(read(leader, &format!("zone-{leader}"), 0).preferred_read_replica, -1);
+    until("the follower has heard that it is committed", || read(other, &rack, 0).high_watermark == 1);
+    let served = read(other, &rack, 0);
+    assert!(served.error_code == 0 && served.records.is_some_and(|r| !r.is_empty()));
+    assert_eq!(read(other, &rack, 9).error_code, ErrorCode::OffsetNotAvailable as i16);
+    let misled = read(other, "", 0);
+    assert_eq!(
+        misled.error_code,
+        ErrorCode::NotLeaderOrFollower as i16,
+        "who has no rack is sent to the leader"
+    );
+    assert_eq!(misled.current_leader.leader_id, leader);
+}
+
+#[test]
+fn a_partition_is_moved_and_leaves_nothing_behind() {
+    let cluster = Cluster::start(3);
+    let from = cluster.topic(1, "t", 1)[0];
+    for sent in 0..10 {
+        assert_eq!(cluster.produce_somewhere("t", &plain("v"), None).base_offset, sent);
+    }
+    let to = from % 3 + 1;
+    let call = |replicas: Option<Vec<i32>>| {
+        let partition = ReassignablePartition { partition_index: 0, replicas };
+        let topic = ReassignableTopic { name: "t".into(), partitions: vec![partition] };
+        let request = AlterPartitionReassignmentsRequest { topics: vec![topic], ..Default::default() };
+        let answer: AlterPartitionReassignmentsResponse = cluster.client(1).call(&request, 0).unwrap();
+        answer.responses[0].partitions[0].error_code
+    };
+    assert_eq!(call(None), ErrorCode::NoReassignmentInProgress as i16);
+    assert_eq!(call(Some(vec![9])), ErrorCode::InvalidReplicaAssignment as i16);
+    assert_eq!(call(Some(vec![to])), 0);
+    until("it stands where it was wanted", || {
+        let shown = cluster.metadata(1, &["t"]);
+        let partition = &shown.topics[0].partitions[0];
+        partition.replica_nodes == [to] && partition.leader_id == to
+    });
+    let list: ListPartitionReassignmentsResponse =
+        cluster.client(1).call(&ListPartitionReassignmentsRequest::default(), 0).unwrap();
+    assert!(list.topics.is_empty(), "{list:?}");
+    assert_eq!(cluster.produce_somewhere("t", &plain("v"), None).base_offset, 10);
+    until("the former copy is removed", || {
+        let request = DescribeLogDirsRequest { topics: None };
+        let answer: DescribeLogDirsResponse = cluster.client(from).call(&request, 2).unwrap();
+        answer.results[0].topics.iter().all(|topic| &*topic.name != "t" || topic.partitions.is_empty())
+    });
+}
+
+#[test]
+fn leadership_is_given_back_to_the_preferred_replica_on_request() {
+    let mut cluster = Cluster::start(3);
+    let leader = cluster.replicated("t");
+    let elect = |cluster: &Cluster, topic: &str| {
+        let wanted = elect_leaders::TopicPartitions { topic: topic.into(), partitions: vec![0] };
+        let request = ElectLeadersRequest { topic_partitions: Some(vec![wanted]), ..Default::default() };
+        let through = cluster.running()[0];
+        let answer: ElectLeadersResponse = cluster.client(through).call(&request, 2).unwrap();
+        answer.replica_election_results[0].partition_result[0].error_code
+    };
+    assert_eq!(elect(&cluster, "t"), ErrorCode::ElectionNotNeeded as i16);
+    assert_eq!(elect(&cluster, "nowhere"), ErrorCode::UnknownTopicOrPartition as i16);
+    let folder = cluster.stop(leader, false);
+    cluster.next_leader("t", leader);
+    assert_eq!(elect(&cluster, "t"), ErrorCode::PreferredLeaderNotAvailable as i16);
+    cluster.start_again(leader, folder);
+    cluster.wait_in_sync("t", 3);
+    until("it leads again", || {
+        let code = elect(&cluster, "t");
+        assert!([0, ErrorCode::ElectionNotNeeded as i16].contains(&code), "{code}");
+        cluster.leaders(1, "t")[0] == leader
+    });
+}
+
+#[test]
+fn deleted_records_are_gone_from_every_copy() {
+    let mut cluster = Cluster::start(3);
+    let leader = cluster.replicated("t");
+    for _ in 0..10 {
+        cluster.produce_somewhere("t", &plain("v"), None);
+    }
+    let partition = delete_records::DeleteRecordsPartition { partition_index: 0, offset: 6 };
+    let topic = delete_records::DeleteRecordsTopic { name: "t".into(), partitions: vec![partition] };
+    let request = DeleteRecordsRequest { topics: vec![topic], timeout_ms: 10_000 };
+    let answer: DeleteRecordsResponse = cluster.client(leader).call(&request, 2).unwrap();
+    assert_eq!(answer.topics[0].partitions[0].low_watermark, 6);
+    // The log start travels with what is fetched.
+    cluster.produce_somewhere("t", &plain("v"), None);
+    for id in 1..=3 {
+        until("every copy begins there", || fetch_near(&cluster, id, 6).log_start_offset == 6);
+        assert_eq!(fetch_near(&cluster, id, 0).error_code, ErrorCode::OffsetOutOfRange as i16);
+    }
+    cluster.stop(leader, false);
+    let next = cluster.next_leader("t", leader);
+    assert_eq!(fetch_near(&cluster, next, 0).error_code, ErrorCode::OffsetOutOfRange as i16);
+}
+
+/// A fetch by a client that stands beside the broker.
+fn fetch_near(cluster: &Cluster, broker: i32, offset: i64) -> PartitionData {
+    fetch_in_rack(cluster, broker, &format!("zone-{broker}"), offset)
+}
+
+fn fetch_in_rack(cluster: &Cluster, from: i32, rack: &str, fetch_offset: i64) -> PartitionData {
+    let wanted = FetchPartition { fetch_offset, partition_max_bytes: 1 << 20, ..Default::default() };
+    let topic = FetchTopic { topic: "t".into(), partitions: vec![wanted], ..Default::default() };
+    let request = FetchRequest {
+        max_bytes: 1 << 20,
+        session_epoch: -1,
+        rack_id: rack.into(),
+        topics: vec![topic],
+        ..Default::default()
+    };
+    let response: FetchResponse = cluster.client(from).call(&request, 12).unwrap();
+    response.responses[0].partitions[0].clone()
+}
+
+#[test]
+fn a_topic_for_which_nobody_asked_otherwise_has_three_copies() {
+    let cluster = Cluster::start(3);
+    let create = |name: &str, factor: i16| {
+        let topic = CreatableTopic {
+            name: name.into(),
+            num_partitions: -1,
+            replication_factor: factor,
+            ..Default::default()
+        };
+        let request = CreateTopicsRequest { topics: vec![topic], ..Default::default() };
+        let answer: CreateTopicsResponse = cluster.client(2).call(&request, 5).unwrap();
+        (answer.topics[0].error_code, answer.topics[0].replication_factor)
+    };
+    assert_eq!(create("four", 4).0, ErrorCode::InvalidReplicationFactor as i16);
+    assert_eq!(create("t", -1), (0, 3));
+    cluster.agreed_leaders("t", 1);
+    let request = DescribeTopicPartitionsRequest {
+        topics: vec![describe_topic_partitions::TopicRequest { name: "t".into() }],
+        response_partition_limit: 10,
+        ..Default::default()
+    };
+    let shown: DescribeTopicPartitionsResponse = cluster.client(3).call(&request, 0).unwrap();
+    let partition = &shown.topics[0].partitions[0];
+    assert_eq!((partition.replica_nodes.len(), partition.isr_nodes.len()), (3, 3));
+    let resource = describe_configs::DescribeConfigsResource {
+        resource_type: 2,
+        resource_name: "t".into(),
+        configuration_keys: Some(vec!["min.insync.replicas".into()]),
+    };
+    let request = DescribeConfigsRequest { resources: vec![resource], ..Default::default() };
+    let answer: DescribeConfigsResponse = cluster.client(1).call(&request, 2).unwrap();
+    assert_eq!(answer.results[0].configs[0].value.as_deref(), Some("2"));
+}
