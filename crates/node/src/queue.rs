@@ -2,17 +2,24 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use moim_base::metrics::{Gauge, Metrics};
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
 use moim_cluster::StateRepository;
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Defaults, Server, Users};
+use moim_replica::Driver;
 
 use crate::config::{Config, Durability};
 use crate::data_dir::DataDir;
 use crate::exit::{Failure, Outcome};
 use crate::journals::Journals;
+
+/// How long a start waits for the controller to let this node lead again.
+const SETTLE: Duration = Duration::from_secs(15);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What the queue is made of.
 pub(crate) struct QueueParts {
@@ -21,6 +28,7 @@ pub(crate) struct QueueParts {
     pub(crate) data: Arc<DataDir>,
     pub(crate) journals: Journals,
     pub(crate) repository: Arc<dyn StateRepository>,
+    pub(crate) driver: Arc<Driver>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) shutdown: Shutdown,
@@ -34,6 +42,7 @@ pub(crate) struct RecoveredQueue {
 
 /// The running queue.
 pub(crate) struct Queue {
+    broker: Arc<Broker>,
     server: Server,
     shutdown: Shutdown,
 }
@@ -50,6 +59,7 @@ pub(crate) fn recover(parts: QueueParts) -> Outcome<RecoveredQueue> {
     let broker_parts = BrokerParts {
         store: Arc::clone(&parts.journals.store),
         repository: Arc::clone(&parts.repository),
+        driver: Arc::clone(&parts.driver),
         clock: Arc::clone(&parts.clock),
         metrics: Arc::clone(&parts.metrics),
         shutdown: parts.shutdown.clone(),
@@ -65,17 +75,30 @@ impl RecoveredQueue {
     /// Opens the Kafka listener.
     pub(crate) fn serve(self) -> Outcome<Queue> {
         let Self { broker, parts } = self;
-        let server = Server::start(broker).map_err(|error| {
+        let server = Server::start(Arc::clone(&broker)).map_err(|error| {
             let address = SocketAddr::new(parts.host, parts.config.kafka.port);
             crate::serve::cannot_listen(address, &error, "--kafka-port")
         })?;
-        Ok(Queue { server, shutdown: parts.shutdown })
+        Ok(Queue { broker, server, shutdown: parts.shutdown })
     }
 }
 
 impl Queue {
     pub(crate) fn kafka_addr(&self) -> SocketAddr {
         self.server.address()
+    }
+
+    /// Waits until this node leads what it is to lead; not for ever, because a copy that cannot be led must not keep the
+    /// others from being served.
+    pub(crate) async fn settle(&self) {
+        let settled = async {
+            while !self.broker.is_settled() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if tokio::time::timeout(SETTLE, settled).await.is_err() {
+            tracing::warn!("some partitions that this node is to lead are not led yet");
+        }
     }
 
     /// Stops taking requests and finishes those in flight. Blocks.

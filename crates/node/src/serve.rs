@@ -189,6 +189,7 @@ impl Start<'_> {
             data: Arc::clone(self.data),
             journals: journals.clone(),
             repository: Arc::clone(&control.repository),
+            driver: Arc::clone(&replication.driver),
             clock: Arc::clone(&self.clock),
             metrics: Arc::clone(&self.metrics),
             shutdown: self.shutdown.clone(),
@@ -198,6 +199,8 @@ impl Start<'_> {
         control.enlist(&journals.damaged()).await;
         let queue = off_thread(move || queue.serve()).await?;
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
+        self.admin.readiness.waits("waiting to lead its partitions");
+        queue.settle().await;
         Ok(Node { journals, control, queue, etcd, replication })
     }
 }
