@@ -22,6 +22,8 @@ mod error;
 mod repository;
 mod watch;
 
+pub(crate) use call::{Stream, unary};
+pub(crate) use channel::Link;
 pub use channel::{Channel, EtcdOptions};
 pub use client::{EtcdClient, Snapshot};
 pub use error::EtcdError;

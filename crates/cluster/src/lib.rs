@@ -26,17 +26,21 @@ pub mod embedded;
 pub mod engine;
 pub mod etcd;
 pub mod events;
+mod follow;
 mod hold;
 pub mod keys;
 pub mod leadership;
 #[cfg(any(test, feature = "embedded"))]
 pub mod local;
 pub mod lock;
+pub mod manager;
 pub mod membership;
 pub mod memory;
 pub mod metrics;
 pub mod nodes;
+pub mod registry;
 pub mod repository;
+pub mod routing;
 #[cfg(test)]
 mod scenario;
 pub mod session;

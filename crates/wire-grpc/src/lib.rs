@@ -6,7 +6,7 @@
 //! | [`status`] | codes, and the text of an error as a header carries it |
 //! | [`timeout`] | the deadline header |
 //! | [`method`] | the path of every method |
-//! | [`etcd`], [`lock`], [`election`], [`health`] | the messages of the services |
+//! | [`etcd`], [`lock`], [`election`], [`health`], [`routing`] | the messages of the services |
 //!
 //! Invariants:
 //! - Input is never trusted: a length is checked before anything is kept for it, and nesting has a bound.
@@ -22,6 +22,7 @@ pub mod frame;
 pub mod health;
 pub mod lock;
 pub mod method;
+pub mod routing;
 pub mod status;
 pub mod timeout;
 

@@ -20,7 +20,7 @@ const MAX_MESSAGE: usize = 1 << 30;
 const USER_AGENT: &str = concat!("moim/", env!("CARGO_PKG_VERSION"));
 
 /// A call under way.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     send: SendStream<Bytes>,
     receive: Receive,
     reader: FrameReader,
@@ -37,7 +37,7 @@ enum Receive {
 
 impl Stream {
     /// Opens a call. With a timeout the server is told when nobody will listen any more.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         link: &Link,
         path: &'static str,
         within: Option<Duration>,
@@ -51,12 +51,12 @@ impl Stream {
     }
 
     /// Sends a message; `last` says that no more will come.
-    pub(super) fn send<M: Message>(&mut self, message: &M, last: bool) -> Result<(), EtcdError> {
+    pub(crate) fn send<M: Message>(&mut self, message: &M, last: bool) -> Result<(), EtcdError> {
         self.send.send_data(encode_frame(message), last).map_err(|error| broken(&error))
     }
 
     /// The next message, or `None` when the call ended well. Cancel-safe.
-    pub(super) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, EtcdError> {
+    pub(crate) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, EtcdError> {
         loop {
             let wrong = |what: &dyn std::fmt::Display| EtcdError::Unknown(format!("a wrong answer: {what}"));
             if let Some(frame) = self.reader.next_frame().map_err(|error| wrong(&error))? {
@@ -101,7 +101,7 @@ impl Stream {
 }
 
 /// One question, one answer.
-pub(super) async fn unary<Q: Message, A: Message + Default>(
+pub(crate) async fn unary<Q: Message, A: Message + Default>(
     link: &Link,
     path: &'static str,
     question: &Q,

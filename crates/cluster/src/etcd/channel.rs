@@ -69,7 +69,7 @@ const CONNECTION_WINDOW: u32 = 8 << 20;
 
 /// A connection that can be used.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(crate) struct Link {
     pub(super) sender: SendRequest<Bytes>,
     /// Tells connections apart, for [`Channel::leave`].
     pub(super) generation: u64,
@@ -148,7 +148,7 @@ impl Channel {
 
     /// A connection, waiting for one until the deadline. With `impatient` one round over all servers is
     /// enough to give up.
-    pub(super) async fn link(&self, deadline: Instant, impatient: bool) -> Result<Link, EtcdError> {
+    pub(crate) async fn link(&self, deadline: Instant, impatient: bool) -> Result<Link, EtcdError> {
         let mut state = self.state.clone();
         let mut first_round = None;
         loop {
@@ -173,7 +173,7 @@ impl Channel {
 
     /// The server of this connection cannot help: calls from now on go to the next one, calls under way may
     /// go on. The only server is not left; when it is silent, its connection ends by itself.
-    pub(super) fn leave(&self, link: &Link) {
+    pub(crate) fn leave(&self, link: &Link) {
         if self.options.endpoints.len() > 1 {
             let _ = self.wishes.try_send(Wish::Leave(link.generation));
         }

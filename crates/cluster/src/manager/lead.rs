@@ -1,0 +1,611 @@
+//! What the elected manager does: gives ranges of servers that are gone to others, lets servers that come have their
+//! share, and carries out operations.
+//!
+//! How a range moves from a server that lives:
+//!
+//! ```text
+//!   DRAIN(old) ─▶ hand-off ─▶ PREPARE(new, hand-off) ─▶ save (the only commit point) ─▶ push
+//!        └ any failure before the save: RESUME(old), RESUME(new)
+//! ```
+//!
+//! A manager that dies between DRAIN and the save leaves the old owner drained; when the server finds the next leader it
+//! says so, and is told to resume. The old leader cannot save any more by then: its saves are fenced.
+//!
+//! One operation at a time holds the lock on `saved`; reactions to servers take turns with operations between batches.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use moim_wire_grpc::routing::{
+    ChangeKind, ChangeRequest, ChangeResponse, Command, CommandKind, Hello, Server, ShowResponse,
+};
+use moim_wire_grpc::{Code, Status};
+use tokio::net::TcpStream;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncGuard, Notify};
+
+use super::{Servers, Shared};
+use crate::assignment::plan::{PlanNode, PlanPartition, plan};
+use crate::backoff::Backoff;
+use crate::leadership::Leadership;
+use crate::registry::NodeRegistry;
+use crate::routing::store::{RoutingError, Saved};
+use crate::routing::table::{NodeStatus, RouteEntry, RoutingTable};
+use crate::session::SessionEnd;
+
+/// Ranges that move at a time.
+const BATCH: usize = 64;
+/// How long a connection to a server may take that may be gone.
+const PROBE: Duration = Duration::from_millis(500);
+/// How long a drain is waited for.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
+/// After servers came or went, how long to wait for more of them.
+const SETTLE: Duration = Duration::from_millis(20);
+/// A first table waits this long for servers to come.
+const FIRST: Duration = Duration::from_millis(300);
+
+pub(super) struct Lead {
+    shared: Weak<Shared>,
+    leadership: Leadership,
+    /// The table as this leader saved or read it last; `None` until it was read.
+    saved: AsyncMutex<Option<Saved>>,
+    /// Partitions of operations under way.
+    busy: Mutex<BTreeSet<String>>,
+    /// Something is to be looked at.
+    wake: Notify,
+}
+
+/// A range and where it is to go.
+struct Move {
+    entry: RouteEntry,
+    to: String,
+}
+
+fn refused(code: Code, message: impl Into<String>) -> Status {
+    Status::new(code, message.into())
+}
+
+fn status(error: RoutingError) -> Status {
+    let code = match error {
+        RoutingError::Conflict => Code::Aborted,
+        RoutingError::Fenced => Code::FailedPrecondition,
+        RoutingError::Malformed(_) => Code::DataLoss,
+        RoutingError::Invalid(_) => Code::InvalidArgument,
+        RoutingError::Store(_) => Code::Unavailable,
+    };
+    refused(code, error.to_string())
+}
+
+impl Lead {
+    pub(super) fn new(shared: &Arc<Shared>, leadership: Leadership) -> Arc<Self> {
+        Arc::new(Self {
+            shared: Arc::downgrade(shared),
+            leadership,
+            saved: AsyncMutex::new(None),
+            busy: Mutex::default(),
+            wake: Notify::new(),
+        })
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        self.leadership.is_valid()
+    }
+
+    pub(super) async fn lost(&self) -> SessionEnd {
+        self.leadership.lost().await
+    }
+
+    fn shared(&self) -> Option<Arc<Shared>> {
+        self.shared.upgrade()
+    }
+
+    /// Leads until it is dropped.
+    pub(super) async fn run(&self) {
+        let Some(shared) = self.shared() else { return };
+        let mut backoff = Backoff::default();
+        let (mut servers, mut lost) = (shared.servers.subscribe(), shared.hub.lost());
+        loop {
+            match self.reconcile(&shared).await {
+                Ok(true) => continue,
+                Ok(false) => backoff.reset(),
+                Err(error) => {
+                    tracing::debug!(%error, "the table was not brought up to date");
+                    *self.saved.lock().await = None;
+                    backoff.pause().await;
+                    continue;
+                }
+            }
+            tokio::select! {
+                () = self.wake.notified() => {}
+                changed = servers.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(SETTLE).await;
+                }
+                changed = lost.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let suspects: Vec<String> = lost.borrow_and_update().iter().cloned().collect();
+                    join_all(suspects.iter().map(|node| self.probe(&shared, node))).await;
+                }
+                // What could not be done for want of a connection is tried again.
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+        }
+    }
+
+    /// A server's connection has ended. When nobody listens at its address any more the process is gone, and its lease
+    /// need not be waited for; in every other case it must.
+    async fn probe(&self, shared: &Shared, node: &str) {
+        let known = shared.servers.borrow().as_ref().and_then(|servers| servers.get(node).cloned());
+        let Some(known) = known else { return };
+        let connected = tokio::time::timeout(PROBE, TcpStream::connect(&known.info.address)).await;
+        let is_gone = matches!(connected, Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused);
+        if is_gone && !shared.hub.is_connected(node) && self.is_valid() {
+            let registry =
+                NodeRegistry::new(&shared.context, &shared.options.namespace, Duration::from_secs(1));
+            match registry.deregister(node).await {
+                Ok(()) => tracing::info!(node, "a server's process is gone"),
+                Err(error) => tracing::debug!(%error, node, "its lease ends by itself"),
+            }
+        }
+    }
+
+    /// A server has connected: what it drained for an operation that is not under way, it serves again.
+    pub(super) fn on_connected(&self, hello: &Hello) {
+        let Some(shared) = self.shared() else { return };
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for partition in hello.drained.iter().filter(|partition| !busy.contains(*partition)) {
+            shared.hub.tell(&hello.node_id, self.command(CommandKind::Resume, partition));
+        }
+        self.wake.notify_one();
+    }
+
+    fn command(&self, kind: CommandKind, partition: &str) -> Command {
+        Command {
+            term: self.leadership.fencing_token(),
+            kind: kind as i32,
+            partition_id: partition.to_owned(),
+            ..Command::default()
+        }
+    }
+
+    /// The table, read if it was not yet.
+    async fn lock<'a>(&'a self, shared: &Shared) -> Result<AsyncGuard<'a, Option<Saved>>, RoutingError> {
+        let mut saved = self.saved.lock().await;
+        if saved.is_none() {
+            *saved = Some(shared.store.load().await?.unwrap_or_default());
+        }
+        Ok(saved)
+    }
+
+    async fn save(
+        &self,
+        shared: &Shared,
+        saved: &mut Option<Saved>,
+        table: RoutingTable,
+        draining: Vec<String>,
+    ) -> Result<i64, RoutingError> {
+        if !self.is_valid() {
+            return Err(RoutingError::Fenced);
+        }
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        match shared.store.save(&before, table, draining, Some(self.leadership.fence())).await {
+            Ok(after) => {
+                let version = after.table.version;
+                shared.feed.publish(Arc::clone(&after.table), &shared.context.metrics);
+                *saved = Some(after);
+                Ok(version)
+            }
+            Err(error) => {
+                // Whatever is there now is read before the next step.
+                *saved = None;
+                Err(error)
+            }
+        }
+    }
+
+    /// Brings the table closer to what it should be; true when there is more to do.
+    async fn reconcile(&self, shared: &Shared) -> Result<bool, RoutingError> {
+        let Some(servers) = shared.servers.borrow().clone() else { return Ok(false) };
+        let mut saved = self.lock(shared).await?;
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        if before.revision == 0 {
+            drop(saved);
+            return self.found(shared, &servers).await;
+        }
+        let eligible = eligible(&servers, &before.draining);
+        let entries = before.table.entries();
+        let planned: Vec<PlanPartition> = entries
+            .iter()
+            .map(|entry| {
+                let keeps = eligible.iter().any(|node| node.id == entry.node_id);
+                let zone = String::new();
+                PlanPartition { owner: keeps.then(|| entry.node_id.clone()), zone }
+            })
+            .collect();
+        let plan = plan(&eligible, &planned);
+        let mut next = entries.to_vec();
+        let mut moves = Vec::new();
+        for (at, entry) in next.iter_mut().enumerate() {
+            let wanted = plan.owners.get(at).map(|node| eligible[*node].id.as_str());
+            let is_alive = servers.contains_key(&entry.node_id);
+            match wanted {
+                Some(wanted) if wanted != entry.node_id => {
+                    let must = before.draining.contains(&entry.node_id);
+                    if !is_alive {
+                        wanted.clone_into(&mut entry.node_id);
+                    } else if shared.options.rebalance || must {
+                        moves.push(Move { entry: entry.clone(), to: wanted.to_owned() });
+                    }
+                }
+                _ => {}
+            }
+            show(entry, &servers, &before.draining);
+        }
+        if next != entries {
+            let table = before.table.next(|entries| *entries = next)?;
+            self.save(shared, &mut saved, table, before.draining.clone()).await?;
+            return Ok(true);
+        }
+        moves.retain(|one| shared.hub.is_connected(&one.entry.node_id) && shared.hub.is_connected(&one.to));
+        moves.truncate(BATCH);
+        if moves.is_empty() {
+            return Ok(false);
+        }
+        let moved = self.migrate(shared, &mut saved, moves).await?;
+        Ok(moved > 0)
+    }
+
+    /// The first table, once there are servers.
+    async fn found(&self, shared: &Shared, servers: &Servers) -> Result<bool, RoutingError> {
+        if servers.is_empty() {
+            return Ok(false);
+        }
+        // Those that are started together come together.
+        tokio::time::sleep(FIRST).await;
+        let servers = shared.servers.borrow().clone().unwrap_or_default();
+        let nodes = eligible(&servers, &[]);
+        let mut saved = self.lock(shared).await?;
+        if saved.as_ref().is_some_and(|saved| saved.revision != 0) || nodes.is_empty() {
+            return Ok(true);
+        }
+        let count = shared.options.initial_partitions.clamp(1, 95);
+        let planned = vec![PlanPartition { owner: None, zone: String::new() }; count];
+        let plan = plan(&nodes, &planned);
+        // The printable characters, in equal shares; the outer ranges take what is beyond them.
+        let bound = |at: usize| match at {
+            0 => String::new(),
+            at if at == count => String::new(),
+            at => char::from(b' ' + u8::try_from(at * 95 / count).unwrap_or(94)).to_string(),
+        };
+        let entries = (0..count).map(|at| {
+            let mut entry = RouteEntry {
+                partition_id: format!("p{}", at + 1),
+                key_range_start: bound(at),
+                key_range_end: bound(at + 1),
+                node_id: nodes[plan.owners[at]].id.clone(),
+                ..RouteEntry::default()
+            };
+            show(&mut entry, &servers, &[]);
+            entry
+        });
+        let table = RoutingTable::new(1, entries.collect())?;
+        self.save(shared, &mut saved, table, Vec::new()).await?;
+        Ok(true)
+    }
+
+    /// Moves ranges between servers that live; answers how many have moved.
+    async fn migrate(
+        &self,
+        shared: &Shared,
+        saved: &mut Option<Saved>,
+        moves: Vec<Move>,
+    ) -> Result<usize, RoutingError> {
+        let names: Vec<String> = moves.iter().map(|one| one.entry.partition_id.clone()).collect();
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).extend(names.iter().cloned());
+        let steps = moves.iter().map(|one| self.hand_over(shared, one));
+        let handed = join_all(steps).await;
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        let servers = shared.servers.borrow().clone().unwrap_or_default();
+        let mut targets = BTreeMap::new();
+        for (one, handed) in moves.iter().zip(&handed) {
+            match handed {
+                Ok(()) => drop(targets.insert(one.entry.partition_id.as_str(), one.to.as_str())),
+                Err(error) => {
+                    tracing::info!(partition = one.entry.partition_id, error, "a range was not moved")
+                }
+            }
+        }
+        let table = before.table.next(|entries| {
+            for entry in entries {
+                if let Some(to) = targets.get(entry.partition_id.as_str()) {
+                    (*to).clone_into(&mut entry.node_id);
+                    show(entry, &servers, &before.draining);
+                }
+            }
+        });
+        let done = match (targets.is_empty(), table) {
+            (true, _) => Ok(0),
+            (false, Ok(table)) => {
+                let count = targets.len();
+                self.save(shared, saved, table, before.draining.clone()).await.map(|_| count)
+            }
+            (false, Err(error)) => Err(error.into()),
+        };
+        let is_done = done.is_ok();
+        for (one, handed) in moves.iter().zip(&handed) {
+            // After a save whose outcome is not known the servers ask again when they see the table.
+            if handed.is_err() || (!is_done && self.is_valid()) {
+                shared
+                    .hub
+                    .tell(&one.entry.node_id, self.command(CommandKind::Resume, &one.entry.partition_id));
+                shared.hub.tell(&one.to, self.command(CommandKind::Resume, &one.entry.partition_id));
+            }
+        }
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.retain(|name| !names.contains(name));
+        done
+    }
+
+    async fn hand_over(&self, shared: &Shared, one: &Move) -> Result<(), String> {
+        let within = shared.options.command_timeout;
+        let partition = &one.entry.partition_id;
+        let drain = self.command(CommandKind::Drain, partition);
+        let handoff = shared.hub.ask(&one.entry.node_id, drain, within).await?;
+        let prepare = Command { handoff, ..self.command(CommandKind::Prepare, partition) };
+        shared.hub.ask(&one.to, prepare, within).await.map(drop)
+    }
+
+    /// Carries out an operation.
+    pub(super) async fn change(&self, request: ChangeRequest) -> Result<ChangeResponse, Status> {
+        let shared = self.shared().ok_or_else(|| refused(Code::Unavailable, "the manager stops"))?;
+        match request.kind() {
+            ChangeKind::Split => self.split(&shared, &request.partition_id, &request.argument).await,
+            ChangeKind::Merge => self.merge(&shared, &request.partition_id, &request.argument).await,
+            ChangeKind::Migrate => self.move_to(&shared, &request.partition_id, &request.node_id).await,
+            ChangeKind::Drain => self.drain(&shared, &request.node_id).await,
+            ChangeKind::Undrain => self.undrain(&shared, &request.node_id).await,
+            ChangeKind::Unknown => Err(refused(Code::Unimplemented, "the operation is not known here")),
+        }
+    }
+
+    async fn split(&self, shared: &Shared, partition: &str, key: &str) -> Result<ChangeResponse, Status> {
+        let mut saved = self.lock(shared).await.map_err(status)?;
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        let entry = find(&before.table, partition)?;
+        if !entry.contains(key) || key == entry.key_range_start {
+            let message = format!("{key:?} is not inside of partition {partition}");
+            return Err(refused(Code::InvalidArgument, message));
+        }
+        let upper = (before.table.version + 1..)
+            .map(|number| format!("p{number}"))
+            .find(|name| before.table.get(name).is_none())
+            .unwrap_or_default();
+        let command = Command {
+            other_id: upper.clone(),
+            key: key.to_owned(),
+            ..self.command(CommandKind::Split, partition)
+        };
+        self.ask_owner(shared, &entry, command).await?;
+        let table = before.table.next(|entries| {
+            if let Some(lower) = entries.iter_mut().find(|one| one.partition_id == partition) {
+                let mut above = lower.clone();
+                above.partition_id.clone_from(&upper);
+                key.clone_into(&mut above.key_range_start);
+                key.clone_into(&mut lower.key_range_end);
+                entries.push(above);
+            }
+        });
+        let table = table.map_err(|error| status(error.into()))?;
+        let version = match self.save(shared, &mut saved, table, before.draining.clone()).await {
+            Ok(version) => version,
+            Err(error) => {
+                shared.hub.tell(&entry.node_id, self.command(CommandKind::Resume, &upper));
+                return Err(status(error));
+            }
+        };
+        Ok(ChangeResponse { version, partition_id: upper })
+    }
+
+    async fn merge(&self, shared: &Shared, partition: &str, above: &str) -> Result<ChangeResponse, Status> {
+        let mut saved = self.lock(shared).await.map_err(status)?;
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        let (low, high) = (find(&before.table, partition)?, find(&before.table, above)?);
+        if low.key_range_end.is_empty() || low.key_range_end != high.key_range_start {
+            let message = format!("partition {above} does not begin where {partition} ends");
+            return Err(refused(Code::InvalidArgument, message));
+        }
+        if low.node_id != high.node_id {
+            let one = Move { entry: high.clone(), to: low.node_id.clone() };
+            if self.migrate(shared, &mut saved, vec![one]).await.map_err(status)? == 0 {
+                let message = format!("partition {above} could not be moved to {}", low.node_id);
+                return Err(refused(Code::FailedPrecondition, message));
+            }
+        }
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        let command = Command { other_id: above.to_owned(), ..self.command(CommandKind::Merge, partition) };
+        self.ask_owner(shared, &low, command).await?;
+        let table = before.table.next(|entries| {
+            entries.retain(|one| one.partition_id != above);
+            if let Some(low) = entries.iter_mut().find(|one| one.partition_id == partition) {
+                low.key_range_end.clone_from(&high.key_range_end);
+            }
+        });
+        let table = table.map_err(|error| status(error.into()))?;
+        let version = self.save(shared, &mut saved, table, before.draining.clone()).await.map_err(status)?;
+        Ok(ChangeResponse { version, partition_id: partition.to_owned() })
+    }
+
+    async fn move_to(&self, shared: &Shared, partition: &str, to: &str) -> Result<ChangeResponse, Status> {
+        let mut saved = self.lock(shared).await.map_err(status)?;
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        let entry = find(&before.table, partition)?;
+        let is_known = shared.servers.borrow().as_ref().is_some_and(|servers| servers.contains_key(to));
+        if !is_known {
+            return Err(refused(Code::NotFound, format!("there is no server {to}")));
+        }
+        let partition_id = partition.to_owned();
+        if entry.node_id == to {
+            return Ok(ChangeResponse { version: before.table.version, partition_id });
+        }
+        let one = Move { entry, to: to.to_owned() };
+        if self.migrate(shared, &mut saved, vec![one]).await.map_err(status)? == 0 {
+            return Err(refused(
+                Code::FailedPrecondition,
+                format!("partition {partition} could not be moved"),
+            ));
+        }
+        let version = saved.as_ref().map_or(0, |saved| saved.table.version);
+        Ok(ChangeResponse { version, partition_id })
+    }
+
+    async fn drain(&self, shared: &Shared, node: &str) -> Result<ChangeResponse, Status> {
+        {
+            let mut saved = self.lock(shared).await.map_err(status)?;
+            let before = saved.as_ref().cloned().unwrap_or_default();
+            let servers = shared.servers.borrow().clone().unwrap_or_default();
+            if !servers.contains_key(node) {
+                return Err(refused(Code::NotFound, format!("there is no server {node}")));
+            }
+            let mut draining = before.draining.clone();
+            if !draining.iter().any(|one| one == node) {
+                draining.push(node.to_owned());
+            }
+            if eligible(&servers, &draining).is_empty() {
+                return Err(refused(Code::FailedPrecondition, "no server is left to take the ranges"));
+            }
+            self.set_draining(shared, &mut saved, draining).await?;
+        }
+        self.wake.notify_one();
+        let left = async {
+            loop {
+                {
+                    let saved = self.lock(shared).await.map_err(status)?;
+                    let table = saved.as_ref().map(|saved| Arc::clone(&saved.table)).unwrap_or_default();
+                    if !table.entries().iter().any(|entry| entry.node_id == node) {
+                        return Ok(ChangeResponse { version: table.version, partition_id: String::new() });
+                    }
+                }
+                if !self.is_valid() {
+                    return Err(refused(Code::Unavailable, "this manager leads no more; the drain goes on"));
+                }
+                self.wake.notify_one();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        match tokio::time::timeout(DRAIN_PATIENCE, left).await {
+            Ok(done) => done,
+            Err(_) => {
+                Err(refused(Code::DeadlineExceeded, format!("{node} still has ranges; the drain goes on")))
+            }
+        }
+    }
+
+    async fn undrain(&self, shared: &Shared, node: &str) -> Result<ChangeResponse, Status> {
+        let mut saved = self.lock(shared).await.map_err(status)?;
+        let mut draining = saved.as_ref().cloned().unwrap_or_default().draining;
+        draining.retain(|one| one != node);
+        let version = self.set_draining(shared, &mut saved, draining).await?;
+        self.wake.notify_one();
+        Ok(ChangeResponse { version, partition_id: String::new() })
+    }
+
+    async fn set_draining(
+        &self,
+        shared: &Shared,
+        saved: &mut Option<Saved>,
+        draining: Vec<String>,
+    ) -> Result<i64, Status> {
+        let before = saved.as_ref().cloned().unwrap_or_default();
+        if before.draining == draining {
+            return Ok(before.table.version);
+        }
+        let servers = shared.servers.borrow().clone().unwrap_or_default();
+        let table = before.table.next(|entries| {
+            for entry in entries {
+                show(entry, &servers, &draining);
+            }
+        });
+        let table = table.map_err(|error| status(error.into()))?;
+        self.save(shared, saved, table, draining).await.map_err(status)
+    }
+
+    /// Asks the owner of a range; one without an owner has nobody to ask.
+    async fn ask_owner(
+        &self,
+        shared: &Shared,
+        entry: &RouteEntry,
+        command: Command,
+    ) -> Result<Bytes, Status> {
+        if entry.node_id.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let asked = shared.hub.ask(&entry.node_id, command, shared.options.command_timeout).await;
+        asked.map_err(|error| refused(Code::FailedPrecondition, error))
+    }
+
+    pub(super) fn show(&self) -> ShowResponse {
+        let Some(shared) = self.shared() else { return ShowResponse::default() };
+        let table = Arc::clone(&shared.feed.current().table);
+        let servers = shared.servers.borrow().clone().unwrap_or_default();
+        let draining: BTreeSet<&str> = table
+            .entries()
+            .iter()
+            .filter(|entry| NodeStatus::from_i32(entry.node_status) == NodeStatus::Draining)
+            .map(|entry| entry.node_id.as_str())
+            .collect();
+        let servers = servers.values().map(|server| {
+            let owned = table.entries().iter().filter(|entry| entry.node_id == server.info.id).count();
+            let status = match (draining.contains(server.info.id.as_str()), owned) {
+                (true, _) => NodeStatus::Draining,
+                (false, 0) => NodeStatus::Waiting,
+                (false, _) => NodeStatus::Active,
+            };
+            Server {
+                node_id: server.info.id.clone(),
+                node_address: server.info.address.clone(),
+                node_status: status as i32,
+                partitions: owned as u64,
+                connected: shared.hub.is_connected(&server.info.id),
+            }
+        });
+        ShowResponse {
+            incarnation: table.incarnation,
+            version: table.version,
+            servers: servers.collect(),
+            routes: table.entries().iter().map(RouteEntry::to_wire).collect(),
+            leader: shared.context.node_id.to_string(),
+            subscribers: shared.feed.subscribers() as u64,
+        }
+    }
+}
+
+fn find(table: &RoutingTable, partition: &str) -> Result<RouteEntry, Status> {
+    let found = table.get(partition).cloned();
+    found.ok_or_else(|| refused(Code::NotFound, format!("there is no partition {partition}")))
+}
+
+/// Servers that may be given ranges, in order of their ids.
+fn eligible(servers: &Servers, draining: &[String]) -> Vec<PlanNode> {
+    let able = servers.values().filter(|server| !draining.contains(&server.info.id));
+    able.map(|server| PlanNode { id: server.info.id.clone(), zone: server.info.zone.clone() }).collect()
+}
+
+/// Writes into an entry how its server is.
+fn show(entry: &mut RouteEntry, servers: &Servers, draining: &[String]) {
+    let status = match servers.get(&entry.node_id) {
+        Some(server) => {
+            entry.node_address.clone_from(&server.info.address);
+            if draining.contains(&entry.node_id) { NodeStatus::Draining } else { NodeStatus::Active }
+        }
+        None if entry.node_id.is_empty() => NodeStatus::Waiting,
+        None => NodeStatus::Failed,
+    };
+    entry.node_status = status as i32;
+}

@@ -1,0 +1,350 @@
+//! A service that counts per key, in ranges, through everything that can happen to them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use moim_base::task::{Scope, Shutdown};
+
+use super::*;
+use crate::registry::NodeRegistry;
+use crate::repository::{BoxFuture, StateRepository};
+use crate::routing::{CallError, Moved, RangeHooks, RouteEntry, RouteServer, RoutingClient};
+use crate::scenario::{Flaky, Mood, Store, everywhere, in_memory, until};
+
+/// What a server's ranges are recovered from when it is gone: shared storage.
+#[derive(Default)]
+struct Disk(Mutex<BTreeMap<String, u64>>);
+
+/// One server's state: key -> count.
+struct Counts {
+    memory: Mutex<BTreeMap<String, u64>>,
+    disk: Arc<Disk>,
+}
+
+impl RangeHooks for Counts {
+    fn drain<'a>(&'a self, range: &'a RouteEntry) -> BoxFuture<'a, Result<Bytes, String>> {
+        Box::pin(async move {
+            let memory = self.memory.lock().unwrap();
+            let mine: BTreeMap<_, _> = memory.iter().filter(|(key, _)| range.contains(key)).collect();
+            Ok(serde_json::to_vec(&mine).unwrap().into())
+        })
+    }
+
+    fn prepare<'a>(&'a self, _partition: &'a str, handoff: Bytes) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            let state = if handoff.is_empty() {
+                self.disk.0.lock().unwrap().clone()
+            } else {
+                serde_json::from_slice(&handoff).map_err(|error| error.to_string())?
+            };
+            self.memory.lock().unwrap().extend(state);
+            Ok(())
+        })
+    }
+
+    fn resume<'a>(&'a self, _range: &'a RouteEntry) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn split<'a>(
+        &'a self,
+        range: &'a RouteEntry,
+        key: &'a str,
+        upper: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            assert!(range.contains(key) && !upper.is_empty());
+            Ok(())
+        })
+    }
+
+    fn merge<'a>(
+        &'a self,
+        range: &'a RouteEntry,
+        above: &'a RouteEntry,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            assert_eq!(range.key_range_end, above.key_range_start);
+            Ok(())
+        })
+    }
+
+    fn released(&self, _partition: &str) {}
+}
+
+struct Node {
+    server: Option<RouteServer>,
+    counts: Arc<Counts>,
+    scope: Scope,
+    flaky: Arc<Flaky>,
+    /// Holds the address: nobody listening means that the process is gone.
+    listener: Option<std::net::TcpListener>,
+}
+
+/// A service under test: managers, servers, and a client.
+struct World {
+    store: Store,
+    disk: Arc<Disk>,
+    managers: Vec<(Manager, Scope)>,
+    nodes: Mutex<HashMap<String, Arc<Node>>>,
+    sent: Mutex<BTreeMap<String, u64>>,
+    calls: AtomicU64,
+}
+
+impl World {
+    async fn start(store: Store, managers: usize, servers: &[&str]) -> Self {
+        let mut world = Self {
+            store,
+            disk: Arc::default(),
+            managers: Vec::new(),
+            nodes: Mutex::default(),
+            sent: Mutex::default(),
+            calls: AtomicU64::new(0),
+        };
+        for _ in 0..managers {
+            let scope = Scope::new(Shutdown::new());
+            let mut context = world.store.node("m");
+            context.scope = scope.clone();
+            let mut options = ManagerOptions::new("svc");
+            options.election_ttl = world.store.ttl;
+            options.initial_partitions = 8;
+            world.managers.push((Manager::start(&context, options).await.unwrap(), scope));
+        }
+        for id in servers {
+            world.add(id).await;
+        }
+        world
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        self.managers.iter().map(|(manager, _)| manager.address().to_string()).collect()
+    }
+
+    async fn add(&self, id: &str) {
+        let scope = Scope::new(Shutdown::new());
+        let mut context = self.store.node(id);
+        context.scope = scope.clone();
+        let flaky = Flaky::new(context.repository.clone());
+        context.repository = flaky.clone();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let counts = Arc::new(Counts { memory: Mutex::default(), disk: self.disk.clone() });
+        let registry = NodeRegistry::new(&context, "svc", self.store.ttl);
+        let info = ServerInfo { id: id.to_owned(), address, ..ServerInfo::default() };
+        let hooks = counts.clone();
+        let server =
+            RouteServer::start(&context, &registry, "svc", info, &self.addresses(), hooks).await.unwrap();
+        let node = Node { server: Some(server), counts, scope, flaky, listener: Some(listener) };
+        self.nodes.lock().unwrap().insert(id.to_owned(), Arc::new(node));
+    }
+
+    /// As `kill -9` does it: connections break, nobody listens, nothing is said.
+    fn kill(&self, id: &str) {
+        let node = self.nodes.lock().unwrap().remove(id).unwrap();
+        let mut node = Arc::into_inner(node).expect("nobody is calling it");
+        drop(node.listener.take());
+        // The registration is left to its lease.
+        node.flaky.set(Mood { away: true, ..Mood::default() });
+        node.scope.shutdown().stop();
+        drop(node.server.take());
+    }
+
+    fn client(&self) -> RoutingClient {
+        RoutingClient::connect(&self.store.node("sdk"), "svc", &self.addresses())
+    }
+
+    /// Counts a key up, wherever it is.
+    async fn count(&self, client: &RoutingClient, key: &str) {
+        let asked = client.call(key, Duration::from_secs(20), async |route: RouteEntry| {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            let node = self.nodes.lock().unwrap().get(&route.node_id).cloned();
+            let Some(node) = node else { return Err(CallError::Unreachable("nobody there")) };
+            let Some(server) = &node.server else { return Err(CallError::Unreachable("gone")) };
+            // Looking and counting are one step here: a service does both under its own lock.
+            let mut memory = node.counts.memory.lock().unwrap();
+            if let Err(Moved(newer)) = server.check(key) {
+                return Err(CallError::Moved(newer.map(|newer| *newer)));
+            }
+            let count = memory.entry(key.to_owned()).or_default();
+            *count += 1;
+            node.counts.disk.0.lock().unwrap().insert(key.to_owned(), *count);
+            Ok(())
+        });
+        asked.await.unwrap();
+        *self.sent.lock().unwrap().entry(key.to_owned()).or_default() += 1;
+    }
+
+    async fn load(&self, client: &RoutingClient, rounds: usize) {
+        for round in 0..rounds {
+            for letter in 'a'..='z' {
+                self.count(client, &format!("{letter}{}", round % 3)).await;
+            }
+        }
+    }
+
+    /// Every count is what was sent.
+    fn verify(&self, what: &str) {
+        let disk = self.disk.0.lock().unwrap().clone();
+        assert_eq!(disk, *self.sent.lock().unwrap(), "{}: {what}", self.store.name);
+    }
+
+    async fn settled(&self, client: &RoutingClient, servers: &[&str]) {
+        until(&format!("{}: ranges are spread over {servers:?}", self.store.name), async || {
+            let table = client.table();
+            let mut owned: BTreeMap<&str, usize> = servers.iter().map(|id| (*id, 0)).collect();
+            for entry in table.entries() {
+                *owned.get_mut(entry.node_id.as_str())? += 1;
+            }
+            let (least, most) = (owned.values().min()?, owned.values().max()?);
+            (!table.entries().is_empty() && most - least <= 1).then_some(())
+        })
+        .await;
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_service_counts_exactly_through_split_merge_migrate_drain_and_kill() {
+    everywhere(async |store| {
+        let world = World::start(store, 2, &["a", "b", "c"]).await;
+        let client = world.client();
+        world.settled(&client, &["a", "b", "c"]).await;
+        world.load(&client, 3).await;
+        world.verify("at first");
+
+        let route = client.route("m0").unwrap();
+        let upper = client.split(&route.partition_id, "m1", PATIENCE).await.unwrap();
+        until("the split is seen", async || {
+            (client.route("m1").unwrap().partition_id == upper).then_some(())
+        })
+        .await;
+        assert_eq!(client.route("m0").unwrap().partition_id, route.partition_id);
+        world.load(&client, 2).await;
+        world.verify("after a split");
+
+        let other = ["a", "b", "c"].into_iter().find(|id| *id != route.node_id).unwrap();
+        client.migrate(&upper, other, PATIENCE).await.unwrap();
+        world.load(&client, 2).await;
+        world.verify("after a migration");
+        client.merge(&route.partition_id, &upper, PATIENCE).await.unwrap();
+        world.load(&client, 2).await;
+        world.verify("after a merge");
+
+        client.drain("a", false, PATIENCE).await.unwrap();
+        world.settled(&client, &["b", "c"]).await;
+        let shown = client.show(PATIENCE).await.unwrap();
+        assert_eq!(shown.servers.iter().find(|server| server.node_id == "a").unwrap().partitions, 0);
+        world.load(&client, 2).await;
+        world.verify("after a drain");
+        client.drain("a", true, PATIENCE).await.unwrap();
+        world.settled(&client, &["a", "b", "c"]).await;
+
+        let killed = world.store.node("t").clock.monotonic_ms();
+        world.kill("b");
+        world.settled(&client, &["a", "c"]).await;
+        let took = world.store.node("t").clock.monotonic_ms() - killed;
+        assert!(took < 2_000, "{}: {took} ms", world.store.name);
+        world.load(&client, 2).await;
+        world.verify("after a kill");
+    });
+}
+
+#[test]
+fn when_the_leading_manager_goes_another_one_takes_over() {
+    everywhere(async |store| {
+        let mut world = World::start(store, 2, &["a", "b"]).await;
+        let client = world.client();
+        world.settled(&client, &["a", "b"]).await;
+        world.load(&client, 1).await;
+        let at = world.managers.iter().position(|(manager, _)| manager.leads()).unwrap();
+        let (gone, scope) = world.managers.remove(at);
+        scope.shutdown().stop();
+        drop(gone);
+        world.load(&client, 1).await;
+        let route = client.route("m0").unwrap();
+        let split = async || client.split(&route.partition_id, "m00", Duration::from_secs(2)).await.ok();
+        until("an operation works again", split).await;
+        // The addresses of both are known to all.
+        world.add("c").await;
+        world.settled(&client, &["a", "b", "c"]).await;
+        world.load(&client, 1).await;
+        world.verify("after a change of managers");
+    });
+}
+
+#[test]
+fn operations_that_cannot_be_are_refused_by_name() {
+    in_memory(async |store| {
+        let world = World::start(store, 1, &["a"]).await;
+        let client = world.client();
+        world.settled(&client, &["a"]).await;
+        let first = client.table().entries()[0].clone();
+        let last = client.table().entries().last().unwrap().clone();
+        let cases = [
+            (client.split("nobody", "x", PATIENCE).await.map(drop), "there is no partition nobody"),
+            (client.split(&first.partition_id, "~~", PATIENCE).await.map(drop), "is not inside of partition"),
+            (
+                client.merge(&first.partition_id, &last.partition_id, PATIENCE).await.map(drop),
+                "does not begin where",
+            ),
+            (
+                client.migrate(&first.partition_id, "nobody", PATIENCE).await.map(drop),
+                "there is no server nobody",
+            ),
+            (client.drain("a", false, PATIENCE).await.map(drop), "no server is left"),
+            (client.drain("nobody", false, PATIENCE).await.map(drop), "there is no server nobody"),
+        ];
+        for (refused, text) in cases {
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains(text), "{message:?} says {text:?}");
+        }
+        let stranger = RoutingClient::connect(&world.store.node("x"), "other", &world.addresses());
+        let refused = stranger.show(PATIENCE).await.unwrap_err().to_string();
+        assert!(refused.contains("no namespace other"), "{refused}");
+    });
+}
+
+#[test]
+fn a_server_that_was_paused_serves_nothing_before_it_is_registered_again() {
+    in_memory(async |store| {
+        let world = World::start(store, 1, &["a", "b"]).await;
+        let client = world.client();
+        world.settled(&client, &["a", "b"]).await;
+        let a = world.nodes.lock().unwrap()["a"].clone();
+        let server = a.server.as_ref().unwrap();
+        let mine = server.partitions();
+        assert!(!mine.is_empty());
+        // Its lease is taken from it, as after a long pause.
+        NodeRegistry::new(&world.store.node("x"), "svc", world.store.ttl).deregister("a").await.unwrap();
+        until("it knows", async || (!server.is_registered() || server.partitions() != mine).then_some(()))
+            .await;
+        drop(a);
+        world.settled(&client, &["a", "b"]).await;
+        world.load(&client, 1).await;
+        world.verify("after it came back");
+    });
+}
+
+#[test]
+fn a_slow_subscriber_costs_one_message_and_a_late_one_gets_everything() {
+    in_memory(async |store| {
+        let world = World::start(store, 1, &["a"]).await;
+        let early = world.client();
+        world.settled(&early, &["a"]).await;
+        let mut partition = early.route("m").unwrap().partition_id;
+        for step in 0..20 {
+            partition = early.split(&partition, &format!("m{step:03}"), PATIENCE).await.unwrap();
+        }
+        let late = world.client();
+        until("both have the same table", async || {
+            let (early, late) = (early.table(), late.table());
+            (early == late && early.version > 20).then_some(())
+        })
+        .await;
+        assert_eq!(world.managers[0].0.version(), late.table().version);
+        let repository: &dyn StateRepository = &*world.store.repository;
+        assert!(repository.get("/svc/manager").await.unwrap().is_some());
+    });
+}

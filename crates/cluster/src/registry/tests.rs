@@ -1,0 +1,103 @@
+use super::*;
+use crate::scenario::{Flaky, Mood, everywhere, in_memory, until};
+
+fn server(id: &str) -> ServerInfo {
+    ServerInfo { id: id.to_owned(), address: format!("{id}:1"), ..ServerInfo::default() }
+}
+
+#[test]
+fn servers_register_are_listed_and_go() {
+    everywhere(async |store| {
+        let registry = NodeRegistry::new(&store.node("m"), "actorbase", store.ttl);
+        let mut watcher = registry.watcher();
+        let a = registry.register(server("a")).await.unwrap();
+        let b = registry.register(server("b")).await.unwrap();
+        assert_eq!(registry.list().await.unwrap(), [server("a"), server("b")]);
+        let entry = store.repository.get("/actorbase/nodes/a").await.unwrap().unwrap();
+        assert!(entry.lease.is_some());
+        assert_eq!(watcher.next().await, Some(NodeEvent::Joined(server("a"))));
+        assert_eq!(watcher.next().await, Some(NodeEvent::Joined(server("b"))));
+        tokio::time::sleep(store.ttl * 2).await;
+        assert!(a.is_valid() && b.is_valid());
+        a.deregister().await.unwrap();
+        assert_eq!(registry.list().await.unwrap(), [server("b")], "{}: at once", store.name);
+        assert_eq!(watcher.next().await, Some(NodeEvent::Left(server("a"))));
+        drop(b);
+        assert_eq!(watcher.next().await, Some(NodeEvent::Left(server("b"))));
+    });
+}
+
+#[test]
+fn a_lost_registration_comes_back_by_itself() {
+    everywhere(async |store| {
+        let flaky = Flaky::new(store.repository.clone());
+        let mut context = store.node("a");
+        context.repository = flaky.clone();
+        let registration = NodeRegistry::new(&context, "n", store.ttl).register(server("a")).await.unwrap();
+        let registry = NodeRegistry::new(&store.node("m"), "n", store.ttl);
+        flaky.set(Mood { away: true, ..Mood::default() });
+        until("the lease ends", async || registry.list().await.unwrap().is_empty().then_some(())).await;
+        assert!(!registration.is_valid(), "{}", store.name);
+        flaky.set(Mood::default());
+        until("it is back", async || (registry.list().await.unwrap().len() == 1).then_some(())).await;
+        until("and knows it", async || registration.is_valid().then_some(())).await;
+    });
+}
+
+#[test]
+fn somebody_else_can_remove_a_server_and_a_second_life_replaces_the_first() {
+    in_memory(async |store| {
+        let registry = NodeRegistry::new(&store.node("m"), "n", Duration::from_secs(60));
+        let lease = store.repository.grant(Duration::from_secs(600)).await.unwrap();
+        let txn = Txn::new().put_leased("/n/nodes/a", server("a").to_bytes(), lease.id);
+        store.repository.txn(txn).await.unwrap();
+        let before = store.repository.get("/n/nodes/a").await.unwrap().unwrap();
+        let _a = registry.register(server("a")).await.unwrap();
+        let after = store.repository.get("/n/nodes/a").await.unwrap().unwrap();
+        assert!(after.create_revision > before.create_revision);
+        let _b = registry.register(server("b")).await.unwrap();
+        registry.deregister("b").await.unwrap();
+        registry.deregister("nobody").await.unwrap();
+        assert!(matches!(registry.register(server("a/b")).await, Err(RegisterError::BadId(_))));
+    });
+}
+
+#[test]
+fn a_watcher_that_was_cut_off_tells_the_difference() {
+    in_memory(async |store| {
+        let flaky = Flaky::new(store.repository.clone());
+        let mut context = store.node("m");
+        context.repository = flaky.clone();
+        let mut watcher = NodeRegistry::new(&context, "n", store.ttl).watcher();
+        let registry = NodeRegistry::new(&store.node("x"), "n", Duration::from_secs(60));
+        let _a = registry.register(server("a")).await.unwrap();
+        let b = registry.register(server("b")).await.unwrap();
+        for _ in 0..2 {
+            watcher.next().await.unwrap();
+        }
+        // More changes than a watch keeps: it has a gap, and cannot list at first.
+        flaky.set(Mood { away: true, ..Mood::default() });
+        for round in 0..3_000 {
+            store.repository.txn(Txn::new().put("/n/nodes/noise", "{}")).await.unwrap();
+            if round == 1_000 {
+                b.clone().deregister().await.unwrap();
+            }
+        }
+        let _c = registry.register(server("c")).await.unwrap();
+        store.repository.txn(Txn::new().delete("/n/nodes/noise")).await.unwrap();
+        flaky.set(Mood::default());
+        let mut net: BTreeMap<String, i32> = BTreeMap::new();
+        until("the difference is told", async || {
+            while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(50), watcher.next()).await
+            {
+                match event {
+                    NodeEvent::Joined(server) => *net.entry(server.id).or_default() += 1,
+                    NodeEvent::Left(server) => *net.entry(server.id).or_default() -= 1,
+                }
+            }
+            (net.get("b") == Some(&-1) && net.get("c") == Some(&1)).then_some(())
+        })
+        .await;
+        assert_eq!(net.get("").copied().unwrap_or(0), 0, "noise came and went: {net:?}");
+    });
+}

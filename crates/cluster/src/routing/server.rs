@@ -1,0 +1,306 @@
+//! A range server: registers itself, follows the table through a manager, knows at each request whether the range is
+//! its own, and does what the manager's operations ask of it.
+//!
+//! Invariants:
+//! - A key is served only while the registration stands (by this process's clock), the table says that the range is ours,
+//!   the partition is ready, and it is not drained. So a server that is paused or cut off stops before its ranges are
+//!   given to others.
+//! - A drained partition stays so until the table gives it to somebody else, or a manager that leads says that the
+//!   operation was given up. Commands of an older leader than seen are refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use moim_wire_grpc::routing::{Ack, Command, CommandKind};
+use tokio::sync::{mpsc, watch};
+
+use super::link::{self, Follower};
+use super::table::{RouteEntry, RoutingTable};
+use crate::context::Context;
+use crate::events::ClusterEvent;
+use crate::registry::{NodeRegistry, RegisterError, Registration, ServerInfo};
+use crate::repository::BoxFuture;
+
+/// What the application does when ranges come, go and change. An error gives the operation up; the partition stays
+/// as it was.
+pub trait RangeHooks: Send + Sync + 'static {
+    /// Stop serving the partition: finish what is under way, and say what the next owner needs.
+    fn drain<'a>(&'a self, range: &'a RouteEntry) -> BoxFuture<'a, Result<Bytes, String>>;
+
+    /// Get ready to serve the partition. What the owner before left is empty when that one is gone: recover then.
+    fn prepare<'a>(&'a self, partition: &'a str, handoff: Bytes) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Serve the drained partition again: the operation was given up.
+    fn resume<'a>(&'a self, range: &'a RouteEntry) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Divide the partition at `key`; `upper` is the name of the part from there on.
+    fn split<'a>(
+        &'a self,
+        range: &'a RouteEntry,
+        key: &'a str,
+        upper: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Take the partition `above`, which is ours, too, into this one.
+    fn merge<'a>(&'a self, range: &'a RouteEntry, above: &'a RouteEntry)
+    -> BoxFuture<'a, Result<(), String>>;
+
+    /// The partition is not ours any more: let go of what is left of it.
+    fn released(&self, partition: &str);
+}
+
+/// The range of a key is not served here; who has it, if that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved(pub Option<Box<RouteEntry>>);
+
+#[derive(Default)]
+struct State {
+    /// Partitions that were made ready.
+    ready: BTreeSet<String>,
+    /// Partitions that are drained for an operation.
+    drained: BTreeSet<String>,
+    /// Partitions that were made ready for an operation whose table has not come yet.
+    awaited: BTreeSet<String>,
+}
+
+struct Inner {
+    id: String,
+    registration: Registration,
+    hooks: Arc<dyn RangeHooks>,
+    table: watch::Receiver<Arc<RoutingTable>>,
+    state: Mutex<State>,
+    /// The highest term of a manager that was seen.
+    term: AtomicI64,
+    context: Context,
+    namespace: String,
+}
+
+/// A range server's view. Cheap to clone; the registration ends with the last clone.
+#[derive(Clone)]
+pub struct RouteServer {
+    inner: Arc<Inner>,
+    _alive: mpsc::Sender<()>,
+}
+
+impl RouteServer {
+    /// Registers the server and follows the table.
+    pub async fn start(
+        context: &Context,
+        registry: &NodeRegistry,
+        namespace: &str,
+        server: ServerInfo,
+        managers: &[String],
+        hooks: Arc<dyn RangeHooks>,
+    ) -> Result<Self, RegisterError> {
+        let id = server.id.clone();
+        let registration = registry.register(server).await?;
+        let (sender, table) = watch::channel(Arc::default());
+        let inner = Arc::new(Inner {
+            id: id.clone(),
+            registration,
+            hooks,
+            table,
+            state: Mutex::default(),
+            term: AtomicI64::new(0),
+            context: context.clone(),
+            namespace: namespace.to_owned(),
+        });
+        let (commands, inbox) = mpsc::channel(64);
+        let (answers, acks) = mpsc::channel(64);
+        let drained = Arc::clone(&inner);
+        let follower = Follower {
+            context: context.clone(),
+            managers: managers.to_vec(),
+            channel: link::channel(context, managers),
+            namespace: namespace.to_owned(),
+            node_id: id,
+            table: sender,
+            commands: Some(commands),
+            acks: Some(acks),
+            drained: Box::new(move || drained.state().drained.iter().cloned().collect()),
+        };
+        let (alive, mut dropped) = mpsc::channel::<()>(1);
+        let (stop, running) = (context.scope.shutdown().clone(), Arc::clone(&inner));
+        context.scope.spawn("range server", async move {
+            tokio::select! {
+                () = stop.stopped() => {}
+                _ = dropped.recv() => {}
+                () = follower.run() => {}
+                () = running.run(inbox, answers) => {}
+            }
+        });
+        Ok(Self { inner, _alive: alive })
+    }
+
+    /// Whether this server serves a key at this moment; else who does, to be told to whoever asked.
+    pub fn check(&self, key: &str) -> Result<RouteEntry, Moved> {
+        let table = self.inner.table.borrow().clone();
+        let Some(entry) = table.lookup(key) else { return Err(Moved(None)) };
+        if entry.node_id != self.inner.id {
+            return Err(Moved((!entry.node_id.is_empty()).then(|| Box::new(entry.clone()))));
+        }
+        let state = self.inner.state();
+        let serves = state.ready.contains(&entry.partition_id)
+            && !state.drained.contains(&entry.partition_id)
+            && self.inner.registration.is_valid();
+        if serves { Ok(entry.clone()) } else { Err(Moved(None)) }
+    }
+
+    /// The table as it is known here.
+    pub fn table(&self) -> Arc<RoutingTable> {
+        self.inner.table.borrow().clone()
+    }
+
+    /// The partitions that are served.
+    pub fn partitions(&self) -> Vec<RouteEntry> {
+        let table = self.table();
+        table
+            .entries()
+            .iter()
+            .filter(|entry| self.check(&entry.key_range_start).as_ref() == Ok(*entry))
+            .cloned()
+            .collect()
+    }
+
+    /// Whether the registration stands.
+    pub fn is_registered(&self) -> bool {
+        self.inner.registration.is_valid()
+    }
+
+    /// Deregisters: the manager gives the ranges to others at once.
+    pub async fn stop(self) -> Result<(), crate::RepositoryError> {
+        self.inner.registration.clone().deregister().await
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(&self, mut inbox: mpsc::Receiver<Command>, answers: mpsc::Sender<Ack>) {
+        let mut table = self.table.clone();
+        loop {
+            // A table before a command: a command is about the table that was sent before it.
+            tokio::select! {
+                biased;
+                changed = table.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let now = table.borrow_and_update().clone();
+                    self.on_table(&now).await;
+                }
+                command = inbox.recv() => {
+                    let Some(command) = command else { return };
+                    let operation = command.operation;
+                    let (error, handoff) = match self.on_command(command).await {
+                        Ok(handoff) => (String::new(), handoff),
+                        Err(error) => (error, Bytes::new()),
+                    };
+                    if operation > 0 && answers.send(Ack { operation, error, handoff }).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes ready what is ours now, and lets go of what is not.
+    async fn on_table(&self, table: &RoutingTable) {
+        let ours: BTreeMap<&str, &RouteEntry> = table
+            .entries()
+            .iter()
+            .filter(|entry| entry.node_id == self.id)
+            .map(|entry| (entry.partition_id.as_str(), entry))
+            .collect();
+        let gone: Vec<String> = {
+            let mut state = self.state();
+            let gone = state.ready.iter().filter(|id| !ours.contains_key(id.as_str())).cloned().collect();
+            state.drained.retain(|id| ours.contains_key(id.as_str()));
+            gone
+        };
+        for id in gone {
+            // What an operation has prepared here is not in the table yet; it is given, or given up, by name.
+            if self.state().awaited.contains(&id) {
+                continue;
+            }
+            self.state().ready.remove(&id);
+            self.hooks.released(&id);
+        }
+        self.state().awaited.retain(|id| !ours.contains_key(id.as_str()));
+        for id in ours.keys() {
+            if !self.state().ready.contains(*id) {
+                // Given to us without an operation: its owner is gone.
+                match self.hooks.prepare(id, Bytes::new()).await {
+                    Ok(()) => drop(self.state().ready.insert((*id).to_owned())),
+                    Err(error) => {
+                        tracing::warn!(partition = id, error, "a partition could not be made ready")
+                    }
+                }
+            }
+        }
+        let event = ClusterEvent::Routing { namespace: self.namespace.clone(), version: table.version };
+        self.context.events.publish(event);
+    }
+
+    fn on_ready(&self, partition: &str) {
+        let mut state = self.state();
+        state.ready.insert(partition.to_owned());
+        state.awaited.insert(partition.to_owned());
+    }
+
+    async fn on_command(&self, command: Command) -> Result<Bytes, String> {
+        let seen = self.term.fetch_max(command.term, Ordering::SeqCst);
+        if command.term < seen {
+            return Err(format!("the manager of term {} has been replaced", command.term));
+        }
+        let table = self.table.borrow().clone();
+        let partition = command.partition_id.as_str();
+        let ours = || {
+            let found = table.get(partition).filter(|entry| entry.node_id == self.id);
+            found.cloned().ok_or_else(|| format!("{} does not have partition {partition}", self.id))
+        };
+        match command.kind() {
+            CommandKind::Drain => {
+                let range = ours()?;
+                self.state().drained.insert(partition.to_owned());
+                let drained = self.hooks.drain(&range).await;
+                if drained.is_err() {
+                    self.state().drained.remove(partition);
+                }
+                drained
+            }
+            CommandKind::Prepare => {
+                self.hooks.prepare(partition, command.handoff).await?;
+                self.on_ready(partition);
+                Ok(Bytes::new())
+            }
+            CommandKind::Resume => {
+                if self.state().drained.contains(partition) {
+                    self.hooks.resume(&ours()?).await?;
+                    self.state().drained.remove(partition);
+                } else if self.state().awaited.remove(partition) {
+                    // Prepared for an operation that was given up.
+                    self.state().ready.remove(partition);
+                    self.hooks.released(partition);
+                }
+                Ok(Bytes::new())
+            }
+            CommandKind::Split => {
+                self.hooks.split(&ours()?, &command.key, &command.other_id).await?;
+                self.on_ready(&command.other_id);
+                Ok(Bytes::new())
+            }
+            CommandKind::Merge => {
+                let above = table.get(&command.other_id).cloned();
+                let above = above.ok_or_else(|| format!("there is no partition {}", command.other_id))?;
+                self.hooks.merge(&ours()?, &above).await?;
+                Ok(Bytes::new())
+            }
+            CommandKind::Unknown => Err("the command is not known here".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The table itself: ranges of keys, in order, each with its server.
+//!
+//! Keys are compared as bytes. Invariant of a valid table: entries are sorted by their start, no two overlap, ids are
+//! unique, and a range is not empty. Ranges need not cover everything.
+
+use std::collections::{BTreeMap, HashSet};
+
+use moim_wire_grpc::routing::{Delta, Route};
+use serde::{Deserialize, Serialize};
+
+/// How a server is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub enum NodeStatus {
+    /// It is not known to be there yet.
+    #[default]
+    Waiting = 0,
+    /// It serves.
+    Active = 1,
+    /// It serves, and gives away what it has.
+    Draining = 2,
+    /// It is gone.
+    Failed = 3,
+}
+
+impl NodeStatus {
+    /// From its number; numbers of newer versions count as waiting.
+    pub fn from_i32(number: i32) -> Self {
+        match number {
+            1 => Self::Active,
+            2 => Self::Draining,
+            3 => Self::Failed,
+            _ => Self::Waiting,
+        }
+    }
+
+    /// As people read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Active => "active",
+            Self::Draining => "draining",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One range and its server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteEntry {
+    /// Its name.
+    pub partition_id: String,
+    /// The first key.
+    pub key_range_start: String,
+    /// The first key after it; empty for no end.
+    pub key_range_end: String,
+    /// The server; empty for none.
+    pub node_id: String,
+    /// Where the server is reached.
+    #[serde(default)]
+    pub node_address: String,
+    /// How the server is: [`NodeStatus`] as a number.
+    #[serde(default)]
+    pub node_status: i32,
+}
+
+impl RouteEntry {
+    /// Whether the range holds a key.
+    pub fn contains(&self, key: &str) -> bool {
+        key >= self.key_range_start.as_str()
+            && (self.key_range_end.is_empty() || key < self.key_range_end.as_str())
+    }
+
+    /// As it travels.
+    pub fn to_wire(&self) -> Route {
+        Route {
+            partition_id: self.partition_id.clone(),
+            key_range_start: self.key_range_start.clone(),
+            key_range_end: self.key_range_end.clone(),
+            node_id: self.node_id.clone(),
+            node_address: self.node_address.clone(),
+            node_status: self.node_status,
+        }
+    }
+
+    /// As it came.
+    pub fn from_wire(route: Route) -> Self {
+        Self {
+            partition_id: route.partition_id,
+            key_range_start: route.key_range_start,
+            key_range_end: route.key_range_end,
+            node_id: route.node_id,
+            node_address: route.node_address,
+            node_status: route.node_status,
+        }
+    }
+}
+
+/// What is wrong with a table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// Two entries have one name.
+    #[error("partition {0} is there twice")]
+    Duplicate(String),
+    /// A name is empty.
+    #[error("a partition has no name")]
+    NoName,
+    /// A range ends where it starts, or before.
+    #[error("the range of partition {0} is empty")]
+    EmptyRange(String),
+    /// Two ranges have keys in common.
+    #[error("the ranges of partitions {0} and {1} overlap")]
+    Overlap(String, String),
+    /// A change does not fit to what it is applied to.
+    #[error("a change from version {from} does not fit to version {have}")]
+    WrongBase {
+        /// What it starts from.
+        from: i64,
+        /// What there is.
+        have: i64,
+    },
+}
+
+/// The table of one version.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoutingTable {
+    /// Which of the tables that were ever at this place; versions count anew in each.
+    pub incarnation: i64,
+    /// Grows by one with every change.
+    pub version: i64,
+    entries: Vec<RouteEntry>,
+}
+
+impl RoutingTable {
+    /// A table of these entries, sorted and checked.
+    pub fn new(version: i64, mut entries: Vec<RouteEntry>) -> Result<Self, TableError> {
+        entries.sort_by(|a, b| a.key_range_start.cmp(&b.key_range_start));
+        let mut ids = HashSet::with_capacity(entries.len());
+        for entry in &entries {
+            if entry.partition_id.is_empty() {
+                return Err(TableError::NoName);
+            }
+            if !ids.insert(entry.partition_id.as_str()) {
+                return Err(TableError::Duplicate(entry.partition_id.clone()));
+            }
+            if !entry.key_range_end.is_empty() && entry.key_range_end <= entry.key_range_start {
+                return Err(TableError::EmptyRange(entry.partition_id.clone()));
+            }
+        }
+        for pair in entries.windows(2) {
+            let (low, high) = (&pair[0], &pair[1]);
+            if low.key_range_end.is_empty() || low.key_range_end > high.key_range_start {
+                return Err(TableError::Overlap(low.partition_id.clone(), high.partition_id.clone()));
+            }
+        }
+        Ok(Self { incarnation: 0, version, entries })
+    }
+
+    /// The same entries, of this place.
+    #[must_use]
+    pub fn of(mut self, incarnation: i64) -> Self {
+        self.incarnation = incarnation;
+        self
+    }
+
+    /// The entries, by their start.
+    pub fn entries(&self) -> &[RouteEntry] {
+        &self.entries
+    }
+
+    /// The entry whose range holds a key.
+    pub fn lookup(&self, key: &str) -> Option<&RouteEntry> {
+        let after = self.entries.partition_point(|entry| entry.key_range_start.as_str() <= key);
+        self.entries[..after].last().filter(|entry| entry.contains(key))
+    }
+
+    /// The entry of a partition.
+    pub fn get(&self, partition: &str) -> Option<&RouteEntry> {
+        self.entries.iter().find(|entry| entry.partition_id == partition)
+    }
+
+    /// The next version, with the entries that `change` makes of these.
+    pub fn next(&self, change: impl FnOnce(&mut Vec<RouteEntry>)) -> Result<Self, TableError> {
+        let mut entries = self.entries.clone();
+        change(&mut entries);
+        Ok(Self::new(self.version + 1, entries)?.of(self.incarnation))
+    }
+
+    /// What turns this table into `next`.
+    pub fn delta(&self, next: &Self) -> Delta {
+        let old: BTreeMap<&str, &RouteEntry> =
+            self.entries.iter().map(|entry| (entry.partition_id.as_str(), entry)).collect();
+        let mut kept = HashSet::with_capacity(next.entries.len());
+        let mut upserts = Vec::new();
+        for entry in &next.entries {
+            kept.insert(entry.partition_id.as_str());
+            if old.get(entry.partition_id.as_str()) != Some(&entry) {
+                upserts.push(entry.to_wire());
+            }
+        }
+        let removes = old.keys().filter(|id| !kept.contains(*id)).map(|id| (*id).to_owned()).collect();
+        Delta { incarnation: next.incarnation, from: self.version, to: next.version, upserts, removes }
+    }
+
+    /// The table after a change, if the change starts from this one.
+    pub fn apply(&self, delta: Delta) -> Result<Self, TableError> {
+        if delta.from != self.version || delta.incarnation != self.incarnation {
+            return Err(TableError::WrongBase { from: delta.from, have: self.version });
+        }
+        let mut upserts: BTreeMap<String, RouteEntry> = BTreeMap::new();
+        for route in delta.upserts {
+            upserts.insert(route.partition_id.clone(), RouteEntry::from_wire(route));
+        }
+        let removes: HashSet<String> = delta.removes.into_iter().collect();
+        let mut entries = Vec::with_capacity(self.entries.len() + upserts.len());
+        for entry in &self.entries {
+            if removes.contains(&entry.partition_id) {
+                continue;
+            }
+            entries.push(upserts.remove(&entry.partition_id).unwrap_or_else(|| entry.clone()));
+        }
+        entries.extend(upserts.into_values());
+        Ok(Self::new(delta.to, entries)?.of(delta.incarnation))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn entry(id: &str, start: &str, end: &str, node: &str) -> RouteEntry {
+        RouteEntry {
+            partition_id: id.to_owned(),
+            key_range_start: start.to_owned(),
+            key_range_end: end.to_owned(),
+            node_id: node.to_owned(),
+            ..RouteEntry::default()
+        }
+    }
+
+    #[test]
+    fn ranges_are_found() {
+        let table = RoutingTable::new(
+            1,
+            vec![entry("c", "t", "", "3"), entry("a", "", "g", "1"), entry("b", "g", "p", "2")],
+        )
+        .unwrap();
+        let cases = [("", "a"), ("f\u{ffff}", "a"), ("g", "b"), ("o", "b"), ("t", "c"), ("zzz", "c")];
+        for (key, partition) in cases {
+            assert_eq!(table.lookup(key).map(|entry| entry.partition_id.as_str()), Some(partition), "{key}");
+        }
+        assert_eq!(table.lookup("p"), None, "a hole");
+        assert_eq!(RoutingTable::default().lookup("x"), None);
+    }
+
+    #[test]
+    fn bad_tables_are_refused() {
+        let cases = [
+            (vec![entry("a", "", "g", ""), entry("a", "g", "", "")], TableError::Duplicate("a".into())),
+            (vec![entry("", "", "", "")], TableError::NoName),
+            (vec![entry("a", "g", "g", "")], TableError::EmptyRange("a".into())),
+            (
+                vec![entry("a", "", "h", ""), entry("b", "g", "", "")],
+                TableError::Overlap("a".into(), "b".into()),
+            ),
+            (
+                vec![entry("a", "", "", ""), entry("b", "g", "", "")],
+                TableError::Overlap("a".into(), "b".into()),
+            ),
+        ];
+        for (entries, expected) in cases {
+            assert_eq!(RoutingTable::new(1, entries), Err(expected));
+        }
+    }
+
+    #[test]
+    fn a_difference_applied_is_the_next_table() {
+        let mut random = fastrand::Rng::with_seed(11);
+        let mut table = RoutingTable::new(1, vec![entry("p0", "", "", "n0")]).unwrap().of(5);
+        for step in 1..200 {
+            let next = table.next(|entries| {
+                let at = random.usize(0..entries.len());
+                match random.u8(0..3) {
+                    0 => {
+                        let start = entries[at].key_range_start.clone();
+                        let middle = format!("{start}{}", random.alphabetic());
+                        let fits = entries[at].key_range_end.is_empty() || middle < entries[at].key_range_end;
+                        if fits {
+                            let mut upper = entry(&format!("p{step}"), &middle, "", "n1");
+                            upper.key_range_end.clone_from(&entries[at].key_range_end);
+                            entries[at].key_range_end = middle;
+                            entries.push(upper);
+                        }
+                    }
+                    1 if entries.len() > 1 => drop(entries.swap_remove(at)),
+                    _ => entries[at].node_id = format!("n{}", random.u8(0..5)),
+                }
+            });
+            let next = next.unwrap();
+            let delta = table.delta(&next);
+            assert_eq!(table.apply(delta.clone()).unwrap(), next);
+            assert!(next.apply(delta).is_err(), "it starts from another version");
+            table = next;
+        }
+    }
+}
