@@ -3,11 +3,17 @@
 //! A [`Spec`] says what Redis says about a command (arity, flags, where its keys are) and which function runs it. To add
 //! a family, write `cmd/<family>.rs` with `pub(crate) const COMMANDS: &[Spec]` and name it in [`FAMILIES`].
 
+mod admin;
 mod blocking;
+mod client;
+mod cluster;
+mod connection;
 mod counters;
 mod expire;
 mod get;
 mod hashes;
+mod info;
+mod introspect;
 mod keys;
 mod lists;
 mod options;
@@ -16,6 +22,7 @@ mod scan;
 mod set;
 mod set_algebra;
 mod sets;
+mod transaction;
 pub(crate) mod typed;
 mod zset_algebra;
 mod zset_range;
@@ -35,10 +42,22 @@ use moim_wire_resp::Args;
 
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
+use crate::session::Session;
+use crate::shared::Shared;
+
+/// The Redis whose behaviour this is measured against; clients switch features on by it.
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
 /// Every family, in no special order.
 const FAMILIES: &[&[Spec]] = &[
     blocking::COMMANDS,
+    admin::COMMANDS,
+    client::COMMANDS,
+    cluster::COMMANDS,
+    connection::COMMANDS,
+    info::COMMANDS,
+    introspect::COMMANDS,
+    transaction::COMMANDS,
     counters::COMMANDS,
     expire::COMMANDS,
     get::COMMANDS,
@@ -100,6 +119,8 @@ pub mod flag {
     pub const NO_MANDATORY_KEYS: u32 = 1 << 19;
     /// The answer depends on keys that are not named: it waits for everything before it.
     pub const WHOLE: u32 = 1 << 24;
+    /// Runs other commands (EXEC): the keys are theirs.
+    pub const CONTAINER: u32 = 1 << 25;
 
     /// Names in the order in which COMMAND shows them.
     pub const NAMES: &[(u32, &str)] = &[
@@ -248,6 +269,11 @@ pub fn resolve(args: &Args<'_>) -> Option<&'static Spec> {
         candidate.name.split_once('|').is_some_and(|(_, name)| sub.eq_ignore_ascii_case(name.as_bytes()))
     });
     Some(found.unwrap_or(spec))
+}
+
+/// A client has left: what it listened to is let go.
+pub(crate) fn on_leave(shared: &Shared, session: &mut Session) {
+    let _ = (shared, session);
 }
 
 /// Answers with lines of help.

@@ -8,7 +8,7 @@
 use moim_wire_resp::number::parse_i64;
 use moim_wire_resp::{Args, Encoder, OwnedArgs};
 
-use crate::cmd::Spec;
+use crate::cmd::{Keys, Spec, flag};
 use crate::effects::Effects;
 use crate::error::{Done, Error};
 use crate::events::{Events, class};
@@ -169,6 +169,7 @@ impl<'a> Ctx<'a> {
     /// Runs the command that `args` names, which is `spec`. Answers whether it gave no error.
     pub(crate) fn run(&mut self, spec: &'static Spec) -> bool {
         let start = self.out.buffer().len();
+        let before = self.fx.commands();
         self.expire_keys(spec);
         let done = (spec.run)(self);
         let fine = done.is_ok();
@@ -181,7 +182,48 @@ impl<'a> Ctx<'a> {
             self.fx.push(self.args.iter());
         }
         self.db.settle();
+        if self.mode == Mode::Primary {
+            self.note_hazards(spec, self.fx.commands() > before);
+        }
         fine
+    }
+
+    /// What the command wrote is a hazard for others, and what others wrote to its keys is one for its answer.
+    fn note_hazards(&mut self, spec: &'static Spec, wrote: bool) {
+        let events = &mut *self.events;
+        let batch = events.hazards.batch;
+        match spec.keys {
+            Keys::None => {}
+            Keys::Range { first: 1, last: 1, .. } => {
+                let hash = self.db.id_of(self.args.get(1).unwrap_or_default()).hash;
+                if wrote {
+                    events.hazards.mark(hash)
+                } else {
+                    events.gate = events.gate.max(events.hazards.of(hash))
+                }
+            }
+            _ => {
+                let mut keys = Vec::new();
+                spec.keys.positions(&self.args, &mut keys);
+                for at in keys {
+                    let hash = self.db.id_of(self.args.get(at).unwrap_or_default()).hash;
+                    if wrote {
+                        events.hazards.mark(hash)
+                    } else {
+                        events.gate = events.gate.max(events.hazards.of(hash))
+                    }
+                }
+            }
+        }
+        if wrote {
+            events.gate = batch;
+            if matches!(spec.keys, Keys::None) && !spec.has(flag::CONTAINER) {
+                events.hazards.mark_all();
+            }
+        } else if spec.has(flag::WHOLE) {
+            // Everything before it, the batch in the making included.
+            events.gate = events.gate.max(if self.fx.is_empty() { batch - 1 } else { batch });
+        }
     }
 
     /// Lets the keys of the command that have expired go. That is an effect of its own: replicas hide, but never delete.
@@ -212,6 +254,7 @@ impl<'a> Ctx<'a> {
 pub(crate) fn expire(db: &mut Keyspace, fx: &mut Effects, events: &mut Events, shared: &Shared, key: &[u8]) {
     if db.remove(key) {
         fx.push_slices(&[b"DEL", key]);
+        events.hazards.mark(db.id_of(key).hash);
         events.on_changed(key);
         events.notify(class::EXPIRED, "expired", key);
         shared.stats.expired.inc();

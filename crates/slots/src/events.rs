@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashMap;
 
+use crate::hazard::Hazards;
+
 /// Set when a key that a client watches has changed.
 pub type WatchFlag = Arc<AtomicBool>;
 
@@ -55,6 +57,12 @@ pub struct Events {
     pub notifications: Vec<Notification>,
     /// Which notifications anybody wants.
     pub notify: u32,
+    /// Clients that CLIENT UNBLOCK lets go: id, and whether with an error.
+    pub unblocked: Vec<(u64, bool)>,
+    /// Which keys have changes that are not committed.
+    pub hazards: Hazards,
+    /// The journal end that the answer of the running command waits for.
+    pub gate: i64,
 }
 
 impl Events {

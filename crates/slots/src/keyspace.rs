@@ -7,9 +7,6 @@
 //! Invariants: `expires` holds exactly the entries that have an expiry; `memory` is the sum of what the parts say.
 //! It never deletes an expired key by itself: that is an effect, and the caller's.
 
-// Until a second kind of value exists.
-#![allow(unreachable_patterns, irrefutable_let_patterns)]
-
 pub(crate) mod arena;
 pub(crate) mod entry;
 mod table;

@@ -9,14 +9,25 @@
 
 #![warn(missing_docs)]
 
+mod busy;
+pub mod cluster;
 pub mod cmd;
+mod connection;
 pub mod ctx;
 pub mod effects;
 pub mod error;
 pub mod events;
+pub mod evict;
+pub mod exec;
+pub mod hazard;
+mod keeper;
 pub mod keyspace;
+pub mod log;
 pub mod rdb;
+pub mod server;
 pub mod session;
+pub mod settings;
+pub mod shard;
 pub mod shared;
 pub mod value;
 

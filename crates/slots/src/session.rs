@@ -11,6 +11,8 @@ use moim_wire_resp::{OwnedArgs, Protocol};
 use crate::cmd::Spec;
 use crate::ctx::OnTimeout;
 use crate::events::WatchFlag;
+use crate::shard::Shard;
+use crate::shared::About;
 
 /// One client.
 pub struct Session {
@@ -40,10 +42,16 @@ pub struct Session {
     pub watch_flag: WatchFlag,
     /// The command that just ran wants to wait.
     pub block: Option<Block>,
+    /// The command ran before and made its client wait; it runs again.
+    pub resumed: bool,
     /// The connection ends when its answers are sent.
     pub closing: bool,
     /// Which answers it wants.
     pub replies: Replies,
+    /// The shard it is connected to.
+    pub shard: Option<Arc<Shard>>,
+    /// What CLIENT LIST shows.
+    pub about: Arc<Mutex<About>>,
     /// How others reach it.
     pub mailbox: Arc<Mailbox>,
     /// Channels, patterns and sharded channels it listens to.
@@ -117,8 +125,11 @@ impl Session {
             watched: Vec::new(),
             watch_flag: WatchFlag::default(),
             block: None,
+            resumed: false,
             closing: false,
             replies: Replies::On,
+            shard: None,
+            about: Arc::default(),
             mailbox: Arc::default(),
             subscriptions: 0,
             no_evict: false,

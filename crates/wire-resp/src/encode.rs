@@ -68,6 +68,11 @@ impl<'a> Encoder<'a> {
         self.protocol
     }
 
+    /// Speaks another version from now on: the answer to HELLO is the first in it.
+    pub fn set_protocol(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
+    }
+
     /// The buffer written to: for bytes that are already encoded.
     pub fn buffer(&mut self) -> &mut BytesMut {
         self.out

@@ -1,0 +1,152 @@
+//! MULTI, EXEC, DISCARD, WATCH, UNWATCH.
+//!
+//! EXEC runs its commands under one lock and records them in one frame: others see all of them or none, also after a
+//! crash. As in Redis, a command that fails does not undo the others.
+
+use std::sync::atomic::Ordering;
+
+use super::{Keys, Spec, flag::*};
+use crate::ctx::Ctx;
+use crate::error::{Done, Error};
+use crate::session::{Multi, Session};
+
+const FLAGS: u32 = NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY;
+
+pub(crate) const COMMANDS: &[Spec] = &[
+    Spec::new("multi", 1, FLAGS, Keys::None, "transactions", "Starts a transaction.", multi),
+    Spec::new(
+        "exec",
+        1,
+        NOSCRIPT | LOADING | STALE | SKIP_SLOWLOG | CONTAINER,
+        Keys::None,
+        "transactions",
+        "Executes all commands in a transaction.",
+        exec,
+    ),
+    Spec::new("discard", 1, FLAGS, Keys::None, "transactions", "Discards a transaction.", discard),
+    Spec::new(
+        "watch",
+        -2,
+        FLAGS,
+        Keys::ALL,
+        "transactions",
+        "Monitors changes to keys to determine the execution of a transaction.",
+        watch,
+    ),
+    Spec::new(
+        "unwatch",
+        1,
+        FLAGS,
+        Keys::None,
+        "transactions",
+        "Forgets about watched keys of a transaction.",
+        |ctx| {
+            unwatch_all(ctx);
+            crate::ctx::ok(ctx)
+        },
+    ),
+];
+
+fn multi(ctx: &mut Ctx<'_>) -> Done {
+    if ctx.session.multi.is_some() {
+        return Err(Error::err("MULTI calls can not be nested"));
+    }
+    ctx.session.multi = Some(Multi::default());
+    ctx.out.ok();
+    Ok(())
+}
+
+fn discard(ctx: &mut Ctx<'_>) -> Done {
+    if ctx.session.multi.is_none() {
+        return Err(Error::err("DISCARD without MULTI"));
+    }
+    discard_all(ctx);
+    ctx.out.ok();
+    Ok(())
+}
+
+/// Forgets the transaction and what it watched.
+pub(super) fn discard_all(ctx: &mut Ctx<'_>) {
+    ctx.session.multi = None;
+    unwatch_all(ctx);
+}
+
+fn unwatch_all(ctx: &mut Ctx<'_>) {
+    for key in std::mem::take(&mut ctx.session.watched) {
+        ctx.events.unwatch(ctx.session.id, &key);
+    }
+    ctx.session.watch_flag.store(false, Ordering::Release);
+}
+
+fn watch(ctx: &mut Ctx<'_>) -> Done {
+    if ctx.session.multi.is_some() {
+        return Err(Error::err("WATCH inside MULTI is not allowed"));
+    }
+    let Session { watched, watch_flag, id, .. } = &mut *ctx.session;
+    for key in ctx.args.from(1).iter() {
+        if !watched.iter().any(|known| **known == *key) {
+            watched.push(key.into());
+            ctx.events.watch(*id, key, watch_flag);
+        }
+    }
+    ctx.out.ok();
+    Ok(())
+}
+
+fn exec(ctx: &mut Ctx<'_>) -> Done {
+    let Some(multi) = ctx.session.multi.take() else {
+        return Err(Error::err("EXEC without MULTI"));
+    };
+    let now = ctx.now;
+    let has_expired = |key: &[u8]| ctx.db.expiry(key).flatten().is_some_and(|at| at <= now);
+    let is_dirty = ctx.session.is_dirty() || ctx.session.watched.iter().any(|key| has_expired(key));
+    // That a watched key has changed is news about it.
+    for key in &ctx.session.watched {
+        let hash = ctx.db.id_of(key).hash;
+        ctx.events.gate = ctx.events.gate.max(ctx.events.hazards.of(hash));
+    }
+    unwatch_all(ctx);
+    if multi.broken {
+        return Err(Error::EXEC_ABORT);
+    }
+    check_slots(ctx, &multi)?;
+    if is_dirty {
+        ctx.out.null_array();
+        return Ok(());
+    }
+    ctx.out.array(multi.commands.len());
+    for (spec, command) in &multi.commands {
+        ctx.call(spec, command);
+    }
+    // The commands were recorded by themselves.
+    ctx.record_nothing();
+    Ok(())
+}
+
+/// The keys of all commands are of one slot, and it is still ours.
+fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
+    let (mut slot, mut keys) = (None, Vec::new());
+    for (spec, command) in &multi.commands {
+        let args = command.args();
+        keys.clear();
+        spec.keys.positions(&args, &mut keys);
+        for at in &keys {
+            let found = crate::slot_of(&args[*at]);
+            if slot.is_some_and(|slot| slot != found) {
+                return Err(Error::CROSS_SLOT);
+            }
+            slot = Some(found);
+        }
+    }
+    let (Some(slot), Some(shard)) = (slot, &ctx.session.shard) else { return Ok(()) };
+    let view = ctx.shared.view.load();
+    let is_moving = view.moving.iter().any(|(moving, ..)| *moving == slot);
+    match view.owner(slot) {
+        Some(owner) if owner == shard.index || is_moving => Ok(()),
+        Some(owner) => match view.primary(owner) {
+            Some(node) => Err(Error::coded(format!("MOVED {slot} {}:{}", node.host, node.port))),
+            None => Err(Error::SLOT_DOWN),
+        },
+        None => Err(Error::SLOT_DOWN),
+    }
+}

@@ -1,0 +1,461 @@
+//! One client: reads requests, runs them, sends the answers that may leave.
+//!
+//! Requests that are there together run in one turn of the shard and their answers leave in one write. Answers leave in
+//! the order of the requests; one that waits for the journal holds up those behind it. Nothing here waits under the
+//! shard's lock.
+//!
+//! Bounded: the input by the decoder's limits and by what arrived; the output because nothing more is run for a client
+//! that does not read; the time of a turn by [`TURN_COMMANDS`].
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use moim_base::socket::Socket;
+use moim_wire_resp::{Decoded, Decoder, Encoder, Limits};
+use tokio::time::{Instant, Sleep};
+
+use crate::cmd::{self, flag};
+use crate::ctx::OnTimeout;
+use crate::session::Session;
+use crate::shard::{Role, Shard};
+use crate::shared::{About, Client, Shared, lock};
+
+/// Requests that run before others get their turn.
+const TURN_COMMANDS: usize = 256;
+/// Unsent answers above which nothing more is run.
+const MAX_UNSENT: usize = 16 << 20;
+/// What is read at a time.
+const READ_BYTES: usize = 16 << 10;
+/// What is read ahead of a client that waits.
+const READ_AHEAD: usize = 64 << 10;
+/// How often a primary without the right to answer looks again.
+const RIGHT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Answers that wait for the journal.
+struct Held {
+    len: usize,
+    gate: i64,
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    shard: Arc<Shard>,
+    socket: Box<dyn Socket>,
+    session: Session,
+    decoder: Decoder,
+    input: BytesMut,
+    out: BytesMut,
+    /// Bytes at the front of `out` that may leave.
+    ready: usize,
+    /// What lies behind them.
+    held: VecDeque<Held>,
+    /// The shard's count of voided answers when the first of `held` was made.
+    voided: u64,
+    /// The gate for which the shard wakes us.
+    waits_for: i64,
+    on_loop: usize,
+    paused_until: Option<Instant>,
+    sleep: Pin<Box<Sleep>>,
+    deadline: Option<Instant>,
+}
+
+enum Event {
+    Read(usize),
+    Mail,
+    Timer,
+    Writable,
+}
+
+/// Serves a client until it leaves.
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    shard: Arc<Shard>,
+    socket: Box<dyn Socket>,
+    peer: String,
+    local: String,
+    on_loop: usize,
+) {
+    let id = shared.next_client.fetch_add(1, Ordering::Relaxed);
+    let now = shared.clock.wall_ms();
+    let mut session = Session::new(id, peer.clone(), local.clone(), now);
+    session.shard = Some(Arc::clone(&shard));
+    session.authenticated = shared.settings.get("requirepass").is_none_or(|password| password.is_empty());
+    let about = About { id, peer, local, since_ms: now, last_ms: now, protocol: 2, ..About::default() };
+    *lock(&session.about) = about;
+    let client = Client { mailbox: Arc::clone(&session.mailbox), about: Arc::clone(&session.about) };
+    shared.clients().insert(id, client);
+    shared.stats.connections.inc();
+    let mut connection = Connection {
+        voided: shard.voided(),
+        decoder: Decoder::new(Limits { unauthenticated: !session.authenticated, ..Limits::default() }),
+        shared: Arc::clone(&shared),
+        shard,
+        socket,
+        session,
+        input: BytesMut::new(),
+        out: BytesMut::new(),
+        ready: 0,
+        held: VecDeque::new(),
+        waits_for: 0,
+        on_loop,
+        paused_until: None,
+        sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
+        deadline: None,
+    };
+    if let Err(error) = connection.run().await {
+        tracing::debug!(%error, "a client's connection ended");
+    }
+    connection.leave();
+    shared.clients().remove(&id);
+}
+
+impl Connection {
+    async fn run(&mut self) -> io::Result<()> {
+        loop {
+            let more = self.step()?;
+            if self.session.closing && self.out.is_empty() {
+                return Ok(());
+            }
+            if more {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            match poll_fn(|cx| self.poll_event(cx)).await? {
+                Event::Read(0) => return Ok(()),
+                Event::Read(read) => {
+                    self.shared.stats.read_bytes.inc_by(read as u64);
+                }
+                Event::Timer => {
+                    self.on_timer();
+                    if self.is_idle() {
+                        return Ok(());
+                    }
+                }
+                Event::Mail | Event::Writable => {}
+            }
+        }
+    }
+
+    /// Does what can be done without waiting. Answers whether there is more.
+    fn step(&mut self) -> io::Result<bool> {
+        self.take_mail()?;
+        let more = if self.may_take() && !self.input.is_empty() { self.take_requests()? } else { false };
+        self.release()?;
+        self.flush()?;
+        Ok(more && self.may_take())
+    }
+
+    fn may_take(&self) -> bool {
+        !self.session.closing
+            && self.session.block.is_none()
+            && self.out.len() < MAX_UNSENT
+            && self.paused_until.is_none()
+    }
+
+    /// Runs the requests that are complete. Answers whether there may be more.
+    fn take_requests(&mut self) -> io::Result<bool> {
+        let Some(mut turn) = self.shard.turn(&self.shared) else { return self.refuse_busy() };
+        let (mut at, mut run, mut more) = (0, 0, false);
+        loop {
+            let (args, consumed) = match self.decoder.decode(&self.input[at..]) {
+                Ok(Decoded::Request { args, consumed }) => (args, consumed),
+                Ok(Decoded::Empty { consumed }) => {
+                    at += consumed;
+                    continue;
+                }
+                Ok(Decoded::Incomplete { want }) => {
+                    self.input.advance(at);
+                    self.input.reserve(want.min(READ_AHEAD.max(self.input.len())));
+                    break;
+                }
+                Err(error) => {
+                    Encoder::new(&mut self.out, self.session.protocol).error(format!("ERR {error}"));
+                    self.session.closing = true;
+                    self.input.clear();
+                    break;
+                }
+            };
+            if self.shared.is_paused(false, turn.now)
+                || self.shared.is_paused(true, turn.now)
+                    && cmd::resolve(&args).is_some_and(|spec| spec.has(flag::WRITE | flag::MAY_REPLICATE))
+            {
+                self.input.advance(at);
+                self.paused_until = Some(Instant::now() + Duration::from_millis(10));
+                break;
+            }
+            let before = self.out.len();
+            let was_known = self.session.authenticated;
+            let gate = turn.execute(&mut self.session, args, &mut self.out);
+            at += consumed;
+            hold(
+                &self.shard,
+                &mut self.held,
+                &mut self.ready,
+                &mut self.voided,
+                self.out.len() - before,
+                gate,
+            );
+            if self.session.authenticated != was_known {
+                self.decoder
+                    .set_limits(Limits { unauthenticated: !self.session.authenticated, ..Limits::default() });
+            }
+            run += 1;
+            if run == TURN_COMMANDS
+                || self.session.closing
+                || self.session.block.is_some()
+                || self.out.len() >= MAX_UNSENT
+            {
+                self.input.advance(at);
+                more = true;
+                break;
+            }
+        }
+        let now = turn.now;
+        turn.finish();
+        self.note_about(now);
+        // Bytes that belong to answers without a gate, errors of the protocol for one.
+        let known = self.ready + self.held.iter().map(|held| held.len).sum::<usize>();
+        let rest = self.out.len() - known;
+        hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, rest, 0);
+        if let Some(block) = &self.session.block {
+            let now_ms = now;
+            self.deadline =
+                block.deadline.map(|at| Instant::now() + Duration::from_millis((at - now_ms).max(0) as u64));
+        }
+        Ok(more)
+    }
+
+    /// A script runs and does not end: only what can end it is let in, and it does not need the shard.
+    fn refuse_busy(&mut self) -> io::Result<bool> {
+        loop {
+            let consumed = match self.decoder.decode(&self.input) {
+                Ok(Decoded::Request { args, consumed }) => {
+                    let before = self.out.len();
+                    crate::busy::answer(&self.shard, &self.shared, &mut self.session, &args, &mut self.out);
+                    let len = self.out.len() - before;
+                    hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, len, 0);
+                    consumed
+                }
+                Ok(Decoded::Empty { consumed }) => consumed,
+                Ok(Decoded::Incomplete { want }) => {
+                    self.input.reserve(want.min(READ_AHEAD));
+                    return Ok(false);
+                }
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            };
+            self.input.advance(consumed);
+        }
+    }
+
+    fn note_about(&mut self, now: i64) {
+        let session = &self.session;
+        let mut about = lock(&session.about);
+        about.last_ms = now;
+        about.last_command = session.last_command;
+        about.multi = session.multi.as_ref().map_or(-1, |multi| multi.commands.len() as i64);
+        about.subscriptions = session.subscriptions;
+        about.readonly = session.readonly;
+        about.blocked = session.block.is_some();
+    }
+
+    fn take_mail(&mut self) -> io::Result<()> {
+        let mail = self.session.mailbox.take();
+        if mail.killed {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if let Some((answer, gate)) = mail.answer {
+            self.session.block = None;
+            self.deadline = None;
+            self.push(&answer, gate);
+        }
+        for (message, gate) in mail.pushes {
+            self.push(&message, gate);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, bytes: &Bytes, gate: i64) {
+        self.out.extend_from_slice(bytes);
+        hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, bytes.len(), gate);
+    }
+
+    /// Moves what the journal has committed to what may leave.
+    fn release(&mut self) -> io::Result<()> {
+        while let Some(front) = self.held.front() {
+            if self.shard.committed() < front.gate {
+                if self.waits_for != front.gate {
+                    self.waits_for = front.gate;
+                    self.shard.wait_for(self.on_loop, front.gate, &self.session.mailbox);
+                }
+                break;
+            }
+            // Read after `committed`: the count goes up before a journal that was cut can be committed further.
+            if self.shard.voided() != self.voided {
+                break;
+            }
+            self.ready += front.len;
+            self.held.pop_front();
+        }
+        if !self.held.is_empty() && self.shard.voided() != self.voided {
+            // What these answers say may not be so any more. The client must ask again.
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the shard has another primary"));
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.ready == 0 || !self.may_answer() {
+            return Ok(());
+        }
+        while self.ready > 0 {
+            match self.socket.try_write(&[IoSlice::new(&self.out[..self.ready])]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => {
+                    self.out.advance(sent);
+                    self.ready -= sent;
+                    self.shared.stats.written_bytes.inc_by(sent as u64);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.out.is_empty() {
+            self.out.clear();
+        }
+        Ok(())
+    }
+
+    /// Whether this node may speak for the shard now. Asked after executing, before sending.
+    fn may_answer(&self) -> bool {
+        self.shard.role() != Role::Primary || self.shard.may_answer(self.shared.clock.as_ref())
+    }
+
+    fn on_timer(&mut self) {
+        let now = Instant::now();
+        if self.paused_until.is_some_and(|at| at <= now) {
+            self.paused_until = None;
+        }
+        if self.deadline.is_some_and(|at| at <= now)
+            && let Some(block) = self.session.block.take()
+        {
+            self.deadline = None;
+            let Some(mut turn) = self.shard.turn(&self.shared) else {
+                self.session.block = Some(block);
+                self.deadline = Some(now + Duration::from_millis(10));
+                return;
+            };
+            let waited = turn.unblock(self.session.id);
+            let gate = turn.state.applied;
+            turn.finish();
+            if waited || !block.on_keys {
+                let before = self.out.len();
+                let mut to = Encoder::new(&mut self.out, self.session.protocol);
+                match block.on_timeout {
+                    OnTimeout::NullArray => to.null_array(),
+                    OnTimeout::Null => to.null(),
+                    OnTimeout::Number(_) => to.integer(self.shard.log.replicas_with(gate) as i64),
+                }
+                // That nothing was there is an answer about the keys, too.
+                let gate = if self.shard.is_async.load(Ordering::Relaxed) { 0 } else { gate };
+                let len = self.out.len() - before;
+                hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, len, gate);
+            } else {
+                // The answer is in the mail.
+                self.session.block = Some(block);
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let limit = self.shared.settings.timeout_s.load(Ordering::Relaxed);
+        limit > 0
+            && self.session.block.is_none()
+            && self.session.subscriptions == 0
+            && self.shared.clock.wall_ms() - self.session.last_ms > limit * 1_000
+    }
+
+    fn leave(&mut self) {
+        let has_more = !self.session.watched.is_empty() || self.session.block.is_some();
+        if has_more {
+            let mut state = self.shard.lock();
+            for key in std::mem::take(&mut self.session.watched) {
+                state.events.unwatch(self.session.id, &key);
+            }
+            drop(state);
+            if let Some(mut turn) = self.shard.turn(&self.shared) {
+                turn.unblock(self.session.id);
+                turn.finish();
+            }
+        }
+        crate::cmd::on_leave(&self.shared, &mut self.session);
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        if self.session.mailbox.poll(cx.waker()) {
+            return Poll::Ready(Ok(Event::Mail));
+        }
+        let gated = self.held.front().is_some_and(|front| self.shard.committed() >= front.gate);
+        if gated {
+            return Poll::Ready(Ok(Event::Mail));
+        }
+        let silenced = self.ready > 0 && !self.may_answer();
+        if self.ready > 0 && !silenced && self.socket.poll_write_ready(cx)?.is_ready() {
+            return Poll::Ready(Ok(Event::Writable));
+        }
+        let wants_input = self.may_take() || !self.session.closing && self.input.len() < READ_AHEAD;
+        if wants_input {
+            if self.input.capacity() - self.input.len() < 64 {
+                self.input.reserve(READ_BYTES);
+            }
+            if let Poll::Ready(read) = self.socket.poll_read(cx, &mut self.input) {
+                return Poll::Ready(read.map(Event::Read));
+            }
+            if self.input.is_empty() && self.input.capacity() > READ_BYTES {
+                self.input = BytesMut::new();
+            }
+        }
+        let right = silenced.then(|| Instant::now() + RIGHT_PAUSE);
+        let limit = self.shared.settings.timeout_s.load(Ordering::Relaxed);
+        let idle = (limit > 0).then(|| Instant::now() + Duration::from_millis(500));
+        let Some(wanted) = [self.deadline, self.paused_until, right, idle].into_iter().flatten().min() else {
+            return Poll::Pending;
+        };
+        if self.sleep.deadline() != wanted {
+            self.sleep.as_mut().reset(wanted);
+        }
+        self.sleep.as_mut().poll(cx).map(|()| Ok(Event::Timer))
+    }
+}
+
+/// Puts `len` bytes at the end of the answers: they may leave, or they wait for `gate`.
+fn hold(
+    shard: &Shard,
+    held: &mut VecDeque<Held>,
+    ready: &mut usize,
+    voided: &mut u64,
+    len: usize,
+    gate: i64,
+) {
+    if len == 0 {
+        return;
+    }
+    if held.is_empty() {
+        *voided = shard.voided();
+        if gate == 0 || shard.committed() >= gate {
+            *ready += len;
+            return;
+        }
+    }
+    match held.back_mut() {
+        Some(last) if last.gate >= gate => last.len += len,
+        _ => held.push_back(Held { len, gate }),
+    }
+}

@@ -1,0 +1,307 @@
+//! From a request to its answer: which command it is, whether it may run here and now, and what its answer waits for.
+//!
+//! The order of the checks is Redis's, because clients see which error comes first: name, number of arguments,
+//! authentication, slot, memory, role, subscriptions, MULTI.
+
+use std::sync::atomic::Ordering;
+
+use bytes::BytesMut;
+use moim_wire_resp::{Args, Encoder, Protocol};
+
+use crate::cluster::{Asked, Route, route};
+use crate::cmd::{self, Keys, Spec, flag};
+use crate::ctx::{Ctx, Mode, OnTimeout};
+use crate::error::Error;
+use crate::evict;
+use crate::session::{Replies, Session};
+use crate::shard::{Role, Turn};
+
+impl Turn<'_> {
+    /// Runs one request and writes its answer behind `out`. Gives the journal end the answer waits for; 0 is none.
+    pub fn execute(&mut self, session: &mut Session, args: Args<'_>, out: &mut BytesMut) -> i64 {
+        let start = out.len();
+        session.last_ms = self.now;
+        session.resumed = false;
+        self.state.events.gate = 0;
+        let checked = self.check(session, &args);
+        session.asking &= checked.as_ref().is_ok_and(|spec| spec.name == "asking");
+        match checked {
+            Ok(spec) if session.multi.is_some() && !runs_in_multi(spec) => {
+                queue(session, spec, &args);
+                Encoder::new(out, session.protocol).simple("QUEUED");
+            }
+            Ok(spec) => self.run(session, spec, args, out),
+            Err(error) => {
+                if let Some(multi) = &mut session.multi {
+                    multi.broken = true;
+                }
+                self.shared.stats.on_error(error.code());
+                Encoder::new(out, session.protocol).error(error.0.as_bytes());
+            }
+        }
+        match session.replies {
+            Replies::On => {}
+            Replies::Off | Replies::Skip => out.truncate(start),
+            Replies::SkipNext => {}
+        }
+        session.replies = match session.replies {
+            Replies::SkipNext => Replies::Skip,
+            Replies::Skip => Replies::On,
+            other => other,
+        };
+        for (client, with_error) in std::mem::take(&mut self.state.events.unblocked) {
+            self.let_go(client, with_error);
+        }
+        if !self.state.events.ready.is_empty() {
+            let gate = self.state.events.gate;
+            self.serve_blocked();
+            self.state.events.gate = gate;
+        }
+        let gate = self.gate(self.state.events.gate);
+        self.send_notifications();
+        self.maybe_append();
+        gate
+    }
+
+    fn run(&mut self, session: &mut Session, spec: &'static Spec, args: Args<'_>, out: &mut BytesMut) {
+        let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
+        let began =
+            if slower_than >= 0 && !spec.has(flag::FAST) { self.shared.clock.monotonic_ns() } else { 0 };
+        session.last_command = spec.name;
+        self.shared.stats.commands.inc();
+        let is_replica = self.shard.role() == Role::Replica;
+        let state = &mut *self.state;
+        let protocol = session.protocol;
+        let mut ctx = Ctx {
+            args,
+            db: &mut state.db,
+            now: self.now,
+            out: Encoder::new(out, protocol),
+            fx: &mut state.fx,
+            events: &mut state.events,
+            session,
+            shared: self.shared,
+            mode: if is_replica { Mode::Replica } else { Mode::Primary },
+            nested: false,
+            dirty: 0,
+            rewritten: false,
+        };
+        ctx.run(spec);
+        state.db.forget();
+        if is_replica {
+            state.db.hide_expired(i64::MIN);
+        }
+        if let Some(block) = session.block.take() {
+            self.block(session, block.clone());
+            session.block = Some(block);
+        }
+        if began > 0 && !spec.has(flag::SKIP_SLOWLOG) {
+            let took_us = (self.shared.clock.monotonic_ns() - began) as i64 / 1_000;
+            if took_us >= slower_than {
+                let name = String::from_utf8_lossy(&session.name).into_owned();
+                self.shared.on_slow(took_us, shorten(&args), &session.peer, &name);
+            }
+        }
+    }
+
+    fn check(&mut self, session: &mut Session, args: &Args<'_>) -> Result<&'static Spec, Error> {
+        let spec = cmd::resolve(args).ok_or_else(|| unknown(args))?;
+        if !spec.takes(args.len()) {
+            return Err(Error::arity(spec.name));
+        }
+        if !session.authenticated && !spec.has(flag::NO_AUTH) {
+            return Err(Error::NO_AUTH);
+        }
+        if session.multi.is_some() && spec.has(flag::NO_MULTI) {
+            return Err(Error::err("Command not allowed inside a transaction"));
+        }
+        let role = self.shard.role();
+        if role == Role::Loading && !spec.has(flag::LOADING) {
+            return Err(Error::LOADING);
+        }
+        if !matches!(spec.keys, Keys::None) {
+            self.check_slot(session, spec, args, role)?;
+        } else if spec.has(flag::WRITE) && role == Role::Replica {
+            return Err(Error::READ_ONLY);
+        }
+        if spec.has(flag::DENYOOM) {
+            self.make_room()?;
+        }
+        if spec.has(flag::WRITE) && self.shard.log.is_full() {
+            return Err(Error::DISK_FULL);
+        }
+        if session.subscriptions > 0 && session.protocol == Protocol::Resp2 {
+            check_subscriber(spec)?;
+        }
+        Ok(spec)
+    }
+
+    /// Whether the keys are of one slot that is served here.
+    fn check_slot(
+        &mut self,
+        session: &mut Session,
+        spec: &'static Spec,
+        args: &Args<'_>,
+        role: Role,
+    ) -> Result<(), Error> {
+        let state = &mut *self.state;
+        if let Keys::Range { first: 1, last: 1, .. } = spec.keys {
+            let key = args.get(1).unwrap_or_default();
+            let id = state.db.id_of(key);
+            state.db.remember(key, id);
+            return self.check_route(session, spec, args, id.slot, &[1], role);
+        }
+        let mut keys = Vec::new();
+        spec.keys.positions(args, &mut keys);
+        let Some(first) = keys.first() else { return Ok(()) };
+        let slot = crate::slot_of(&args[*first]);
+        if keys.iter().any(|at| crate::slot_of(&args[*at]) != slot) {
+            return Err(Error::CROSS_SLOT);
+        }
+        self.check_route(session, spec, args, slot, &keys, role)
+    }
+
+    fn check_route(
+        &self,
+        session: &mut Session,
+        spec: &'static Spec,
+        args: &Args<'_>,
+        slot: u16,
+        keys: &[usize],
+        role: Role,
+    ) -> Result<(), Error> {
+        let view = self.shared.view.load();
+        if view.owner(slot) == Some(self.shard.index) && role == Role::Primary && view.moving.is_empty() {
+            return Ok(());
+        }
+        let missing = if view.moving.iter().any(|(moving, ..)| *moving == slot) {
+            keys.iter().filter(|at| !self.state.db.contains(&args[**at])).count()
+        } else {
+            0
+        };
+        let asked = Asked {
+            slot,
+            shard: self.shard.index,
+            is_primary: role == Role::Primary,
+            asking: session.asking || spec.has(flag::ASKING),
+            reads_replica: session.readonly && !spec.has(flag::WRITE),
+            keys: keys.len(),
+            missing,
+        };
+        match route(&view, asked) {
+            Route::Here => Ok(()),
+            Route::Moved(slot, to) => Err(Error::coded(format!("MOVED {slot} {to}"))),
+            Route::Ask(slot, to) => Err(Error::coded(format!("ASK {slot} {to}"))),
+            Route::TryAgain => Err(Error::coded("TRYAGAIN Multiple keys request during rehashing of slot")),
+            Route::NotServed => Err(Error::SLOT_DOWN),
+        }
+    }
+
+    /// CLIENT UNBLOCK: as if its time had run out, or with an error.
+    fn let_go(&mut self, client: u64, with_error: bool) {
+        let on_timeout = self.state.blocked.on_timeout(client);
+        self.answer_blocked(client, |to| match on_timeout {
+            _ if with_error => to.error("UNBLOCKED client unblocked via CLIENT UNBLOCK"),
+            Some(OnTimeout::Null) => to.null(),
+            Some(OnTimeout::Number(number)) => to.integer(number),
+            _ => to.null_array(),
+        });
+    }
+
+    /// Whether there is room for more, after letting go of what the policy allows.
+    fn make_room(&mut self) -> Result<(), Error> {
+        let limit = self.shared.settings.max_memory.load(Ordering::Relaxed);
+        if limit == 0 || (self.state.db.memory() as u64) <= limit {
+            return Ok(());
+        }
+        let state = &mut *self.state;
+        if evict::make_room(&mut state.db, &mut state.fx, &mut state.events, self.shared, limit, self.now) {
+            Ok(())
+        } else {
+            Err(Error::OOM)
+        }
+    }
+
+    /// Hands over what subscribers of keyspace notifications hear when this is committed.
+    pub(crate) fn send_notifications(&mut self) {
+        if self.state.events.notifications.is_empty() {
+            return;
+        }
+        let gate = self.gate(self.state.applied + i64::from(!self.state.fx.is_empty()));
+        let notifications = std::mem::take(&mut self.state.events.notifications);
+        self.shared.publish_notifications(&notifications, gate);
+    }
+}
+
+/// What runs at once although a transaction is open.
+fn runs_in_multi(spec: &Spec) -> bool {
+    matches!(spec.name, "exec" | "discard" | "multi" | "watch" | "quit" | "reset")
+}
+
+fn queue(session: &mut Session, spec: &'static Spec, args: &Args<'_>) {
+    /// Bytes that a client may queue between MULTI and EXEC.
+    const MOST: usize = 1 << 30;
+    if let Some(multi) = &mut session.multi {
+        multi.bytes += args.byte_len() + 64;
+        multi.broken |= multi.bytes > MOST;
+        if !multi.broken {
+            multi.commands.push((spec, args.to_owned()));
+        }
+    }
+}
+
+fn check_subscriber(spec: &Spec) -> Result<(), Error> {
+    let allowed = matches!(
+        spec.name,
+        "subscribe"
+            | "unsubscribe"
+            | "psubscribe"
+            | "punsubscribe"
+            | "ssubscribe"
+            | "sunsubscribe"
+            | "ping"
+            | "quit"
+            | "reset"
+    );
+    if allowed {
+        return Ok(());
+    }
+    Err(Error::err(format_args!(
+        "Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context",
+        spec.name.split('|').next().unwrap_or_default()
+    )))
+}
+
+fn unknown(args: &Args<'_>) -> Error {
+    let cut = |text: &[u8], most: usize| -> String {
+        String::from_utf8_lossy(&text[..text.len().min(most)]).into_owned()
+    };
+    let mut shown = String::new();
+    for arg in args.from(1).iter() {
+        if shown.len() >= 128 {
+            break;
+        }
+        shown.push_str(&format!("'{}' ", cut(arg, 128 - shown.len())));
+    }
+    Error::err(format_args!("unknown command '{}', with args beginning with: {shown}", cut(args.name(), 128)))
+}
+
+/// The arguments for the slow log: at most 32 of at most 128 bytes.
+fn shorten(args: &Args<'_>) -> Vec<Vec<u8>> {
+    let mut short: Vec<Vec<u8>> = args
+        .iter()
+        .take(31)
+        .map(|arg| {
+            if arg.len() <= 128 {
+                return arg.to_vec();
+            }
+            [&arg[..128], format!("... ({} more bytes)", arg.len() - 128).as_bytes()].concat()
+        })
+        .collect();
+    match args.len() {
+        0..=31 => {}
+        32 => short.push(args[31].to_vec()),
+        more => short.push(format!("... ({} more arguments)", more - 31).into_bytes()),
+    }
+    short
+}

@@ -1,0 +1,143 @@
+//! Keeps a shard: brings its keyspace up to its journal, follows its role, expires keys, tries again what the log did not
+//! take.
+//!
+//! A primary's keyspace runs ahead of what is committed; a replica's follows it. A primary that lost its lead with
+//! changes that were not committed throws its memory away and reads the journal anew.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use moim_base::task::offload;
+
+use crate::ctx::expire;
+use crate::effects;
+use crate::keyspace::Keyspace;
+use crate::log;
+use crate::session::Session;
+use crate::shard::{Role, Shard};
+use crate::shared::Shared;
+
+const TICK: Duration = Duration::from_millis(50);
+/// What is read of a journal at a time.
+const READ_BYTES: usize = 1 << 20;
+/// Keys that expire in one turn.
+const EXPIRE_AT_ONCE: usize = 200;
+
+/// Runs until the loop ends.
+pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
+    loop {
+        if let Err(error) = follow_role(&shared, &shard).await {
+            tracing::error!(shard = shard.index, %error, "a shard cannot read its journal");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        while shard.role() == Role::Primary && tick(&shared, &shard) {
+            tokio::task::yield_now().await;
+        }
+        tokio::select! {
+            () = shard.news.notified() => {}
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}
+
+/// Brings the shard to the role that the log says.
+async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Result<()> {
+    let leads = shard.log.leads();
+    let (epoch, applied) = {
+        let state = shard.lock();
+        (state.epoch, state.applied)
+    };
+    match leads {
+        Some(lead) if lead == epoch && shard.role() == Role::Primary => Ok(()),
+        Some(lead) => {
+            // Everything up to the end is ours to lead; what is not committed yet will be, or the lead ends.
+            let until = shard.log.journal().end();
+            catch_up(shared, shard, until).await?;
+            let mut state = shard.lock();
+            if state.applied == shard.log.journal().end() && shard.log.leads() == Some(lead) {
+                state.epoch = lead;
+                state.fx.clear();
+                shard.set_role(Role::Primary);
+                tracing::info!(shard = shard.index, epoch = lead, keys = state.db.len(), "leads a shard");
+            }
+            Ok(())
+        }
+        None => {
+            let committed = shard.committed();
+            if epoch != -1 || applied > committed {
+                step_down(shard, committed);
+            }
+            catch_up(shared, shard, committed).await?;
+            if shard.role() != Role::Replica && shard.log.follows() {
+                shard.set_role(Role::Replica);
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The lead is over: what was not committed is forgotten.
+fn step_down(shard: &Arc<Shard>, committed: i64) {
+    shard.set_role(Role::Loading);
+    shard.void_answers();
+    let mut state = shard.lock();
+    if state.applied > committed || !state.fx.is_empty() {
+        tracing::info!(shard = shard.index, applied = state.applied, committed, "a shard is read anew");
+        state.db = Keyspace::new(fastrand::u64(..));
+        state.applied = 0;
+        state.time_ms = 0;
+    }
+    state.epoch = -1;
+    state.fx.clear();
+    state.events.hazards.reset();
+    state.events.ready.clear();
+}
+
+/// Replays the journal up to `until`.
+async fn catch_up(shared: &Arc<Shared>, shard: &Arc<Shard>, until: i64) -> std::io::Result<()> {
+    loop {
+        let from = shard.lock().applied;
+        if from >= until {
+            return Ok(());
+        }
+        let (shared, shard) = (Arc::clone(shared), Arc::clone(shard));
+        offload(move || replay_some(&shared, &shard, from, until)).await?;
+    }
+}
+
+fn replay_some(shared: &Shared, shard: &Shard, from: i64, until: i64) -> std::io::Result<()> {
+    let frames = log::read(shard.log.journal(), from, until, READ_BYTES).map_err(std::io::Error::other)?;
+    if frames.is_empty() {
+        return Err(std::io::Error::other(format!(
+            "nothing to read at {from} of a journal that ends at {until}"
+        )));
+    }
+    let mut nobody = Session::nobody();
+    for (offset, payload) in frames {
+        let (time_ms, commands) = effects::read(&payload).map_err(std::io::Error::other)?;
+        let mut state = shard.lock();
+        if state.applied != offset {
+            // Somebody stepped down meanwhile; the next look begins anew.
+            return Ok(());
+        }
+        state.replay(shared, &mut nobody, time_ms, &commands);
+        state.applied = offset + 1;
+    }
+    Ok(())
+}
+
+/// What a primary does now and then. Answers whether there is more to do at once.
+fn tick(shared: &Shared, shard: &Shard) -> bool {
+    let Some(mut turn) = shard.turn(shared) else { return false };
+    let now = turn.now;
+    let mut expired = 0;
+    while expired < EXPIRE_AT_ONCE {
+        let Some(key) = turn.state.db.first_expired(now).map(<[u8]>::to_vec) else { break };
+        let state = &mut *turn.state;
+        expire(&mut state.db, &mut state.fx, &mut state.events, shared, &key);
+        expired += 1;
+    }
+    turn.send_notifications();
+    turn.finish();
+    expired == EXPIRE_AT_ONCE
+}

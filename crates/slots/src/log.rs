@@ -1,0 +1,119 @@
+//! The journal of a shard as the shard sees it: it appends frames and is told how far they are committed.
+//!
+//! A frame is one batch of effects at one offset. On a node alone, committed is durable; in a cluster it is what the
+//! in-sync replicas have.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use moim_journal::{Append, AppendError, Chunk, Framing as _, Journal, PlainFraming, ReadError};
+
+/// Why a frame was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogError {
+    /// Not now: the disk is behind or full. Nothing was taken.
+    Later,
+    /// This node does not lead the shard in that epoch.
+    NotLeader,
+}
+
+/// A shard's journal.
+pub trait ShardLog: Send + Sync + 'static {
+    /// Appends one frame at `base`, which is the end of the journal.
+    fn append(&self, base: i64, epoch: i32, time_ms: i64, payload: &[u8]) -> Result<(), LogError>;
+    /// The journal itself, for reading.
+    fn journal(&self) -> &Arc<Journal>;
+    /// Whether writes would be refused now for lack of disk.
+    fn is_full(&self) -> bool {
+        false
+    }
+    /// Whether this node leads the shard, and in which epoch.
+    fn leads(&self) -> Option<i32>;
+    /// Whether this node follows the shard's leader.
+    fn follows(&self) -> bool {
+        false
+    }
+    /// How many other replicas have everything below `end`.
+    fn replicas_with(&self, end: i64) -> usize;
+}
+
+/// The bytes of the journal's own frame before the payload.
+const HEADER: usize = 36;
+
+/// Appends a payload to a journal without copying it first.
+pub fn append(
+    journal: &Journal,
+    base: i64,
+    epoch: i32,
+    time_ms: i64,
+    payload: &[u8],
+) -> Result<(), AppendError> {
+    let frame = PlainFraming::encode(base, base, epoch, time_ms, payload);
+    let (prefix, body) = (&frame[..HEADER], frame.slice(HEADER..));
+    journal.append(Append { base, last: base, epoch, max_timestamp_ms: time_ms, prefix, body: &body })
+}
+
+/// The frames from `from` up to `until`, about `max_bytes` of them: (offset, payload).
+pub fn read(
+    journal: &Journal,
+    from: i64,
+    until: i64,
+    max_bytes: usize,
+) -> Result<Vec<(i64, Bytes)>, ReadError> {
+    let read = journal.read(from, until, max_bytes)?;
+    let mut frames = Vec::new();
+    for chunk in &read.chunks {
+        let mut bytes = match chunk {
+            Chunk::Mem(bytes) => bytes.clone(),
+            Chunk::File(range) => range.read()?,
+        };
+        while !bytes.is_empty() {
+            let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a frame that makes no sense");
+            let frame =
+                PlainFraming.peek(&bytes).filter(|frame| frame.len <= bytes.len()).ok_or_else(damaged)?;
+            let whole = bytes.split_to(frame.len);
+            if frame.base >= from {
+                frames.push((frame.base, whole.slice(HEADER..)));
+            }
+        }
+    }
+    Ok(frames)
+}
+
+/// A journal on this node alone.
+pub struct LocalLog {
+    journal: Arc<Journal>,
+}
+
+impl LocalLog {
+    /// This journal, led by this node.
+    pub fn new(journal: Arc<Journal>) -> Self {
+        Self { journal }
+    }
+}
+
+impl ShardLog for LocalLog {
+    fn append(&self, base: i64, epoch: i32, time_ms: i64, payload: &[u8]) -> Result<(), LogError> {
+        match append(&self.journal, base, epoch, time_ms, payload) {
+            Ok(()) => Ok(()),
+            Err(AppendError::Busy | AppendError::Full | AppendError::Io(_)) => Err(LogError::Later),
+            Err(error) => {
+                tracing::error!(%error, "the journal of a shard takes no more");
+                Err(LogError::NotLeader)
+            }
+        }
+    }
+
+    fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+
+    fn leads(&self) -> Option<i32> {
+        Some(1)
+    }
+
+    fn replicas_with(&self, _end: i64) -> usize {
+        0
+    }
+}

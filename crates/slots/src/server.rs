@@ -1,0 +1,221 @@
+//! The event loops and the listeners.
+//!
+//! A loop is a thread with a runtime of its own; a connection lives on one. Every shard has a listener: an address is one
+//! replica of one shard, as in a Redis Cluster. The first loop accepts, deals connections out in turn, and keeps the
+//! shards (expiry, replay).
+
+use std::io;
+use std::net::{SocketAddr, TcpStream as StdStream};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use moim_base::task::{Scope, Shutdown};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use crate::connection;
+use crate::keeper;
+use crate::shard::Shard;
+use crate::shared::Shared;
+
+/// How many accepted connections and tasks may wait for their loop.
+const BACKLOG: usize = 1024;
+
+enum Job {
+    Serve(StdStream, SocketAddr, Arc<Shard>),
+    Task(&'static str, Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+/// The running loops.
+pub struct Server {
+    shared: Arc<Shared>,
+    loops: Vec<mpsc::Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+    shutdown: Shutdown,
+    turn: Arc<AtomicUsize>,
+}
+
+impl Server {
+    /// Starts the loops.
+    pub fn start(shared: Arc<Shared>, loops: usize, shutdown: Shutdown) -> io::Result<Self> {
+        let (mut senders, mut threads) = (Vec::new(), Vec::new());
+        for index in 0..loops.max(1) {
+            let (sender, receiver) = mpsc::channel(BACKLOG);
+            let (shared, shutdown) = (Arc::clone(&shared), shutdown.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("slots-{index}"))
+                .spawn(move || run_loop(&shared, index, receiver, &shutdown))?;
+            senders.push(sender);
+            threads.push(thread);
+        }
+        Ok(Self { shared, loops: senders, threads, shutdown, turn: Arc::default() })
+    }
+
+    /// How many loops there are.
+    pub fn loops(&self) -> usize {
+        self.loops.len()
+    }
+
+    /// What everything here shares.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Keeps a shard: reads its journal, follows its role, expires its keys.
+    pub fn keep(&self, shard: &Arc<Shard>) -> io::Result<()> {
+        for index in 0..self.loops.len() {
+            self.spawn(index, "slots-wakes", Arc::clone(shard).wake_waiters(index))?;
+        }
+        self.spawn(0, "slots-keeper", keeper::run(Arc::clone(&self.shared), Arc::clone(shard)))
+    }
+
+    /// Binds an address for a shard.
+    pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+        use socket2::{Domain, Protocol, Socket, Type};
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(4096)?;
+        Ok(socket.into())
+    }
+
+    /// Serves a shard on a listener.
+    pub fn listen(&self, shard: &Arc<Shard>, listener: std::net::TcpListener) -> io::Result<()> {
+        let (loops, shared, shard) = (self.loops.clone(), Arc::clone(&self.shared), Arc::clone(shard));
+        let (turn, shutdown) = (Arc::clone(&self.turn), self.shutdown.clone());
+        self.spawn(0, "slots-accept", async move {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => {
+                    tokio::select! {
+                        () = shutdown.stopped() => {}
+                        () = accept(shared, shard, listener, loops, turn) => {}
+                    }
+                }
+                Err(error) => tracing::error!(%error, "cannot accept connections"),
+            }
+        })
+    }
+
+    fn spawn(
+        &self,
+        index: usize,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
+        let sent = self.loops[index].try_send(Job::Task(name, Box::pin(task)));
+        sent.map_err(|error| io::Error::other(error.to_string()))
+    }
+
+    /// Ends all connections and waits for the loops; give the shutdown signal first.
+    pub fn join(self) {
+        drop(self.loops);
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("an event loop panicked");
+            }
+        }
+    }
+}
+
+fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, shutdown: &Shutdown) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .event_interval(31)
+        .max_blocking_threads(4)
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "cannot start an event loop");
+            shutdown.stop();
+            return;
+        }
+    };
+    runtime.block_on(async {
+        let scope = Scope::new(shutdown.clone());
+        loop {
+            tokio::select! {
+                () = shutdown.stopped() => break,
+                job = jobs.recv() => match job {
+                    None => break,
+                    Some(Job::Task(name, task)) => {
+                        scope.spawn(name, task);
+                    }
+                    Some(Job::Serve(stream, peer, shard)) => adopt(shared, &scope, index, stream, peer, shard),
+                },
+            }
+        }
+        for client in shared.clients().values() {
+            client.mailbox.kill();
+        }
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(2);
+        while shared.connections.load(Ordering::Acquire) > 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_millis(100));
+}
+
+fn adopt(
+    shared: &Arc<Shared>,
+    scope: &Scope,
+    index: usize,
+    stream: StdStream,
+    peer: SocketAddr,
+    shard: Arc<Shard>,
+) {
+    let stream = match TcpStream::from_std(stream) {
+        Ok(stream) => stream,
+        Err(error) => {
+            tracing::warn!(%peer, %error, "cannot serve a connection");
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+    };
+    let _ = stream.set_nodelay(true);
+    let local = stream.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
+    let shared = Arc::clone(shared);
+    scope.spawn("slots-client", async move {
+        connection::serve(Arc::clone(&shared), shard, Box::new(stream), peer.to_string(), local, index).await;
+        shared.connections.fetch_sub(1, Ordering::AcqRel);
+    });
+}
+
+async fn accept(
+    shared: Arc<Shared>,
+    shard: Arc<Shard>,
+    listener: TcpListener,
+    loops: Vec<mpsc::Sender<Job>>,
+    turn: Arc<AtomicUsize>,
+) {
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, most likely: waiting gives others the time to close some.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let most = usize::try_from(shared.settings.number("maxclients")).unwrap_or(usize::MAX);
+        if shared.connections.load(Ordering::Acquire) >= most {
+            shared.stats.refused.inc();
+            let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
+            continue;
+        }
+        shared.connections.fetch_add(1, Ordering::AcqRel);
+        let index = turn.fetch_add(1, Ordering::Relaxed) % loops.len();
+        let dealt = match stream.into_std() {
+            Ok(stream) => loops[index].send(Job::Serve(stream, peer, Arc::clone(&shard))).await.is_ok(),
+            Err(_) => false,
+        };
+        if !dealt {
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}

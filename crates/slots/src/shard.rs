@@ -1,0 +1,486 @@
+//! A shard on this node: its keyspace, what has been done and not appended yet, and who waits for the journal.
+//!
+//! One lock, taken for a *turn*: all the requests that a connection has ready run under it, and what they did is appended
+//! as one frame when the turn ends. Appending under the lock keeps the journal in the order of execution.
+//!
+//! Lock order: the shard's state, then the copy's (inside the log), then leaves (`waiters`, mailboxes). Whatever the log
+//! tells the shard (committed, role) arrives through atomics and the keeper's mailbox, never by taking the state.
+//!
+//! Invariants: `applied` is the journal end that the keyspace corresponds to, effects that wait in `fx` included as one
+//! frame more; an answer leaves only when `committed` has reached its gate.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::BytesMut;
+use hashbrown::HashMap;
+use moim_base::Clock;
+use moim_wire_resp::{Encoder, OwnedArgs, Protocol};
+use tokio::sync::Notify;
+
+use crate::cmd;
+use crate::ctx::{Ctx, Mode, OnTimeout};
+use crate::effects::Effects;
+use crate::error::Error;
+use crate::events::Events;
+use crate::keyspace::Keyspace;
+use crate::log::{LogError, ShardLog};
+use crate::session::{Block, Mailbox, Session};
+use crate::shared::{Shared, lock};
+
+/// What this node may do with a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// Reads its journal; answers nothing.
+    Loading = 0,
+    /// Leads: answers everything.
+    Primary = 1,
+    /// Follows: answers reads of those who said READONLY.
+    Replica = 2,
+}
+
+/// One shard on this node.
+pub struct Shard {
+    /// Its number.
+    pub index: u16,
+    /// The id of this replica, as clients see it: forty hexadecimal digits.
+    pub id: String,
+    /// Its journal.
+    pub log: Arc<dyn ShardLog>,
+    state: Mutex<State>,
+    committed: AtomicI64,
+    role: AtomicU8,
+    /// Answer before the commit, as Redis does.
+    pub is_async: AtomicBool,
+    /// Counts the times that answers in waiting became void.
+    voided: AtomicU64,
+    waiters: Vec<Waiters>,
+    /// A script has run for long; others hear BUSY.
+    pub busy: AtomicBool,
+    /// Set to end the running script.
+    pub script_killed: AtomicBool,
+    /// Whether the running script has written: then it cannot be ended.
+    pub script_wrote: AtomicBool,
+    /// Until when this node may answer for the shard, and from when on, on the monotonic clock; see [`Shard::may_answer`].
+    right_until_ms: AtomicU64,
+    right_from_ms: AtomicU64,
+    /// Wakes the keeper.
+    pub news: Notify,
+}
+
+#[derive(Default)]
+struct Waiters {
+    list: Mutex<Vec<(i64, Arc<Mailbox>)>>,
+    any: AtomicBool,
+    notify: Notify,
+}
+
+/// What is behind the lock.
+pub struct State {
+    /// The keys.
+    pub db: Keyspace,
+    /// Done and not appended.
+    pub fx: Effects,
+    /// Whom to tell.
+    pub events: Events,
+    /// The end of the journal that `db` without `fx` corresponds to.
+    pub applied: i64,
+    /// The time of the newest batch; time never goes back.
+    pub time_ms: i64,
+    /// Who waits for which key.
+    pub blocked: Blocked,
+    /// Whose lead the keyspace is valid for; anything else has to be loaded anew.
+    pub epoch: i32,
+    settings_version: u64,
+}
+
+/// Clients that wait for keys, in the order in which they came.
+#[derive(Default)]
+pub struct Blocked {
+    by_key: HashMap<Box<[u8]>, VecDeque<u64>>,
+    clients: HashMap<u64, Waiting>,
+}
+
+struct Waiting {
+    block: Block,
+    protocol: Protocol,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Blocked {
+    /// What a client hears when its time runs out, if it waits.
+    pub(crate) fn on_timeout(&self, client: u64) -> Option<OnTimeout> {
+        self.clients.get(&client).map(|waiting| waiting.block.on_timeout)
+    }
+}
+
+impl Shard {
+    /// A shard whose journal has not been read.
+    pub fn new(index: u16, id: String, log: Arc<dyn ShardLog>, loops: usize) -> Arc<Self> {
+        Arc::new(Self {
+            index,
+            id,
+            log,
+            state: Mutex::new(State {
+                db: Keyspace::new(fastrand::u64(..)),
+                fx: Effects::default(),
+                events: Events::default(),
+                applied: 0,
+                time_ms: 0,
+                blocked: Blocked::default(),
+                epoch: -1,
+                settings_version: 0,
+            }),
+            committed: AtomicI64::new(0),
+            role: AtomicU8::new(Role::Loading as u8),
+            is_async: AtomicBool::new(false),
+            voided: AtomicU64::new(0),
+            waiters: (0..loops).map(|_| Waiters::default()).collect(),
+            busy: AtomicBool::new(false),
+            script_killed: AtomicBool::new(false),
+            script_wrote: AtomicBool::new(false),
+            right_until_ms: AtomicU64::new(u64::MAX),
+            right_from_ms: AtomicU64::new(0),
+            news: Notify::new(),
+        })
+    }
+
+    /// What this node may do with it.
+    pub fn role(&self) -> Role {
+        match self.role.load(Ordering::Acquire) {
+            1 => Role::Primary,
+            2 => Role::Replica,
+            _ => Role::Loading,
+        }
+    }
+
+    pub(crate) fn set_role(&self, role: Role) {
+        self.role.store(role as u8, Ordering::Release);
+    }
+
+    /// Whether this node may speak for the shard: it holds the serving right, and nobody else can hold one any more.
+    pub fn may_answer(&self, clock: &dyn Clock) -> bool {
+        let until = self.right_until_ms.load(Ordering::Acquire);
+        if until == u64::MAX {
+            return true;
+        }
+        let now = clock.monotonic_ms();
+        now < until && now >= self.right_from_ms.load(Ordering::Acquire)
+    }
+
+    /// The right lasts until then.
+    pub fn set_right(&self, until_ms: u64) {
+        self.right_until_ms.store(until_ms, Ordering::Release);
+    }
+
+    /// Whoever led before may answer until then.
+    pub fn set_right_from(&self, from_ms: u64) {
+        self.right_from_ms.store(from_ms, Ordering::Release);
+    }
+
+    /// SCRIPT KILL.
+    pub(crate) fn kill_script(&self) -> Result<(), Error> {
+        if !self.busy.load(Ordering::Acquire) {
+            return Err(Error::coded("NOTBUSY No scripts in execution right now."));
+        }
+        if self.script_wrote.load(Ordering::Acquire) {
+            return Err(Error::coded(
+                "UNKILLABLE Sorry the script already executed write commands against the dataset. You can either wait the script termination or kill the server in a hard way using the SHUTDOWN NOSAVE command.",
+            ));
+        }
+        self.script_killed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Everything below is committed.
+    pub fn committed(&self) -> i64 {
+        self.committed.load(Ordering::Acquire)
+    }
+
+    /// How often waiting answers became void.
+    pub fn voided(&self) -> u64 {
+        self.voided.load(Ordering::Acquire)
+    }
+
+    /// Answers that wait will never leave: their changes may be lost.
+    pub(crate) fn void_answers(&self) {
+        self.voided.fetch_add(1, Ordering::AcqRel);
+        self.wake_all();
+    }
+
+    /// The journal is committed up to here. Called by whoever the log reports to; takes no lock but leaves.
+    pub fn on_committed(&self, end: i64) {
+        if self.committed.fetch_max(end, Ordering::AcqRel) < end {
+            for waiters in &self.waiters {
+                if waiters.any.load(Ordering::Acquire) {
+                    waiters.notify.notify_one();
+                }
+            }
+            if self.role() == Role::Replica {
+                self.news.notify_one();
+            }
+        }
+    }
+
+    fn wake_all(&self) {
+        for waiters in &self.waiters {
+            for (_, mailbox) in lock(&waiters.list).drain(..) {
+                mailbox.wake();
+            }
+        }
+    }
+
+    /// Has the connection woken when the journal is committed up to `gate`.
+    pub fn wait_for(&self, on_loop: usize, gate: i64, mailbox: &Arc<Mailbox>) {
+        let waiters = &self.waiters[on_loop % self.waiters.len()];
+        lock(&waiters.list).push((gate, Arc::clone(mailbox)));
+        waiters.any.store(true, Ordering::Release);
+        if self.committed() >= gate {
+            waiters.notify.notify_one();
+        }
+    }
+
+    /// Waits for commits and wakes the connections of a loop that wait for them. One task per loop, so that the thread
+    /// that commits wakes each loop once and not every connection.
+    pub async fn wake_waiters(self: Arc<Self>, on_loop: usize) {
+        let waiters = &self.waiters[on_loop % self.waiters.len()];
+        let mut woken = Vec::new();
+        loop {
+            waiters.notify.notified().await;
+            let committed = self.committed();
+            {
+                let mut list = lock(&waiters.list);
+                list.retain(|(gate, mailbox)| {
+                    let waits = *gate > committed;
+                    if !waits {
+                        woken.push(Arc::clone(mailbox));
+                    }
+                    waits
+                });
+                waiters.any.store(!list.is_empty(), Ordering::Release);
+            }
+            woken.drain(..).for_each(|mailbox: Arc<Mailbox>| mailbox.wake());
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Takes the lock for a turn. `None` while a script holds it for long.
+    pub fn turn<'a>(&'a self, shared: &'a Shared) -> Option<Turn<'a>> {
+        let mut state =
+            if self.busy.load(Ordering::Acquire) { self.state.try_lock().ok()? } else { self.lock() };
+        let now = shared.clock.wall_ms().max(state.time_ms);
+        state.time_ms = now;
+        state.follow_settings(shared, now);
+        state.events.hazards.batch = state.applied + 1;
+        Some(Turn { shard: self, shared, state, now })
+    }
+}
+
+impl State {
+    fn follow_settings(&mut self, shared: &Shared, now: i64) {
+        let version = shared.settings.version.load(Ordering::Acquire);
+        if self.settings_version != version {
+            self.settings_version = version;
+            self.events.notify = shared.settings.notify.load(Ordering::Relaxed);
+        }
+        self.db.set_access_clock((now / 1_000) as u32);
+    }
+
+    /// Runs commands of the journal.
+    pub(crate) fn replay(
+        &mut self,
+        shared: &Shared,
+        nobody: &mut Session,
+        time_ms: i64,
+        commands: &[OwnedArgs],
+    ) {
+        self.time_ms = self.time_ms.max(time_ms);
+        self.db.hide_expired(i64::MIN);
+        let mut out = BytesMut::new();
+        for command in commands {
+            let args = command.args();
+            // A command that this program does not know was written by a newer one; the frame's version would say so.
+            let Some(spec) = cmd::resolve(&args) else {
+                tracing::error!(command = ?args.name(), "the journal holds a command that is not known");
+                continue;
+            };
+            out.clear();
+            let mut ctx = Ctx {
+                args,
+                db: &mut self.db,
+                now: time_ms,
+                out: Encoder::new(&mut out, Protocol::Resp2),
+                fx: &mut self.fx,
+                events: &mut self.events,
+                session: nobody,
+                shared,
+                mode: Mode::Replay,
+                nested: false,
+                dirty: 0,
+                rewritten: false,
+            };
+            ctx.run(spec);
+        }
+        self.events.ready.clear();
+        self.events.notifications.clear();
+        drop(self.db.take_garbage());
+    }
+}
+
+/// The lock on a shard, for the requests that are ready.
+pub struct Turn<'a> {
+    pub(crate) shard: &'a Shard,
+    pub(crate) shared: &'a Shared,
+    pub(crate) state: MutexGuard<'a, State>,
+    /// The time of this turn.
+    pub now: i64,
+}
+
+/// Effects of one frame; a turn with more appends in between.
+const FRAME_BYTES: usize = 256 << 10;
+
+impl Turn<'_> {
+    /// Appends when there is much.
+    pub(crate) fn maybe_append(&mut self) {
+        if self.state.fx.len() >= FRAME_BYTES {
+            self.append();
+        }
+    }
+
+    /// Appends what was done. What the log does not take now stays, and is tried again by the keeper; its answers wait.
+    pub(crate) fn append(&mut self) {
+        let state = &mut *self.state;
+        if state.fx.is_empty() {
+            return;
+        }
+        let (base, epoch, now) = (state.applied, state.epoch, self.now);
+        match self.shard.log.append(base, epoch, now, state.fx.payload(now)) {
+            Ok(()) => {
+                state.fx.clear();
+                state.applied += 1;
+                state.events.hazards.batch = state.applied + 1;
+            }
+            Err(LogError::Later) => self.shard.news.notify_one(),
+            Err(LogError::NotLeader) => {
+                // Memory is ahead of a journal that somebody else writes now: it is read anew, and nothing of this leaves.
+                state.epoch = -1;
+                self.shard.set_role(Role::Loading);
+                self.shard.void_answers();
+                self.shard.news.notify_one();
+            }
+        }
+    }
+
+    /// Makes a client wait for keys.
+    pub(crate) fn block(&mut self, session: &mut Session, block: Block) {
+        let state = &mut *self.state;
+        for key in &block.keys {
+            let line = state.blocked.by_key.entry(key.clone()).or_default();
+            if !line.contains(&session.id) {
+                line.push_back(session.id);
+            }
+        }
+        state.events.blocked += 1;
+        let waiting = Waiting { block, protocol: session.protocol, mailbox: Arc::clone(&session.mailbox) };
+        state.blocked.clients.insert(session.id, waiting);
+    }
+
+    /// A client waits no more: it was answered, its time ran out, or it is gone. Answers whether it did.
+    pub fn unblock(&mut self, client: u64) -> bool {
+        let state = &mut *self.state;
+        let Some(waiting) = state.blocked.clients.remove(&client) else { return false };
+        for key in &waiting.block.keys {
+            if let Some(line) = state.blocked.by_key.get_mut(key) {
+                line.retain(|who| *who != client);
+                if line.is_empty() {
+                    state.blocked.by_key.remove(key);
+                }
+            }
+        }
+        state.events.blocked -= 1;
+        true
+    }
+
+    /// Answers a client that waits for keys, and lets it go. Answers whether it waited.
+    pub(crate) fn answer_blocked(&mut self, client: u64, write: impl FnOnce(&mut Encoder<'_>)) -> bool {
+        let Some(waiting) = self.state.blocked.clients.get(&client) else { return false };
+        let (protocol, mailbox) = (waiting.protocol, Arc::clone(&waiting.mailbox));
+        let mut out = BytesMut::new();
+        write(&mut Encoder::new(&mut out, protocol));
+        self.unblock(client);
+        mailbox.answer(out.freeze(), 0);
+        true
+    }
+
+    /// Lets clients that wait for keys have what is ready now, first come, first served.
+    pub(crate) fn serve_blocked(&mut self) {
+        while !self.state.events.ready.is_empty() {
+            for key in std::mem::take(&mut self.state.events.ready) {
+                let line: Vec<u64> = self
+                    .state
+                    .blocked
+                    .by_key
+                    .get(&key)
+                    .map_or_else(Vec::new, |line| line.iter().copied().collect());
+                for client in line {
+                    if !self.state.db.contains(&key) {
+                        break;
+                    }
+                    self.resume(client);
+                }
+            }
+        }
+    }
+
+    /// Runs the command of a client that waits once more.
+    fn resume(&mut self, client: u64) {
+        let state = &mut *self.state;
+        let Some(waiting) = state.blocked.clients.get(&client) else { return };
+        let (command, protocol, mailbox) =
+            (waiting.block.command.clone(), waiting.protocol, Arc::clone(&waiting.mailbox));
+        let args = command.args();
+        let Some(spec) = cmd::resolve(&args) else { return };
+        let mut session = Session::nobody();
+        (session.protocol, session.resumed, session.id) = (protocol, true, client);
+        let mut out = BytesMut::new();
+        state.events.gate = 0;
+        let mut ctx = Ctx {
+            args,
+            db: &mut state.db,
+            now: self.now,
+            out: Encoder::new(&mut out, protocol),
+            fx: &mut state.fx,
+            events: &mut state.events,
+            session: &mut session,
+            shared: self.shared,
+            mode: Mode::Primary,
+            nested: false,
+            dirty: 0,
+            rewritten: false,
+        };
+        ctx.run(spec);
+        let gate = state.events.gate;
+        if session.block.is_none() {
+            self.unblock(client);
+            mailbox.answer(out.freeze(), self.gate(gate));
+        }
+    }
+
+    /// What an answer waits for: nothing where the shard was told not to wait.
+    pub(crate) fn gate(&self, gate: i64) -> i64 {
+        if self.shard.is_async.load(Ordering::Relaxed) { 0 } else { gate }
+    }
+
+    /// Ends the turn: appends, and gives the lock back.
+    pub fn finish(mut self) {
+        self.append();
+        let garbage = self.state.db.take_garbage();
+        drop(self);
+        drop(garbage);
+    }
+}
