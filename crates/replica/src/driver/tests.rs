@@ -1,1 +1,0 @@
-//! Three nodes in one process: real journals, real connections, records in memory.

@@ -1,0 +1,336 @@
+//! Drivers of three nodes over real journals and real connections.
+#![allow(clippy::unwrap_used)]
+
+mod cluster;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use moim_base::{BrokerId, Offset};
+use moim_journal::{Framing, PlainFraming, Rewrite};
+use moim_replica::{AckError, Durability, PartitionId, ResetPolicy};
+
+use cluster::{Cluster, ID, Kind, frames, run, until};
+
+#[test]
+fn what_is_appended_is_committed_and_on_every_node() {
+    for durability in [Durability::Fsync, Durability::Replicated] {
+        run(async {
+            let cluster = Cluster::start(Kind { durability, ..Kind::default() }).await;
+            cluster.leads(1).await;
+            assert_eq!(cluster.append(2, b"no"), Err(AckError::NotLeader));
+            for n in 0..200_u32 {
+                cluster.append(1, &n.to_be_bytes()).unwrap();
+            }
+            // One that does not go through the commit log, and is larger than an answer.
+            cluster.append(1, &vec![3; 2 << 20]).unwrap();
+            for node in 1..=3 {
+                cluster.committed(node, 201).await;
+            }
+            for node in 2..=3 {
+                cluster.same(1, node).await;
+                assert_eq!(cluster.told(node).appended.load(Ordering::SeqCst), 201);
+                assert_eq!(cluster.told(node).follows.load(Ordering::SeqCst), 1);
+            }
+            assert_eq!(cluster.told(1).leads.load(Ordering::SeqCst), 0);
+            assert_eq!(cluster.record().await.value.isr.len(), 3, "nobody left meanwhile");
+        });
+    }
+}
+
+#[test]
+fn a_follower_that_dies_is_left_out_and_back_in_sync_when_it_returns() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(3, 1).await;
+        cluster.kill(3).await;
+        cluster.append(1, b"two").unwrap();
+        cluster.committed(1, 2).await;
+        cluster.in_sync(&[1, 2]).await;
+        assert_eq!(
+            cluster.node(1).driver.suspects().iter().map(|one| one.0).collect::<Vec<_>>(),
+            [BrokerId(3)]
+        );
+        cluster.fill(1, 100, 10_000).await;
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        cluster.append(1, b"three").unwrap();
+        cluster.committed(3, 103).await;
+        cluster.same(1, 3).await;
+        assert!(cluster.node(1).driver.suspects().is_empty());
+    });
+}
+
+#[test]
+fn below_the_minimum_nothing_is_taken_and_who_waits_is_told() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(3, 1).await;
+        cluster.kill(2).await;
+        cluster.append(1, b"two").unwrap();
+        cluster.in_sync(&[1, 3]).await;
+        cluster.kill(3).await;
+        cluster.append(1, b"three").unwrap();
+        cluster.in_sync(&[1]).await;
+        until("the bad news", || cluster.told(1).under_min.load(Ordering::SeqCst) == 1).await;
+        assert_eq!(cluster.append(1, b"four"), Err(AckError::NotEnoughReplicas));
+        assert!(cluster.copy(1).high_watermark().0 < 3);
+        cluster.up(2).await;
+        cluster.committed(1, 3).await;
+        cluster.append(1, b"four").unwrap();
+        cluster.committed(2, 4).await;
+    });
+}
+
+#[test]
+fn a_former_leader_gives_up_what_was_never_committed() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(2, 1).await;
+        cluster.committed(3, 1).await;
+        // Cut off: what it takes now reaches nobody.
+        cluster.kill(2).await;
+        cluster.kill(3).await;
+        for n in 0..50_u32 {
+            if cluster.append(1, &n.to_be_bytes()).is_err() {
+                break;
+            }
+        }
+        assert!(cluster.journal(1).end() > 1);
+        cluster.kill(1).await;
+        for node in 1..=3 {
+            cluster.up(node).await;
+        }
+        let members: Vec<_> = (1..=3).map(|node| cluster.member(node)).collect();
+        cluster
+            .change(|draft| {
+                members.iter().for_each(|member| draft.restamp(*member));
+                draft.lose(BrokerId(1));
+                assert!(draft.elect(BrokerId(2)));
+            })
+            .await;
+        cluster.leads(2).await;
+        cluster.append(2, b"two").unwrap();
+        cluster.committed(2, 2).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        cluster.same(2, 1).await;
+        cluster.same(2, 3).await;
+        assert!(cluster.told(1).cuts.load(Ordering::SeqCst) > 0);
+        let log = frames(cluster.journal(1));
+        assert_eq!(log.iter().map(|frame| (frame.0, frame.1)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+    });
+}
+
+#[test]
+fn leadership_moves_while_everybody_appends_and_nothing_committed_is_lost() {
+    run(async {
+        let cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        let mut committed = 0;
+        for round in 0..12 {
+            let (leader, next) = (1 + round % 3, 1 + (round + 1) % 3);
+            for n in 0..20_u32 {
+                cluster.append(leader, &n.to_be_bytes()).unwrap();
+                if n == 10 {
+                    cluster.committed(leader, cluster.journal(leader).end()).await;
+                    committed = cluster.journal(leader).end();
+                }
+            }
+            cluster.change(|draft| assert!(draft.elect(BrokerId(next)))).await;
+            cluster.leads(next).await;
+            assert!(cluster.journal(next).end() >= committed);
+        }
+        cluster.append(1, b"last").unwrap();
+        let end = cluster.journal(1).end();
+        for node in 1..=3 {
+            cluster.committed(node, end).await;
+        }
+        cluster.same(1, 2).await;
+        cluster.same(1, 3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+    });
+}
+
+#[test]
+fn a_follower_below_the_leaders_log_start_begins_anew_there() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(3, 1).await;
+        cluster.kill(3).await;
+        cluster.fill(1, 300, 10_000).await;
+        cluster.committed(1, 301).await;
+        cluster.journal(1).set_start(250).unwrap();
+        // A follower that is there moves its own start along.
+        cluster.append(1, b"on").unwrap();
+        until("the log start", || cluster.journal(2).start() == 250).await;
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        cluster.same(1, 3).await;
+        assert_eq!(cluster.journal(3).start(), 250);
+        assert_eq!(cluster.told(3).cuts.load(Ordering::SeqCst), 1);
+        cluster.append(1, b"and on").unwrap();
+        cluster.committed(3, 303).await;
+    });
+}
+
+#[test]
+fn a_shard_below_the_leaders_log_start_installs_its_snapshot() {
+    run(async {
+        let mut cluster =
+            Cluster::start(Kind { policy: ResetPolicy::InstallSnapshot, ..Kind::default() }).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(3, 1).await;
+        cluster.kill(3).await;
+        cluster.fill(1, 300, 10_000).await;
+        cluster.committed(1, 301).await;
+        cluster.journal(1).set_start(250).unwrap();
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        assert_eq!(cluster.told(3).installs.load(Ordering::SeqCst), 1);
+        assert_eq!((cluster.journal(3).start(), cluster.journal(3).end()), (301, 301));
+        cluster.append(1, b"on").unwrap();
+        cluster.committed(3, 302).await;
+    });
+}
+
+#[test]
+fn holes_that_compaction_left_are_filled_on_a_new_copy() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.kill(3).await;
+        cluster.fill(1, 600, 6_000).await;
+        cluster.committed(1, 600).await;
+        let journal = cluster.journal(1).clone();
+        // Its last frames go too: the hole reaches to the log's end.
+        journal.roll_if_older(i64::MAX);
+        let thirds = &mut |frame: &[u8]| match PlainFraming.peek(frame).unwrap().base {
+            base if base % 3 == 0 && base < 570 => Rewrite::Keep,
+            _ => Rewrite::Drop,
+        };
+        journal.compact(600, thirds).unwrap();
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        assert_eq!(cluster.journal(3).end(), 600);
+        let kept: Vec<_> = frames(&journal);
+        let copied = frames(cluster.journal(3));
+        for frame in &kept {
+            assert!(copied.contains(frame), "frame {} is missing", frame.0);
+        }
+        cluster.append(1, b"on").unwrap();
+        cluster.committed(3, 601).await;
+    });
+}
+
+#[test]
+fn a_new_run_of_a_node_leads_nothing_until_a_record_names_it() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(3, 1).await;
+        // Its lease was lost, and it registers again.
+        let run = cluster.register(1).await;
+        cluster.node(1).driver.set_run(run);
+        cluster.nodes[0].as_mut().unwrap().run = run;
+        assert_eq!(cluster.append(1, b"no"), Err(AckError::NotLeader));
+        assert_eq!(cluster.told(1).ended.load(Ordering::SeqCst), 1);
+        let member = cluster.member(1);
+        cluster
+            .change(|draft| {
+                draft.restamp(member);
+                assert!(draft.elect(BrokerId(1)));
+            })
+            .await;
+        cluster.leads(1).await;
+        assert_eq!(cluster.copy(1).leader_epoch().unwrap().0, 1);
+        cluster.append(1, b"two").unwrap();
+        for node in 1..=3 {
+            cluster.committed(node, 2).await;
+        }
+    });
+}
+
+#[test]
+fn a_follower_with_nothing_to_fetch_for_long_is_still_in_sync() {
+    run(async {
+        let cluster = Cluster::start(Kind { lag_ms: 400, ..Kind::default() }).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(3, 1).await;
+        let before = cluster.record().await.revision;
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        for n in 2..40 {
+            cluster.append(1, b"more").unwrap();
+            cluster.committed(1, n).await;
+        }
+        assert_eq!(cluster.record().await.revision, before, "nobody was left out");
+    });
+}
+
+#[test]
+fn a_node_that_has_no_part_any_more_is_told_to_drop_its_copy() {
+    run(async {
+        let cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.change(|draft| assert!(draft.begin_move(&[BrokerId(1), BrokerId(2)]))).await;
+        cluster.change(|draft| assert!(draft.finish_move(1))).await;
+        until("the drop", || cluster.told(3).dropped.load(Ordering::SeqCst) == 1).await;
+        cluster.node(3).driver.detach(ID);
+        cluster.append(1, b"two").unwrap();
+        cluster.committed(2, 2).await;
+    });
+}
+
+#[test]
+fn log_ends_can_be_asked_for() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(2, 1).await;
+        let driver = &cluster.node(1).driver;
+        let unknown = PartitionId { index: 77, ..ID };
+        let (run, ends) = driver.ask_log_ends(BrokerId(2), vec![ID, unknown]).await.unwrap();
+        assert_eq!(run, cluster.node(2).run.epoch);
+        assert_eq!(ends[0].1.unwrap().end, Offset(1));
+        assert_eq!(ends[1], (unknown, None));
+        let driver = driver.clone();
+        cluster.kill(2).await;
+        assert!(driver.ask_log_ends(BrokerId(2), vec![ID]).await.is_err());
+    });
+}
+
+#[test]
+fn many_partitions_share_a_connection() {
+    run(async {
+        let cluster = Cluster::start(Kind { partitions: 150, ..Kind::default() }).await;
+        let leader = |index: u32| 1 + (index % 3) as i32;
+        let id = |index: u32| PartitionId { index, ..ID };
+        until("leading", || {
+            (0..150).all(|index| cluster.copy_of(leader(index), id(index)).leader_epoch().is_some())
+        })
+        .await;
+        for round in 0..10_u32 {
+            for index in 0..150 {
+                cluster.append_to(leader(index), id(index), &round.to_be_bytes()).unwrap();
+            }
+        }
+        until("the commits", || {
+            (0..150).all(|index| {
+                (1..=3).all(|node| cluster.copy_of(node, id(index)).high_watermark() == Offset(10))
+            })
+        })
+        .await;
+    });
+}
