@@ -45,6 +45,7 @@ struct Model {
     start: i64,
     start_under_way: i64,
     cut_under_way: Option<i64>,
+    reset_under_way: Option<i64>,
     /// Frames with `base % 3 == 0` below this may be compacted away.
     compacted: i64,
     delete_under_way: bool,
@@ -64,9 +65,19 @@ impl Model {
             start: 0,
             start_under_way: 0,
             cut_under_way: None,
+            reset_under_way: None,
             compacted: 0,
             delete_under_way: false,
         }
+    }
+
+    /// Nothing is left, and an empty log begins here.
+    fn reset(&mut self, to: i64) {
+        self.log.clear();
+        (self.start, self.start_under_way, self.end) = (to, to, to);
+        (self.acked, self.hard, self.switched_at) = (to, to, to);
+        self.compacted = 0;
+        self.reset_under_way = None;
     }
 
     fn observe(&mut self, journal: &Journal) {
@@ -245,6 +256,20 @@ impl World {
                 journal.set_options(model.mode, SEGMENT);
             }
             95 => self.replace(id)?,
+            97..=98 => {
+                let model = self.models.get_mut(&id).unwrap();
+                // Where a segment begins, old frames are nearest to being taken for new ones.
+                let bases: Vec<i64> = journal.segments().iter().map(|segment| segment.base).collect();
+                let to = match self.rng.bool() && !bases.is_empty() {
+                    true => bases[self.rng.usize(..bases.len())],
+                    false => self.rng.i64(0..=journal.end() + 20),
+                };
+                model.reset_under_way = Some(to);
+                let epoch = self.rng.bool().then_some(model.epoch);
+                journal.reset(to, epoch).map_err(|error| error.to_string())?;
+                model.reset(to);
+                assert_eq!((journal.start(), journal.end(), journal.durable_end()), (to, to, to));
+            }
             96 => journal.put_snapshot(journal.end(), Bytes::from_static(b"state")),
             _ => self.clock.advance_ms(400),
         }
@@ -334,6 +359,12 @@ impl World {
 
 /// Compares a recovered journal with its model; answers the model of what is there now.
 fn check(journal: &Journal, model: &Model, survival: Survival, what: &str) -> Model {
+    if let Some(to) = model.reset_under_way.filter(|to| journal.start() == *to && journal.end() == *to) {
+        let mut after = model.clone();
+        after.reset(to);
+        after.epoch += 1;
+        return after;
+    }
     let mut must = if survival == Survival::Everything { model.acked } else { model.hard };
     if let Some(cut) = model.cut_under_way {
         let floor = model.log.iter().rfind(|entry| entry.base <= cut).map_or(0, |entry| entry.base);
@@ -386,7 +417,7 @@ fn check(journal: &Journal, model: &Model, survival: Survival, what: &str) -> Mo
     (after.start, after.start_under_way) = (start, start);
     (after.acked, after.hard, after.switched_at) =
         (end, if model.mode == Durability::Fsync { end } else { must }, end);
-    (after.cut_under_way, after.delete_under_way) = (None, false);
+    (after.cut_under_way, after.reset_under_way, after.delete_under_way) = (None, None, false);
     after
 }
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use moim_base::SystemClock;
 use moim_journal::disk::{Fault, Survival};
 use moim_journal::{
-    Append, Durability, Journal, JournalId, JournalOptions, PlainFraming, SimDisk, Store, StoreOptions,
+    Append, AppendError, Durability, Framing, Journal, JournalId, JournalOptions, PlainFraming, ReadError,
+    SimDisk, Store, StoreOptions,
 };
 
 const JOURNALS: u32 = 3;
@@ -18,12 +19,17 @@ const JOURNALS: u32 = 3;
 const MOST_APPENDS: usize = 200_000;
 
 fn open(disk: &SimDisk, dead: &Arc<AtomicBool>) -> Store {
+    open_with(disk, dead, 64 << 20)
+}
+
+fn open_with(disk: &SimDisk, dead: &Arc<AtomicBool>, recent_bytes: usize) -> Store {
     let hook = Arc::clone(dead);
     let options = StoreOptions {
         commit_file_bytes: 64 << 10,
         first_commit_file_bytes: 64 << 10,
         bypass_bytes: 2 << 10,
         checkpoint_ms: 0,
+        recent_bytes,
         min_free_bytes: 0,
         fatal: Arc::new(move |_, _| hook.store(true, Ordering::SeqCst)),
         ..StoreOptions::default()
@@ -106,4 +112,68 @@ fn a_power_cut_between_threads_loses_nothing_acknowledged() {
             check(&disk, &acknowledged, &format!("run {run}, life {life}, {survival:?}"));
         }
     }
+}
+
+fn append(journal: &Journal, epoch: i32, size: usize) {
+    let base = journal.end();
+    let frame = PlainFraming::encode(base, base, epoch, 0, &vec![7; size]);
+    let append = |body| Append { base, last: base, epoch, max_timestamp_ms: 0, prefix: &[], body };
+    while let Err(AppendError::Busy) = journal.append(append(&frame)) {
+        std::thread::yield_now();
+    }
+}
+
+/// Reads until told to stop: everything it gets is whole, and nothing it meets is taken for damage.
+fn read_along(journal: &Journal, stop: &AtomicBool) -> u64 {
+    let mut reads = 0;
+    while !stop.load(Ordering::SeqCst) {
+        let mut random = fastrand::Rng::with_seed(reads);
+        let (start, end) = (journal.start(), journal.end());
+        let from = random.i64(start.min(end)..=end);
+        match journal.read(from, i64::MAX, random.usize(1..40_000)) {
+            Ok(read) => {
+                reads += 1;
+                for chunk in read.chunks {
+                    // A file may be cut, and written again, after it was looked at; what is in memory may not.
+                    if let moim_journal::Chunk::Mem(bytes) = chunk {
+                        assert!(PlainFraming.peek(&bytes).is_some());
+                    }
+                }
+            }
+            Err(ReadError::OutOfRange { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    reads
+}
+
+#[test]
+fn cuts_under_readers_are_not_taken_for_damage() {
+    let dead = Arc::new(AtomicBool::new(false));
+    // Little is kept in memory: most reads look at files.
+    let store = open_with(&SimDisk::new(), &dead, 16 << 10);
+    let journal = journal(&store, 0);
+    store.start();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2).map(|_| scope.spawn(|| read_along(&journal, &stop))).collect();
+        let mut random = fastrand::Rng::with_seed(5);
+        for round in 0..150 {
+            for _ in 0..random.usize(10..120) {
+                append(&journal, round, random.usize(10..1_500));
+            }
+            if random.u8(..4) == 0 {
+                store.checkpoint().unwrap();
+            }
+            match random.u8(..10) {
+                0 => journal.reset(random.i64(0..=journal.end() + 5), None).unwrap(),
+                1..=2 => journal.set_start(random.i64(journal.start()..=journal.durable_end())).unwrap(),
+                _ => journal.truncate(random.i64(journal.start()..=journal.end())).unwrap(),
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+        assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 0));
+    });
+    assert!(!journal.is_damaged());
+    assert!(!dead.load(Ordering::SeqCst));
 }

@@ -3,6 +3,9 @@
 //! What is in the ring is answered from memory, the rest as ranges of segment files. The lock is held to look
 //! things up, never while a file is read. A range handed out stays readable: its file is open, and files are only
 //! ever replaced or unlinked under readers, or cut past what anybody may have been promised.
+//!
+//! A truncation or a reset may come in the middle of a read. What then looks like damage is none: every look at a file
+//! remembers how many cuts there had been before it, and begins anew when there are more.
 
 use std::io;
 use std::sync::Arc;
@@ -46,6 +49,21 @@ impl Journal {
     /// Frames from the one that contains `from`: whole frames, at most `max_bytes` unless the first alone is larger
     /// (then just it), and none that reaches `until` or past it.
     pub fn read(&self, from: i64, until: i64, max_bytes: usize) -> Result<Read, ReadError> {
+        loop {
+            let cuts = self.cuts();
+            match self.read_uncut(from, until, max_bytes, cuts) {
+                Err(_) if self.cuts() != cuts => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// How often this log was cut so far.
+    fn cuts(&self) -> u64 {
+        self.state.locked().truncations
+    }
+
+    fn read_uncut(&self, from: i64, until: i64, max_bytes: usize, cuts: u64) -> Result<Read, ReadError> {
         let mut read = Read { next: from, ..Read::default() };
         loop {
             let mut state = self.state.locked();
@@ -63,11 +81,11 @@ impl Journal {
                 }
                 Source::NeedsIndex(base) => {
                     drop(state);
-                    self.load_index(base)?;
+                    self.load_index_uncut(base, cuts)?;
                 }
                 Source::File(window) => {
                     drop(state);
-                    if !self.read_file(&window, &mut read, until, max_bytes)? {
+                    if !self.read_file(&window, &mut read, (until, max_bytes), cuts)? {
                         return Ok(read);
                     }
                 }
@@ -80,14 +98,14 @@ impl Journal {
         &self,
         window: &Window,
         read: &mut Read,
-        until: i64,
-        max_bytes: usize,
+        (until, max_bytes): (i64, usize),
+        cuts: u64,
     ) -> Result<bool, ReadError> {
-        let file = self.open_for_read(window.segment, read.next)?;
+        let file = self.open_for_read(window.segment, read.next, cuts)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, window.limit, LOOK_BLOCK);
         let mut start = window.from;
         let mut frame = loop {
-            match self.header(&mut reader, start, read.next)? {
+            match self.header(&mut reader, start, (read.next, cuts))? {
                 None => {
                     // Compaction left nothing at or past the wanted offset in this segment.
                     read.next = window.limit_offset;
@@ -110,7 +128,7 @@ impl Journal {
         } else {
             if let Some(jump) = window.jump.filter(|jump| *jump > start) {
                 position = jump;
-                if let Some(next) = self.header(&mut reader, position, read.next)? {
+                if let Some(next) = self.header(&mut reader, position, (read.next, cuts))? {
                     read.next = next.base;
                     frame = next;
                 }
@@ -118,7 +136,7 @@ impl Journal {
             while fits(position, &frame) {
                 position += frame.len as u64;
                 read.next = frame.last + 1;
-                match self.header(&mut reader, position, read.next)? {
+                match self.header(&mut reader, position, (read.next, cuts))? {
                     Some(next) => frame = next,
                     None => {
                         read.next = window.limit_offset;
@@ -133,7 +151,9 @@ impl Journal {
             read.bytes += len;
         }
         let mut state = self.state.locked();
-        if let Some(segment) = state.segment(window.segment) {
+        if state.truncations == cuts
+            && let Some(segment) = state.segment(window.segment)
+        {
             segment.hints = [(read.next, position), segment.hints[0]];
         }
         Ok(position == window.limit)
@@ -143,29 +163,34 @@ impl Journal {
         &self,
         reader: &mut FrameReader<'_>,
         position: u64,
-        near: i64,
+        near: (i64, u64),
     ) -> Result<Option<Frame>, ReadError> {
         reader.header(position).map_err(|walk| self.broken(walk, near))
     }
 
-    fn broken(&self, walk: Walk, near: i64) -> ReadError {
+    /// What is wrong near an offset, looked at after so many cuts.
+    fn broken(&self, walk: Walk, (near, cuts): (i64, u64)) -> ReadError {
         match walk {
             Walk::Io(error) => ReadError::Io(error),
             Walk::Bad(position) => {
+                let mut state = self.state.locked();
+                if state.truncations != cuts {
+                    return ReadError::OutOfRange { start: state.start, end: state.end };
+                }
+                state.damaged = true;
                 tracing::error!(journal = %self.id, position, near, "a frame is not what was written");
-                self.state.locked().damaged = true;
                 ReadError::Damaged { id: self.id, offset: near }
             }
         }
     }
 
-    fn open_for_read(&self, segment: i64, near: i64) -> Result<Arc<dyn DiskFile>, ReadError> {
+    fn open_for_read(&self, segment: i64, near: i64, cuts: u64) -> Result<Arc<dyn DiskFile>, ReadError> {
         match self.segment_file(segment, false) {
             Ok(file) => Ok(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mut state = self.state.locked();
-                if state.segment(segment).is_none() {
-                    // Dropped since we looked: the log starts later now.
+                if state.segment(segment).is_none() || state.truncations != cuts {
+                    // Dropped since we looked: the log starts later now, or ends earlier.
                     return Err(ReadError::OutOfRange { start: state.start, end: state.end });
                 }
                 state.damaged = true;
@@ -234,6 +259,7 @@ impl Journal {
     ) -> Result<(), ReadError> {
         let mut next = from.max(self.start());
         while next < until.min(self.end()) {
+            let cuts = self.cuts();
             let read = self.read(next, until, READ_BLOCK)?;
             if read.bytes == 0 && read.next <= next {
                 return Ok(());
@@ -248,14 +274,14 @@ impl Journal {
                     carry.extend_from_slice(&bytes);
                     &carry
                 };
-                let (used, go_on) = self.walk_bytes(whole, next, f)?;
+                let (used, go_on) = self.walk_bytes(whole, (next, cuts), f)?;
                 if !go_on {
                     return Ok(());
                 }
                 carry = whole[used..].to_vec();
             }
             if !carry.is_empty() {
-                return Err(self.broken(Walk::Bad(0), next));
+                return Err(self.broken(Walk::Bad(0), (next, cuts)));
             }
             next = read.next;
         }
@@ -266,7 +292,7 @@ impl Journal {
     fn walk_bytes(
         &self,
         bytes: &[u8],
-        near: i64,
+        near: (i64, u64),
         f: &mut dyn FnMut(&Frame, &[u8]) -> bool,
     ) -> Result<(usize, bool), ReadError> {
         let mut used = 0;
@@ -276,7 +302,7 @@ impl Journal {
             let Some(frame) = peeked else { return Err(self.broken(Walk::Bad(0), near)) };
             let Some(whole) = rest.get(..frame.len) else { break };
             if !self.framing.verify(whole) {
-                return Err(self.broken(Walk::Bad(0), frame.base));
+                return Err(self.broken(Walk::Bad(0), (frame.base, near.1)));
             }
             if !f(&frame, whole) {
                 return Ok((used, false));
@@ -295,6 +321,7 @@ impl Journal {
     ) -> Result<(), ReadError> {
         let mut next = from;
         while next < until.min(self.end()) {
+            let cuts = self.cuts();
             let read = self.read(next, until, READ_BLOCK)?;
             if read.bytes == 0 && read.next <= next {
                 return Ok(());
@@ -302,13 +329,13 @@ impl Journal {
             let mut inside = 0;
             for (at, chunk) in read.chunks.iter().enumerate() {
                 let go_on = match chunk {
-                    Chunk::File(range) => self.walk_headers(range, next, f)?,
+                    Chunk::File(range) => self.walk_headers(range, (next, cuts), f)?,
                     Chunk::Mem(bytes) if inside > 0 => {
                         inside -= bytes.len();
                         true
                     }
                     Chunk::Mem(bytes) => match self.peek_across(bytes, read.chunks.get(at + 1)) {
-                        None => return Err(self.broken(Walk::Bad(0), next)),
+                        None => return Err(self.broken(Walk::Bad(0), (next, cuts))),
                         Some(frame) => {
                             inside = frame.len.saturating_sub(bytes.len());
                             f(&frame)
@@ -339,7 +366,7 @@ impl Journal {
     fn walk_headers(
         &self,
         range: &FileRange,
-        near: i64,
+        near: (i64, u64),
         f: &mut dyn FnMut(&Frame) -> bool,
     ) -> Result<bool, ReadError> {
         let mut position = range.pos;
@@ -387,6 +414,10 @@ impl Journal {
 
     /// Makes the index of a segment complete: from its files where they fit, from the frames for the rest.
     pub(super) fn load_index(&self, base: i64) -> Result<(), ReadError> {
+        self.load_index_uncut(base, self.cuts())
+    }
+
+    fn load_index_uncut(&self, base: i64, cuts: u64) -> Result<(), ReadError> {
         let (until, len) = {
             let mut state = self.state.locked();
             let Some(segment) = state.segment(base) else { return Ok(()) };
@@ -400,13 +431,13 @@ impl Journal {
             .filter(|(_, covered)| *covered <= len)
             .unwrap_or_default();
         let saved = covered;
-        let file = self.open_for_read(base, base)?;
+        let file = self.open_for_read(base, base, cuts)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, until, READ_BLOCK / 4);
         // Take up from the last entry: what lies between it and the covered length adds nothing.
         let mut position = index.offsets.last().map_or(HEADER, |last| u64::from(last.1));
         let mut max_before = index.times.last().map_or(-1, |last| last.0);
         while position < until {
-            let Some(frame) = self.header(&mut reader, position, base)? else { break };
+            let Some(frame) = self.header(&mut reader, position, (base, cuts))? else { break };
             let relative = u32::try_from(frame.base - base).unwrap_or(u32::MAX);
             let at = u32::try_from(position).unwrap_or(u32::MAX);
             if index.offsets.last().is_none_or(|last| last.1 < at) {
@@ -416,6 +447,10 @@ impl Journal {
             position += frame.len as u64;
         }
         let mut state = self.state.locked();
+        if state.truncations != cuts {
+            // The index speaks of frames that are gone; whoever still wants one looks again.
+            return Err(ReadError::OutOfRange { start: state.start, end: state.end });
+        }
         if let Some(segment) = state.segment(base).filter(|segment| !segment.index_complete) {
             segment.index.prepend(index);
             segment.index_complete = true;

@@ -165,11 +165,13 @@ impl DurableSink for Sink {
     }
 }
 
+type Copies = HashMap<PartitionId, (Arc<Replicated>, Arc<Told>)>;
+
 /// A node that runs.
 pub(crate) struct Running {
     _store: Store,
     pub(crate) driver: Arc<Driver>,
-    pub(crate) copies: HashMap<PartitionId, (Arc<Replicated>, Arc<Told>)>,
+    pub(crate) copies: Copies,
     pub(crate) run: Sender,
     shutdown: Shutdown,
 }
@@ -272,11 +274,7 @@ impl Cluster {
         self.nodes[node as usize - 1] = Some(Running { _store: store, driver, copies, run, shutdown });
     }
 
-    fn open(
-        &self,
-        node: i32,
-        driver: &Arc<Driver>,
-    ) -> (Store, HashMap<PartitionId, (Arc<Replicated>, Arc<Told>)>) {
+    fn open(&self, node: i32, driver: &Arc<Driver>) -> (Store, Copies) {
         let dir: &Path = self.dirs[node as usize - 1].path();
         let options = StoreOptions {
             commit_file_bytes: 4 << 20,
