@@ -425,10 +425,12 @@ impl Coordinator {
         self.inner.time_to_live(id, with_keys).await
     }
 
-    /// Every lease that lives, by id.
+    /// Every lease of a client that lives, by id. Those of nodes are the cluster's own, like the keys on them.
     pub async fn leases(&self) -> Result<Vec<LeaseId>, CoordError> {
         self.linearizable().await?;
-        Ok(self.inner.shared.state().leases().map(|(id, _)| id).collect())
+        let state = self.inner.shared.state();
+        let theirs = state.leases().filter(|(_, lease)| lease.origin == Origin::Client);
+        Ok(theirs.map(|(id, _)| id).collect())
     }
 
     /// A stream of watches, without any yet.

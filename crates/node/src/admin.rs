@@ -182,8 +182,16 @@ fn router(admin: Arc<Admin>) -> Router {
         .with_state(admin)
 }
 
+/// Asks for the quorum now: what the node's own lease says of it is seconds old.
 async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
-    match admin.readiness.reason() {
+    let mut reason = admin.readiness.reason();
+    if reason.is_none()
+        && let Some(cluster) = admin.cluster.get()
+        && !cluster.sees_quorum().await
+    {
+        reason = Some("no coordination quorum in sight".to_owned());
+    }
+    match reason {
         None => "ready\n".into_response(),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")).into_response(),
     }

@@ -18,7 +18,7 @@ use crate::config::layers::FlagValue;
 use crate::exit::{Failure, Outcome};
 use crate::output::Format;
 
-/// A message queue that speaks the Kafka protocol, in one binary
+/// A message queue that speaks Kafka and a coordination store that speaks etcd, in one binary
 #[derive(Debug, Parser)]
 #[command(
     name = "moim",

@@ -83,10 +83,15 @@ enum DevVerb {
         node: Option<i32>,
     },
     /// Start a node again, stopping it first if it runs
-    #[command(after_help = "Example:\n  moim dev restart 2")]
+    #[command(
+        after_help = "Example:\n  moim dev restart 2\n  moim dev restart 2 --fresh     # after `moim cluster remove 2`"
+    )]
     Restart {
         /// The node
         node: i32,
+        /// Delete its data first and let it in as a new node; the way back for one that was removed
+        #[arg(long)]
+        fresh: bool,
     },
     /// kill -9 of a node
     #[command(after_help = "Example:\n  moim dev kill 2")]
@@ -114,7 +119,9 @@ pub(crate) fn run(args: DevArgs, output: Output) -> Outcome {
             match verb {
                 None => up::run(&up, &data, timeout, output).await,
                 Some(DevVerb::Stop { node }) => control::stop(&data, node, timeout, output).await,
-                Some(DevVerb::Restart { node }) => control::restart(&data, node, timeout, output).await,
+                Some(DevVerb::Restart { node, fresh }) => {
+                    control::restart(&data, node, fresh, timeout, output).await
+                }
                 Some(DevVerb::Kill { node }) => control::kill(&data, node, timeout, output).await,
                 Some(DevVerb::Status) => control::status(&data, timeout, output).await,
                 Some(DevVerb::Purge { yes }) => purge::run(&data, yes, timeout).await,

@@ -31,6 +31,7 @@ mod session;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 
 use crate::client::block_on;
@@ -78,6 +79,7 @@ The command finds a number in MOIM_FENCING_TOKEN that grows with each holder. Th
 125 means that the lock was not acquired, or was lost and the command stopped.")]
 pub(crate) struct RunArgs {
     /// The lock
+    #[arg(index = 1, value_parser = NonEmptyStringValueParser::new())]
     name: String,
     /// How long the lock outlives a holder that has gone silent; a number is seconds
     #[arg(long, default_value = "10s", value_parser = seconds)]
@@ -86,7 +88,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     wait: Option<Duration>,
     /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(index = 2, last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -106,6 +108,9 @@ enum ElectVerb {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("name", |arg| arg.help("The election")))]
+#[command(mut_arg("ttl", |arg| arg.help("How long a leader that has gone silent still leads; a number is seconds")))]
+#[command(mut_arg("wait", |arg| arg.help("How long to wait for the election; 0s tries once [default: for ever]")))]
 #[command(after_help = "Example:
   moim elect run scheduler -- ./scheduler
   moim elect run scheduler --value $HOSTNAME --ttl 5s -- ./scheduler

@@ -8,7 +8,7 @@ use std::time::Duration;
 use moim_cluster::StateRepository;
 use moim_cluster::nodes::{NodeOrder, NodeRecord};
 use moim_coord::{Coordinator, SpaceId};
-use moim_raft::GroupMetrics;
+use moim_raft::{GroupMetrics, Member, VoterId};
 use serde::{Deserialize, Serialize};
 
 use super::events::EventLog;
@@ -56,6 +56,22 @@ pub(crate) struct ClusterReport {
     pub(crate) partitions: PartitionCounts,
     /// The nodes, by number.
     pub(crate) nodes: Vec<NodeReport>,
+    /// Members of the coordination group that belong to no node: added by an etcd client, or about to leave.
+    #[serde(default)]
+    pub(crate) strangers: Vec<StrangerReport>,
+}
+
+/// A member of the coordination group that no node is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StrangerReport {
+    /// Its voter id.
+    pub(crate) voter: u64,
+    /// `voter` or `learner`.
+    pub(crate) role: String,
+    /// Where the group looks for it.
+    pub(crate) peer: String,
+    /// Whether its node was removed or replaced, so that it is about to go.
+    pub(crate) leaving: bool,
 }
 
 /// One node of the report.
@@ -113,29 +129,36 @@ pub(crate) struct ClusterApi {
 }
 
 impl ClusterApi {
+    /// Whether this node reaches a quorum of the voters now, or within a second: an election may be on.
+    pub(crate) async fn sees_quorum(&self) -> bool {
+        let confirmed = tokio::time::timeout(QUORUM, self.coordinator.linearizable()).await;
+        matches!(confirmed, Ok(Ok(())))
+    }
+
     /// The report.
     pub(crate) async fn report(&self) -> ClusterReport {
-        let confirmed = tokio::time::timeout(QUORUM, self.coordinator.linearizable()).await;
-        let quorum = matches!(confirmed, Ok(Ok(())));
+        let quorum = self.sees_quorum().await;
         let (view, metrics) = (View::of(&self.coordinator), self.coordinator.group().metrics());
         let status = self.coordinator.status();
         let node_of =
             |voter: u64| view.nodes.iter().find(|node| node.voter == voter).map(|node| node.node_id);
-        let leader = status.leader.and_then(|leader| node_of(leader.0));
+        // Without a quorum the last one known may be long dead.
+        let leader = status.leader.filter(|_| quorum);
         let partitions = Partitions::of(&self.coordinator);
-        let nodes: Vec<_> =
-            view.nodes.iter().map(|node| describe(node, &view, &metrics, &partitions)).collect();
+        let described = view.nodes.iter().map(|node| describe(node, &view, &metrics, leader, &partitions));
+        let nodes: Vec<_> = described.collect();
         let usable = nodes.iter().filter(|node| node.up && node.order.is_none()).count();
         let counts = partitions.counts(usable);
         let mut problems = problems(quorum, &nodes, &view, &metrics);
         problems.extend(partition_problems(&counts));
+        let strangers = strangers(&view, &metrics.voters, &metrics.learners);
         ClusterReport {
             cluster_id: self.cluster_id.clone(),
             node_id: self.node_id,
             healthy: problems.is_empty(),
             problems,
             quorum,
-            leader,
+            leader: leader.and_then(|leader| node_of(leader.0)),
             term: status.term,
             applied: status.applied,
             revision: self.coordinator.header(SpaceId::User).revision,
@@ -144,6 +167,7 @@ impl ClusterApi {
             controller: view.controller,
             partitions: counts,
             nodes,
+            strangers,
         }
     }
 
@@ -177,11 +201,33 @@ impl ClusterApi {
     }
 }
 
-fn describe(node: &NodeRecord, view: &View, metrics: &GroupMetrics, partitions: &Partitions) -> NodeReport {
+/// Members of the group that belong to no node.
+fn strangers(view: &View, voters: &[Member], learners: &[Member]) -> Vec<StrangerReport> {
+    let voters = voters.iter().map(|member| ("voter", member));
+    let learners = learners.iter().map(|member| ("learner", member));
+    let is_known = |id: u64| view.nodes.iter().any(|node| node.voter == id);
+    let strangers = voters.chain(learners).filter(|(_, member)| !is_known(member.id.0));
+    strangers
+        .map(|(role, member)| StrangerReport {
+            voter: member.id.0,
+            role: role.to_owned(),
+            peer: member.address.clone(),
+            leaving: view.gone.contains(&member.id.0),
+        })
+        .collect()
+}
+
+fn describe(
+    node: &NodeRecord,
+    view: &View,
+    metrics: &GroupMetrics,
+    leader: Option<VoterId>,
+    partitions: &Partitions,
+) -> NodeReport {
     let is = |members: &[moim_raft::Member]| members.iter().any(|member| member.id.0 == node.voter);
     let role = match () {
         () if node.voter == 0 => "replaced",
-        () if metrics.leadership.leader.is_some_and(|leader| leader.0 == node.voter) => "leader",
+        () if leader.is_some_and(|leader| leader.0 == node.voter) => "leader",
         () if is(&metrics.voters) => "voter",
         () if is(&metrics.learners) => "learner",
         () => "joining",
@@ -256,4 +302,21 @@ fn problems(quorum: bool, nodes: &[NodeReport], view: &View, metrics: &GroupMetr
         problems.push(format!("voter {} of a node that is gone still has its vote", voter.id));
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_no_node_is_has_a_line_of_its_own() {
+        let member = |id: u64| Member { id: VoterId(id), address: format!("h{id}:1") };
+        let (voters, learners) = ([member(1), member(2)], [member(3), member(7)]);
+        let node = |voter: u64| NodeRecord { voter, ..NodeRecord::default() };
+        let view = View { nodes: vec![node(1), node(3)], gone: vec![2], ..View::default() };
+        let found = strangers(&view, &voters, &learners);
+        let found: Vec<_> =
+            found.iter().map(|s| (s.voter, s.role.as_str(), s.peer.as_str(), s.leaving)).collect();
+        assert_eq!(found, [(2, "voter", "h2:1", true), (7, "learner", "h7:1", false)]);
+    }
 }

@@ -152,6 +152,16 @@ fn three_nodes_are_hurt_one_by_one_and_heal() {
     let etcd = listing(dev.dir.path())["nodes"][2]["etcd"].as_str().expect("text").to_owned();
     assert_eq!(dev.ok(&["coord", "get", "k", "--value-only", "--etcd", &etcd]).stdout, "2\n");
 
+    // One that was removed has no way back with its folder, and is told the one it has.
+    dev.ok(&["cluster", "remove", "3", "--yes"]);
+    eventually("it stops", || dev.pids()[2].is_none());
+    let refused = dev.run(&["dev", "restart", "3", "--data", "data"]);
+    assert_eq!(refused.status, 7, "{refused:?}");
+    assert!(refused.stderr.contains("moim dev restart 3 --fresh"), "{refused:?}");
+    let fresh = dev.ok(&["dev", "restart", "3", "--fresh", "--data", "data"]);
+    assert!(fresh.stderr.contains("what it held is gone"), "{fresh:?}");
+    assert_eq!(dev.ok(&["coord", "get", "k", "--value-only", "--etcd", &etcd]).stdout, "2\n");
+
     for (args, status) in [
         (&["dev", "kill", "9", "--data", "data"][..], 3),
         (&["dev", "--data", "data"], 7),

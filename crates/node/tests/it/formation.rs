@@ -226,6 +226,48 @@ fn what_belongs_elsewhere_is_refused() {
 }
 
 #[test]
+fn a_node_without_a_quorum_says_so_at_once_and_names_no_leader() {
+    let (mut peers, _) = founders();
+    let leader = peers[0].report().unwrap()["leader"].as_u64().unwrap() as usize - 1;
+    let left = (leader + 1) % 3;
+    peers[leader].kill();
+    peers[(leader + 2) % 3].kill();
+    // The first answer, not one of those that follow when a lease has ended.
+    let answer = peers[left].readyz();
+    assert!(answer.contains("no coordination quorum in sight"), "{answer}");
+    let report = peers[left].report().unwrap();
+    assert_eq!((&report["quorum"], &report["leader"]), (&false.into(), &serde_json::Value::Null), "{report}");
+    let mut roles = report["nodes"].as_array().unwrap().iter().map(|node| &node["role"]);
+    assert!(roles.all(|role| role == "voter"), "{report}");
+}
+
+#[test]
+fn a_moim_that_does_not_support_the_clusters_format_is_not_let_in() {
+    let mut peer = Peer::new(1);
+    peer.start_ready(&[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let join = |node: i32, level: u32| {
+        let me = serde_json::json!({
+            "node_id": node, "directory_id": format!("folder of {node}"), "peer": "127.0.0.1:1",
+            "version": "0.0.9", "feature_level": level,
+        });
+        let question = serde_json::json!({ "ask": "join", "me": me, "fresh": true }).to_string();
+        let answer = runtime.block_on(moim_raft::visit(&peer.peer_address(), question.into(), PATIENCE));
+        serde_json::from_slice::<serde_json::Value>(&answer.unwrap()).unwrap()
+    };
+    let refused = join(8, 0);
+    assert_eq!(refused["answer"], "conflict", "{refused}");
+    let why = refused["why"].as_str().unwrap();
+    assert_eq!(why, "the cluster runs at feature level 1, moim 0.0.9 supports up to 0");
+    // One that supports more takes part at the level of the others.
+    assert_eq!(join(9, 2)["answer"], "admitted");
+    let report = peer.report().unwrap();
+    assert_eq!(report["feature_level"], 1, "{report}");
+    let nodes: Vec<_> = report["nodes"].as_array().unwrap().iter().map(|node| &node["node_id"]).collect();
+    assert_eq!(nodes, [1, 9], "who was refused has no place");
+}
+
+#[test]
 fn garbage_on_the_peer_port_harms_nobody() {
     let mut peer = Peer::new(1);
     peer.start_ready(&[]);

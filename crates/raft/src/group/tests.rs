@@ -410,6 +410,46 @@ fn one_member_grows_to_three_and_the_first_may_die() {
 }
 
 #[test]
+fn a_change_of_voters_cut_between_its_steps_is_finished_by_the_next_leader() {
+    let mut cluster = Cluster::found(5, 3, usual);
+    cluster.say(0..10);
+    let leader = cluster.leader();
+    let group = cluster.group(leader);
+    for at in [3, 4] {
+        cluster.start(at);
+        cluster.driver.block_on(group.add_learner(&cluster.nodes[at].member.clone())).unwrap();
+    }
+    cluster.expect(0..10);
+    // Gone after the first step: the set of both sides is in the log, and nobody asks for the second.
+    let goal = BTreeSet::from([group.voter(), VoterId(4), VoterId(5)]);
+    cluster.driver.block_on(async {
+        tokio::select! {
+            biased;
+            cut = group.wait_for(PATIENCE, |now| now.unfinished.is_some()) => drop(cut.unwrap()),
+            done = group.set_voters(&goal) => panic!("it was not cut: {done:?}"),
+        }
+    });
+    drop(group);
+    cluster.kill(leader);
+
+    // Both sides have a majority left, and both are asked for theirs.
+    let next = cluster.group(cluster.leader());
+    assert_eq!(next.metrics().unfinished, Some(goal.iter().copied().collect()));
+    cluster.say(10..20);
+    until("the change is finished", || match cluster.driver.block_on(next.set_voters(&goal)) {
+        Ok(()) => Some(()),
+        Err(GroupError::NotLeader { .. } | GroupError::Unknown | GroupError::Refused(_)) => None,
+        Err(error) => panic!("{error}"),
+    });
+    drop(next);
+    let voters = || cluster.group(3).metrics();
+    until("the new ones know", || voters().unfinished.is_none().then_some(()));
+    assert_eq!(voters().voters.iter().map(|voter| voter.id).collect::<BTreeSet<_>>(), goal);
+    cluster.start(leader);
+    cluster.say_among(&[leader, 3, 4], "word 20");
+}
+
+#[test]
 fn timers_rest_while_a_leader_is_alone_and_only_then() {
     let mut cluster = Cluster::found(2, 1, usual);
     cluster.say(0..1);

@@ -4,17 +4,19 @@ use serde::Serialize;
 
 use super::Nodes;
 use crate::cmd::or_dash;
-use crate::control::report::NodeReport;
+use crate::control::report::{NodeReport, StrangerReport};
 use crate::exit::Outcome;
 use crate::output::{Output, Report, Section};
 
 #[derive(Serialize)]
 struct Members {
     members: Vec<NodeReport>,
+    strangers: Vec<StrangerReport>,
 }
 
 pub(super) async fn run(nodes: &Nodes, output: Output) -> Outcome {
-    output.print(&Members { members: nodes.report().await?.nodes })
+    let report = nodes.report().await?;
+    output.print(&Members { members: report.nodes, strangers: report.strangers })
 }
 
 impl Report for Members {
@@ -55,6 +57,14 @@ impl Report for Members {
                 or_dash(node.peer.as_ref()),
                 node.version.clone(),
             ]);
+        }
+        for stranger in &self.strangers {
+            let mut row = vec!["-".to_owned(); columns.len()];
+            row[1] = if stranger.leaving { "leaving" } else { "no node" }.to_owned();
+            row[2] = stranger.role.clone();
+            row[3] = stranger.voter.to_string();
+            row[9] = stranger.peer.clone();
+            table.row(row);
         }
         vec![table]
     }

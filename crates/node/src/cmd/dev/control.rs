@@ -29,7 +29,13 @@ pub(super) enum Request {
     /// Stop this node, or everything.
     Stop { node: Option<i32> },
     /// Start this node again.
-    Restart { node: i32, patience_ms: u64 },
+    Restart {
+        node: i32,
+        /// With an empty folder, as a new node.
+        #[serde(default)]
+        fresh: bool,
+        patience_ms: u64,
+    },
     /// kill -9.
     Kill { node: i32 },
     /// What runs?
@@ -130,9 +136,15 @@ pub(super) async fn stop_all(data: &Path, patience: Duration) -> Outcome {
         .map_err(|_| Failure::new(Status::Timeout, "the nodes did not stop in time"))
 }
 
-pub(super) async fn restart(data: &Path, node: i32, patience: Duration, output: Output) -> Outcome {
+pub(super) async fn restart(
+    data: &Path,
+    node: i32,
+    fresh: bool,
+    patience: Duration,
+    output: Output,
+) -> Outcome {
     let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
-    ask(data, Request::Restart { node, patience_ms }, patience).await?.print(output)
+    ask(data, Request::Restart { node, fresh, patience_ms }, patience).await?.print(output)
 }
 
 pub(super) async fn kill(data: &Path, node: i32, patience: Duration, output: Output) -> Outcome {

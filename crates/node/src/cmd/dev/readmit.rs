@@ -10,7 +10,6 @@ use super::plan::Member;
 use super::roster::{Listing, listed};
 use super::runner::node_folder;
 use crate::exit::{Failure, Outcome, Status};
-use crate::output::note;
 
 /// Whether a node has no data although others have.
 pub(super) fn lost_its_folder(data: &Path, id: i32, nodes: &[Member]) -> bool {
@@ -28,9 +27,27 @@ fn has_data(data: &Path, id: i32) -> bool {
     node_folder(data, id).join("node.json").exists()
 }
 
+/// Whether the cluster has a place for a node.
+pub(super) enum Place {
+    /// A new folder may take the place of the old one.
+    Kept,
+    /// It was removed: it has to join like any other.
+    None,
+}
+
+/// Deletes what a node holds.
+pub(super) fn delete_folder(data: &Path, id: i32) -> Outcome {
+    let folder = node_folder(data, id);
+    match std::fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::error(format!("cannot delete {}: {error}", folder.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Asks the others to let a new incarnation of this node in.
-pub(super) async fn replace(nodes: &[Member], id: i32) -> Outcome {
-    note(format_args!("node {id} has lost its folder; the others let it in again"));
+pub(super) async fn replace(nodes: &[Member], id: i32) -> Outcome<Place> {
     let others: Vec<Member> = nodes.iter().filter(|node| node.id != id).cloned().collect();
     let output = Command::new(std::env::current_exe()?)
         .args([
@@ -45,7 +62,7 @@ pub(super) async fn replace(nodes: &[Member], id: i32) -> Outcome {
         .output()
         .await?;
     if output.status.success() {
-        return Ok(());
+        return Ok(Place::Kept);
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let status = output
@@ -53,6 +70,9 @@ pub(super) async fn replace(nodes: &[Member], id: i32) -> Outcome {
         .code()
         .and_then(|code| u8::try_from(code).ok())
         .map_or(Status::Error, Status::from_number);
+    if status == Status::NotFound {
+        return Ok(Place::None);
+    }
     let message = format!("node {id} cannot be let in again\n{}", said.trim());
     Err(Failure::new(status, message).hint("most of the other nodes must run"))
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::plan::Member;
 use super::roster::Roster;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, Outcome, Status};
 use crate::output::note;
 
 /// How long an orderly stop may take before the node is killed: what it acknowledged is safe either way.
@@ -36,6 +36,8 @@ pub(super) enum Wish {
     Start(Answer),
     /// Stop it if it runs, then start it; the answer comes when it is ready, or has ended.
     Restart(Answer),
+    /// Start it with its empty folder as one that the cluster has never had; the answer comes as for a start.
+    Join(Answer),
     /// Stop it in order; the answer comes when it has ended.
     Stop(Answer),
     /// Kill it; the answer comes when it has ended.
@@ -51,6 +53,8 @@ pub(super) struct Recipe {
     pub(super) data: PathBuf,
     /// Every node and its peer address.
     pub(super) initial_cluster: String,
+    /// The peer addresses of the others.
+    pub(super) others: String,
 }
 
 /// A handle on a runner.
@@ -129,10 +133,14 @@ impl Task {
 
     async fn on_wish(&mut self, wish: Wish) {
         match wish {
-            Wish::Start(answer) => self.start(answer),
+            Wish::Start(answer) => self.start(answer, false),
             Wish::Restart(answer) => {
                 self.end(Signal::TERM).await;
-                self.start(answer);
+                self.start(answer, false);
+            }
+            Wish::Join(answer) => {
+                self.end(Signal::TERM).await;
+                self.start(answer, true);
             }
             Wish::Stop(answer) => {
                 let how = self.end(Signal::TERM).await;
@@ -145,7 +153,7 @@ impl Task {
         }
     }
 
-    fn start(&mut self, answer: Answer) {
+    fn start(&mut self, answer: Answer, joins: bool) {
         if let Some(process) = &self.process
             && process.ready
         {
@@ -153,7 +161,7 @@ impl Task {
             return;
         }
         if self.process.is_none() {
-            match self.launch() {
+            match self.launch(joins) {
                 Ok(process) => self.process = Some(process),
                 Err(failure) => {
                     let _ = answer.send(Err(failure.context(format!("node {}", self.recipe.member.id))));
@@ -164,7 +172,7 @@ impl Task {
         self.started.push(answer);
     }
 
-    fn launch(&self) -> Outcome<Process> {
+    fn launch(&self, joins: bool) -> Outcome<Process> {
         let Member { id, kafka, etcd, admin, peer, .. } = &self.recipe.member;
         let log = log_path(&self.recipe.data, *id);
         let log = OpenOptions::new().create(true).append(true).open(&log)?;
@@ -176,7 +184,10 @@ impl Task {
             .arg(node_folder(&self.recipe.data, *id))
             .args(["--kafka-port", port(kafka), "--etcd-port", port(etcd)])
             .args(["--admin-port", port(admin), "--peer-port", port(peer)])
-            .args(["--initial-cluster", &self.recipe.initial_cluster])
+            .args(match joins {
+                false => ["--initial-cluster", &self.recipe.initial_cluster],
+                true => ["--join", &self.recipe.others],
+            })
             .args(["--die-with", &std::process::id().to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -209,15 +220,24 @@ impl Task {
         let id = self.recipe.member.id;
         let was_ready = self.process.as_ref().is_some_and(|process| process.ready);
         self.forget();
+        let conflict = status.as_ref().is_ok_and(|status| status.code() == Some(Status::Conflict as i32));
         let how = status.map_or_else(|error| error.to_string(), said);
         if was_ready {
-            note(format_args!("node {id} {how}; `moim dev restart {id}` starts it again"));
+            let fresh = if conflict { " --fresh" } else { "" };
+            note(format_args!("node {id} {how}; `moim dev restart {id}{fresh}` starts it again"));
             return;
         }
         let log = log_path(&self.recipe.data, id);
         let message = format!("node {id} {how} before it was ready\n{}", last_lines(&log));
         for answer in self.started.drain(..) {
-            let failure = Failure::error(message.clone()).hint(format!("the whole log: {}", log.display()));
+            let hint = match conflict {
+                true => {
+                    format!("a node that was removed comes back with `moim dev restart {id} --fresh`, empty")
+                }
+                false => format!("the whole log: {}", log.display()),
+            };
+            let status = if conflict { Status::Conflict } else { Status::Error };
+            let failure = Failure::new(status, message.clone()).hint(hint);
             let _ = answer.send(Err(failure));
         }
     }

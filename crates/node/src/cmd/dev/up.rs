@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::UpArgs;
 use super::control::{Asked, Request, Response, Socket};
 use super::plan::{Member, Plan, initial_cluster};
+use super::readmit::Place;
 use super::roster::{Listing, Roster, listed, remove_context, write_context};
 use super::runner::{Recipe, Runner, Wish};
 use super::{detach, readmit};
@@ -116,11 +117,17 @@ impl Cluster {
         let scope = Scope::new(Shutdown::new());
         let members = plan.members();
         let initial_cluster = initial_cluster(&members);
-        let runner = |member: Member| {
-            let recipe = Recipe { member, data: data.to_owned(), initial_cluster: initial_cluster.clone() };
+        let runner = |member: &Member| {
+            let others: Vec<Member> = members.iter().filter(|other| other.id != member.id).cloned().collect();
+            let recipe = Recipe {
+                member: member.clone(),
+                data: data.to_owned(),
+                initial_cluster: initial_cluster.clone(),
+                others: listed(&others, |node| &node.peer),
+            };
             Runner::spawn(recipe, roster.clone(), &scope)
         };
-        let runners = members.into_iter().map(runner).collect();
+        let runners = members.iter().map(runner).collect();
         Ok(Self { data: data.to_owned(), roster, runners, stop_all })
     }
 
@@ -131,13 +138,21 @@ impl Cluster {
         })
     }
 
-    async fn restart(&self, runner: &Runner) -> Outcome<String> {
-        if readmit::lost_its_folder(&self.data, runner.id, &self.roster.listing().nodes) {
-            // What still runs of it has nothing to stand on, and would be fenced.
-            runner.ask(Wish::Kill).await?;
-            readmit::replace(&self.roster.listing().nodes, runner.id).await?;
+    async fn restart(&self, runner: &Runner, fresh: bool) -> Outcome<String> {
+        let nodes = self.roster.listing().nodes;
+        if !fresh && !readmit::lost_its_folder(&self.data, runner.id, &nodes) {
+            return runner.ask(Wish::Restart).await;
         }
-        runner.ask(Wish::Restart).await
+        // What still runs of it has nothing to stand on, and would be fenced.
+        runner.ask(Wish::Kill).await?;
+        if fresh {
+            readmit::delete_folder(&self.data, runner.id)?;
+        }
+        let ready = match readmit::replace(&nodes, runner.id).await? {
+            Place::Kept => runner.ask(Wish::Restart).await?,
+            Place::None => runner.ask(Wish::Join).await?,
+        };
+        Ok(format!("{ready}, as a new node with an empty folder: what it held is gone"))
     }
 
     async fn on_request(&self, request: Request) -> Outcome<Response> {
@@ -152,15 +167,16 @@ impl Cluster {
                 format!("node {node} {}", self.runner(node)?.ask(Wish::Stop).await?)
             }
             Request::Kill { node } => format!("node {node} {}", self.runner(node)?.ask(Wish::Kill).await?),
-            Request::Restart { node, patience_ms } => {
+            Request::Restart { node, fresh, patience_ms } => {
                 let runner = self.runner(node)?;
                 let patience = Duration::from_millis(patience_ms);
-                let ready = tokio::time::timeout(patience, self.restart(runner)).await.map_err(|_| {
-                    let message =
-                        format!("node {node} runs, but was not ready within {} s", patience.as_secs());
-                    Failure::new(Status::Timeout, message)
-                        .hint("it becomes ready when most of the nodes run; see its log")
-                })?;
+                let ready =
+                    tokio::time::timeout(patience, self.restart(runner, fresh)).await.map_err(|_| {
+                        let message =
+                            format!("node {node} runs, but was not ready within {} s", patience.as_secs());
+                        Failure::new(Status::Timeout, message)
+                            .hint("it becomes ready when most of the nodes run; see its log")
+                    })?;
                 format!("node {node} {}", ready?)
             }
         };
@@ -213,7 +229,7 @@ async fn bring_up(cluster: &Cluster, lost: &[i32], patience: Duration, output: O
         print(&format!("{}\n", nodes_table(&cluster.roster.listing().nodes).text()))?;
     }
     let mut waiting: Vec<i32> = cluster.runners.iter().map(|runner| runner.id).collect();
-    let mut lost = lost.to_vec();
+    let (mut lost, mut is_up) = (lost.to_vec(), false);
     while !waiting.is_empty() {
         if since.elapsed() > patience {
             let message = format!("{} not ready within {} s", named(&waiting), patience.as_secs());
@@ -223,11 +239,25 @@ async fn bring_up(cluster: &Cluster, lost: &[i32], patience: Duration, output: O
         match tokio::time::timeout(PROGRESS.min(patience), results.recv()).await {
             Ok(Some((id, Ok(message)))) => {
                 waiting.retain(|other| *other != id);
+                is_up = true;
                 note(format_args!("node {id} is {message}"));
                 // One that is ready sees a quorum: those who lost their folders can be let in again.
                 for id in std::mem::take(&mut lost) {
-                    readmit::replace(&cluster.roster.listing().nodes, id).await?;
+                    note(format_args!("node {id} has lost its folder: what it held is gone"));
+                    if let Place::None = readmit::replace(&cluster.roster.listing().nodes, id).await? {
+                        note(format_args!(
+                            "it was removed; `moim dev restart {id} --fresh` lets it in again"
+                        ));
+                        waiting.retain(|other| *other != id);
+                    }
                 }
+            }
+            // The cluster does not want it any more: the others do without it.
+            Ok(Some((id, Err(failure))))
+                if failure.status == Status::Conflict && (is_up || waiting.len() > 1) =>
+            {
+                waiting.retain(|other| *other != id);
+                note(failure);
             }
             Ok(Some((_, Err(failure)))) => return Err(failure),
             Ok(None) => return Err(Failure::error("the nodes cannot be started")),

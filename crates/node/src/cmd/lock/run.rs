@@ -137,8 +137,11 @@ async fn try_acquire(
 }
 
 fn timed_out(args: &RunArgs) -> Failure {
-    let waited = args.wait.unwrap_or_default();
-    Failure::new(Status::NotHeld, format!("`{}` was not acquired within {waited:?}", args.name))
+    let message = match args.wait {
+        Some(wait) if !wait.is_zero() => format!("`{}` was not acquired within {wait:?}", args.name),
+        Some(_) | None => format!("`{}` is held by somebody else", args.name),
+    };
+    Failure::new(Status::NotHeld, message)
 }
 
 fn not_acquired(mut failure: Failure) -> Failure {

@@ -41,6 +41,14 @@ pub async fn visit(address: &str, request: Bytes, timeout: Duration) -> Result<B
         Ok(answer) => answer,
         Err(_) => return Err(TransportError::TimedOut.into()),
     };
-    let answer = answer.map_err(|error| TransportError::Unreachable(format!("{address}: {error}")))?;
+    let answer = answer.map_err(|error| {
+        let what = match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                "closes the connection without an answer; is it a peer port?".into()
+            }
+            _ => error.to_string(),
+        };
+        TransportError::Unreachable(format!("{address}: {what}"))
+    })?;
     service::open_reply(answer)
 }
