@@ -59,12 +59,15 @@ impl Report for Members {
             ]);
         }
         for stranger in &self.strangers {
-            let mut row = vec!["-".to_owned(); columns.len()];
-            row[1] = if stranger.leaving { "leaving" } else { "no node" }.to_owned();
-            row[2] = stranger.role.clone();
-            row[3] = stranger.voter.to_string();
-            row[9] = stranger.peer.clone();
-            table.row(row);
+            let state = if stranger.leaving { "leaving" } else { "no node" };
+            let cells = columns.map(|column| match column {
+                "STATE" => state.to_owned(),
+                "ROLE" => stranger.role.clone(),
+                ">VOTER" => stranger.voter.to_string(),
+                "PEER" => stranger.peer.clone(),
+                _ => "-".to_owned(),
+            });
+            table.row(cells.to_vec());
         }
         vec![table]
     }
