@@ -13,6 +13,8 @@ use crate::cmd::coord::CoordArgs;
 use crate::cmd::dev::DevArgs;
 use crate::cmd::group::GroupArgs;
 use crate::cmd::lock::{ElectArgs, LockArgs};
+use crate::cmd::manager::ManagerArgs;
+use crate::cmd::routing::RoutingArgs;
 use crate::cmd::topic::TopicArgs;
 use crate::config::layers::FlagValue;
 use crate::exit::{Failure, Outcome};
@@ -58,6 +60,10 @@ pub(crate) enum Command {
     Lock(LockArgs),
     /// Run a command while leading
     Elect(ElectArgs),
+    /// Run a partition manager: keeps a routing table and pushes it to servers and SDKs
+    Manager(Box<ManagerArgs>),
+    /// Look at a routing table and change it
+    Routing(RoutingArgs),
     /// Check and show the configuration of a node
     Config(ConfigArgs),
     /// Print a completion script for a shell

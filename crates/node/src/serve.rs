@@ -321,7 +321,7 @@ fn print_ready(node_id: i32, cluster_id: &str, listeners: &Listeners) {
     }
 }
 
-fn start_logs(level: &str) {
+pub(crate) fn start_logs(level: &str) {
     use std::io::IsTerminal as _;
     use tracing_subscriber::EnvFilter;
     // The Raft library speaks of every vote; whoever wants to hear it names it in the filter.
