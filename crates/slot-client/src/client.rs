@@ -1,0 +1,618 @@
+//! The client: finds the node for a command, sends it, follows redirections, tries again while there is time.
+//!
+//! Invariants:
+//! - A command ends by its deadline, whatever the cluster does.
+//! - A command that may have been executed is sent again only if it is repeatable or the caller allows it.
+//! - A caller waits for the cluster in three places only: the answer, room in a queue, a pause before the next attempt. All
+//!   three are bounded by the deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use moim_base::task::Scope;
+use moim_wire_resp::{Slot, Value};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use crate::address::Address;
+use crate::command::{Cmd, Request};
+use crate::connection::{Connection, Refused, Reply};
+use crate::convert::{FromValue, convert};
+use crate::error::Error;
+use crate::node::{Make, Node, Nodes};
+use crate::options::{Builder, Delivery, Options, ReadFrom};
+use crate::redirect::{Verdict, judge};
+use crate::refresh;
+use crate::signals::{Event, Metrics, Signals, Trigger, count};
+use crate::spec::Block;
+use crate::topology::Topology;
+use crate::view::NodeInfo;
+
+/// A deadline for those who have none.
+const FOREVER: Duration = Duration::from_secs(86_400 * 365);
+
+/// A client of a cluster. Cloning it is cheap, and clones share everything.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), moim_slot_client::Error> {
+/// use moim_slot_client::Client;
+/// let client = Client::connect("127.0.0.1:6379").await?;
+/// client.set("greeting", "hello").await?;
+/// let greeting: Option<String> = client.get("greeting").await?;
+/// assert_eq!(greeting.as_deref(), Some("hello"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) core: Arc<Core>,
+    pub(crate) call: Call,
+}
+
+/// How commands of one handle are treated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) timeout: Duration,
+    pub(crate) delivery: Delivery,
+    pub(crate) read_from: ReadFrom,
+}
+
+/// What all clones share.
+pub(crate) struct Core {
+    pub(crate) options: Arc<Options>,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) nodes: Nodes,
+    pub(crate) topology: ArcSwap<Topology>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // The refresher looks whether anybody is left.
+        self.signals.trigger(Trigger::Requested);
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("seeds", &self.core.options.seeds).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client with the default settings. `seeds`: `host:port` or `redis://user:password@host:port`, commas between several.
+    pub async fn connect(seeds: &str) -> Result<Self, Error> {
+        Self::builder(seeds).connect().await
+    }
+
+    /// A client with other settings.
+    pub fn builder(seeds: &str) -> Builder {
+        Builder::new(seeds)
+    }
+
+    pub(crate) async fn start(options: Options, scope: Scope) -> Result<Self, Error> {
+        let (options, signals) = (Arc::new(options), Arc::new(Signals::new()));
+        let make = Make { options: options.clone(), signals: signals.clone(), scope: scope.clone() };
+        let core = Arc::new(Core {
+            options: options.clone(),
+            signals,
+            nodes: Nodes::new(make),
+            topology: ArcSwap::from_pointee(Topology::empty()),
+        });
+        let deadline = Instant::now() + options.timeout;
+        let mut tries = 0;
+        while let Err(reason) = core.refresh().await {
+            tries += 1;
+            let pause = backoff(tries);
+            if Instant::now() + pause >= deadline {
+                return Err(Error::Unavailable { reason, after: options.timeout });
+            }
+            tokio::time::sleep(pause).await;
+        }
+        scope.spawn("slot-client refresh", refresh::run(Arc::downgrade(&core)));
+        let call =
+            Call { timeout: options.timeout, delivery: options.delivery, read_from: options.read_from };
+        Ok(Self { core, call })
+    }
+
+    /// The same client whose commands have `timeout` in all.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.call.timeout = timeout;
+        self
+    }
+
+    /// The same client with another rule for broken connections.
+    #[must_use]
+    pub fn delivery(mut self, delivery: Delivery) -> Self {
+        self.call.delivery = delivery;
+        self
+    }
+
+    /// The same client with another place to read from.
+    #[must_use]
+    pub fn read_from(mut self, read_from: ReadFrom) -> Self {
+        self.call.read_from = read_from;
+        self
+    }
+
+    /// Runs any command.
+    ///
+    /// ```no_run
+    /// # async fn example(client: moim_slot_client::Client) -> Result<(), moim_slot_client::Error> {
+    /// use moim_slot_client::cmd;
+    /// let length: u64 = client.run(cmd("XLEN").arg("stream")).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn run<T: FromValue>(&self, cmd: Cmd) -> Result<T, Error> {
+        let request = cmd.finish();
+        let result = match request.spec.spread {
+            crate::spec::Spread::No => self.core.execute(&request, self.call).await,
+            _ => Box::pin(self.core.spread(&request, self.call)).await,
+        };
+        result.and_then(convert)
+    }
+
+    /// What happens inside, from now on. A listener that is far behind misses events.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.core.signals.listen()
+    }
+
+    /// The client's counters.
+    pub fn metrics(&self) -> &Metrics {
+        &self.core.signals.metrics
+    }
+
+    /// The nodes as of the last refresh.
+    pub fn nodes(&self) -> Vec<NodeInfo> {
+        self.core.topology.load().view.nodes.clone()
+    }
+
+    /// The primary of a key's slot, as the client believes.
+    pub fn primary_of(&self, key: impl AsRef<[u8]>) -> Option<Address> {
+        self.core.topology.load().primary(Slot::of(key.as_ref())).map(|node| node.address.clone())
+    }
+
+    /// How many slots have no primary, as the client believes.
+    pub fn uncovered_slots(&self) -> usize {
+        self.core.topology.load().uncovered()
+    }
+
+    /// Asks for the topology soon.
+    pub fn refresh(&self) {
+        self.core.signals.trigger(Trigger::Requested);
+    }
+}
+
+/// A command that was put into a queue.
+pub(crate) struct Sent {
+    node: Arc<Node>,
+    reply: Reply,
+}
+
+/// The state of a command between attempts.
+struct Attempts<'a> {
+    request: &'a Request,
+    call: Call,
+    deadline: Instant,
+    given: Duration,
+    tries: u32,
+    redirects: u32,
+    /// Where a redirection points to, and whether to say ASKING there.
+    to: Option<(Arc<Node>, bool)>,
+    /// Why the last attempt failed.
+    reason: String,
+    /// Where an attempt was sent whose outcome nobody knows.
+    unknown: Option<String>,
+}
+
+impl Core {
+    /// Routes a command and waits for its answer.
+    pub(crate) async fn execute(&self, request: &Request, call: Call) -> Result<Value, Error> {
+        if request.spec.blocks != Block::No {
+            return Box::pin(self.execute_blocking(request, call)).await;
+        }
+        let sent = self.start(request, call);
+        self.finish(request, call, sent).await
+    }
+
+    /// The quick way: puts the command into the right queue, without waiting. `None` when that is not possible now.
+    pub(crate) fn start(&self, request: &Request, call: Call) -> Option<Sent> {
+        count(&self.signals.metrics.commands);
+        let topology = self.topology.load();
+        let (node, connection) = pick(&topology, request, call.read_from, 0)?;
+        let reply = connection.send(request).ok()?;
+        Some(Sent { node: node.clone(), reply })
+    }
+
+    /// Waits for a command that was started, and does all that may be necessary until it is answered.
+    pub(crate) async fn finish(
+        &self,
+        request: &Request,
+        call: Call,
+        sent: Option<Sent>,
+    ) -> Result<Value, Error> {
+        let mut attempts = Attempts {
+            request,
+            call,
+            deadline: Instant::now() + call.timeout,
+            given: call.timeout,
+            tries: 0,
+            redirects: 0,
+            to: None,
+            reason: "the cluster's topology is not known".to_owned(),
+            unknown: None,
+        };
+        let mut next = sent;
+        let result = loop {
+            match self.attempt(&mut attempts, next.take()).await {
+                Ok(Some(value)) => break Ok(value),
+                Ok(None) => {}
+                Err(error) => break Err(error),
+            }
+        };
+        if result.is_err() {
+            count(&self.signals.metrics.failed);
+        }
+        result
+    }
+
+    /// One attempt. `None` when another one is to follow.
+    async fn attempt(&self, attempts: &mut Attempts<'_>, sent: Option<Sent>) -> Result<Option<Value>, Error> {
+        let sent = match sent {
+            Some(sent) => sent,
+            None => match self.send(attempts).await? {
+                Some(sent) => sent,
+                None => return Ok(None),
+            },
+        };
+        let Sent { node, reply } = sent;
+        match tokio::time::timeout_at(attempts.deadline, reply).await {
+            Err(_) => {
+                self.signals.trigger(Trigger::Timeout);
+                count(&self.signals.metrics.timeouts);
+                Err(Error::Timeout { node: node.address.to_string(), after: attempts.given })
+            }
+            Ok(Ok(value)) => self.on_value(attempts, &node, value).await,
+            Ok(Err(lost)) => {
+                attempts.reason = format!("{}: {}", node.address, lost.reason);
+                if lost.sent {
+                    let once = attempts.call.delivery == Delivery::AtMostOnce;
+                    if once && !attempts.request.spec.repeatable {
+                        let reason = lost.reason.to_string();
+                        return Err(Error::Interrupted { node: node.address.to_string(), reason });
+                    }
+                    attempts.unknown = Some(node.address.to_string());
+                }
+                self.pause(attempts).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Puts the command into the queue of whoever should have it. `None` after a pause, when nobody took it.
+    async fn send(&self, attempts: &mut Attempts<'_>) -> Result<Option<Sent>, Error> {
+        let picked = match attempts.to.take() {
+            Some((node, asking)) => {
+                let connection = node.main.clone();
+                Some((node, connection, asking))
+            }
+            None => {
+                let topology = self.topology.load();
+                pick(&topology, attempts.request, attempts.call.read_from, attempts.tries)
+                    .map(|(node, connection)| (node.clone(), connection.clone(), false))
+            }
+        };
+        let Some((node, connection, asking)) = picked else {
+            self.signals.trigger(Trigger::UncoveredSlot);
+            attempts.reason = "no node has the slot".to_owned();
+            self.pause(attempts).await?;
+            return Ok(None);
+        };
+        let refused = if asking {
+            connection.send(&attempts.request.asking())
+        } else {
+            connection.send(attempts.request)
+        };
+        match refused {
+            Ok(reply) => return Ok(Some(Sent { node, reply })),
+            Err(Refused::Full) => {
+                attempts.reason = format!("the queue to {} is full", node.address);
+                let room = tokio::time::timeout(backoff(attempts.tries), connection.room());
+                if tokio::time::timeout_at(attempts.deadline, room).await.is_err() {
+                    return Err(attempts.out_of_time());
+                }
+            }
+            Err(Refused::Down(reason)) => {
+                attempts.reason = format!("{}: {reason}", node.address);
+                self.pause(attempts).await?;
+            }
+            Err(Refused::Closed) => {
+                attempts.reason = format!("{} left the cluster", node.address);
+                self.pause(attempts).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    async fn on_value(
+        &self,
+        attempts: &mut Attempts<'_>,
+        node: &Arc<Node>,
+        value: Value,
+    ) -> Result<Option<Value>, Error> {
+        match judge(&value, &node.address.host) {
+            Verdict::Answer => return Ok(Some(value)),
+            Verdict::Moved(slot, to) => {
+                count(&self.signals.metrics.moved);
+                let target = self.patch(slot, &to);
+                self.signals.trigger(Trigger::MovedRedirect);
+                attempts.redirect(target, false, self.options.max_redirects)?;
+            }
+            Verdict::Ask(_, to) => {
+                count(&self.signals.metrics.asked);
+                self.signals.trigger(Trigger::AskRedirect);
+                attempts.redirect(self.nodes.get(&to), true, self.options.max_redirects)?;
+            }
+            Verdict::Later { refresh } => {
+                if refresh {
+                    self.signals.trigger(Trigger::Refused);
+                }
+                if let Value::Error(text) = &value {
+                    attempts.reason = format!("{}: {}", node.address, String::from_utf8_lossy(text));
+                }
+                self.pause(attempts).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Records where a slot is; the node there.
+    fn patch(&self, slot: Slot, to: &Address) -> Arc<Node> {
+        let node = self.nodes.get(to);
+        if !self.topology.load().patch(slot, to) {
+            self.signals.trigger(Trigger::UnknownNode);
+            self.topology.rcu(|topology| {
+                let more = topology.with(node.clone());
+                more.patch(slot, to);
+                more
+            });
+        }
+        self.signals.emit(Event::SlotPatched { slot, to: to.clone() });
+        node
+    }
+
+    /// Waits before the next attempt: a jittered moment, or until something has changed.
+    async fn pause(&self, attempts: &mut Attempts<'_>) -> Result<(), Error> {
+        attempts.tries += 1;
+        count(&self.signals.metrics.retries);
+        let wait = backoff(attempts.tries);
+        if Instant::now() + wait >= attempts.deadline {
+            self.signals.trigger(Trigger::Timeout);
+            return Err(attempts.out_of_time());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            // Not for the first tries: what changed may be the very thing that failed.
+            () = self.signals.changed.notified(), if attempts.tries > 2 => {}
+        }
+        Ok(())
+    }
+
+    /// A command that may wait in the server: on a connection of its own, with the time it asks for on top.
+    async fn execute_blocking(&self, request: &Request, call: Call) -> Result<Value, Error> {
+        count(&self.signals.metrics.commands);
+        let given = block_time(request).map_or(FOREVER, |block| block.saturating_add(call.timeout));
+        let mut attempts = Attempts {
+            request,
+            call,
+            deadline: Instant::now() + given,
+            given,
+            tries: 0,
+            redirects: 0,
+            to: None,
+            reason: String::new(),
+            unknown: None,
+        };
+        loop {
+            let (node, asking) = match attempts.to.take() {
+                Some(to) => to,
+                None => {
+                    let topology = self.topology.load();
+                    let Some((node, _)) = pick(&topology, request, ReadFrom::Primary, attempts.tries) else {
+                        self.signals.trigger(Trigger::UncoveredSlot);
+                        drop(topology);
+                        self.pause(&mut attempts).await?;
+                        continue;
+                    };
+                    (node.clone(), false)
+                }
+            };
+            let mut own = Own { connection: node.exclusive(), node: node.clone(), keep: false };
+            let request = if asking { request.asking() } else { request.clone() };
+            let Ok(reply) = own.connection.send(&request) else {
+                self.pause(&mut attempts).await?;
+                continue;
+            };
+            let done = self.attempt(&mut attempts, Some(Sent { node, reply })).await;
+            own.keep = done.is_ok();
+            drop(own);
+            if let Some(value) = done? {
+                return Ok(value);
+            }
+        }
+    }
+
+    /// Runs a command at one node, wherever its slots are.
+    pub(crate) async fn execute_at(
+        &self,
+        node: &Arc<Node>,
+        request: &Request,
+        call: Call,
+    ) -> Result<Value, Error> {
+        let sent = node.main.send(request).ok().map(|reply| Sent { node: node.clone(), reply });
+        count(&self.signals.metrics.commands);
+        let mut attempts = Attempts {
+            request,
+            call,
+            deadline: Instant::now() + call.timeout,
+            given: call.timeout,
+            tries: 0,
+            redirects: 0,
+            to: None,
+            reason: format!("{} cannot be reached", node.address),
+            unknown: None,
+        };
+        let mut next = sent;
+        loop {
+            if next.is_none() {
+                attempts.to = Some((node.clone(), false));
+            }
+            if let Some(value) = self.attempt(&mut attempts, next.take()).await? {
+                return Ok(value);
+            }
+        }
+    }
+}
+
+/// A connection of one's own; given back when nothing is left on it, closed otherwise.
+struct Own {
+    connection: Arc<Connection>,
+    node: Arc<Node>,
+    keep: bool,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if self.keep {
+            self.node.give_back(self.connection.clone());
+        } else {
+            self.connection.close();
+        }
+    }
+}
+
+impl Attempts<'_> {
+    fn redirect(&mut self, to: Arc<Node>, asking: bool, most: u32) -> Result<(), Error> {
+        self.redirects += 1;
+        if self.redirects > most {
+            return Err(Error::TooManyRedirects(most, to.address.to_string()));
+        }
+        self.to = Some((to, asking));
+        Ok(())
+    }
+
+    /// The error when the deadline has come: a timeout if the command may have happened.
+    fn out_of_time(&self) -> Error {
+        match &self.unknown {
+            Some(node) => Error::Timeout { node: node.clone(), after: self.given },
+            None => Error::Unavailable { reason: self.reason.clone(), after: self.given },
+        }
+    }
+}
+
+/// Who should have a command, on attempt `tries`.
+fn pick<'a>(
+    topology: &'a Topology,
+    request: &Request,
+    read_from: ReadFrom,
+    tries: u32,
+) -> Option<(&'a Arc<Node>, &'a Arc<Connection>)> {
+    let main = |node: &'a Arc<Node>| (node, &node.main);
+    let Some(slot) = request.slot else {
+        let nodes = topology.nodes();
+        let start = if nodes.is_empty() { 0 } else { fastrand::usize(..nodes.len()) };
+        let turn =
+            || nodes.iter().cycle().skip(start + tries as usize % nodes.len().max(1)).take(nodes.len());
+        return turn()
+            .find(|node| node.main.is_up())
+            .or_else(|| turn().find(|node| !node.main.is_down()))
+            .or(nodes.first())
+            .map(main);
+    };
+    let primary = || topology.primary(slot).map(main);
+    if !request.spec.reads || read_from == ReadFrom::Primary {
+        return primary();
+    }
+    let replica = || {
+        let replicas = topology.replicas(slot);
+        let count = replicas.len();
+        let start = if count == 0 { 0 } else { fastrand::usize(..count) };
+        let mut turn = replicas.clone().chain(replicas).skip(start).take(count);
+        turn.find(|node| !node.reads.is_down()).map(|node| (node, &node.reads))
+    };
+    let up = |found: &(&Arc<Node>, &Arc<Connection>)| !found.1.is_down();
+    match read_from {
+        ReadFrom::Primary => primary(),
+        ReadFrom::PrimaryPreferred => primary().filter(up).or_else(replica).or_else(primary),
+        ReadFrom::Replica => replica(),
+        ReadFrom::ReplicaPreferred => replica().or_else(primary),
+        ReadFrom::Any => {
+            if fastrand::usize(..=topology.replicas(slot).len()) == 0 {
+                primary().filter(up).or_else(replica).or_else(primary)
+            } else {
+                replica().or_else(primary)
+            }
+        }
+    }
+}
+
+/// 8 ms, doubling up to 256 ms, half of it random.
+pub(crate) fn backoff(tries: u32) -> Duration {
+    let whole = Duration::from_millis(4 << tries.clamp(1, 6));
+    whole.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// How long a command asks the server to wait; `None` for ever.
+fn block_time(request: &Request) -> Option<Duration> {
+    let number =
+        |index: usize| -> Option<f64> { std::str::from_utf8(request.args().nth(index)?).ok()?.parse().ok() };
+    let seconds = match request.spec.blocks {
+        Block::No => return Some(Duration::ZERO),
+        Block::First => number(1),
+        Block::Last => number(request.args.saturating_sub(1)),
+        Block::LastMillis => number(request.args.saturating_sub(1)).map(|millis| millis / 1000.0),
+        Block::Word => {
+            let word = request.args().position(|arg| arg.eq_ignore_ascii_case(b"BLOCK"));
+            word.and_then(|at| number(at + 1)).map(|millis| millis / 1000.0)
+        }
+    };
+    match seconds {
+        Some(0.0) => None,
+        Some(seconds) => Some(Duration::try_from_secs_f64(seconds).unwrap_or(FOREVER)),
+        // The server will refuse what we do not understand.
+        None => Some(Duration::ZERO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::cmd;
+
+    #[test]
+    fn waiting_commands_get_the_time_they_ask_for() {
+        let time = |cmd: Cmd| block_time(&cmd.finish());
+        assert_eq!(time(cmd("BLPOP").arg(("a", "b", 1.5))), Some(Duration::from_millis(1500)));
+        assert_eq!(time(cmd("BLPOP").arg(("a", 0))), None);
+        assert_eq!(time(cmd("BLMPOP").arg((2, 1, "a")).arg("LEFT")), Some(Duration::from_secs(2)));
+        assert_eq!(
+            time(cmd("XREAD").arg(("BLOCK", 20)).arg(("STREAMS", "a", "$"))),
+            Some(Duration::from_millis(20))
+        );
+        assert_eq!(time(cmd("BLPOP").arg(("a", "x"))), Some(Duration::ZERO));
+        assert_eq!(time(cmd("BLPOP").arg(("a", -1))), Some(FOREVER));
+    }
+
+    #[test]
+    fn pauses_grow_and_are_never_alike() {
+        for (tries, most) in [(1, 8), (2, 16), (6, 256), (60, 256)] {
+            let pause = backoff(tries);
+            assert!(
+                pause <= Duration::from_millis(most) && pause >= Duration::from_millis(most / 2),
+                "{tries}: {pause:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The task that owns a socket: frames out, answers in.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice};
+use std::task::Waker;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use moim_wire_resp::Value;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::calls::CallKey;
+use super::open::Wire;
+use super::{Connection, Kind, Phase};
+use crate::signals::{Event, Trigger, count};
+
+/// Frames up to this size are copied together; larger ones are written from where they are.
+const COPY_UP_TO: usize = 8 * 1024;
+
+/// Taken from the queue at a time: more would only wait in another place.
+const WRITE_AHEAD: usize = 256 * 1024;
+
+/// Read at a time before callers are woken.
+const READ_AHEAD: usize = 256 * 1024;
+
+impl Connection {
+    /// Serves until the connection breaks (the reason) or, after a close, everything was answered (`None`).
+    pub(super) async fn run(&self, mut wire: Wire) -> Option<String> {
+        let mut sent: VecDeque<CallKey> = VecDeque::new();
+        let mut out = Outgoing::default();
+        let mut heard = Instant::now();
+        let mut tick = tokio::time::interval((self.options.hung_after / 4).max(Duration::from_millis(5)));
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let reason = loop {
+            if sent.is_empty() {
+                heard = Instant::now();
+            }
+            if self.take_queue(&mut out, &mut sent) && sent.is_empty() {
+                break None;
+            }
+            if let Err(error) = out.write(&wire.stream) {
+                break Some(format!("write: {error}"));
+            }
+            let interest =
+                if out.is_empty() { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
+            tokio::select! {
+                ready = wire.stream.ready(interest) => match ready {
+                    Ok(ready) if ready.is_readable() || ready.is_read_closed() => {
+                        heard = Instant::now();
+                        if let Err(reason) = self.read(&mut wire, &mut sent) {
+                            break Some(reason);
+                        }
+                    }
+                    Ok(_) => {}
+                    Err(error) => break Some(error.to_string()),
+                },
+                () = self.wake.notified(), if out.len() < WRITE_AHEAD => {}
+                _ = tick.tick() => {
+                    let silent = heard.elapsed();
+                    if !sent.is_empty() && silent >= self.options.hung_after && self.kind != Kind::Exclusive {
+                        count(&self.signals.metrics.hung);
+                        self.signals.emit(Event::Hung(self.node.clone()));
+                        self.signals.trigger(Trigger::Timeout);
+                        break Some(format!("silent for {silent:?} although answers are due"));
+                    }
+                }
+            }
+        };
+        if reason.is_none() {
+            self.fail_all("the connection was closed");
+        }
+        reason
+    }
+
+    /// Moves frames from the queue to the writer. True when the connection is to end.
+    fn take_queue(&self, out: &mut Outgoing, sent: &mut VecDeque<CallKey>) -> bool {
+        let mut shared = self.lock();
+        while out.len() < WRITE_AHEAD
+            && let Some(key) = shared.queue.pop_front()
+        {
+            let (frame, len) = shared.calls.take_frame(key);
+            shared.queued_bytes -= len;
+            if let Some(frame) = frame {
+                out.push(frame);
+                sent.push_back(key);
+            }
+        }
+        if !shared.queue.is_empty() && out.len() < WRITE_AHEAD {
+            self.wake.notify_one();
+        }
+        shared.phase == Phase::Closed && shared.queue.is_empty()
+    }
+
+    /// Reads what is there and hands it out.
+    fn read(&self, wire: &mut Wire, sent: &mut VecDeque<CallKey>) -> Result<(), String> {
+        let mut values = Vec::new();
+        let mut total = 0;
+        let mut ended = None;
+        while total < READ_AHEAD {
+            wire.buffer.reserve(16 * 1024);
+            match wire.stream.try_read_buf(&mut wire.buffer) {
+                Ok(0) => {
+                    ended = Some("closed by the server".to_owned());
+                    break;
+                }
+                Ok(read) => total += read,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    ended = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        loop {
+            match wire.decoder.decode(&mut wire.buffer) {
+                // Nobody asked for pushes here.
+                Ok(Some(Value::Push(_))) => {}
+                Ok(Some(value)) => values.push(value),
+                Ok(None) => break,
+                Err(error) => {
+                    ended = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        self.hand_out(values, sent)?;
+        ended.map_or(Ok(()), Err)
+    }
+
+    fn hand_out(&self, values: Vec<Value>, sent: &mut VecDeque<CallKey>) -> Result<(), String> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let mut wakers: Vec<Waker> = Vec::with_capacity(values.len());
+        let mut stray = false;
+        let mut shared = self.lock();
+        for value in values {
+            let Some(key) = sent.front().copied() else {
+                stray = true;
+                break;
+            };
+            let (last, waker) = shared.calls.on_value(key, value);
+            wakers.extend(waker);
+            if last {
+                sent.pop_front();
+            }
+        }
+        let room = std::mem::take(&mut shared.full);
+        drop(shared);
+        wakers.into_iter().for_each(Waker::wake);
+        if room {
+            self.room.notify_waiters();
+        }
+        if stray { Err("an answer to nothing".to_owned()) } else { Ok(()) }
+    }
+}
+
+/// Frames on their way to the socket: large ones as they are, small ones copied into one piece.
+#[derive(Default)]
+struct Outgoing {
+    pieces: VecDeque<Bytes>,
+    tail: BytesMut,
+    len: usize,
+}
+
+impl Outgoing {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn push(&mut self, frame: Bytes) {
+        self.len += frame.len();
+        if frame.len() <= COPY_UP_TO {
+            self.tail.put_slice(&frame);
+            return;
+        }
+        if !self.tail.is_empty() {
+            self.pieces.push_back(self.tail.split().freeze());
+        }
+        self.pieces.push_back(frame);
+    }
+
+    /// Writes until all is gone or the socket is full.
+    fn write(&mut self, stream: &TcpStream) -> std::io::Result<()> {
+        while self.len > 0 {
+            let mut slices = [IoSlice::new(&[]); 64];
+            let mut used = 0;
+            for piece in self.pieces.iter().take(slices.len() - 1) {
+                slices[used] = IoSlice::new(piece);
+                used += 1;
+            }
+            if self.pieces.len() < slices.len() {
+                slices[used] = IoSlice::new(&self.tail);
+                used += 1;
+            }
+            match stream.try_write_vectored(&slices[..used]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => self.advance(written),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, mut written: usize) {
+        self.len -= written;
+        while let Some(piece) = self.pieces.front_mut() {
+            if piece.len() > written {
+                piece.advance(written);
+                return;
+            }
+            written -= piece.len();
+            self.pieces.pop_front();
+        }
+        self.tail.advance(written);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_keep_their_order_however_little_is_written() {
+        let mut out = Outgoing::default();
+        let large = "L".repeat(COPY_UP_TO + 1);
+        for frame in ["a", "b", &large, "c"] {
+            out.push(Bytes::copy_from_slice(frame.as_bytes()));
+        }
+        assert_eq!((out.len(), out.pieces.len()), (large.len() + 3, 2));
+        let mut seen = Vec::new();
+        while !out.is_empty() {
+            let first = out.pieces.front().map_or(&out.tail[..], |piece| &piece[..]);
+            let step = first.len().min(3);
+            seen.extend_from_slice(&first[..step]);
+            out.advance(step);
+        }
+        assert_eq!(seen, format!("ab{large}c").into_bytes());
+    }
+}

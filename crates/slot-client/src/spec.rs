@@ -1,0 +1,304 @@
+//! What the router must know about a command: where its keys are, whether it only reads, whether it may be repeated, and
+//! whether it concerns more than one node. Commands not listed have their key first, write, and are not repeated.
+
+use crate::command::Cmd;
+
+/// What is known about a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spec {
+    pub(crate) keys: Keys,
+    /// Changes nothing: a replica may answer.
+    pub(crate) reads: bool,
+    /// Doing it twice leaves the store as doing it once does.
+    pub(crate) repeatable: bool,
+    pub(crate) spread: Spread,
+    /// May wait in the server: it needs a connection of its own.
+    pub(crate) blocks: Block,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self { keys: Keys::At(1), reads: false, repeatable: false, spread: Spread::No, blocks: Block::No }
+    }
+}
+
+/// Where the keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// It has none: any node will do.
+    None,
+    /// The first is this argument.
+    At(u8),
+    /// Argument `count` says how many there are; the first is `first`.
+    Counted { count: u8, first: u8 },
+    /// After the word STREAMS.
+    Streams,
+}
+
+/// Who it concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spread {
+    /// The owner of one slot.
+    No,
+    /// Its keys may be in many slots; it is split. `step` is 2 when values stand between the keys.
+    Keys { step: usize, join: Join },
+    /// All primaries.
+    Primaries(Join),
+    /// All nodes.
+    Everybody(Join),
+}
+
+/// How the answers of several nodes become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Join {
+    /// Values in the order of the keys.
+    InOrder,
+    /// The sum.
+    Sum,
+    /// One after the other.
+    Concat,
+    /// The first; all must have succeeded.
+    Same,
+    /// Element by element: true when true everywhere.
+    All,
+}
+
+/// How long it may wait in the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Block {
+    /// Not at all.
+    No,
+    /// Seconds, in the last argument.
+    Last,
+    /// Seconds, in the first argument.
+    First,
+    /// Milliseconds, after the word BLOCK; not at all without it.
+    Word,
+    /// Milliseconds, in the last argument (WAIT).
+    LastMillis,
+}
+
+impl Spec {
+    pub(crate) fn of(cmd: &Cmd) -> Self {
+        let mut args = cmd.args();
+        let name = args.next().unwrap_or_default();
+        let mut upper = [0; 20];
+        let Some(upper) = upper.get_mut(..name.len()) else { return Self::default() };
+        upper.copy_from_slice(name);
+        upper.make_ascii_uppercase();
+        let second = args.clone().next().unwrap_or_default();
+        match &*upper {
+            b"SET" => {
+                let conditional = args.skip(2).any(|word| {
+                    [&b"NX"[..], b"XX", b"GET"].iter().any(|option| word.eq_ignore_ascii_case(option))
+                });
+                Self { repeatable: !conditional, ..Self::default() }
+            }
+            b"ZADD" => {
+                let adds = args.skip(1).any(|word| word.eq_ignore_ascii_case(b"INCR"));
+                Self { repeatable: !adds, ..Self::default() }
+            }
+            b"SCRIPT" if is(second, b"LOAD") || is(second, b"FLUSH") => everybody(Join::Same),
+            b"SCRIPT" if is(second, b"EXISTS") => primaries(Join::All, true),
+            b"FUNCTION"
+                if [&b"LOAD"[..], b"DELETE", b"FLUSH", b"RESTORE"].iter().any(|word| is(second, word)) =>
+            {
+                primaries(Join::Same, false)
+            }
+            b"XREAD" | b"XREADGROUP" => {
+                let waits =
+                    args.clone().take_while(|word| !is(word, b"STREAMS")).any(|word| is(word, b"BLOCK"));
+                Self {
+                    keys: Keys::Streams,
+                    reads: &*upper == b"XREAD",
+                    repeatable: &*upper == b"XREAD",
+                    blocks: if waits { Block::Word } else { Block::No },
+                    ..Self::default()
+                }
+            }
+            name => Self::by_name(name),
+        }
+    }
+
+    fn by_name(name: &[u8]) -> Self {
+        match name {
+            // Many keys, any slots.
+            b"MGET" => split(1, Join::InOrder, true),
+            b"EXISTS" | b"TOUCH" => split(1, Join::Sum, true),
+            b"DEL" | b"UNLINK" => split(1, Join::Sum, false),
+            b"MSET" => split(2, Join::Same, false),
+            // Everywhere.
+            b"DBSIZE" => primaries(Join::Sum, true),
+            b"KEYS" => primaries(Join::Concat, true),
+            b"FLUSHALL" | b"FLUSHDB" => primaries(Join::Same, false),
+            // Anywhere.
+            b"PING" | b"ECHO" | b"INFO" | b"TIME" | b"COMMAND" | b"CLUSTER" | b"CONFIG" | b"CLIENT"
+            | b"ACL" | b"LATENCY" | b"SLOWLOG" | b"DEBUG" | b"LASTSAVE" | b"ROLE" | b"PUBSUB" | b"LOLWUT"
+            | b"SCAN" | b"RANDOMKEY" | b"FUNCTION" | b"MODULE" | b"SCRIPT" | b"READONLY" | b"READWRITE" => {
+                Self { keys: Keys::None, repeatable: true, ..Self::default() }
+            }
+            b"PUBLISH" | b"MULTI" | b"EXEC" | b"DISCARD" | b"UNWATCH" | b"HELLO" | b"AUTH" | b"SELECT"
+            | b"RESET" | b"ASKING" => Self { keys: Keys::None, ..Self::default() },
+            b"WAIT" => {
+                Self { keys: Keys::None, blocks: Block::LastMillis, repeatable: true, ..Self::default() }
+            }
+            // The key is not the first argument.
+            b"OBJECT" | b"MEMORY" | b"XINFO" => Self { keys: Keys::At(2), ..read() },
+            b"XGROUP" | b"BITOP" => Self { keys: Keys::At(2), ..Self::default() },
+            b"EVAL" | b"EVALSHA" | b"FCALL" => {
+                Self { keys: Keys::Counted { count: 2, first: 3 }, ..Self::default() }
+            }
+            b"EVAL_RO" | b"EVALSHA_RO" | b"FCALL_RO" => {
+                Self { keys: Keys::Counted { count: 2, first: 3 }, ..read() }
+            }
+            b"ZUNION" | b"ZINTER" | b"ZDIFF" | b"SINTERCARD" | b"ZINTERCARD" => {
+                Self { keys: Keys::Counted { count: 1, first: 2 }, ..read() }
+            }
+            b"LMPOP" | b"ZMPOP" => Self { keys: Keys::Counted { count: 1, first: 2 }, ..Self::default() },
+            b"BLMPOP" | b"BZMPOP" => {
+                Self { keys: Keys::Counted { count: 2, first: 3 }, blocks: Block::First, ..Self::default() }
+            }
+            b"BLPOP" | b"BRPOP" | b"BZPOPMIN" | b"BZPOPMAX" | b"BLMOVE" | b"BRPOPLPUSH" => {
+                Self { blocks: Block::Last, ..Self::default() }
+            }
+            // Reads.
+            b"GET"
+            | b"STRLEN"
+            | b"GETRANGE"
+            | b"SUBSTR"
+            | b"GETBIT"
+            | b"BITCOUNT"
+            | b"BITPOS"
+            | b"BITFIELD_RO"
+            | b"TTL"
+            | b"PTTL"
+            | b"EXPIRETIME"
+            | b"PEXPIRETIME"
+            | b"TYPE"
+            | b"DUMP"
+            | b"HGET"
+            | b"HMGET"
+            | b"HGETALL"
+            | b"HKEYS"
+            | b"HVALS"
+            | b"HLEN"
+            | b"HEXISTS"
+            | b"HSTRLEN"
+            | b"HRANDFIELD"
+            | b"HSCAN"
+            | b"LLEN"
+            | b"LRANGE"
+            | b"LINDEX"
+            | b"LPOS"
+            | b"SCARD"
+            | b"SISMEMBER"
+            | b"SMISMEMBER"
+            | b"SMEMBERS"
+            | b"SRANDMEMBER"
+            | b"SSCAN"
+            | b"SINTER"
+            | b"SUNION"
+            | b"SDIFF"
+            | b"ZCARD"
+            | b"ZSCORE"
+            | b"ZMSCORE"
+            | b"ZRANGE"
+            | b"ZRANGEBYSCORE"
+            | b"ZREVRANGE"
+            | b"ZREVRANGEBYSCORE"
+            | b"ZRANGEBYLEX"
+            | b"ZREVRANGEBYLEX"
+            | b"ZRANK"
+            | b"ZREVRANK"
+            | b"ZCOUNT"
+            | b"ZLEXCOUNT"
+            | b"ZSCAN"
+            | b"ZRANDMEMBER"
+            | b"SORT_RO"
+            | b"LCS"
+            | b"XLEN"
+            | b"XRANGE"
+            | b"XREVRANGE"
+            | b"XPENDING"
+            | b"GEOPOS"
+            | b"GEODIST"
+            | b"GEOHASH"
+            | b"GEOSEARCH"
+            | b"GEORADIUS_RO"
+            | b"GEORADIUSBYMEMBER_RO"
+            | b"PFCOUNT" => read(),
+            // Writes that leave the same behind when they happen twice.
+            b"SETEX" | b"PSETEX" | b"HSET" | b"HMSET" | b"HDEL" | b"SADD" | b"SREM" | b"ZREM" | b"EXPIRE"
+            | b"PEXPIRE" | b"EXPIREAT" | b"PEXPIREAT" | b"PERSIST" | b"LSET" | b"SETRANGE" | b"SETBIT"
+            | b"PFADD" | b"GEOADD" | b"ZREMRANGEBYSCORE" | b"ZREMRANGEBYLEX" | b"XDEL" | b"XACK"
+            | b"GETEX" => Self { repeatable: true, ..Self::default() },
+            _ => Self::default(),
+        }
+    }
+}
+
+fn is(word: &[u8], other: &[u8]) -> bool {
+    word.eq_ignore_ascii_case(other)
+}
+
+fn read() -> Spec {
+    Spec { reads: true, repeatable: true, ..Spec::default() }
+}
+
+fn split(step: usize, join: Join, reads: bool) -> Spec {
+    Spec { reads, repeatable: true, spread: Spread::Keys { step, join }, ..Spec::default() }
+}
+
+fn primaries(join: Join, reads: bool) -> Spec {
+    Spec { keys: Keys::None, reads, repeatable: true, spread: Spread::Primaries(join), ..Spec::default() }
+}
+
+fn everybody(join: Join) -> Spec {
+    Spec {
+        keys: Keys::None,
+        reads: true,
+        repeatable: true,
+        spread: Spread::Everybody(join),
+        ..Spec::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::cmd;
+
+    use super::*;
+
+    #[test]
+    fn commands_that_must_not_happen_twice_are_known() {
+        let repeatable = |cmd: Cmd| Spec::of(&cmd).repeatable;
+        for once in [
+            cmd("INCR").arg("k"),
+            cmd("set").arg(("k", "v", "nx")),
+            cmd("ZADD").arg(("k", "INCR")).arg((1, "m")),
+            cmd("LPUSH").arg(("k", "v")),
+            cmd("EVAL").arg(("x", 0)),
+            cmd("SOMETHINGNEW").arg("k"),
+            cmd("ANAMEMUCHLONGERTHANANYCOMMAND").arg("k"),
+        ] {
+            assert!(!repeatable(once.clone()), "{once:?}");
+        }
+        for again in [
+            cmd("GET").arg("k"),
+            cmd("SET").arg(("k", "v")).arg(("PX", 10)),
+            cmd("SET").arg(("nx", "get")),
+            cmd("ZADD").arg(("k", 1, "m")),
+            cmd("DEL").arg("k"),
+        ] {
+            assert!(repeatable(again.clone()), "{again:?}");
+        }
+    }
+
+    #[test]
+    fn waiting_commands_are_known() {
+        let blocks = |cmd: Cmd| Spec::of(&cmd).blocks;
+        assert_eq!(blocks(cmd("BLPOP").arg(("k", 0))), Block::Last);
+        assert_eq!(blocks(cmd("XREAD").arg(("BLOCK", 5)).arg(("STREAMS", "k", "$"))), Block::Word);
+        assert_eq!(blocks(cmd("XREAD").arg(("STREAMS", "BLOCK", "$"))), Block::No);
+    }
+}

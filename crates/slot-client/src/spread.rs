@@ -1,0 +1,146 @@
+//! Commands that concern several slots or several nodes: split, sent at once, and joined.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use moim_wire_resp::{Slot, Value};
+
+use crate::client::{Call, Core};
+use crate::command::{Cmd, Request, cmd};
+use crate::error::{Error, ServerError};
+use crate::node::Node;
+use crate::spec::{Join, Spread};
+
+impl Core {
+    /// Runs a command whose answer comes from several places.
+    pub(crate) async fn spread(&self, request: &Request, call: Call) -> Result<Value, Error> {
+        match request.spec.spread {
+            Spread::No => self.execute(request, call).await,
+            Spread::Keys { step, join } => self.split(request, call, step, join).await,
+            Spread::Primaries(kind) => {
+                let answers = self.at_all(self.topology.load().members(false), request, call).await;
+                join(kind, answers.into_iter().collect::<Result<_, _>>()?)
+            }
+            Spread::Everybody(kind) => {
+                let topology = self.topology.load_full();
+                let (primaries, all) = (topology.members(false), topology.members(true));
+                let is_primary = |node: &Arc<Node>| primaries.iter().any(|other| Arc::ptr_eq(other, node));
+                let replicas = all.iter().filter(|node| !is_primary(node)).cloned().collect();
+                let (at_primaries, _) = tokio::join!(
+                    self.at_all(primaries.clone(), request, call),
+                    self.at_all(replicas, request, call)
+                );
+                // A replica that cannot be reached will learn it from its primary.
+                join(kind, at_primaries.into_iter().collect::<Result<_, _>>()?)
+            }
+        }
+    }
+
+    async fn at_all(
+        &self,
+        nodes: Vec<Arc<Node>>,
+        request: &Request,
+        call: Call,
+    ) -> Vec<Result<Value, Error>> {
+        join_all(nodes.iter().map(|node| self.execute_at(node, request, call))).await
+    }
+
+    /// One command per slot.
+    async fn split(&self, request: &Request, call: Call, step: usize, kind: Join) -> Result<Value, Error> {
+        let name = String::from_utf8_lossy(request.args().next().unwrap_or_default()).into_owned();
+        let args: Vec<&[u8]> = request.args().skip(1).collect();
+        let mut slots: Vec<(Cmd, Vec<usize>)> = Vec::new();
+        let mut places: HashMap<Slot, usize> = HashMap::new();
+        for (position, group) in args.chunks(step).enumerate() {
+            let place = *places.entry(Slot::of(group[0])).or_insert_with(|| {
+                slots.push((cmd(&name), Vec::new()));
+                slots.len() - 1
+            });
+            let (command, positions) = &mut slots[place];
+            group.iter().for_each(|arg| command.push(arg));
+            positions.push(position);
+        }
+        // One slot, or arguments the server will complain about.
+        if slots.len() < 2 || !args.len().is_multiple_of(step) {
+            return self.execute(request, call).await;
+        }
+        let parts: Vec<(Request, Vec<usize>)> =
+            slots.into_iter().map(|(command, positions)| (command.finish(), positions)).collect();
+        let started: Vec<_> = parts.iter().map(|(part, _)| self.start(part, call)).collect();
+        let waiting = parts.iter().zip(started).map(|((part, _), sent)| self.finish(part, call, sent));
+        let answers = join_all(waiting).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        if kind != Join::InOrder {
+            return join(kind, answers);
+        }
+        let mut all = vec![Value::Null; args.len() / step];
+        for (answer, (_, positions)) in answers.into_iter().zip(&parts) {
+            match answer {
+                Value::Array(values) => {
+                    for (value, position) in values.into_iter().zip(positions) {
+                        all[*position] = value;
+                    }
+                }
+                other => return Ok(other),
+            }
+        }
+        Ok(Value::Array(all))
+    }
+}
+
+/// Joins answers; an error among them is the answer.
+fn join(kind: Join, answers: Vec<Value>) -> Result<Value, Error> {
+    if let Some(Value::Error(text)) = answers.iter().find(|answer| matches!(answer, Value::Error(_))) {
+        return Err(ServerError::new(text).into());
+    }
+    Ok(match kind {
+        Join::Sum => {
+            let numbers =
+                answers.iter().map(|answer| if let Value::Integer(value) = answer { *value } else { 0 });
+            Value::Integer(numbers.sum())
+        }
+        Join::Concat | Join::InOrder => {
+            let mut all = Vec::new();
+            for answer in answers {
+                match answer {
+                    Value::Array(values) | Value::Set(values) => all.extend(values),
+                    other => all.push(other),
+                }
+            }
+            Value::Array(all)
+        }
+        Join::Same => answers.into_iter().next().unwrap_or(Value::Null),
+        Join::All => {
+            let mut lists = answers.into_iter().filter_map(|answer| answer.as_array().map(<[Value]>::to_vec));
+            let mut all = lists.next().unwrap_or_default();
+            for list in lists {
+                for (one, other) in all.iter_mut().zip(list) {
+                    if other == Value::Integer(0) {
+                        *one = other;
+                    }
+                }
+            }
+            Value::Array(all)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_joined() {
+        let numbers =
+            |values: &[i64]| Value::Array(values.iter().map(|value| Value::Integer(*value)).collect());
+        assert_eq!(join(Join::Sum, vec![Value::Integer(2), Value::Integer(3)]).unwrap(), Value::Integer(5));
+        assert_eq!(join(Join::Concat, vec![numbers(&[1]), numbers(&[2, 3])]).unwrap(), numbers(&[1, 2, 3]));
+        assert_eq!(
+            join(Join::All, vec![numbers(&[1, 1, 0]), numbers(&[1, 0, 1])]).unwrap(),
+            numbers(&[1, 0, 0])
+        );
+        assert_eq!(join(Join::Same, vec![Value::ok(), Value::ok()]).unwrap(), Value::ok());
+        let failed = join(Join::Same, vec![Value::ok(), Value::Error("NOPERM x".into())]);
+        assert_eq!(failed.unwrap_err().code(), Some("NOPERM"));
+    }
+}
