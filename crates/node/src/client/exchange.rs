@@ -42,6 +42,7 @@ exchanges! {
     LeaveGroupRequest => LeaveGroupResponse up to 2;
     ListGroupsRequest => ListGroupsResponse;
     ListOffsetsRequest => ListOffsetsResponse;
+    ListPartitionReassignmentsRequest => ListPartitionReassignmentsResponse;
     MetadataRequest => MetadataResponse;
     OffsetCommitRequest => OffsetCommitResponse up to 9;
     OffsetFetchRequest => OffsetFetchResponse up to 7;

@@ -142,16 +142,37 @@ pub(crate) struct AddPartitionsArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  moim topic reassign orders -p 0 --to 1,2,3")]
+#[command(after_help = "Example:
+  moim topic reassign orders -p 0 --to 1,2,3      # this partition exactly there
+  moim topic reassign orders --to 2,3,4           # all of the topic, evenly over these nodes
+  moim topic reassign --drain 2                   # everything off node 2
+  moim topic reassign --plan moves.json           # as kafka-reassign-partitions writes it
+  moim topic reassign orders --cancel")]
 pub(crate) struct ReassignArgs {
-    /// The topic
-    name: String,
-    /// The partition
-    #[arg(short, long, value_name = "P")]
-    partition: i32,
+    /// The topics [default: all, with --drain, --plan and --cancel]
+    #[arg(value_name = "TOPIC")]
+    names: Vec<String>,
+    /// Only this partition
+    #[arg(short, long, value_name = "P", requires = "names")]
+    partition: Option<i32>,
     /// The nodes that shall hold it, the preferred leader first; `cancel` stops a move under way
-    #[arg(long, value_name = "NODES")]
-    to: String,
+    #[arg(long, value_name = "NODES", conflicts_with_all = ["drain", "plan", "cancel"])]
+    to: Option<String>,
+    /// Move everything off this node
+    #[arg(long, value_name = "NODE", conflicts_with_all = ["plan", "cancel"])]
+    drain: Option<i32>,
+    /// A file that says where partitions shall be
+    #[arg(long, value_name = "FILE", conflicts_with = "cancel")]
+    plan: Option<String>,
+    /// Stop moves under way: what has not arrived is not wanted any more
+    #[arg(long)]
+    cancel: bool,
+    /// Do not wait until everything is there
+    #[arg(long)]
+    no_wait: bool,
+    /// Only show what would be moved where
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(Debug, Args)]
