@@ -56,28 +56,24 @@ pub(super) fn parse(text: &str) -> Result<Vec<Wanted>, String> {
     Ok(plan.partitions)
 }
 
-/// All partitions on these nodes, evenly, each with as many replicas as it has now (or as there are nodes). Replicas
-/// that are there already stay where evenness allows it.
+/// All partitions on these nodes, evenly, each with as many replicas as it has now (or as there are nodes). Where
+/// several nodes would do, replicas stay.
 pub(super) fn spread(seats: &[Seat], nodes: &[i32]) -> Vec<Move> {
     let mut load: BTreeMap<i32, (usize, usize)> = nodes.iter().map(|node| (*node, (0, 0))).collect();
-    let total: usize = seats.iter().map(|seat| seat.replicas.len().min(nodes.len())).sum();
-    let fair = total.div_ceil(nodes.len().max(1));
     let mut moves = Vec::new();
     for seat in seats {
         let factor = seat.replicas.len().clamp(1, nodes.len().max(1));
         let mut chosen: Vec<i32> = Vec::new();
-        for node in &seat.replicas {
-            if chosen.len() < factor && load.get(node).is_some_and(|(held, _)| *held < fair) {
-                chosen.push(*node);
-                load.entry(*node).or_default().0 += 1;
-            }
-        }
         while chosen.len() < factor {
             let free = nodes.iter().filter(|node| !chosen.contains(node));
-            let Some(node) = free.min_by_key(|node| load[node].0).copied() else { break };
+            let best = free.min_by_key(|node| (load[node].0, !seat.replicas.contains(node)));
+            let Some(node) = best.copied() else { break };
             chosen.push(node);
             load.entry(node).or_default().0 += 1;
         }
+        // In the order they have now, so that what stays is left alone.
+        let now = |node: &i32| seat.replicas.iter().position(|replica| replica == node);
+        chosen.sort_by_key(|node| now(node).unwrap_or(usize::MAX));
         if let Some(at) = (0..chosen.len()).min_by_key(|at| load[&chosen[*at]].1) {
             chosen[..=at].rotate_right(1);
             load.entry(chosen[0]).or_default().1 += 1;
