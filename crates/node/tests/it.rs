@@ -16,6 +16,8 @@ mod keys;
 mod locks;
 #[path = "it/nodes.rs"]
 mod nodes;
+#[path = "it/replication.rs"]
+mod replication;
 #[path = "it/routing.rs"]
 mod routing;
 #[path = "it/serving.rs"]

@@ -174,9 +174,13 @@ impl Peer {
         (done.status == 0).then(|| done.stdout.trim_end().to_owned())
     }
 
+    pub(crate) fn kafka_address(&self) -> String {
+        format!("127.0.0.1:{}", self.kafka)
+    }
+
     /// A Kafka client command against this node.
     pub(crate) fn kafka(&self, args: &[&str]) -> Done {
-        moim(&[args, &["--kafka", &format!("127.0.0.1:{}", self.kafka)]].concat())
+        moim(&[args, &["--kafka", &self.kafka_address()]].concat())
     }
 
     /// Waits until this node finds the cluster healthy with these voters.

@@ -7,9 +7,9 @@
 //! Invariant: a change is drafted from a record that was read for this purpose, and compares its revision; who is put in
 //! the lead is alive in the run the record names, which is compared too.
 
-use moim_base::BrokerId;
+use moim_base::{BrokerId, TopicId};
 use moim_cluster::nodes::{self, LiveMember};
-use moim_cluster::{RepositoryError, StateRepository, TxnOutcome};
+use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 
 use super::MoveError;
 use super::batch::pack;
@@ -70,6 +70,9 @@ pub async fn reassign(
         if target.is_empty() || !distinct || !target.iter().all(known) {
             return Err(MoveError::InvalidReplicas.into());
         }
+        if settled(repository, id).await? != target.len() {
+            ask_for_factor(repository, id.topic, target.len()).await?;
+        }
     }
     change(repository, id, |draft| match target {
         Some(target) if draft.begin_move(target) => Ok(()),
@@ -78,6 +81,43 @@ pub async fn reassign(
         Some(_) | None => Err(MoveError::NobodyStays.into()),
     })
     .await
+}
+
+/// How many replicas a partition has, apart from those that a move brings in.
+async fn settled(repository: &dyn StateRepository, id: PartitionId) -> Result<usize, RequestError> {
+    let key = keys::partition(id);
+    let entry = repository.get(&key).await?.ok_or(MoveError::UnknownPartition)?;
+    Ok(decode(&key, &entry)?.settled().len())
+}
+
+/// Puts it on the topic's record that somebody has asked for a number of replicas: it does not follow the size of the
+/// cluster any more. The store's shards always do.
+async fn ask_for_factor(
+    repository: &dyn StateRepository,
+    topic: TopicId,
+    factor: usize,
+) -> Result<(), RequestError> {
+    for _ in 0..TRIES {
+        let (_, topics) = repository.list(keys::TOPICS).await?;
+        let id = topic.to_string();
+        let found = topics.into_iter().find_map(|entry| {
+            let record: serde_json::Value = serde_json::from_slice(&entry.value).ok()?;
+            (record["id"] == id.as_str() && record["factor_asked"] == false).then_some((entry, record))
+        });
+        let Some((entry, mut record)) = found else { return Ok(()) };
+        record["factor_asked"] = true.into();
+        record["replication_factor"] = factor.into();
+        let same = Compare::ModRevision(entry.key.clone(), entry.mod_revision);
+        let txn = Txn::new().when(same).put(entry.key, record.to_string());
+        if let TxnOutcome::Done { .. } = repository.txn(txn).await? {
+            return Ok(());
+        }
+    }
+    Err(RequestError::Contended)
+}
+
+fn decode(key: &str, entry: &Entry) -> Result<PartitionState, RequestError> {
+    PartitionState::decode(&entry.value).map_err(|error| RequestError::Damaged(format!("{key}: {error}")))
 }
 
 /// Holds an election.
@@ -128,8 +168,7 @@ async fn change(
     let key = keys::partition(id);
     for _ in 0..TRIES {
         let entry = repository.get(&key).await?.ok_or(MoveError::UnknownPartition)?;
-        let value = PartitionState::decode(&entry.value)
-            .map_err(|error| RequestError::Damaged(format!("{key}: {error}")))?;
+        let value = decode(&key, &entry)?;
         let mut draft = Draft::new(&Versioned { revision: entry.mod_revision, value });
         edit(&mut draft)?;
         let Some(mut change) = draft.finish(id) else { return Ok(()) };
@@ -147,9 +186,9 @@ async fn change(
 mod tests {
     use std::sync::Arc;
 
-    use moim_base::{ManualClock, TopicId};
+    use moim_base::ManualClock;
+    use moim_cluster::MemoryRepository;
     use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
-    use moim_cluster::{MemoryRepository, Txn};
 
     use super::*;
     use crate::types::Durability;
@@ -216,6 +255,25 @@ mod tests {
             let nowhere = PartitionId { index: 9, ..ID };
             let refused = reassign(&fixture.0, nowhere, Some(&[BrokerId(1)])).await;
             assert!(matches!(refused, Err(RequestError::Move(MoveError::UnknownPartition))));
+        });
+    }
+
+    #[test]
+    fn who_names_another_number_of_replicas_has_asked_for_it() {
+        block_on(async {
+            let fixture = Fixture::new().await;
+            let record = |asked: bool, factor: usize| {
+                let id = ID.topic;
+                format!(
+                    r#"{{"id":"{id}","partitions":1,"replication_factor":{factor},"factor_asked":{asked},"configs":{{"a":"b"}}}}"#
+                )
+            };
+            fixture.put(keys::topic("t"), record(false, 2)).await;
+            let topic = async || fixture.0.get(&keys::topic("t")).await.unwrap().unwrap().value;
+            reassign(&fixture.0, ID, Some(&[BrokerId(3), BrokerId(1)])).await.unwrap();
+            assert_eq!(topic().await, record(false, 2));
+            reassign(&fixture.0, ID, Some(&[BrokerId(2)])).await.unwrap();
+            assert_eq!(topic().await, record(true, 1), "nothing else is touched");
         });
     }
 
