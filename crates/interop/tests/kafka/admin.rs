@@ -6,6 +6,7 @@ use rdkafka::admin::{
 };
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::metadata::MetadataBroker;
 
 use super::support::*;
 
@@ -75,7 +76,7 @@ fn what_cannot_be_made_is_refused_with_its_reason() {
         (replicated("../escape", 1, 1), RDKafkaErrorCode::InvalidTopic),
         (replicated("..", 1, 1), RDKafkaErrorCode::InvalidTopic),
         (replicated(&long, 1, 1), RDKafkaErrorCode::InvalidTopic),
-        (replicated(&fresh, 1, 2), RDKafkaErrorCode::InvalidReplicationFactor),
+        (replicated(&fresh, 1, nodes() as i32 + 1), RDKafkaErrorCode::InvalidReplicationFactor),
         (replicated(&fresh, 1, 1).set("no.such.key", "1"), RDKafkaErrorCode::InvalidConfig),
         (replicated(&fresh, 1, 1).set("retention.ms", "soon"), RDKafkaErrorCode::InvalidConfig),
         (replicated(&fresh, 1, 1).set("cleanup.policy", "burn"), RDKafkaErrorCode::InvalidConfig),
@@ -111,7 +112,7 @@ fn every_topic_setting_has_a_value() {
         ("delete.retention.ms", "86400000"),
         ("max.message.bytes", "1048588"),
         ("message.timestamp.type", "CreateTime"),
-        ("min.insync.replicas", "1"),
+        ("min.insync.replicas", if nodes() < 3 { "1" } else { "2" }),
         ("retention.bytes", "-1"),
         ("retention.ms", "604800000"),
         ("segment.bytes", "1073741824"),
@@ -156,8 +157,10 @@ fn the_broker_describes_itself() {
     let server = server();
     let probe: BaseConsumer = client(server.kafka(), &[]).create().unwrap();
     let metadata = probe.fetch_metadata(None, PATIENCE).unwrap();
-    let broker = &metadata.brokers()[0];
-    assert_eq!(format!("{}:{}", broker.host(), broker.port()), server.kafka());
+    let is_first =
+        |broker: &&MetadataBroker| format!("{}:{}", broker.host(), broker.port()) == server.kafka();
+    let broker = metadata.brokers().iter().find(is_first).expect("the one that was asked");
+    assert_eq!(metadata.brokers().len(), nodes());
     let id = probe.client().fetch_cluster_id(PATIENCE).expect("a cluster id");
     assert!(!id.is_empty());
     let answer = wait(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use moim_interop::raw::{Raw, Reaction, framed, produce, produce_error, request, string};
-use moim_interop::{Server, until};
+use moim_interop::until;
 
 use super::support::*;
 
@@ -84,8 +84,8 @@ impl Batch {
     }
 }
 
-fn produced(server: &Server, topic: &str, batch: &[u8]) -> Option<i16> {
-    let mut raw = Raw::connect(server.kafka()).unwrap();
+fn produced(server: &Shared, topic: &str, batch: &[u8]) -> Option<i16> {
+    let mut raw = Raw::connect(&server.leader_of(topic, 0)).unwrap();
     raw.send(&produce(1, topic, 0, -1, batch)).unwrap();
     match raw.reaction().unwrap() {
         Reaction::Answer(1, body) => produce_error(&body),
@@ -95,7 +95,7 @@ fn produced(server: &Server, topic: &str, batch: &[u8]) -> Option<i16> {
 }
 
 /// The server still serves, quickly and from bounded memory.
-fn assert_well(server: &Server) {
+fn assert_well(server: &Shared) {
     let mut raw = Raw::connect(server.kafka()).unwrap();
     raw.send(&request(18, 0, 5, &[])).unwrap();
     let Reaction::Answer(5, _) = raw.reaction().unwrap() else { panic!("no answer") };
@@ -279,7 +279,7 @@ fn names_and_numbers_that_cannot_be_are_refused() {
             "{name:?}: {code:?}"
         );
     }
-    let mut raw = Raw::connect(server.kafka()).unwrap();
+    let mut raw = Raw::connect(&server.leader_of(&topic, 0)).unwrap();
     let cases = [
         (99, -1, UNKNOWN_TOPIC_OR_PARTITION),
         (-5, -1, UNKNOWN_TOPIC_OR_PARTITION),

@@ -12,7 +12,7 @@ use super::support::*;
 
 const PARTITIONS: i32 = 3;
 
-fn number(name: &str, default: u64) -> u64 {
+pub(crate) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
@@ -67,7 +67,7 @@ fn commit_one_more(address: &str, topic: &str, before: i64) -> i64 {
     before + 1
 }
 
-fn check(address: &str, topic: &str, homes: &[i32], reports: &[Report], seed: u64) {
+pub(crate) fn check(address: &str, topic: &str, homes: &[i32], reports: &[Report], seed: u64) {
     let mut expected: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
     for (i, home) in homes.iter().enumerate() {
         expected.entry(*home).or_default().push(i);

@@ -2,7 +2,7 @@
 //!
 //! Tests share one server where they can; those that kill it have their own. Topics and groups have names of
 //! their own, so the tests run side by side. With `INTEROP_KAFKA=HOST:PORT` the shared server is that broker,
-//! and the tests that need a process of their own do nothing.
+//! and the tests that need a process of their own do nothing. With `INTEROP_NODES=3` the shared server is a cluster.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test
@@ -12,6 +12,7 @@ mod auth;
 mod bad_input;
 mod compaction;
 mod crash;
+mod failover;
 mod groups;
 mod idempotence;
 mod nodes;

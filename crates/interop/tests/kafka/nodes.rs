@@ -32,16 +32,11 @@ fn leaders(address: &str, topic: &str) -> Vec<i32> {
     })
 }
 
-/// Makes a topic once all nodes know each other, so that it has partitions on all of them.
+/// Makes a topic once all nodes know each other, so that it has partitions on all of them; each is on one node only.
 fn spread_topic(cluster: &Cluster, what: &str, partitions: i32) -> String {
-    for node in 0..3 {
-        until(PATIENCE, "every node is known", || {
-            let consumer: BaseConsumer = client(address(cluster, node), &[]).create().ok()?;
-            let metadata = consumer.fetch_metadata(None, PATIENCE).ok()?;
-            (metadata.brokers().len() == 3).then_some(())
-        });
-    }
-    let name = topic(address(cluster, 0), what, partitions, &[]);
+    await_all(cluster);
+    let name = unique(what);
+    create_replicated(address(cluster, 0), &name, partitions, 1, &[]);
     let nodes: BTreeSet<i32> = leaders(address(cluster, 1), &name).into_iter().collect();
     assert_eq!(nodes, BTreeSet::from([1, 2, 3]), "partitions on all nodes");
     name

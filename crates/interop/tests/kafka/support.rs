@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use moim_interop::cluster::Cluster;
 use moim_interop::proxy::Proxy;
-use moim_interop::{Deadline, Options, Server};
+use moim_interop::{Deadline, Options, Server, until};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
@@ -29,15 +30,80 @@ pub(crate) fn options() -> Options {
         .set("node.log_level", std::env::var("INTEROP_LOG").unwrap_or("info".to_owned()))
 }
 
+/// What tests share: one server, or several that are one cluster.
+pub(crate) struct Shared {
+    nodes: Vec<Server>,
+    cluster: Option<Cluster>,
+}
+
+impl Shared {
+    fn start() -> Self {
+        if let Some(server) = Server::external() {
+            return Self { nodes: vec![server], cluster: None };
+        }
+        match nodes() {
+            1 => Self { nodes: vec![Server::start(options()).unwrap()], cluster: None },
+            count => {
+                let cluster = Cluster::moim(count, &options(), false).unwrap();
+                await_all(&cluster);
+                Self { nodes: Vec::new(), cluster: Some(cluster) }
+            }
+        }
+    }
+
+    fn first(&self) -> &Server {
+        let of_cluster = self.cluster.as_ref().and_then(|cluster| cluster.server(0));
+        of_cluster.or(self.nodes.first()).expect("there is a server")
+    }
+
+    /// Where clients begin.
+    pub(crate) fn kafka(&self) -> &str {
+        self.first().kafka()
+    }
+
+    /// The process of that server, if it is ours.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.first().pid()
+    }
+
+    /// Who leads a partition: for those who talk to it by hand. The first server where there is no such partition.
+    pub(crate) fn leader_of(&self, topic: &str, partition: i32) -> String {
+        let probe: BaseConsumer =
+            client(self.kafka(), &[("allow.auto.create.topics", "false")]).create().unwrap();
+        let metadata = probe.fetch_metadata(Some(topic), PATIENCE).unwrap();
+        let found =
+            metadata.topics().first().and_then(|t| t.partitions().get(usize::try_from(partition).ok()?));
+        let leader = found.and_then(|p| metadata.brokers().iter().find(|broker| broker.id() == p.leader()));
+        leader
+            .map_or_else(|| self.kafka().to_owned(), |broker| format!("{}:{}", broker.host(), broker.port()))
+    }
+}
+
+/// How many nodes the shared cluster has: `INTEROP_NODES`, or one.
+pub(crate) fn nodes() -> usize {
+    std::env::var("INTEROP_NODES").ok().map_or(1, |text| text.parse().expect("INTEROP_NODES is a number"))
+}
+
+/// Waits until every node knows every other: what is made then is spread over all of them.
+pub(crate) fn await_all(cluster: &Cluster) {
+    for node in 0..cluster.len() {
+        let address = cluster.server(node).unwrap().kafka();
+        until(PATIENCE, "every node is known", || {
+            let consumer: BaseConsumer = client(address, &[]).create().ok()?;
+            let metadata = consumer.fetch_metadata(None, PATIENCE).ok()?;
+            (metadata.brokers().len() == cluster.len()).then_some(())
+        });
+    }
+}
+
 /// The server that tests share. It ends with the last test that holds it.
-pub(crate) fn server() -> Arc<Server> {
-    static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+pub(crate) fn server() -> Arc<Shared> {
+    static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(server) = shared.upgrade() {
         return server;
     }
-    let server = Server::external().unwrap_or_else(|| Server::start(options()).unwrap());
-    let server = Arc::new(server);
+    let server = Arc::new(Shared::start());
     *shared = Arc::downgrade(&server);
     server
 }
@@ -107,7 +173,21 @@ pub(crate) fn topic(address: &str, what: &str, partitions: i32, config: &[(&str,
 
 /// Creates a topic. Unless it says otherwise it keeps everything: tests write timestamps of the past.
 pub(crate) fn create(address: &str, name: &str, partitions: i32, config: &[(&str, &str)]) {
-    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    // As many copies as a careful user would ask for.
+    let metadata = admin(address).inner().fetch_metadata(None, PATIENCE).unwrap();
+    let factor = i32::try_from(metadata.brokers().len().min(3)).unwrap();
+    create_replicated(address, name, partitions, factor, config);
+}
+
+/// The same with so many copies.
+pub(crate) fn create_replicated(
+    address: &str,
+    name: &str,
+    partitions: i32,
+    factor: i32,
+    config: &[(&str, &str)],
+) {
+    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(factor));
     topic.config = config.to_vec();
     if !config.iter().any(|(key, _)| key.starts_with("retention.")) {
         topic.config.push(("retention.ms", "-1"));
