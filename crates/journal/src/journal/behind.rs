@@ -69,8 +69,8 @@ impl Journal {
         }
     }
 
-    /// Drops written frames below `end` from the ring.
-    pub(crate) fn evict(&self, end: i64) {
+    /// Drops written frames below `end` from the ring. Answers whether others below it are still to be written.
+    pub(crate) fn evict(&self, end: i64) -> bool {
         let mut state = self.state.locked();
         let mut freed = 0;
         while state.written > 0 && state.recent.front().is_some_and(|recent| recent.last < end) {
@@ -80,8 +80,10 @@ impl Journal {
         if state.recent.is_empty() && state.recent.capacity() > 64 {
             state.recent.shrink_to(0);
         }
+        let waits = state.recent.front().is_some_and(|recent| recent.last < end);
         drop(state);
         self.store.ring_bytes.fetch_sub(freed, Ordering::Relaxed);
+        waits
     }
 
     /// Writes behind and says what is in the files now; `None` for a journal that needs no place in a checkpoint.

@@ -181,22 +181,31 @@ impl Inner {
         let (fleeting, lasting): (Vec<_>, Vec<_>) =
             queue.into_iter().partition(|(journal, _)| journal.is_fleeting());
         self.behind.locked().evictable.extend(lasting);
-        fleeting.iter().for_each(|(journal, end)| journal.evict(*end));
+        let waiting = fleeting.into_iter().filter(|(journal, end)| journal.evict(*end));
+        let waiting: Vec<_> = waiting.collect();
+        self.behind.locked().evictable.extend(waiting);
     }
 
     /// Drops the oldest written frames while the rings hold too much.
     fn shrink_ring(&self) {
+        // What is still to be written stays on the list: it may be the last that is ever said of these frames, because
+        // nobody appends any more while the rings hold too much.
+        let mut waiting = Vec::new();
         while self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes {
-            let Some((journal, end)) = self.behind.locked().evictable.pop_front() else { return };
-            journal.evict(end);
+            let Some((journal, end)) = self.behind.locked().evictable.pop_front() else { break };
+            if journal.evict(end) {
+                waiting.push((journal, end));
+            }
         }
+        self.behind.locked().evictable.extend(waiting);
         // An idle ring must not make this list grow: forget entries that evict nothing.
         let mut behind = self.behind.locked();
         if behind.evictable.len() > 100_000 {
             let half = behind.evictable.len() / 2;
             let old: Vec<_> = behind.evictable.drain(..half).collect();
             drop(behind);
-            old.iter().for_each(|(journal, end)| journal.evict(*end));
+            let waiting: Vec<_> = old.into_iter().filter(|(journal, end)| journal.evict(*end)).collect();
+            self.behind.locked().evictable.extend(waiting);
         }
     }
 
@@ -265,6 +274,9 @@ impl Inner {
         let mut writer = CheckpointWriter::new(floor);
         unopened.iter().for_each(|image| writer.push(image));
         let mut files = Vec::new();
+        // Before anything is captured: what becomes durable from now on is not written below.
+        let queue = self.behind.locked().take_queue(true);
+        self.let_go(queue);
         for journal in journals {
             if let Some(capture) = journal.capture()? {
                 writer.push(&capture.image);
@@ -272,8 +284,6 @@ impl Inner {
                 captures.push((journal, capture));
             }
         }
-        let queue = self.behind.locked().take_queue(true);
-        self.let_go(queue);
         self.sync_captured(captures, &files)?;
         replace_file(&*self.disk, &self.dir.join("checkpoint"), &writer.finish())?;
         self.redone.locked().clear();
