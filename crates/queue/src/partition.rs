@@ -480,8 +480,7 @@ impl Partition {
         f(&mut lock(&self.state).producers)
     }
 
-    /// Moves the log start up. What lies below is gone for good when this returns; followers hear of it with their next
-    /// fetch.
+    /// Moves the log start up. What lies below is gone from here for good when this returns; followers hear of it at once.
     pub(crate) fn delete_records(&self, to: i64) -> Result<i64, ErrorCode> {
         let high_watermark = self.high_watermark();
         let to = if to == -1 { high_watermark } else { to };
@@ -494,6 +493,9 @@ impl Partition {
                 ErrorCode::KafkaStorageError
             })?;
             self.on_log_start();
+            if let Some(replicated) = self.replicated.get() {
+                replicated.on_log_start();
+            }
         }
         Ok(self.journal.start())
     }

@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 
 use moim_base::{BrokerId, Clock, TopicId};
 use moim_cluster::{Entry, RepositoryError, StateRepository};
-use moim_journal::{Durability, Framing, JournalId, JournalOptions, Store};
-use moim_replica::ResetPolicy;
+use moim_journal::{Durability, Framing, Journal, JournalError, JournalId, JournalOptions, Store};
 use moim_replica::driver::Driver;
+use moim_replica::{InSync, ResetPolicy};
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::BrokerOptions;
@@ -402,7 +402,7 @@ impl Topics {
         let (mine, record) = (place.is_on(self.me), place.versioned());
         if mine && seat.copy().is_none() {
             // Before the place is known: this may fail.
-            let copy = self.open_copy(&topic, &seat)?;
+            let copy = self.open_copy(&topic, &seat, &place)?;
             seat.here.store(Some(copy));
         }
         seat.place.store(Arc::new(place));
@@ -532,7 +532,7 @@ impl Topics {
     }
 
     /// Opens the journal of a copy and has the driver look after it.
-    fn open_copy(&self, topic: &Topic, seat: &Seat) -> Result<Arc<Partition>, Refused> {
+    fn open_copy(&self, topic: &Topic, seat: &Seat, place: &Place) -> Result<Arc<Partition>, Refused> {
         let (name, index) = (&topic.name, seat.index);
         let storage = |e: &dyn std::fmt::Display| {
             Refused::new(ErrorCode::KafkaStorageError, format!("{name}-{index}: {e}"))
@@ -553,7 +553,7 @@ impl Topics {
             keeps_state: topic.is_internal(),
         };
         let config = Arc::clone(&topic.config);
-        let opened = self.store.journal(journal_id(topic.id, index), options).map_err(|e| storage(&e));
+        let opened = self.open_journal(topic, index, options, place).map_err(|e| storage(&e));
         let opened = opened.and_then(|journal| {
             if journal.tag() != tag as u64 {
                 return Err(storage(&"its former copy is still being removed"));
@@ -579,6 +579,34 @@ impl Topics {
         copy.attach(replicated);
         self.write().by_tag[tag] = Some(Arc::clone(&copy));
         Ok(copy)
+    }
+
+    /// Opens the journal of a copy; an empty one in place of one that is damaged and that nobody counts on any more. That
+    /// a record does not count on it is known only of runs before this one: in the run that finds the damage the copy is
+    /// kept, said to be damaged, and taken out of the record.
+    fn open_journal(
+        &self,
+        topic: &Topic,
+        index: i32,
+        options: JournalOptions,
+        place: &Place,
+    ) -> Result<Arc<Journal>, JournalError> {
+        let id = journal_id(topic.id, index);
+        let journal = self.store.journal(id, options.clone())?;
+        let others = place.record().is_some_and(|record| {
+            let named = |members: &[InSync]| members.iter().any(|member| member.node == self.me);
+            !record.isr.is_empty()
+                && !named(&record.isr)
+                && !named(&record.eligible)
+                && !named(&record.last_known)
+        });
+        if !journal.is_damaged() || !others {
+            return Ok(journal);
+        }
+        tracing::warn!(topic = %topic.name, partition = index, "a damaged copy is thrown away; it is fetched again");
+        drop(journal);
+        self.store.delete(id)?;
+        self.store.journal(id, options)
     }
 
     fn take_tag(&self) -> usize {

@@ -394,7 +394,11 @@ fn refused(
         ErrorCode::NotLeaderOrFollower => {
             want.topic.topic.as_ref().and_then(|topic| broker.hint(topic, want.partition))
         }
-        _ if refusal.leader_epoch >= 0 => Some((broker.me(), refusal.leader_epoch)),
+        // A follower that knows better than the client sends it to the leader, a leader to itself.
+        _ if refusal.leader_epoch >= 0 => {
+            let elsewhere = want.topic.topic.as_ref().and_then(|topic| broker.hint(topic, want.partition));
+            Some(elsewhere.unwrap_or_else(|| (broker.me(), refusal.leader_epoch)))
+        }
         _ => None,
     };
     if let Some((leader, leader_epoch)) = leader.filter(|_| version >= 12) {

@@ -71,10 +71,21 @@ struct Subscriber {
     slot: u32,
     /// The fetch that waits for something to read.
     parked: Option<Parked>,
+    /// The log start that the last answer carried: a fetch that could carry a newer one does not wait.
+    told_start: Option<Offset>,
     /// On the connection's list of slots to be served.
     queued: bool,
     /// On the connection's list of high watermarks to be told.
     risen: bool,
+}
+
+impl Subscriber {
+    /// Whether an answer says anything that this follower has not heard; then it is heard with it.
+    fn has_news(&mut self, answer: &Answer, offset: Offset) -> bool {
+        let Answer::Records { log_end, log_start, .. } = answer else { return true };
+        let begins_elsewhere = self.told_start.replace(*log_start) != Some(*log_start);
+        *log_end > offset || begins_elsewhere
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -234,6 +245,11 @@ impl Replicated {
     pub fn on_durable(self: &Arc<Self>) {
         let mut state = self.locked();
         self.step(&mut state, |replica, log, _, effects| replica.on_durable(log, effects));
+    }
+
+    /// The log start has moved on request: followers are to hear of it now and not with the next record.
+    pub fn on_log_start(&self) {
+        wake(&mut self.locked().subscribers);
     }
 
     /// The topic's durability is another from now on, and the journal's options were changed to it. Takes effect on
@@ -519,13 +535,14 @@ impl Replicated {
             (None, false) => return Some(reply),
             (None, true) => {
                 let inbound = Arc::clone(inbound);
-                let new = Subscriber { inbound, slot, parked: None, queued: false, risen: false };
+                let new =
+                    Subscriber { inbound, slot, parked: None, told_start: None, queued: false, risen: false };
                 state.subscribers.push(new);
                 state.subscribers.last_mut()?
             }
         };
         match answer {
-            Ok(Answer::Records { log_end, .. }) if log_end <= fetch.offset => {
+            Ok(answer) if !subscriber.has_news(&answer, fetch.offset) => {
                 subscriber.parked = Some(Parked { id, epoch: fetch.leader_epoch, offset: fetch.offset });
                 None
             }
@@ -549,7 +566,7 @@ impl Replicated {
             Some(leader) => leader.on_wake(parked.epoch, &view),
             None => Err(Refusal::NotLeader),
         };
-        if matches!(answer, Ok(Answer::Records { log_end, .. }) if log_end <= parked.offset) {
+        if matches!(&answer, Ok(answer) if !subscriber.has_news(answer, parked.offset)) {
             subscriber.parked = Some(parked);
             return None;
         }
