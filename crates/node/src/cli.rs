@@ -10,11 +10,13 @@ use clap_complete::Shell;
 
 use crate::cmd::cluster::ClusterArgs;
 use crate::cmd::coord::CoordArgs;
+use crate::cmd::demo::DemoArgs;
 use crate::cmd::dev::DevArgs;
 use crate::cmd::group::GroupArgs;
 use crate::cmd::lock::{ElectArgs, LockArgs};
 use crate::cmd::manager::ManagerArgs;
 use crate::cmd::routing::RoutingArgs;
+use crate::cmd::pipeline::PipelineArgs;
 use crate::cmd::topic::TopicArgs;
 use crate::config::layers::FlagValue;
 use crate::exit::{Failure, Outcome};
@@ -44,6 +46,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// See it work: three nodes, a load, a kill, and a verdict
+    Demo(DemoArgs),
     /// Run a node
     Serve(Box<ServeArgs>),
     /// Run a cluster of several nodes on this machine
@@ -56,6 +60,8 @@ pub(crate) enum Command {
     Group(GroupArgs),
     /// Read, write and watch keys of the coordination core, or of an etcd
     Coord(CoordArgs),
+    /// Run the exactly-once pipeline, its load and its verifier
+    Pipeline(Box<PipelineArgs>),
     /// Run a command while a lock is held
     Lock(LockArgs),
     /// Run a command while leading

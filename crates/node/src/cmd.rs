@@ -3,11 +3,13 @@
 pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod coord;
+pub(crate) mod demo;
 pub(crate) mod dev;
 pub(crate) mod group;
 pub(crate) mod lock;
 pub(crate) mod manager;
 pub(crate) mod routing;
+pub(crate) mod pipeline;
 pub(crate) mod topic;
 pub(crate) mod version;
 

@@ -50,6 +50,8 @@ fn run(cli: Cli) -> Outcome {
             parent::die_with(args.die_with)?;
             serve::run(&effective(&args)?.config)
         }
+        Command::Demo(args) => cmd::demo::run(args, output),
+        Command::Pipeline(args) => cmd::pipeline::run(*args, output),
         Command::Dev(args) => cmd::dev::run(*args, output),
         Command::Cluster(args) => cmd::cluster::run(args, output),
         Command::Topic(args) => cmd::topic::run(args, output),

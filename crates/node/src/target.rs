@@ -21,6 +21,8 @@ pub(crate) const CONTEXT: &str = ".moim/context.toml";
 pub(crate) enum Service {
     /// The queue.
     Kafka,
+    /// The store.
+    Redis,
     /// The coordination core.
     Etcd,
     /// Health, metrics and the admin API.
@@ -31,6 +33,7 @@ impl Service {
     const fn flag(self) -> &'static str {
         match self {
             Self::Kafka => "--kafka",
+            Self::Redis => "--redis",
             Self::Etcd => "--etcd",
             Self::Admin => "--admin",
         }
@@ -39,6 +42,7 @@ impl Service {
     const fn env(self) -> &'static str {
         match self {
             Self::Kafka => "MOIM_KAFKA",
+            Self::Redis => "MOIM_REDIS",
             Self::Etcd => "MOIM_ETCD",
             Self::Admin => "MOIM_ADMIN",
         }
@@ -47,6 +51,7 @@ impl Service {
     const fn default(self) -> &'static str {
         match self {
             Self::Kafka => "127.0.0.1:9092",
+            Self::Redis => "127.0.0.1:6379",
             Self::Etcd => "127.0.0.1:2379",
             Self::Admin => "127.0.0.1:9644",
         }
@@ -156,6 +161,8 @@ fn nearest_context(service: Service, here: &Path) -> Option<(PathBuf, Outcome<St
 pub(crate) struct Context {
     /// Kafka servers, with commas between.
     pub(crate) kafka: Option<String>,
+    /// Redis servers, with commas between.
+    pub(crate) redis: Option<String>,
     /// etcd servers, with commas between.
     pub(crate) etcd: Option<String>,
     /// Admin ports, with commas between.
@@ -166,6 +173,7 @@ impl Context {
     fn of(self, service: Service) -> Option<String> {
         match service {
             Service::Kafka => self.kafka,
+            Service::Redis => self.redis,
             Service::Etcd => self.etcd,
             Service::Admin => self.admin,
         }

@@ -2,11 +2,13 @@
 //!
 //! Only the Kafka protocol is used, so any Kafka will do.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
 
@@ -129,6 +131,21 @@ pub async fn has_topics(options: &QueueOptions) -> Result<bool, KafkaError> {
     let resources = [CLIENT_MESSAGE, MESSAGE_AGGREGATION].map(ResourceSpecifier::Topic);
     let described = admin.describe_configs(&resources, &AdminOptions::new()).await?;
     Ok(described.iter().all(Result::is_ok))
+}
+
+/// How many partitions of the pipeline's topics each broker leads. Blocks.
+pub fn leaders(options: &QueueOptions) -> Result<BTreeMap<i32, usize>, KafkaError> {
+    let consumer: BaseConsumer = options.base("metadata").create()?;
+    let mut leaders = BTreeMap::new();
+    for topic in [CLIENT_MESSAGE, MESSAGE_AGGREGATION] {
+        let metadata = consumer.fetch_metadata(Some(topic), Duration::from_secs(10))?;
+        for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
+            if partition.leader() >= 0 {
+                *leaders.entry(partition.leader()).or_default() += 1;
+            }
+        }
+    }
+    Ok(leaders)
 }
 
 /// The headers every record carries.

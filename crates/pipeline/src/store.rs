@@ -17,6 +17,7 @@
 //! one at a time.
 
 mod script;
+mod slots;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,6 +27,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 pub use self::script::Script;
+pub use self::slots::connect;
 
 /// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -318,6 +320,18 @@ impl Store {
         }
         let keys = ["count", "by", "text"].map(|part| format!("message:{{{hash}}}:{part}"));
         script::AGGREGATE.run_bytes(self, &[&keys[0], &keys[1], &keys[2]], &args).await.map(drop)
+    }
+
+    /// Deletes everything a pipeline keeps; answers how many keys there were.
+    pub async fn wipe(&self) -> Result<u64, StoreError> {
+        let mut deleted = 0;
+        for pattern in ["producer:*", "consumer:*", "message:{*}:*"] {
+            for key in self.commands.keys(pattern).await? {
+                let gone = self.call(&[b"UNLINK", &key]).await?;
+                deleted += gone.int().map_or(0, i64::unsigned_abs);
+            }
+        }
+        Ok(deleted)
     }
 
     /// Several fields of a hash, as numbers; 0 where there is none.

@@ -12,11 +12,13 @@
 //! | `control.rs` | the socket, both ends |
 //! | `up.rs` | the supervisor |
 //! | `readmit.rs` | nodes whose folder is gone |
+//! | `embed.rs` | a cluster that another command runs |
 //! | `detach.rs` | `-d` |
 //! | `purge.rs` | the end of it all |
 
 mod control;
 mod detach;
+pub(crate) mod embed;
 mod plan;
 mod purge;
 mod readmit;

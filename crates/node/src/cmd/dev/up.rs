@@ -104,15 +104,15 @@ fn plan(args: &UpArgs, data: &Path) -> Outcome<Plan> {
 }
 
 /// The nodes and what is known about them.
-struct Cluster {
+pub(super) struct Cluster {
     data: PathBuf,
-    roster: Arc<Roster>,
-    runners: Vec<Runner>,
+    pub(super) roster: Arc<Roster>,
+    pub(super) runners: Vec<Runner>,
     stop_all: mpsc::Sender<()>,
 }
 
 impl Cluster {
-    fn new(data: &Path, plan: Plan, stop_all: mpsc::Sender<()>) -> Outcome<Self> {
+    pub(super) fn new(data: &Path, plan: Plan, stop_all: mpsc::Sender<()>) -> Outcome<Self> {
         let roster = Arc::new(Roster::new(data, plan)?);
         let scope = Scope::new(Shutdown::new());
         let members = plan.members();
@@ -131,14 +131,14 @@ impl Cluster {
         Ok(Self { data: data.to_owned(), roster, runners, stop_all })
     }
 
-    fn runner(&self, node: i32) -> Outcome<&Runner> {
+    pub(super) fn runner(&self, node: i32) -> Outcome<&Runner> {
         self.runners.iter().find(|runner| runner.id == node).ok_or_else(|| {
             let message = format!("there is no node {node}; nodes are 1 to {}", self.runners.len());
             Failure::new(Status::NotFound, message)
         })
     }
 
-    async fn restart(&self, runner: &Runner, fresh: bool) -> Outcome<String> {
+    pub(super) async fn restart(&self, runner: &Runner, fresh: bool) -> Outcome<String> {
         let nodes = self.roster.listing().nodes;
         if !fresh && !readmit::lost_its_folder(&self.data, runner.id, &nodes) {
             return runner.ask(Wish::Restart).await;
@@ -184,7 +184,7 @@ impl Cluster {
     }
 }
 
-async fn serve(socket: Socket, cluster: Arc<Cluster>, scope: Scope) {
+pub(super) async fn serve(socket: Socket, cluster: Arc<Cluster>, scope: Scope) {
     loop {
         match socket.accept().await {
             Ok(asked) => {

@@ -1,0 +1,97 @@
+//! `moim pipeline run|gateway|counter|aggregator`: roles that run until they are told to stop.
+
+use moim_pipeline::{Faults, Parts, Pipeline};
+use serde::Serialize;
+
+use super::live::Live;
+use super::{CommonArgs, RoleArgs, secret, store};
+use crate::exit::{Failure, Outcome};
+use crate::output::{Output, Report, Section};
+use crate::signals::Signals;
+
+/// Which roles.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    All,
+    Gateway,
+    Counter,
+    Aggregator,
+}
+
+#[derive(Serialize)]
+struct Started {
+    name: String,
+    gateways: Vec<String>,
+    counters: usize,
+    aggregators: usize,
+    token_file: String,
+}
+
+impl Report for Started {
+    fn sections(&self) -> Vec<Section> {
+        let gateways = if self.gateways.is_empty() { "-".to_owned() } else { self.gateways.join(",") };
+        vec![Section::pairs([
+            ("pipeline", self.name.clone()),
+            ("gateways", gateways),
+            ("counters", self.counters.to_string()),
+            ("aggregators", self.aggregators.to_string()),
+            ("token file", self.token_file.clone()),
+        ])]
+    }
+}
+
+pub(super) async fn run(common: &CommonArgs, role: &RoleArgs, which: Which, output: Output) -> Outcome {
+    let mut signals = Signals::listen()?;
+    let mut config = common.settings()?;
+    if let Some(listen) = role.listen {
+        config.gateway.listen = listen;
+    }
+    if let Some(timeout) = role.report_timeout {
+        config.gateway.report_timeout_ms = timeout.as_millis() as u64;
+    }
+    if let Some(size) = role.transaction_size {
+        config.counter.transaction_size = size;
+    }
+    config.gateway.ack_after_queue |= role.ack_after_queue;
+    let parts = Parts {
+        gateways: matches!(which, Which::All | Which::Gateway),
+        counters: matches!(which, Which::All | Which::Counter),
+        aggregators: matches!(which, Which::All | Which::Aggregator),
+        first_instance: role.first_instance,
+        faults: Faults {
+            fail_report_of: role.fail_report_of,
+            lose_report_of: role.lose_report_of,
+            producer_messages: role.producer_messages,
+        },
+    };
+    if let Some(instances) = role.instances {
+        config.gateway.instances = instances;
+        config.counter.instances = instances;
+        config.aggregator.instances = instances;
+    }
+    let secret = secret(&config)?;
+    let starting = async {
+        let store = store(&config).await?;
+        Pipeline::start(&config, parts, store, secret).await.map_err(|e| Failure::error(e.to_string()))
+    };
+    let pipeline = tokio::select! {
+        started = starting => started?,
+        _ = signals.next() => return Ok(()),
+    };
+    output.print(&Started {
+        name: config.name.clone(),
+        gateways: pipeline.gateways().iter().map(ToString::to_string).collect(),
+        counters: if parts.counters { config.counter.instances } else { 0 },
+        aggregators: if parts.aggregators { config.aggregator.instances } else { 0 },
+        token_file: config.token_file.display().to_string(),
+    })?;
+    let mut live = Live::new(None);
+    loop {
+        tokio::select! {
+            _ = signals.next() => break,
+            () = live.tick() => live.show(pipeline.progress()),
+        }
+    }
+    live.end();
+    tokio::task::spawn_blocking(move || pipeline.stop()).await.map_err(|e| Failure::error(e.to_string()))
+}

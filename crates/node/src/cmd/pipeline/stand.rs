@@ -1,0 +1,149 @@
+//! A cluster made for one occasion, and what is needed to run a pipeline on it: as processes of their own that can be
+//! killed, or in this process.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use moim_pipeline::{PipelineConfig, Secret, Store};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+
+use super::store;
+use crate::cmd::dev::embed::{Embedded, Member};
+use crate::exit::{Failure, Outcome};
+
+/// The cluster, and how it is reached.
+pub(crate) struct Stand {
+    pub(crate) cluster: Embedded,
+    pub(crate) config: PipelineConfig,
+    pub(crate) store: Store,
+    pub(crate) secret: Secret,
+    data: PathBuf,
+}
+
+impl Stand {
+    /// Three nodes on free ports.
+    pub(crate) async fn start(data: &Path, patience: Duration) -> Outcome<Self> {
+        let cluster = Embedded::start(data, 3, patience).await?;
+        let members = cluster.members();
+        let redis: Option<Vec<String>> = members.iter().map(|member| member.redis.clone()).collect();
+        let redis = redis.ok_or_else(|| Failure::error("the nodes have no store"))?;
+        let kafka: Vec<String> = members.iter().map(|member| member.kafka.clone()).collect();
+        let mut config = PipelineConfig {
+            kafka: kafka.join(","),
+            redis: redis.join(","),
+            token_file: data.join("pipeline.token"),
+            ..PipelineConfig::default()
+        };
+        config.gateway.listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let secret = super::secret(&config)?;
+        let store = store(&config).await?;
+        Ok(Self { cluster, config, store, secret, data: data.to_owned() })
+    }
+
+    /// A role as a process of its own.
+    pub(crate) fn spawn(&self, role: Role) -> Outcome<RoleProcess> {
+        let executable = std::env::current_exe()?;
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.data.join(format!("{}.log", role.name())))?;
+        let mut command = Command::new(executable);
+        command
+            .args(["pipeline", role.verb(), "--instances", "1"])
+            .args(["--kafka", &self.config.kafka, "--redis", &self.config.redis])
+            .arg("--token")
+            .arg(&self.config.token_file)
+            .args(["--die-with", &std::process::id().to_string()])
+            .args(role.flags())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true);
+        let child =
+            command.spawn().map_err(|error| Failure::error(format!("cannot start {}: {error}", role.name())))?;
+        Ok(RoleProcess { role, child })
+    }
+}
+
+/// A role of a pipeline.
+#[derive(Clone, Debug)]
+pub(crate) enum Role {
+    /// A gateway at this address, with these flags.
+    Gateway(SocketAddr, Vec<String>),
+    /// A counter with this number.
+    Counter(usize),
+    /// An aggregator with this number.
+    Aggregator(usize),
+}
+
+impl Role {
+    fn verb(&self) -> &'static str {
+        match self {
+            Self::Gateway(..) => "gateway",
+            Self::Counter(_) => "counter",
+            Self::Aggregator(_) => "aggregator",
+        }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Gateway(address, _) => format!("gateway-{}", address.port()),
+            Self::Counter(n) => format!("counter-{n}"),
+            Self::Aggregator(n) => format!("aggregator-{n}"),
+        }
+    }
+
+    fn flags(&self) -> Vec<String> {
+        match self {
+            Self::Gateway(address, more) => {
+                let mut flags = vec!["--listen".to_owned(), address.to_string()];
+                flags.extend(more.iter().cloned());
+                flags
+            }
+            Self::Counter(n) | Self::Aggregator(n) => vec!["--first-instance".to_owned(), n.to_string()],
+        }
+    }
+}
+
+/// A role at work.
+pub(crate) struct RoleProcess {
+    pub(crate) role: Role,
+    child: Child,
+}
+
+impl RoleProcess {
+    /// `kill -9`; returns once it is gone.
+    pub(crate) async fn kill(&mut self) -> Outcome {
+        Ok(self.child.kill().await?)
+    }
+
+    /// Asks it to stop, and waits.
+    pub(crate) async fn stop(&mut self) -> Outcome {
+        if let Some(pid) = self.child.id() {
+            signal(pid, Signal::TERM)?;
+        }
+        self.child.wait().await?;
+        Ok(())
+    }
+}
+
+/// Signals a process that this one has started.
+pub(crate) fn signal(pid: u32, signal: Signal) -> Outcome {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| Failure::error("not a process id"))?;
+    kill_process(pid, signal).map_err(|error| Failure::error(format!("cannot signal: {error}")))
+}
+
+/// Stops the time of a node.
+pub(crate) fn pause(member: &Member, paused: bool) -> Outcome {
+    let Some(pid) = member.pid else { return Ok(()) };
+    signal(pid, if paused { Signal::STOP } else { Signal::CONT })
+}
+
+/// An address nobody listens on.
+pub(crate) fn free_address() -> Outcome<SocketAddr> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
+}

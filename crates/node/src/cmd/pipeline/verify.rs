@@ -1,0 +1,168 @@
+//! `moim pipeline verify` and `clean`.
+
+use std::time::Duration;
+
+use clap::Args;
+use moim_pipeline::verify::{Verdict, judge, locate, name_wrong, observe, trace};
+use moim_pipeline::{QueueOptions, Store};
+use tokio::time::Instant;
+
+use super::live::grouped;
+use super::{CommonArgs, kafka_failure, store};
+use crate::exit::{Failure, Outcome, Status};
+use crate::output::{Output, Report, Section, confirm, note};
+use crate::target::duration;
+
+/// Between looks at a run that is not done yet.
+const LOOK: Duration = Duration::from_millis(300);
+/// A run that has not moved for so long will not.
+const STUCK: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// Wait for messages that are still under way
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    wait: Option<Duration>,
+    /// How often every message was sent [default: worked out where all clients sent the same lines]
+    #[arg(long, value_name = "N")]
+    expect_each: Option<u64>,
+}
+
+impl Report for Verdict {
+    fn sections(&self) -> Vec<Section> {
+        let mut clients =
+            Section::new(&["CLIENT", ">SENT", ">COUNTED", ">DEAD-LETTERED", ">IN FLIGHT"]);
+        for (client, counts) in &self.clients {
+            clients.row(vec![
+                client.clone(),
+                counts.sent.to_string(),
+                counts.counted.to_string(),
+                counts.dead_lettered.to_string(),
+                counts.in_flight().to_string(),
+            ]);
+        }
+        let each = self.messages.expected_each.map_or_else(|| "-".to_owned(), |n| n.to_string());
+        let summary = Section::pairs([
+            ("distinct messages", self.messages.distinct.to_string()),
+            ("expected of each", each),
+            ("lost", self.lost.to_string()),
+            ("duplicated", self.duplicated.to_string()),
+            ("dead-lettered", self.dead_lettered.to_string()),
+            ("verdict", self.verdict.to_owned()),
+        ]);
+        let mut sections = vec![clients, summary];
+        if !self.messages.wrong.is_empty() {
+            let mut wrong = Section::new(&["MESSAGE", ">COUNT", ">EXPECTED", "TEXT"]);
+            for message in &self.messages.wrong {
+                let text = message.text.clone().unwrap_or_else(|| "-".to_owned());
+                wrong.row(vec![
+                    message.hash.clone(),
+                    message.count.to_string(),
+                    message.expected.to_string(),
+                    text,
+                ]);
+            }
+            sections.push(wrong);
+        }
+        if let Some(found) = &self.first_wrong {
+            sections.push(Section::pairs([
+                ("first wrong", format!("{} message {}", found.client, found.sn)),
+                ("where", found.detail.clone()),
+            ]));
+        }
+        sections
+    }
+}
+
+pub(super) async fn run(common: &CommonArgs, args: &VerifyArgs, output: Output) -> Outcome {
+    let config = common.settings()?;
+    let store = store(&config).await?;
+    let wait = args.wait.unwrap_or(Duration::ZERO);
+    let verdict = settle(&store, &config.queue(), wait, args.expect_each, |_| ()).await?;
+    output.print(&verdict)?;
+    conclude(&verdict)
+}
+
+/// A failure unless everything was counted once.
+pub(crate) fn conclude(verdict: &Verdict) -> Outcome {
+    if verdict.is_ok() {
+        return Ok(());
+    }
+    let message = format!(
+        "verification failed: {} lost, {} duplicated, {} wrong messages",
+        grouped(verdict.lost),
+        grouped(verdict.duplicated),
+        verdict.messages.wrong.len()
+    );
+    Err(Failure::new(Status::Unhealthy, message))
+}
+
+/// Looks until everything is through, or nothing moves any more, or `wait` is over. A wrong verdict says where.
+pub(crate) async fn settle(
+    store: &Store,
+    queue: &QueueOptions,
+    wait: Duration,
+    expect_each: Option<u64>,
+    mut show: impl FnMut(&Verdict),
+) -> Outcome<Verdict> {
+    let until = Instant::now() + wait;
+    let mut moved = Instant::now();
+    let mut last = None;
+    loop {
+        let verdict = match observe(store).await {
+            Ok(observed) => judge(&observed, expect_each),
+            // A store in the middle of a failover answers again soon.
+            Err(error) if Instant::now() < until => {
+                tracing::debug!(%error, "cannot look; trying again");
+                tokio::time::sleep(LOOK).await;
+                continue;
+            }
+            Err(error) => return Err(Failure::new(Status::Unreachable, error.to_string())),
+        };
+        show(&verdict);
+        let mark = (verdict.counted, verdict.lost, verdict.dead_lettered, verdict.duplicated);
+        if last.replace(mark) != Some(mark) {
+            moved = Instant::now();
+        }
+        let over = Instant::now() >= until || moved.elapsed() > STUCK;
+        if verdict.is_ok() || over {
+            return explain(store, queue, verdict).await;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+async fn explain(store: &Store, queue: &QueueOptions, mut verdict: Verdict) -> Outcome<Verdict> {
+    if verdict.is_ok() {
+        return Ok(verdict);
+    }
+    if let Err(error) = name_wrong(store, &mut verdict).await {
+        tracing::debug!(%error, "cannot read the texts of wrong messages");
+    }
+    let short = verdict.clients.iter().find(|(_, counts)| counts.in_flight() > 0);
+    let suspects: Vec<String> = match short {
+        Some((client, _)) => vec![client.clone()],
+        None => verdict.clients.keys().cloned().collect(),
+    };
+    for client in suspects {
+        let (queue, name) = (queue.clone(), client.clone());
+        let seen = tokio::task::spawn_blocking(move || trace(&queue, &name)).await;
+        let seen = seen.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| kafka_failure(&e))?;
+        let counts = &verdict.clients[&client];
+        if let Some(found) = locate(&client, counts, &seen) {
+            verdict.first_wrong = Some(found);
+            break;
+        }
+    }
+    Ok(verdict)
+}
+
+pub(super) async fn clean(common: &CommonArgs, yes: bool) -> Outcome {
+    let config = common.settings()?;
+    confirm(&format!("delete every message and count of pipeline `{}`", config.name), yes)?;
+    moim_pipeline::queue::delete_topics(&config.queue()).await.map_err(|e| kafka_failure(&e))?;
+    let store = store(&config).await?;
+    let deleted = store.wipe().await.map_err(|e| Failure::new(Status::Unreachable, e.to_string()))?;
+    note(format_args!("deleted the topics and {} keys", grouped(deleted)));
+    Ok(())
+}

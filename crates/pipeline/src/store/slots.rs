@@ -1,0 +1,71 @@
+//! The store's commands by way of the smart client: Moim's store, or any Redis Cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use moim_slot_client::{Client, Cmd, Error, Value, cmd};
+
+use super::{BoxFuture, Commands, Reply, Store, StoreError};
+
+/// A command that has no answer by then is asked again by whoever needs it.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Connects to any of these nodes (`host:port,…`) and learns the others from it.
+pub async fn connect(nodes: &str) -> Result<Store, StoreError> {
+    let client = Client::connect(nodes).await.map_err(refuse)?.timeout(DEADLINE);
+    Ok(Store::new(Arc::new(client)))
+}
+
+impl Commands for Client {
+    fn call<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Reply, StoreError>> {
+        Box::pin(async move { self.run::<Value>(written(&command)).await.map_err(refuse).and_then(reply) })
+    }
+
+    fn call_all<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>> {
+        // The client knows which commands go everywhere, and joins their answers.
+        Box::pin(async move { Ok(vec![self.call(command).await?]) })
+    }
+
+    fn keys<'a>(&'a self, pattern: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>> {
+        Box::pin(async move {
+            let reply = self.call(vec![Bytes::from_static(b"KEYS"), Bytes::copy_from_slice(pattern.as_bytes())]);
+            Ok(reply.await?.list().iter().filter_map(|key| key.bytes().cloned()).collect())
+        })
+    }
+}
+
+fn written(command: &[Bytes]) -> Cmd {
+    let mut written = cmd("");
+    command.iter().for_each(|word| written.push(word));
+    written
+}
+
+fn reply(value: Value) -> Result<Reply, StoreError> {
+    Ok(match value {
+        Value::Null => Reply::Nil,
+        Value::Integer(n) => Reply::Int(n),
+        Value::Boolean(yes) => Reply::Int(i64::from(yes)),
+        Value::Array(list) | Value::Set(list) => {
+            Reply::Array(list.into_iter().map(reply).collect::<Result<_, _>>()?)
+        }
+        other => match other.as_bytes() {
+            Some(bytes) => Reply::Bytes(bytes.clone()),
+            None => return Err(StoreError::Strange(format!("{other:?}"))),
+        },
+    })
+}
+
+fn refuse(error: Error) -> StoreError {
+    match error {
+        Error::Server(error) => StoreError::Refused(error.text().to_owned()),
+        Error::Config(_) | Error::CrossSlot | Error::Unexpected { .. } | Error::Protocol(_) => {
+            StoreError::Strange(error.to_string())
+        }
+        Error::Timeout { .. }
+        | Error::Interrupted { .. }
+        | Error::Unavailable { .. }
+        | Error::TooManyRedirects(..)
+        | Error::Closed => StoreError::Unavailable(error.to_string()),
+    }
+}
