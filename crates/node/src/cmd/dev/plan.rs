@@ -26,21 +26,21 @@ pub(super) struct Plan {
 
 /// The addresses of one node, as cluster.json has them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Member {
+pub(crate) struct Member {
     /// The node.
-    pub(super) id: i32,
+    pub(crate) id: i32,
     /// Its process, while it runs.
-    pub(super) pid: Option<u32>,
+    pub(crate) pid: Option<u32>,
     /// The queue.
-    pub(super) kafka: String,
+    pub(crate) kafka: String,
     /// The store; there is none yet.
-    pub(super) redis: Option<String>,
+    pub(crate) redis: Option<String>,
     /// The coordination core.
-    pub(super) etcd: String,
+    pub(crate) etcd: String,
     /// Health, metrics, the admin API.
-    pub(super) admin: String,
+    pub(crate) admin: String,
     /// Other nodes.
-    pub(super) peer: String,
+    pub(crate) peer: String,
 }
 
 impl Plan {
