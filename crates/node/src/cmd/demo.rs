@@ -127,7 +127,8 @@ impl Demo {
             })
             .collect();
         let watched: Vec<Arc<Sending>> = options.iter().map(|_| Arc::default()).collect();
-        let sends = options.iter().zip(&watched).map(|(options, sending)| client::send(options, &lines, sending));
+        let sends =
+            options.iter().zip(&watched).map(|(options, sending)| client::send(options, &lines, sending));
         let sends = tokio::time::timeout(args.timeout, futures_util::future::try_join_all(sends));
         let live = std::cell::RefCell::new(Live::new(Some(total)));
         let story = self.kill_and_recover(total, &live);
@@ -140,8 +141,10 @@ impl Demo {
             }
         };
         told?;
-        sent.map_err(|_| Failure::new(Status::Timeout, "the clients did not get everything through in time"))?
-            .map_err(|error| Failure::error(error.to_string()))?;
+        sent.map_err(|_| {
+            Failure::new(Status::Timeout, "the clients did not get everything through in time")
+        })?
+        .map_err(|error| Failure::error(error.to_string()))?;
         let progress = pipeline.progress().clone();
         let show = |_: &Verdict| live.borrow_mut().show(&progress);
         let expected = Some(u64::from(args.clients));
@@ -163,7 +166,8 @@ impl Demo {
         let pid = self.stand.cluster.members().iter().find(|m| m.id == node).and_then(|m| m.pid).unwrap_or(0);
         self.stand.cluster.kill(node).await?;
         let killed = Instant::now();
-        live.borrow().say(&format!("  ✗ kill -9 of node {node} (process {pid}), which led {led} of the partitions"));
+        live.borrow()
+            .say(&format!("  ✗ kill -9 of node {node} (process {pid}), which led {led} of the partitions"));
         let stall = stall(counted, total).await;
         live.borrow().say(&format!(
             "  … nothing was counted for {:.1} s; the other two have taken over",
@@ -183,7 +187,10 @@ impl Demo {
         let leaders = leaders
             .map_err(|e| Failure::error(e.to_string()))?
             .map_err(|e| super::pipeline::kafka_failure(&e))?;
-        leaders.into_iter().max_by_key(|(_, led)| *led).ok_or_else(|| Failure::error("no partition has a leader"))
+        leaders
+            .into_iter()
+            .max_by_key(|(_, led)| *led)
+            .ok_or_else(|| Failure::error("no partition has a leader"))
     }
 
     fn show(&self, verdict: &Verdict) -> Outcome {

@@ -89,7 +89,9 @@ enum PipelineVerb {
         yes: bool,
     },
     /// Break something on purpose in a cluster made for it, heal it, and verify
-    #[command(after_help = "Example:\n  moim pipeline fault broker-kill --clients 50\n  moim pipeline fault storm")]
+    #[command(
+        after_help = "Example:\n  moim pipeline fault broker-kill --clients 50\n  moim pipeline fault storm"
+    )]
     Fault(fault::FaultArgs),
 }
 

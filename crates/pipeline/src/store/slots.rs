@@ -29,7 +29,8 @@ impl Commands for Client {
 
     fn keys<'a>(&'a self, pattern: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>> {
         Box::pin(async move {
-            let reply = self.call(vec![Bytes::from_static(b"KEYS"), Bytes::copy_from_slice(pattern.as_bytes())]);
+            let reply =
+                self.call(vec![Bytes::from_static(b"KEYS"), Bytes::copy_from_slice(pattern.as_bytes())]);
             Ok(reply.await?.list().iter().filter_map(|key| key.bytes().cloned()).collect())
         })
     }

@@ -119,7 +119,11 @@ pub(super) fn remove_context(folder: &Path, nodes: &[Member]) -> Outcome {
 fn context(nodes: &[Member]) -> Outcome<String> {
     let context = Context {
         kafka: Some(listed(nodes, |node| &node.kafka)),
-        redis: nodes.iter().map(|node| node.redis.clone()).collect::<Option<Vec<_>>>().map(|all| all.join(",")),
+        redis: nodes
+            .iter()
+            .map(|node| node.redis.clone())
+            .collect::<Option<Vec<_>>>()
+            .map(|all| all.join(",")),
         etcd: Some(listed(nodes, |node| &node.etcd)),
         admin: Some(listed(nodes, |node| &node.admin)),
     };

@@ -66,7 +66,11 @@ enum Fault {
 impl Fault {
     fn clients(self) -> usize {
         match self {
-            Self::StoreFailure | Self::ReportLost | Self::ConsumerChurn | Self::GatewayKill | Self::PrimaryKill => 10,
+            Self::StoreFailure
+            | Self::ReportLost
+            | Self::ConsumerChurn
+            | Self::GatewayKill
+            | Self::PrimaryKill => 10,
             Self::BufferFull => 30,
             Self::BrokerRestart | Self::BrokerKill | Self::Storm => 50,
         }
@@ -127,13 +131,16 @@ impl Scene {
         let options: Vec<_> = options.collect();
         note(format_args!("{clients} clients send {} lines each", lines.len()));
         let since = Instant::now();
-        let sends = options.iter().zip(&sending).map(|(options, sending)| client::send(options, &lines, sending));
+        let sends =
+            options.iter().zip(&sending).map(|(options, sending)| client::send(options, &lines, sending));
         let all = tokio::time::timeout(args.timeout, futures_util::future::try_join_all(sends));
         let acked = || sending.iter().map(|s| s.acked.load(Ordering::Relaxed) as usize).sum::<usize>();
         let (sent, broken) = tokio::join!(all, self.inject(args, total, &acked));
         broken?;
-        sent.map_err(|_| Failure::new(Status::Timeout, format!("{} of {total} messages were acknowledged", acked())))?
-            .map_err(|error| Failure::error(error.to_string()))?;
+        sent.map_err(|_| {
+            Failure::new(Status::Timeout, format!("{} of {total} messages were acknowledged", acked()))
+        })?
+        .map_err(|error| Failure::error(error.to_string()))?;
         note(format_args!("all sent after {:.1} s; verifying", since.elapsed().as_secs_f64()));
         let queue: QueueOptions = self.stand.config.queue();
         let each = Some(clients as u64);
@@ -179,7 +186,8 @@ impl Scene {
     async fn busiest(&self) -> Outcome<i32> {
         let queue = self.stand.config.queue();
         let leaders = tokio::task::spawn_blocking(move || moim_pipeline::queue::leaders(&queue)).await;
-        let leaders = leaders.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| super::kafka_failure(&e))?;
+        let leaders =
+            leaders.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| super::kafka_failure(&e))?;
         Ok(leaders.into_iter().max_by_key(|(_, count)| *count).map_or(1, |(node, _)| node))
     }
 

@@ -50,10 +50,17 @@ impl Live {
                 }
                 let before = self.shown[2].min(now[2]);
                 let rate = (now[2] - before) as f64 / self.said.elapsed().as_secs_f64().max(0.001);
-                let stages: Vec<_> =
-                    STAGES.iter().zip(now).map(|(name, count)| format!("{name} {}", grouped(count))).collect();
+                let stages: Vec<_> = STAGES
+                    .iter()
+                    .zip(now)
+                    .map(|(name, count)| format!("{name} {}", grouped(count)))
+                    .collect();
                 let since = self.since.elapsed().as_secs_f64();
-                note(format_args!("{since:6.1} s  {}  ({} counted/s)", stages.join("  "), grouped(rate as u64)));
+                note(format_args!(
+                    "{since:6.1} s  {}  ({} counted/s)",
+                    stages.join("  "),
+                    grouped(rate as u64)
+                ));
                 self.said = Instant::now();
             }
         }

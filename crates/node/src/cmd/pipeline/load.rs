@@ -127,7 +127,8 @@ fn read(path: &std::path::Path) -> Outcome<Vec<Bytes>> {
 fn options(args: &LoadArgs, secret: &Secret) -> Outcome<Vec<ClientOptions>> {
     let now_ms = u64::try_from(SystemClock::new().wall_ms()).unwrap_or(0);
     let one = |client: String| {
-        let state = ClientState::begin(&args.state, &client, now_ms).map_err(|e| Failure::error(e.to_string()))?;
+        let state =
+            ClientState::begin(&args.state, &client, now_ms).map_err(|e| Failure::error(e.to_string()))?;
         let (gateways, secret) = (args.gateway.clone(), secret.clone());
         Ok(ClientOptions { client, incarnation: state.incarnation(), gateways, secret })
     };
@@ -186,7 +187,8 @@ fn failure(error: ClientError) -> Failure {
 }
 
 fn progress(total: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("  sent {bar:32} {human_pos} of {human_len}  {per_sec}  {eta} left");
+    let style =
+        ProgressStyle::with_template("  sent {bar:32} {human_pos} of {human_len}  {per_sec}  {eta} left");
     let bar = ProgressBar::new(total);
     if std::io::stderr().is_terminal() {
         bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

@@ -62,8 +62,9 @@ impl Stand {
             .stdout(Stdio::null())
             .stderr(log)
             .kill_on_drop(true);
-        let child =
-            command.spawn().map_err(|error| Failure::error(format!("cannot start {}: {error}", role.name())))?;
+        let child = command
+            .spawn()
+            .map_err(|error| Failure::error(format!("cannot start {}: {error}", role.name())))?;
         Ok(RoleProcess { role, child })
     }
 }

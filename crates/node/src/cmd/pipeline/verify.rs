@@ -30,8 +30,7 @@ pub(crate) struct VerifyArgs {
 
 impl Report for Verdict {
     fn sections(&self) -> Vec<Section> {
-        let mut clients =
-            Section::new(&["CLIENT", ">SENT", ">COUNTED", ">DEAD-LETTERED", ">IN FLIGHT"]);
+        let mut clients = Section::new(&["CLIENT", ">SENT", ">COUNTED", ">DEAD-LETTERED", ">IN FLIGHT"]);
         for (client, counts) in &self.clients {
             clients.row(vec![
                 client.clone(),
