@@ -8,8 +8,8 @@ pub(crate) mod dev;
 pub(crate) mod group;
 pub(crate) mod lock;
 pub(crate) mod manager;
-pub(crate) mod routing;
 pub(crate) mod pipeline;
+pub(crate) mod routing;
 pub(crate) mod topic;
 pub(crate) mod version;
 
