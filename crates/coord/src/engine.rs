@@ -89,6 +89,8 @@ pub struct CoordinatorOptions {
     /// Where watchers are woken from: the runtime that serves them, so that waking thousands crosses no thread.
     /// `None` is the runtime the coordinator is opened on.
     pub watch_runtime: Option<Handle>,
+    /// Called when memory of forgotten history was freed, on the thread that freed it.
+    pub on_reclaimed: Option<fn()>,
 }
 
 impl CoordinatorOptions {
@@ -102,6 +104,7 @@ impl CoordinatorOptions {
             progress_interval: Duration::from_secs(600),
             lease_clock: LeaseClockConfig::default(),
             watch_runtime: None,
+            on_reclaimed: None,
         }
     }
 }
@@ -256,8 +259,13 @@ impl Inner {
                 () = self.shared.forgotten.notified() => {}
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
+            let mut reclaimed = false;
             while self.shared.reclaim() && !shutdown.is_stopped() {
+                reclaimed = true;
                 tokio::task::yield_now().await;
+            }
+            if let Some(told) = self.options.on_reclaimed.filter(|_| reclaimed) {
+                told();
             }
             self.maybe_raise_disk_alarm();
             let large = SNAPSHOT_BYTES.max(self.shared.size_bytes());

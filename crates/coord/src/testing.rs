@@ -170,6 +170,11 @@ impl TestCluster {
         self.running(at).store.clone()
     }
 
+    /// A node's folder.
+    pub fn folder(&self, at: usize) -> &std::path::Path {
+        &self.nodes[at].dir
+    }
+
     /// A node's member of the group.
     pub fn member(&self, at: usize) -> Member {
         self.nodes[at].member.clone()

@@ -1,6 +1,7 @@
 //! The `moim` binary: reads the command line, runs one command, ends with its status.
 
 mod admin;
+mod allocator;
 mod cli;
 mod client;
 mod cmd;
@@ -30,9 +31,6 @@ use cli::{Cli, Command, ServeArgs};
 use config::layers::{Effective, load};
 use exit::Outcome;
 use output::Output;
-
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     // Clap ends the process itself: status 0 for help, 2 for a wrong command line.

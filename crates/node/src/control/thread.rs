@@ -244,6 +244,7 @@ async fn open(
     options.quota_bytes = parts.config.etcd.quota_bytes;
     options.compaction_retention_ms = parts.config.etcd.compaction_retention_ms;
     options.watch_runtime = Some(parts.etcd_runtime.clone());
+    options.on_reclaimed = Some(crate::allocator::give_back);
     let opened = Coordinator::open(&host, options, Arc::clone(&parts.clock), scope).await;
     opened.map_err(|error| Failure::error(format!("cannot open the coordination core: {error}")))
 }
