@@ -87,6 +87,11 @@ impl ServingRight {
         now_ms < self.until_ms
     }
 
+    /// Until when replies may leave.
+    pub fn until_ms(&self) -> u64 {
+        self.until_ms
+    }
+
     fn extend(&mut self, sent_ms: u64) {
         let usable_ms = self.tuning.length_ms * (100 - self.tuning.margin_percent) / 100;
         self.until_ms = self.until_ms.max(sent_ms + usable_ms);

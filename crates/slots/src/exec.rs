@@ -127,13 +127,28 @@ impl Turn<'_> {
         if spec.has(flag::DENYOOM) {
             self.make_room()?;
         }
-        if spec.has(flag::WRITE) && self.shard.log.is_full() {
-            return Err(Error::DISK_FULL);
+        if spec.has(flag::WRITE) {
+            self.check_log()?;
         }
         if session.subscriptions > 0 && session.protocol == Protocol::Resp2 {
             check_subscriber(spec)?;
         }
         Ok(spec)
+    }
+
+    /// Whether the journal takes writes. Asked once per turn.
+    fn check_log(&mut self) -> Result<(), Error> {
+        if self.admitted {
+            return Ok(());
+        }
+        if self.shard.log.is_full() {
+            return Err(Error::DISK_FULL);
+        }
+        if !self.shard.log.admits() {
+            return Err(Error::NO_REPLICAS);
+        }
+        self.admitted = true;
+        Ok(())
     }
 
     /// Whether the keys are of one slot that is served here.

@@ -11,7 +11,6 @@ use moim_base::task::offload;
 
 use crate::ctx::expire;
 use crate::effects;
-use crate::keyspace::Keyspace;
 use crate::log;
 use crate::session::Session;
 use crate::shard::{Role, Shard};
@@ -57,6 +56,10 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
             if state.applied == shard.log.journal().end() && shard.log.leads() == Some(lead) {
                 state.epoch = lead;
                 state.fx.clear();
+                // What came from the leader before may not be committed yet: nothing is said about it before.
+                state.events.hazards.reset();
+                state.events.hazards.batch = state.applied;
+                state.events.hazards.mark_all();
                 shard.set_role(Role::Primary);
                 tracing::info!(shard = shard.index, epoch = lead, keys = state.db.len(), "leads a shard");
             }
@@ -83,9 +86,7 @@ fn step_down(shard: &Arc<Shard>, committed: i64) {
     let mut state = shard.lock();
     if state.applied > committed || !state.fx.is_empty() {
         tracing::info!(shard = shard.index, applied = state.applied, committed, "a shard is read anew");
-        state.db = Keyspace::new(fastrand::u64(..));
-        state.applied = 0;
-        state.time_ms = 0;
+        state.forget();
     }
     state.epoch = -1;
     state.fx.clear();

@@ -24,11 +24,14 @@ mod keeper;
 pub mod keyspace;
 pub mod log;
 pub mod rdb;
+pub mod replicated;
 pub mod server;
+pub mod service;
 pub mod session;
 pub mod settings;
 pub mod shard;
 pub mod shared;
+pub mod snapshot;
 pub mod value;
 
 /// How many slots there are.

@@ -28,6 +28,10 @@ pub trait ShardLog: Send + Sync + 'static {
     fn is_full(&self) -> bool {
         false
     }
+    /// Whether enough replicas are in sync for a write to be committed.
+    fn admits(&self) -> bool {
+        true
+    }
     /// Whether this node leads the shard, and in which epoch.
     fn leads(&self) -> Option<i32>;
     /// Whether this node follows the shard's leader.

@@ -66,6 +66,8 @@ pub struct Shard {
     /// Until when this node may answer for the shard, and from when on, on the monotonic clock; see [`Shard::may_answer`].
     right_until_ms: AtomicU64,
     right_from_ms: AtomicU64,
+    /// Nobody else can have led: a new lead need not wait.
+    alone: AtomicBool,
     /// Wakes the keeper.
     pub news: Notify,
 }
@@ -143,6 +145,7 @@ impl Shard {
             script_wrote: AtomicBool::new(false),
             right_until_ms: AtomicU64::new(u64::MAX),
             right_from_ms: AtomicU64::new(0),
+            alone: AtomicBool::new(false),
             news: Notify::new(),
         })
     }
@@ -167,7 +170,9 @@ impl Shard {
             return true;
         }
         let now = clock.monotonic_ms();
-        now < until && now >= self.right_from_ms.load(Ordering::Acquire)
+        let may_begin =
+            self.alone.load(Ordering::Acquire) || now >= self.right_from_ms.load(Ordering::Acquire);
+        now < until && may_begin
     }
 
     /// The right lasts until then.
@@ -178,6 +183,24 @@ impl Shard {
     /// Whoever led before may answer until then.
     pub fn set_right_from(&self, from_ms: u64) {
         self.right_from_ms.store(from_ms, Ordering::Release);
+    }
+
+    /// Whether nobody else can hold a right to answer.
+    pub fn set_alone(&self, alone: bool) {
+        self.alone.store(alone, Ordering::Release);
+    }
+
+    /// The journal was cut at `end`, or begins anew there: what memory has beyond it is forgotten. May wait.
+    pub(crate) fn on_cut(&self, end: i64) {
+        self.void_answers();
+        let mut state = self.lock();
+        if state.applied > end {
+            self.set_role(Role::Loading);
+            state.forget();
+        }
+        drop(state);
+        self.committed.fetch_min(end, Ordering::AcqRel);
+        self.news.notify_one();
     }
 
     /// SCRIPT KILL.
@@ -277,11 +300,22 @@ impl Shard {
         state.time_ms = now;
         state.follow_settings(shared, now);
         state.events.hazards.batch = state.applied + 1;
-        Some(Turn { shard: self, shared, state, now })
+        Some(Turn { shard: self, shared, state, now, admitted: false })
     }
 }
 
 impl State {
+    /// Throws the keyspace away: it is read anew.
+    pub(crate) fn forget(&mut self) {
+        self.db = Keyspace::new(fastrand::u64(..));
+        self.applied = 0;
+        self.time_ms = 0;
+        self.epoch = -1;
+        self.fx.clear();
+        self.events.hazards.reset();
+        self.events.ready.clear();
+    }
+
     fn follow_settings(&mut self, shared: &Shared, now: i64) {
         let version = shared.settings.version.load(Ordering::Acquire);
         if self.settings_version != version {
@@ -339,6 +373,8 @@ pub struct Turn<'a> {
     pub(crate) state: MutexGuard<'a, State>,
     /// The time of this turn.
     pub now: i64,
+    /// The journal takes writes, as far as this turn knows.
+    pub(crate) admitted: bool,
 }
 
 /// Effects of one frame; a turn with more appends in between.

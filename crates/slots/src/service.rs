@@ -1,0 +1,630 @@
+//! The store of a node: which shards it holds, what the cluster knows of them, and the right to answer for them.
+//!
+//! Follows the coordination core on a thread of its own: the shards' records go to the replica driver and decide which
+//! journals are open here, the slot map and everybody's addresses make the view that redirections answer from, and one
+//! key is read several times a second to keep the right to answer (docs/decisions/0012-serving-right.md).
+//!
+//! | key | says |
+//! |---|---|
+//! | `/moim/slots/config` | how many shards there are, and what they promise |
+//! | `/moim/slots/map` | which shard owns which slot |
+//! | `/moim/slots/nodes/<node>` | where clients reach the replicas of that node |
+//! | `/moim/partitions/<shards>/<n>` | who holds shard n, and who leads it |
+
+mod map;
+mod right;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use moim_base::metrics::Metrics;
+use moim_base::task::{Scope, Shutdown};
+use moim_base::{BrokerId, Clock};
+use moim_cluster::nodes::{self, NodeOrder};
+use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
+use moim_journal::{Durability, DurableSink, JournalId, JournalOptions, PlainFraming, Store};
+use moim_replica::controller::Maker;
+use moim_replica::keys::{self, SHARDS};
+use moim_replica::{Driver, PartitionId, PartitionState, ResetPolicy, Versioned};
+use serde::{Deserialize, Serialize};
+
+use self::map::SlotMap;
+use crate::cluster::{NodeView, ShardView, View};
+use crate::replicated::{Copy, ReplicatedLog};
+use crate::server::Server;
+use crate::shard::{Role, Shard};
+use crate::shared::{Shared, lock};
+
+/// Tags of shards' journals count from here.
+pub const TAG: u64 = 1 << 40;
+
+const MAP: &str = "/moim/slots/map";
+const ADDRESSES: &str = "/moim/slots/nodes/";
+const SLOTS_ROOT: &str = "/moim/slots/";
+/// How long a founder waits for the others before it makes the shards without them.
+const FOUNDERS_MS: u64 = 10_000;
+const RETRY: Duration = Duration::from_millis(100);
+/// How often everything is read although nothing was heard.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What the store is started with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// This node.
+    pub node: BrokerId,
+    /// The cluster, for ids that no other cluster has.
+    pub cluster_id: String,
+    /// Where listeners bind.
+    pub host: IpAddr,
+    /// The port of the home shard; 0 picks one.
+    pub port: u16,
+    /// The ports of other shards: shard n takes the n-th. Starting with 0 they are picked.
+    pub replica_ports: RangeInclusive<u16>,
+    /// What clients are told in place of the address that is bound; empty for that one.
+    pub advertise_host: String,
+    /// The port that clients are told for the home shard; 0 for the one that is bound.
+    pub advertise_port: u16,
+    /// Event loops.
+    pub loops: usize,
+    /// Nodes that found the cluster: as many shards are made at first.
+    pub founders: usize,
+    /// Where snapshots are kept.
+    pub data: std::path::PathBuf,
+    /// `maxmemory` at the start; 0 for none.
+    pub max_memory: u64,
+}
+
+/// What the store stands on.
+pub struct Parts {
+    /// The journals.
+    pub store: Arc<Store>,
+    /// The coordination core.
+    pub repository: Arc<dyn StateRepository>,
+    /// Runs the copies.
+    pub driver: Arc<Driver>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Where counters are registered.
+    pub metrics: Arc<Metrics>,
+    /// Ends everything.
+    pub shutdown: Shutdown,
+}
+
+/// The record of [`keys::SLOTS_CONFIG`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct ConfigRecord {
+    shards: i32,
+    factor_asked: bool,
+    durability: String,
+}
+
+/// The record of a node's addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct AddressRecord {
+    host: String,
+    /// By shard.
+    ports: BTreeMap<u16, u16>,
+}
+
+/// A shard that is here.
+struct Local {
+    shard: Arc<Shard>,
+    log: Arc<ReplicatedLog>,
+    dropped: Arc<AtomicBool>,
+    port: Option<u16>,
+}
+
+/// The store of a node.
+pub struct Service {
+    options: Options,
+    parts: Parts,
+    shared: Arc<Shared>,
+    server: Server,
+    locals: Mutex<BTreeMap<u16, Local>>,
+    home: Mutex<Home>,
+    published: Mutex<AddressRecord>,
+    /// Records of shards, as last read.
+    records: Mutex<BTreeMap<u16, PartitionState>>,
+    right: Mutex<moim_replica::fence::ServingRight>,
+}
+
+/// The listener of the home shard, and whose it is.
+struct Home {
+    listener: Option<std::net::TcpListener>,
+    address: SocketAddr,
+    shard: Option<u16>,
+}
+
+impl Service {
+    /// Opens the shards that are on disk, before the node says that it is there. Blocks.
+    pub fn recover(options: Options, parts: Parts) -> io::Result<Arc<Self>> {
+        let shared = Arc::new(Shared::new(Arc::clone(&parts.clock)));
+        if options.max_memory > 0 {
+            shared.settings.fix("maxmemory", options.max_memory.to_string());
+        }
+        let server = Server::start(Arc::clone(&shared), options.loops, parts.shutdown.clone())?;
+        let listener = Server::bind(SocketAddr::new(options.host, options.port))?;
+        let address = listener.local_addr()?;
+        shared.settings.fix("port", address.port().to_string());
+        let tuning = moim_replica::fence::FenceTuning::default();
+        let service = Arc::new(Self {
+            shared,
+            server,
+            locals: Mutex::default(),
+            home: Mutex::new(Home { listener: Some(listener), address, shard: None }),
+            published: Mutex::default(),
+            records: Mutex::default(),
+            right: Mutex::new(moim_replica::fence::ServingRight::new(tuning)),
+            options,
+            parts,
+        });
+        for (id, _) in service.parts.store.journals() {
+            if id.incarnation == SHARDS.0 {
+                service.open(id.part as u16)?;
+            }
+        }
+        service.register_metrics();
+        Ok(service)
+    }
+
+    /// Where the home shard is served.
+    pub fn address(&self) -> SocketAddr {
+        lock(&self.home).address
+    }
+
+    /// What clients are told for it.
+    pub fn advertised(&self) -> String {
+        format!("{}:{}", self.advertised_host(), self.advertised_port(self.address().port()))
+    }
+
+    fn advertised_host(&self) -> String {
+        match self.options.advertise_host.is_empty() {
+            true => self.options.host.to_string(),
+            false => self.options.advertise_host.clone(),
+        }
+    }
+
+    fn advertised_port(&self, bound: u16) -> u16 {
+        if self.options.advertise_port > 0 { self.options.advertise_port } else { bound }
+    }
+
+    /// What all parts of the store share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Opens the journal of a shard, puts it under the driver and keeps it.
+    fn open(&self, index: u16) -> io::Result<()> {
+        if lock(&self.locals).contains_key(&index) {
+            return Ok(());
+        }
+        let options = JournalOptions {
+            folder: format!("slots/shard-{index}"),
+            framing: Arc::new(PlainFraming),
+            durability: Durability::Fsync,
+            segment_bytes: 64 << 20,
+            tag: TAG + u64::from(index),
+        };
+        let id = JournalId { incarnation: SHARDS.0, part: u32::from(index) };
+        let journal = self.parts.store.journal(id, options).map_err(io::Error::other)?;
+        let log = Arc::new(ReplicatedLog::new(Arc::clone(&journal), Arc::clone(&self.parts.store)));
+        let id = replica_id(&self.options.cluster_id, self.options.node, index);
+        let shard = Shard::new(index, id, log.clone(), self.server.loops());
+        shard.set_right(0);
+        let dropped = Arc::new(AtomicBool::new(false));
+        let owner = Copy::new(Arc::clone(&shard), Arc::clone(&self.parts.clock), Arc::clone(&dropped));
+        let local = Local { shard: Arc::clone(&shard), log: Arc::clone(&log), dropped, port: None };
+        lock(&self.locals).insert(index, local);
+        let partition = PartitionId { topic: SHARDS, index: u32::from(index) };
+        let copy = self.parts.driver.attach(
+            partition,
+            journal,
+            ResetPolicy::InstallSnapshot,
+            moim_replica::Durability::Fsync,
+            Arc::new(owner),
+        );
+        log.attach(copy);
+        self.server.keep(&shard)
+    }
+
+    /// Follows the cluster, on a thread of its own, until the shutdown.
+    pub fn serve(self: &Arc<Self>) -> io::Result<()> {
+        let service = Arc::clone(self);
+        std::thread::Builder::new().name("moim-slots".to_owned()).spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            match runtime {
+                Ok(runtime) => runtime.block_on(service.run()),
+                Err(error) => {
+                    tracing::error!(%error, "cannot start a runtime");
+                    service.parts.shutdown.stop();
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    async fn run(self: Arc<Self>) {
+        let scope = Scope::new(self.parts.shutdown.clone());
+        scope.spawn("slots-right", right::keep(Arc::clone(&self)));
+        let shutdown = self.parts.shutdown.clone();
+        tokio::select! {
+            () = shutdown.stopped() => {}
+            () = self.follow() => {}
+        }
+    }
+
+    /// Reads what the cluster says, again and again: when something changed, and now and then.
+    async fn follow(&self) {
+        let began = self.parts.clock.monotonic_ms();
+        loop {
+            let prefix = shards_prefix();
+            let watches = tokio::try_join!(
+                self.parts.repository.watch(&prefix, 0),
+                self.parts.repository.watch(SLOTS_ROOT, 0),
+                self.parts.repository.watch(keys::MEMBERS, 0),
+            );
+            let (mut shards, mut slots, mut members) = match watches {
+                Ok(watches) => watches,
+                Err(error) => {
+                    tracing::debug!(%error, "the shards cannot be watched");
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+            };
+            loop {
+                let pause = match self.refresh(began).await {
+                    Ok(true) => LOOK,
+                    Ok(false) => RETRY,
+                    Err(error) => {
+                        tracing::debug!(%error, "the shards' records cannot be read");
+                        RETRY
+                    }
+                };
+                let more = tokio::select! {
+                    event = shards.next() => matches!(event, Some(Ok(_))),
+                    event = slots.next() => matches!(event, Some(Ok(_))),
+                    event = members.next() => matches!(event, Some(Ok(_))),
+                    () = tokio::time::sleep(pause) => true,
+                };
+                if !more {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Acts on everything the cluster says. Answers whether there are shards at all.
+    pub(crate) async fn refresh(&self, began: u64) -> Result<bool, RepositoryError> {
+        let (_, slots) = self.parts.repository.list(SLOTS_ROOT).await?;
+        if !slots.iter().any(|entry| entry.key == keys::SLOTS_CONFIG) {
+            self.found(began).await?;
+            return Ok(false);
+        }
+        self.read_records().await?;
+        let (_, members) = nodes::members(self.parts.repository.as_ref()).await?;
+        let up: Vec<i32> = members.iter().map(|live| live.record.node_id).collect();
+        self.choose_home();
+        self.open_listeners();
+        self.publish().await?;
+        self.shared.view.store(Arc::new(self.view(&slots, &up)));
+        self.drop_strangers();
+        Ok(true)
+    }
+
+    /// Reads the shards' records and hands them to the driver. Gives the revision they were read at.
+    pub(crate) async fn read_records(&self) -> Result<i64, RepositoryError> {
+        let (revision, entries) = self.parts.repository.list(&shards_prefix()).await?;
+        let mut records = BTreeMap::new();
+        for entry in &entries {
+            let Some(id) = keys::parse_partition(&entry.key) else { continue };
+            let Ok(state) = PartitionState::decode(&entry.value) else {
+                tracing::error!(key = entry.key, "a shard's record is not understood");
+                continue;
+            };
+            let index = id.index as u16;
+            records.insert(index, state.clone());
+            if state.replicas.contains(&self.options.node) {
+                if let Err(error) = self.open(index) {
+                    tracing::error!(shard = index, %error, "a shard cannot be opened");
+                    continue;
+                }
+                self.note_takeover(index, &state);
+            }
+            self.parts.driver.on_record(id, Versioned { revision: entry.mod_revision, value: state });
+        }
+        *lock(&self.records) = records;
+        Ok(revision)
+    }
+
+    /// A new primary need not wait where nobody else can have led.
+    fn note_takeover(&self, index: u16, state: &PartitionState) {
+        let alone = state.replicas == [self.options.node];
+        if (alone || state.follows_a_release())
+            && let Some(local) = lock(&self.locals).get(&index)
+        {
+            local.shard.set_alone(true);
+        } else if let Some(local) = lock(&self.locals).get(&index) {
+            local.shard.set_alone(false);
+        }
+    }
+
+    /// Makes the shards, once the founders are there: one for each.
+    async fn found(&self, began: u64) -> Result<(), RepositoryError> {
+        let repository = self.parts.repository.as_ref();
+        let (_, members) = nodes::members(repository).await?;
+        let waited = self.parts.clock.monotonic_ms() - began;
+        if members.is_empty() || members.len() < self.options.founders && waited < FOUNDERS_MS {
+            return Ok(());
+        }
+        let (_, all) = nodes::nodes(repository).await?;
+        let (_, entries) = repository.list(nodes::ORDERS).await?;
+        let order = |entry: &Entry| {
+            let node = nodes::node_of(&entry.key, nodes::ORDERS)?;
+            Some((node, NodeOrder::parse(&entry.value)?))
+        };
+        let orders: BTreeMap<i32, NodeOrder> = entries.iter().filter_map(order).collect();
+        let mut maker = Maker::new(&all, &members, &orders);
+        let shards = self.options.founders.clamp(1, 100);
+        let config = ConfigRecord { shards: shards as i32, factor_asked: false, durability: "fsync".into() };
+        let mut txn = Txn::new()
+            .when(Compare::Absent(keys::SLOTS_CONFIG.to_owned()))
+            .put(keys::SLOTS_CONFIG, serde_json::to_vec(&config).unwrap_or_default())
+            .put(MAP, SlotMap::even(shards as u16).encode());
+        let mut alive = Vec::new();
+        for index in 0..shards as u32 {
+            let id = PartitionId { topic: SHARDS, index };
+            let replicas = maker.place(maker.default_factor());
+            let Some(change) = maker.create(id, replicas, None, moim_replica::Durability::Fsync) else {
+                return Ok(());
+            };
+            alive.extend(change.members.iter().copied());
+            if let Some(state) = &change.next {
+                txn = txn.put(keys::partition(id), state.encode());
+            }
+        }
+        alive.sort_unstable();
+        alive.dedup();
+        for (node, epoch) in alive {
+            txn = txn.when(Compare::CreateRevision(keys::member(node), epoch.0));
+        }
+        if let TxnOutcome::Done { .. } = repository.txn(txn).await? {
+            tracing::info!(shards, "made the shards of the store");
+        }
+        Ok(())
+    }
+
+    /// The home shard is the one that prefers this node as its primary, else any that is here. It stays for this run.
+    fn choose_home(&self) {
+        let mut home = lock(&self.home);
+        if home.shard.is_some() {
+            return;
+        }
+        let records = lock(&self.records);
+        let me = self.options.node;
+        let preferred = records.iter().find(|(_, state)| state.replicas.first() == Some(&me));
+        let any = || records.iter().find(|(_, state)| state.replicas.contains(&me));
+        home.shard = preferred.or_else(any).map(|(index, _)| *index);
+    }
+
+    fn open_listeners(&self) {
+        let mut home = lock(&self.home);
+        for (index, local) in lock(&self.locals).iter_mut() {
+            if local.port.is_some() {
+                continue;
+            }
+            let listener =
+                if home.shard == Some(*index) { home.listener.take() } else { self.bind_replica(*index) };
+            let Some(listener) = listener else { continue };
+            let port = listener.local_addr().map(|address| address.port());
+            match port.and_then(|port| self.server.listen(&local.shard, listener).map(|()| port)) {
+                Ok(port) => local.port = Some(port),
+                Err(error) => tracing::error!(shard = *index, %error, "a shard cannot be served"),
+            }
+        }
+    }
+
+    /// A port for a shard that is not this node's home: its own of the range, or any other.
+    fn bind_replica(&self, index: u16) -> Option<std::net::TcpListener> {
+        let (first, last) = (*self.options.replica_ports.start(), *self.options.replica_ports.end());
+        let own = if first == 0 { 0 } else { first.saturating_add(index) };
+        let mut candidates: Vec<u16> = Vec::new();
+        if own <= last || first == 0 {
+            candidates.push(own);
+        }
+        candidates.extend((first..=last).filter(|port| *port != own && first != 0));
+        let found =
+            candidates.iter().find_map(|port| Server::bind(SocketAddr::new(self.options.host, *port)).ok());
+        if found.is_none() {
+            tracing::error!(shard = index, first, last, "no port is free for a replica of a shard");
+        }
+        found
+    }
+
+    /// Says where clients reach the replicas of this node.
+    async fn publish(&self) -> Result<(), RepositoryError> {
+        let home = lock(&self.home).shard;
+        let port = |(index, local): (&u16, &Local)| {
+            let bound = local.port?;
+            Some((*index, if home == Some(*index) { self.advertised_port(bound) } else { bound }))
+        };
+        let ports: BTreeMap<u16, u16> = lock(&self.locals).iter().filter_map(port).collect();
+        let record = AddressRecord { host: self.advertised_host(), ports };
+        if *lock(&self.published) == record {
+            return Ok(());
+        }
+        let bytes = serde_json::to_vec(&record).unwrap_or_default();
+        let key = format!("{ADDRESSES}{}", self.options.node);
+        self.parts.repository.txn(Txn::new().put(key, bytes)).await?;
+        *lock(&self.published) = record;
+        Ok(())
+    }
+
+    /// What clients are shown.
+    fn view(&self, slots: &[Entry], up: &[i32]) -> View {
+        let map = slots.iter().find(|entry| entry.key == MAP);
+        let map = map.and_then(|entry| SlotMap::decode(&entry.value)).unwrap_or_default();
+        let mut addresses: BTreeMap<i32, AddressRecord> = BTreeMap::new();
+        for entry in slots {
+            if let Some(node) = entry.key.strip_prefix(ADDRESSES).and_then(|node| node.parse().ok())
+                && let Ok(record) = serde_json::from_slice(&entry.value)
+            {
+                addresses.insert(node, record);
+            }
+        }
+        let records = lock(&self.records);
+        let count = records.keys().last().map_or(0, |last| usize::from(*last) + 1);
+        let shards = (0..count as u16)
+            .map(|index| {
+                let Some(state) = records.get(&index) else { return ShardView::default() };
+                let node = |id: &BrokerId| {
+                    let address = addresses.get(&id.0)?;
+                    Some(NodeView {
+                        id: replica_id(&self.options.cluster_id, *id, index),
+                        host: address.host.clone(),
+                        port: *address.ports.get(&index)?,
+                        is_up: up.contains(&id.0),
+                    })
+                };
+                let leader = state.leader.as_ref().and_then(node);
+                let has_primary = leader.is_some();
+                let others = state.replicas.iter().filter(|id| state.leader != Some(**id)).filter_map(node);
+                let epoch = u64::try_from(state.leader_epoch.0).unwrap_or(0) + 1;
+                ShardView { nodes: leader.into_iter().chain(others).collect(), has_primary, epoch }
+            })
+            .collect::<Vec<_>>();
+        let epoch = map.epoch.max(shards.iter().map(|shard| shard.epoch).max().unwrap_or(1));
+        View { owners: map.owners(), shards, epoch, moving: map.moving.clone() }
+    }
+
+    /// Deletes the copies that have no part in their shard any more.
+    fn drop_strangers(&self) {
+        let mut locals = lock(&self.locals);
+        let gone: Vec<u16> = locals
+            .iter()
+            .filter(|(_, local)| local.dropped.load(Ordering::Acquire))
+            .map(|(index, _)| *index)
+            .collect();
+        for index in gone {
+            tracing::info!(shard = index, "a copy of a shard was moved away");
+            self.parts.driver.detach(PartitionId { topic: SHARDS, index: u32::from(index) });
+            let id = JournalId { incarnation: SHARDS.0, part: u32::from(index) };
+            if let Err(error) = self.parts.store.delete(id) {
+                tracing::warn!(shard = index, %error, "the journal of a shard was not deleted");
+            }
+            locals.remove(&index);
+        }
+    }
+
+    /// Waits until every shard that is here answers, or until patience ends.
+    pub async fn settle(&self, patience: Duration) {
+        let deadline = tokio::time::Instant::now() + patience;
+        while tokio::time::Instant::now() < deadline {
+            let has_view = !self.shared.view.load().shards.is_empty();
+            let clock = self.parts.clock.as_ref();
+            let serves = |local: &Local| match local.shard.role() {
+                Role::Loading => false,
+                Role::Replica => true,
+                Role::Primary => local.shard.may_answer(clock),
+            };
+            let locals = lock(&self.locals).values().all(|local| serves(local) && local.port.is_some());
+            if has_view && locals {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        tracing::warn!("not all shards of this node answer yet");
+    }
+
+    /// The journals' sink told of progress: (tag, durable end).
+    pub fn sink(self: &Arc<Self>) -> Arc<dyn DurableSink> {
+        Arc::new(Sink(Arc::clone(self)))
+    }
+
+    fn register_metrics(self: &Arc<Self>) {
+        use moim_base::metrics::Gauge;
+        let (metrics, stats) = (&self.parts.metrics, &self.shared.stats);
+        metrics.register("slots_commands", "Commands run by the store", stats.commands.clone());
+        metrics.register(
+            "slots_expired_keys",
+            "Keys deleted because their time had come",
+            stats.expired.clone(),
+        );
+        metrics.register("slots_evicted_keys", "Keys deleted to make room", stats.evicted.clone());
+        metrics.register(
+            "slots_read_bytes",
+            "Bytes read from clients of the store",
+            stats.read_bytes.clone(),
+        );
+        metrics.register(
+            "slots_written_bytes",
+            "Bytes written to clients of the store",
+            stats.written_bytes.clone(),
+        );
+        let gauge = |name: &str, help: &str| {
+            let gauge: Gauge = Gauge::default();
+            metrics.register(name, help, gauge.clone());
+            gauge
+        };
+        let keys = gauge("slots_keys", "Keys in the shards of this node");
+        let bytes = gauge("slots_memory_bytes", "Memory of keys and values");
+        let clients = gauge("slots_connections", "Open connections of the store");
+        let service = Arc::downgrade(self);
+        metrics.before_render(move || {
+            let Some(service) = service.upgrade() else { return };
+            let shards: Vec<_> =
+                lock(&service.locals).values().map(|local| Arc::clone(&local.shard)).collect();
+            let (mut count, mut used) = (0, 0);
+            for shard in shards {
+                // A script that runs for long is not waited for.
+                if let Some(turn) = shard.turn(&service.shared) {
+                    count += turn.state.db.len();
+                    used += turn.state.db.memory();
+                }
+            }
+            keys.set(count as i64);
+            bytes.set(used as i64);
+            clients.set(service.shared.connections.load(Ordering::Relaxed) as i64);
+        });
+    }
+}
+
+struct Sink(Arc<Service>);
+
+impl DurableSink for Sink {
+    fn on_durable(&self, advanced: &[(u64, i64)]) {
+        for (tag, _) in advanced.iter().filter(|(tag, _)| (TAG..TAG + (1 << 16)).contains(tag)) {
+            let log = lock(&self.0.locals).get(&((tag - TAG) as u16)).map(|local| Arc::clone(&local.log));
+            if let Some(copy) = log.as_ref().and_then(|log| log.copy()) {
+                copy.on_durable();
+            }
+        }
+    }
+}
+
+fn shards_prefix() -> String {
+    let first = keys::partition(PartitionId { topic: SHARDS, index: 0 });
+    first.trim_end_matches('0').to_owned()
+}
+
+/// The id of a replica of a shard: the same in every run.
+fn replica_id(cluster: &str, node: BrokerId, shard: u16) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for byte in cluster.bytes().chain(node.0.to_le_bytes()).chain(shard.to_le_bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    let mut more = hash;
+    let mut text = String::new();
+    while text.len() < 24 {
+        more ^= more >> 33;
+        more = more.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        more ^= more >> 33;
+        text.push_str(&format!("{more:016x}"));
+    }
+    text.truncate(24);
+    format!("{text}{:08x}{shard:08x}", node.0)
+}
