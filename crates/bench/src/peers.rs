@@ -92,6 +92,7 @@ pub fn start_moim(binary: &Path, data: &Path) -> Result<Server> {
     let started = Instant::now();
     let mut child = Command::new(binary)
         .args(["serve", "--kafka-port", "0", "--etcd-port", "0", "--admin-port", "0"])
+        .args(["--redis-port", "0", "--redis-replica-ports", "0"])
         .args(["--peer-port", "0", "--data"])
         .arg(data)
         .stdin(Stdio::null())

@@ -58,6 +58,7 @@ pub struct Server {
     options: Options,
     kafka: String,
     admin: String,
+    redis: String,
     etcd: String,
     peer: String,
     ready_after: Duration,
@@ -80,6 +81,7 @@ impl Server {
         let mut server = Self {
             kafka: any(),
             admin: any(),
+            redis: any(),
             etcd: any(),
             peer: options.peer.clone().unwrap_or_else(any),
             options,
@@ -99,6 +101,7 @@ impl Server {
             options: Options::new(),
             kafka,
             admin: String::new(),
+            redis: String::new(),
             etcd: String::new(),
             peer: String::new(),
             ready_after: Duration::ZERO,
@@ -116,6 +119,11 @@ impl Server {
     /// `HOST:PORT` of the admin listener.
     pub fn admin(&self) -> &str {
         &self.admin
+    }
+
+    /// `HOST:PORT` of the Redis listener: the home shard.
+    pub fn redis(&self) -> &str {
+        &self.redis
     }
 
     /// `HOST:PORT` of the etcd listener.
@@ -210,6 +218,7 @@ impl Server {
             .stderr(log);
         if serves_etcd(program)? {
             command.args(["--etcd-port", port(&self.etcd), "--peer-port", port(&self.peer)]);
+            command.args(["--redis-port", port(&self.redis), "--redis-replica-ports", "0"]);
         }
         let mut process = Process::spawn(&mut command)?;
         on_spawn(process.id());
@@ -220,6 +229,7 @@ impl Server {
             match word.split_once('=') {
                 Some(("kafka", address)) => self.kafka = address.to_owned(),
                 Some(("admin", address)) => self.admin = address.to_owned(),
+                Some(("redis", address)) => self.redis = address.to_owned(),
                 Some(("etcd", address)) => self.etcd = address.to_owned(),
                 Some(("peer", address)) => self.peer = address.to_owned(),
                 _ => {}

@@ -138,6 +138,8 @@ impl Admin {
 pub(crate) struct Listeners {
     /// The Kafka protocol.
     pub(crate) kafka: Option<SocketAddr>,
+    /// The Redis protocol: this node's home shard.
+    pub(crate) redis: Option<SocketAddr>,
     /// The etcd protocol.
     pub(crate) etcd: Option<SocketAddr>,
     /// HTTP.

@@ -105,11 +105,11 @@ pub(crate) enum ConfigVerb {
 #[derive(Clone, Debug, Default, Args)]
 #[command(after_help = "Example:
   moim serve --data /var/lib/moim --kafka-port 9092
-  moim serve --data /tmp/scratch --kafka-port 0 --etcd-port 0 --peer-port 0 --admin-port 0
+  moim serve --data /tmp/scratch --kafka-port 0 --redis-port 0 --etcd-port 0 --peer-port 0 --admin-port 0
   moim serve --node-id 1 --initial-cluster 1=10.0.0.1:9645,2=10.0.0.2:9645,3=10.0.0.3:9645
   moim serve --node-id 4 --join 10.0.0.1:9645
 
-The one line on stdout is `ready node=… cluster=… kafka=… etcd=… admin=… peer=…`; logs go to stderr.
+The one line on stdout is `ready node=… cluster=… kafka=… redis=… etcd=… admin=… peer=…`; logs go to stderr.
 Every key of moim.toml can be set as MOIM__SECTION__KEY; `moim config show` lists them.")]
 pub(crate) struct ServeArgs {
     /// Configuration file [default: moim.toml, if it is there]
@@ -133,6 +133,12 @@ pub(crate) struct ServeArgs {
     /// Port of the etcd protocol; 0 picks a free one [default: 2379]
     #[arg(long, value_name = "PORT")]
     etcd_port: Option<u16>,
+    /// Port of the Redis protocol, for this node's home shard; 0 picks a free one [default: 6379]
+    #[arg(long, value_name = "PORT")]
+    redis_port: Option<u16>,
+    /// Ports for the replicas of other shards; 0 picks free ones [default: 6380-6389]
+    #[arg(long, value_name = "FIRST-LAST")]
+    redis_replica_ports: Option<String>,
     /// Port other nodes connect to; 0 picks a free one [default: 9645]
     #[arg(long, value_name = "PORT")]
     peer_port: Option<u16>,
@@ -142,6 +148,9 @@ pub(crate) struct ServeArgs {
     /// The address etcd clients are told to connect to [default: the listener's own]
     #[arg(long, value_name = "HOST:PORT")]
     advertise_etcd: Option<String>,
+    /// The address Redis clients are told to connect to [default: the listener's own]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise_redis: Option<String>,
     /// The address other nodes are told to connect to [default: the listener's own]
     #[arg(long, value_name = "HOST:PORT")]
     advertise_peer: Option<String>,
@@ -171,12 +180,6 @@ pub(crate) struct ServeArgs {
 #[derive(Clone, Debug, Default, Args)]
 struct LaterArgs {
     #[arg(long, hide = true)]
-    redis_port: Option<u16>,
-    #[arg(long, hide = true)]
-    redis_replica_ports: Option<String>,
-    #[arg(long, hide = true)]
-    advertise_redis: Option<String>,
-    #[arg(long, hide = true)]
     roles: Option<String>,
     #[arg(long, hide = true)]
     coord: Option<String>,
@@ -194,6 +197,9 @@ impl ServeArgs {
             set("--kafka-port", "kafka.port", self.kafka_port.map(|port| port.to_string())),
             set("--admin-port", "admin.port", self.admin_port.map(|port| port.to_string())),
             set("--etcd-port", "etcd.port", self.etcd_port.map(|port| port.to_string())),
+            set("--redis-port", "redis.port", self.redis_port.map(|port| port.to_string())),
+            set("--redis-replica-ports", "redis.replica_ports", self.redis_replica_ports.clone()),
+            set("--advertise-redis", "redis.advertise", self.advertise_redis.clone()),
             set("--peer-port", "peer.port", self.peer_port.map(|port| port.to_string())),
             set("--advertise-etcd", "etcd.advertise", self.advertise_etcd.clone()),
             set("--advertise-peer", "peer.advertise", self.advertise_peer.clone()),
@@ -210,24 +216,17 @@ impl ServeArgs {
 
 impl LaterArgs {
     fn refuse(&self) -> Outcome {
-        const STORE: &str = "the store (Redis protocol)";
         const COORD: &str = "an etcd of your own";
-        let port = |port: Option<u16>| port.is_some_and(|port| port != 0);
-        let asked = [
-            ("--redis-port", STORE, port(self.redis_port)),
-            ("--redis-replica-ports", STORE, self.redis_replica_ports.is_some()),
-            ("--advertise-redis", STORE, self.advertise_redis.is_some()),
-            ("--coord", COORD, self.coord.is_some()),
-        ];
+        let asked = [("--coord", COORD, self.coord.is_some())];
         if let Some((flag, what, _)) = asked.iter().find(|(_, _, asked)| *asked) {
             return Err(Failure::usage(format!("{flag}: {what} is not part of this build yet"))
-                .hint("leave the flag out; a port of 0 is accepted and opens nothing"));
+                .hint("leave the flag out"));
         }
         match self.roles.as_deref() {
-            None | Some("queue,coord" | "coord,queue") => Ok(()),
-            Some(roles) => {
-                Err(Failure::usage(format!("--roles {roles}: only `queue,coord` is part of this build yet")))
-            }
+            None | Some("queue,slots,coord") => Ok(()),
+            Some(roles) => Err(Failure::usage(format!(
+                "--roles {roles}: only `queue,slots,coord` is part of this build yet"
+            ))),
         }
     }
 }

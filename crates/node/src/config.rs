@@ -27,6 +27,8 @@ pub(crate) struct Config {
     pub(crate) kafka: KafkaConfig,
     /// Defaults of topics.
     pub(crate) log: LogConfig,
+    /// The store.
+    pub(crate) redis: RedisConfig,
     /// The HTTP listener.
     pub(crate) admin: AdminConfig,
     /// The etcd listener and the store behind it.
@@ -130,6 +132,46 @@ pub(crate) struct LogConfig {
     pub(crate) retention_check_interval_ms: u64,
     /// When a write counts as acknowledged.
     pub(crate) durability: Durability,
+}
+
+/// `[redis]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RedisConfig {
+    /// Port of this node's home shard; 0 picks a free one.
+    pub(crate) port: u16,
+    /// Ports of the replicas of other shards, `FIRST-LAST`: shard n takes the n-th. `0` picks free ones.
+    pub(crate) replica_ports: String,
+    /// `HOST:PORT` told to clients; empty means the listener's own address.
+    pub(crate) advertise: String,
+    /// Memory for keys and values before the eviction policy acts; 0 means 40% of the machine's.
+    pub(crate) max_memory: u64,
+}
+
+impl RedisConfig {
+    /// The range of `replica_ports`.
+    pub(crate) fn ports(&self) -> Option<std::ops::RangeInclusive<u16>> {
+        let (first, last) =
+            self.replica_ports.split_once('-').unwrap_or((&self.replica_ports, &self.replica_ports));
+        let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (first <= last).then_some(first..=last)
+    }
+
+    /// The limit of the store's memory.
+    pub(crate) fn max_memory_bytes(&self) -> u64 {
+        if self.max_memory > 0 {
+            return self.max_memory;
+        }
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib: u64 = total.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+        kib * KIB * 2 / 5
+    }
+}
+
+impl Default for RedisConfig {
+    fn default() -> Self {
+        Self { port: 6379, replica_ports: "6380-6389".to_owned(), advertise: String::new(), max_memory: 0 }
+    }
 }
 
 /// `[admin]`
@@ -321,6 +363,12 @@ impl Config {
             "must be more than 0",
         )?;
         rule(self.admin.max_connections > 0, "admin.max_connections", "must be more than 0")?;
+        rule(self.redis.ports().is_some(), "redis.replica_ports", "must be FIRST-LAST, or 0")?;
+        rule(
+            self.redis.advertise.is_empty() || split_host_port(&self.redis.advertise).is_some(),
+            "redis.advertise",
+            "must be HOST:PORT",
+        )?;
         rule(
             (MIB..=4 * GIB).contains(&self.journal.commit_file_bytes),
             "journal.commit_file_bytes",

@@ -115,6 +115,16 @@ impl Control {
         publish(self.repository.as_ref(), &record).await
     }
 
+    /// Tells the cluster where Redis clients reach this node's home shard.
+    pub(crate) async fn publish_redis(&self, address: String) -> Outcome {
+        let record = {
+            let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+            record.redis = address;
+            record.clone()
+        };
+        publish(self.repository.as_ref(), &record).await
+    }
+
     /// This node's journals are recovered, and these are damaged: from now on it is a member of the cluster, in the run
     /// that is returned.
     pub(crate) async fn enlist(&self, damaged: &[PartitionId]) -> i64 {

@@ -15,6 +15,8 @@ use moim_replica::PartitionId;
 use crate::config::Config;
 use crate::exit::{Failure, Outcome};
 
+/// Tags from here on are not partitions of the queue, but shards of the store.
+const SHARDS: u64 = moim_slots::service::TAG;
 /// Tags from here on are not partitions.
 const RESERVED: u64 = u64::MAX - 1_000;
 /// The journals of the coordination group: this tag and the next.
@@ -37,6 +39,7 @@ pub(crate) struct Journals {
 pub(crate) struct Progress {
     router: Router,
     broker: OnceLock<Arc<dyn DurableSink>>,
+    slots: OnceLock<Arc<dyn DurableSink>>,
 }
 
 impl Progress {
@@ -44,22 +47,37 @@ impl Progress {
     pub(crate) fn set_broker(&self, broker: Arc<dyn DurableSink>) {
         assert!(self.broker.set(broker).is_ok(), "a node has one broker");
     }
+
+    /// From now on the store hears of its shards.
+    pub(crate) fn set_slots(&self, slots: Arc<dyn DurableSink>) {
+        assert!(self.slots.set(slots).is_ok(), "a node has one store");
+    }
 }
 
 impl DurableSink for Progress {
     fn on_durable(&self, advanced: &[(u64, i64)]) {
+        if let Some(slots) = self.slots.get()
+            && advanced.iter().any(|(tag, _)| is_shard(*tag))
+        {
+            slots.on_durable(advanced);
+        }
         let ours = advanced.iter().filter(|(tag, _)| *tag >= RESERVED).count();
         if ours > 0 {
             self.router.on_durable(advanced);
         }
         let Some(broker) = self.broker.get() else { return };
-        if ours == 0 {
+        let others = advanced.iter().filter(|(tag, _)| *tag >= SHARDS).count();
+        if others == 0 {
             broker.on_durable(advanced);
-        } else if ours < advanced.len() {
-            let rest: Vec<_> = advanced.iter().filter(|(tag, _)| *tag < RESERVED).copied().collect();
+        } else if others < advanced.len() {
+            let rest: Vec<_> = advanced.iter().filter(|(tag, _)| *tag < SHARDS).copied().collect();
             broker.on_durable(&rest);
         }
     }
+}
+
+fn is_shard(tag: u64) -> bool {
+    (SHARDS..RESERVED).contains(&tag)
 }
 
 impl Journals {
@@ -75,7 +93,8 @@ impl Journals {
         let store = Arc::new(store);
         report_recovery(&store);
         let router = Router::new();
-        let progress = Arc::new(Progress { router: router.clone(), broker: OnceLock::new() });
+        let progress =
+            Arc::new(Progress { router: router.clone(), broker: OnceLock::new(), slots: OnceLock::new() });
         store.set_sink(Arc::clone(&progress) as Arc<dyn DurableSink>);
         store.start();
         register_metrics(metrics, &store);
@@ -172,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_broker_hears_of_its_partitions_and_of_nothing_else() {
-        let progress = Progress { router: Router::new(), broker: OnceLock::new() };
+        let progress = Progress { router: Router::new(), broker: OnceLock::new(), slots: OnceLock::new() };
         progress.on_durable(&[(RAFT_TAG, 1)]);
         let heard = Arc::new(Heard::default());
         progress.set_broker(heard.clone());

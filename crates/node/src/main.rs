@@ -21,6 +21,7 @@ mod queue;
 mod replication;
 mod serve;
 mod signals;
+mod slots;
 mod target;
 
 use std::process::ExitCode;

@@ -28,6 +28,7 @@ use crate::output::styled;
 use crate::queue::{self, Queue, QueueParts};
 use crate::replication::Replication;
 use crate::signals::Signals;
+use crate::slots::{self, Slots, SlotsParts};
 
 /// Runs a node until it is told to stop.
 pub(crate) fn run(config: &Config) -> Outcome {
@@ -36,7 +37,8 @@ pub(crate) fn run(config: &Config) -> Outcome {
     let host = check_host(config)?;
     let data = DataDir::open(Path::new(&config.node.data), config.node.id, clock.as_ref())?;
     use_small_pages();
-    raise_file_limit(u64::from(config.kafka.max_connections) + u64::from(config.etcd.max_connections));
+    let connections = u64::from(config.kafka.max_connections) + u64::from(config.etcd.max_connections);
+    raise_file_limit(connections + 10_000);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -49,6 +51,7 @@ struct Node {
     journals: Journals,
     control: Control,
     queue: Queue,
+    slots: Slots,
     etcd: Etcd,
     replication: Replication,
 }
@@ -84,6 +87,7 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
     let identity = data.identity();
     let listeners = Listeners {
         kafka: Some(node.queue.kafka_addr()),
+        redis: Some(node.slots.address()),
         etcd: Some(node.etcd.address),
         admin: Some(admin_addr),
         peer: Some(node.control.peer),
@@ -195,23 +199,40 @@ impl Start<'_> {
             shutdown: self.shutdown.clone(),
         };
         let queue = off_thread(move || queue::recover(parts)).await?;
+        let parts = SlotsParts {
+            config: config.clone(),
+            host,
+            data: Arc::clone(self.data),
+            journals: journals.clone(),
+            repository: Arc::clone(&control.repository),
+            driver: Arc::clone(&replication.driver),
+            clock: Arc::clone(&self.clock),
+            metrics: Arc::clone(&self.metrics),
+            shutdown: self.shutdown.clone(),
+        };
+        let slots = off_thread(move || slots::recover(parts)).await?;
         self.admin.readiness.waits("registering with the cluster");
         control.enlist(&journals.damaged()).await;
+        slots.serve()?;
         let queue = off_thread(move || queue.serve()).await?;
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
+        control.publish_redis(slots.advertised()).await?;
         self.admin.readiness.waits("waiting to lead its partitions");
         queue.settle().await;
-        Ok(Node { journals, control, queue, etcd, replication })
+        self.admin.readiness.waits("waiting for its shards");
+        slots.settle().await;
+        Ok(Node { journals, control, queue, slots, etcd, replication })
     }
 }
 
 impl Node {
     /// Takes the node down so that others can take over first and nothing is lost.
     async fn stop(self) {
-        let Self { journals, control, queue, etcd, replication } = self;
+        let Self { journals, control, queue, slots, etcd, replication } = self;
         control.hand_over().await;
         let down = move || {
             queue.stop();
+            slots.stop();
             replication.stop();
             etcd.stop();
             control.stop();
@@ -305,6 +326,7 @@ fn print_ready(node_id: i32, cluster_id: &str, listeners: &Listeners) {
     let mut line = format!("ready node={node_id} cluster={cluster_id}");
     let all = [
         ("kafka", listeners.kafka),
+        ("redis", listeners.redis),
         ("etcd", listeners.etcd),
         ("admin", listeners.admin),
         ("peer", listeners.peer),

@@ -39,6 +39,8 @@ impl Turn<'_> {
                 Encoder::new(out, session.protocol).error(error.0.as_bytes());
             }
         }
+        // The arguments end here, and what was remembered about where they lie with them.
+        self.state.db.forget();
         match session.replies {
             Replies::On => {}
             Replies::Off | Replies::Skip => out.truncate(start),
@@ -87,7 +89,6 @@ impl Turn<'_> {
             rewritten: false,
         };
         ctx.run(spec);
-        state.db.forget();
         if is_replica {
             state.db.hide_expired(i64::MIN);
         }

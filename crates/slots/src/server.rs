@@ -7,8 +7,8 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdStream};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::connection;
 use crate::keeper;
 use crate::shard::Shard;
-use crate::shared::Shared;
+use crate::shared::{Shared, lock};
 
 /// How many accepted connections and tasks may wait for their loop.
 const BACKLOG: usize = 1024;
@@ -33,7 +33,7 @@ enum Job {
 pub struct Server {
     shared: Arc<Shared>,
     loops: Vec<mpsc::Sender<Job>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     shutdown: Shutdown,
     turn: Arc<AtomicUsize>,
 }
@@ -51,7 +51,7 @@ impl Server {
             senders.push(sender);
             threads.push(thread);
         }
-        Ok(Self { shared, loops: senders, threads, shutdown, turn: Arc::default() })
+        Ok(Self { shared, loops: senders, threads: Mutex::new(threads), shutdown, turn: Arc::default() })
     }
 
     /// How many loops there are.
@@ -111,9 +111,9 @@ impl Server {
     }
 
     /// Ends all connections and waits for the loops; give the shutdown signal first.
-    pub fn join(self) {
-        drop(self.loops);
-        for thread in self.threads {
+    pub fn join(&self) {
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("an event loop panicked");
             }

@@ -61,8 +61,6 @@ pub struct Options {
     pub cluster_id: String,
     /// Where listeners bind.
     pub host: IpAddr,
-    /// The port of the home shard; 0 picks one.
-    pub port: u16,
     /// The ports of other shards: shard n takes the n-th. Starting with 0 they are picked.
     pub replica_ports: RangeInclusive<u16>,
     /// What clients are told in place of the address that is bound; empty for that one.
@@ -142,13 +140,12 @@ struct Home {
 
 impl Service {
     /// Opens the shards that are on disk, before the node says that it is there. Blocks.
-    pub fn recover(options: Options, parts: Parts) -> io::Result<Arc<Self>> {
+    pub fn recover(options: Options, parts: Parts, listener: std::net::TcpListener) -> io::Result<Arc<Self>> {
         let shared = Arc::new(Shared::new(Arc::clone(&parts.clock)));
         if options.max_memory > 0 {
             shared.settings.fix("maxmemory", options.max_memory.to_string());
         }
         let server = Server::start(Arc::clone(&shared), options.loops, parts.shutdown.clone())?;
-        let listener = Server::bind(SocketAddr::new(options.host, options.port))?;
         let address = listener.local_addr()?;
         shared.settings.fix("port", address.port().to_string());
         let tuning = moim_replica::fence::FenceTuning::default();
@@ -170,6 +167,12 @@ impl Service {
         }
         service.register_metrics();
         Ok(service)
+    }
+
+    /// Ends the connections and the loops; give the shutdown signal first. Blocks.
+    pub fn stop(&self) {
+        self.parts.shutdown.stop();
+        self.server.join();
     }
 
     /// Where the home shard is served.

@@ -66,6 +66,7 @@ impl Peer {
         let child = command(&["serve", "--node-id", &id, "--data", data.to_str().expect("text")])
             .args(["--kafka-port", &ports[0], "--etcd-port", &ports[1]])
             .args(["--admin-port", &ports[2], "--peer-port", &ports[3]])
+            .args(["--redis-port", "0", "--redis-replica-ports", "0"])
             .args(args)
             .stdout(open("out"))
             .stderr(open("log"))

@@ -45,6 +45,8 @@ fn the_identity_outlives_kill_and_the_folder_has_one_user() {
         "0",
         "--peer-port",
         "0",
+        "--redis-port",
+        "0",
     ]);
     assert_eq!(refused.status, 7, "{refused:?}");
     assert!(
@@ -73,6 +75,8 @@ fn the_identity_outlives_kill_and_the_folder_has_one_user() {
         "0",
         "--peer-port",
         "0",
+        "--redis-port",
+        "0",
     ]);
     assert_eq!(refused.status, 7, "{refused:?}");
     assert!(refused.stderr.contains("belongs to node 1"), "{refused:?}");
@@ -85,7 +89,11 @@ fn what_would_be_unsafe_or_wrong_is_refused_before_anything_is_made() {
     let data = data.to_str().unwrap();
     for (args, status, wanted) in [
         (&["--host", "0.0.0.0"][..], 5, "can be reached from other machines"),
-        (&["--redis-port", "6379"], 2, "the store (Redis protocol) is not part of this build yet"),
+        (
+            &["--redis-replica-ports", "9-1"],
+            2,
+            "`redis.replica_ports` (--redis-replica-ports): must be FIRST-LAST, or 0",
+        ),
         (&["--join", "nowhere"], 2, "`cluster.join` (--join): must be HOST:PORT"),
         (&["--initial-cluster", "2=127.0.0.1:1"], 2, "must name this node (node.id) too"),
         (&["--coord", "etcd://127.0.0.1:2379"], 2, "is not part of this build yet"),

@@ -77,7 +77,8 @@ impl Node {
         let data = data.to_str().expect("text");
         let mut child = command(&["serve", "--data", data, "--kafka-port", kafka_port, "--admin-port", "0"])
             .args(if args.contains(&"--etcd-port") { &[][..] } else { &["--etcd-port", "0"] })
-            .args(["--peer-port", "0", "--log-level", "warn"])
+            .args(if args.contains(&"--redis-port") { &[][..] } else { &["--redis-port", "0"] })
+            .args(["--redis-replica-ports", "0", "--peer-port", "0", "--log-level", "warn"])
             .args(args)
             .stdout(Stdio::piped())
             .spawn()

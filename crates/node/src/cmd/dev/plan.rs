@@ -8,10 +8,11 @@ use crate::exit::{Failure, Outcome, Status};
 
 /// Ports of one node, from base + 100 * node.
 const KAFKA: u16 = 0;
+const REDIS: u16 = 1;
 const ETCD: u16 = 2;
 const ADMIN: u16 = 3;
 const PEER: u16 = 4;
-const LISTENERS: [u16; 4] = [KAFKA, ETCD, ADMIN, PEER];
+const LISTENERS: [u16; 5] = [KAFKA, REDIS, ETCD, ADMIN, PEER];
 /// Between two nodes.
 const STRIDE: u16 = 100;
 
@@ -33,7 +34,7 @@ pub(crate) struct Member {
     pub(crate) pid: Option<u32>,
     /// The queue.
     pub(crate) kafka: String,
-    /// The store; there is none yet.
+    /// The store: the home shard.
     pub(crate) redis: Option<String>,
     /// The coordination core.
     pub(crate) etcd: String,
@@ -91,7 +92,7 @@ impl Plan {
             id: i32::from(node),
             pid: None,
             kafka: at(node, KAFKA),
-            redis: None,
+            redis: Some(at(node, REDIS)),
             etcd: at(node, ETCD),
             admin: at(node, ADMIN),
             peer: at(node, PEER),

@@ -173,7 +173,7 @@ impl Task {
     }
 
     fn launch(&self, joins: bool) -> Outcome<Process> {
-        let Member { id, kafka, etcd, admin, peer, .. } = &self.recipe.member;
+        let Member { id, kafka, redis, etcd, admin, peer, .. } = &self.recipe.member;
         let log = log_path(&self.recipe.data, *id);
         let log = OpenOptions::new().create(true).append(true).open(&log)?;
         let mut command = Command::new(std::env::current_exe()?);
@@ -184,6 +184,7 @@ impl Task {
             .arg(node_folder(&self.recipe.data, *id))
             .args(["--kafka-port", port(kafka), "--etcd-port", port(etcd)])
             .args(["--admin-port", port(admin), "--peer-port", port(peer)])
+            .args(redis_ports(redis.as_deref()))
             .args(match joins {
                 false => ["--initial-cluster", &self.recipe.initial_cluster],
                 true => ["--join", &self.recipe.others],
@@ -280,6 +281,14 @@ pub(super) fn node_folder(data: &Path, id: i32) -> PathBuf {
 /// Where a node's log goes.
 pub(super) fn log_path(data: &Path, id: i32) -> PathBuf {
     data.join(format!("node-{id}.log"))
+}
+
+/// The flags of the store: the home shard's port, and those of the other shards' replicas nine above it.
+fn redis_ports(redis: Option<&str>) -> Vec<String> {
+    let Some(home) = redis.and_then(|redis| port(redis).parse::<u16>().ok()) else { return Vec::new() };
+    let first = home.saturating_add(9);
+    let range = format!("{first}-{}", first.saturating_add(79));
+    vec!["--redis-port".to_owned(), home.to_string(), "--redis-replica-ports".to_owned(), range]
 }
 
 fn port(address: &str) -> &str {

@@ -293,11 +293,12 @@ async fn take_down(cluster: &Cluster, signals: &mut Signals) {
 
 /// The nodes as a table.
 pub(super) fn nodes_table(nodes: &[Member]) -> Section {
-    let mut table = Section::new(&["NODE", ">PID", "KAFKA", "ETCD", "ADMIN", "PEER"]);
+    let mut table = Section::new(&["NODE", ">PID", "KAFKA", "REDIS", "ETCD", "ADMIN", "PEER"]);
     for node in nodes {
         let pid = node.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-        let Member { id, kafka, etcd, admin, peer, .. } = node;
-        table.row(vec![id.to_string(), pid, kafka.clone(), etcd.clone(), admin.clone(), peer.clone()]);
+        let Member { id, kafka, redis, etcd, admin, peer, .. } = node;
+        let redis = redis.clone().unwrap_or_else(|| "-".to_owned());
+        table.row(vec![id.to_string(), pid, kafka.clone(), redis, etcd.clone(), admin.clone(), peer.clone()]);
     }
     table
 }
@@ -305,10 +306,13 @@ pub(super) fn nodes_table(nodes: &[Member]) -> Section {
 fn welcome(nodes: &[Member], data: &Path, took: Duration) -> String {
     let kafka = listed(nodes, |node| &node.kafka);
     let etcd = listed(nodes, |node| &node.etcd);
+    let redis = nodes.iter().find_map(|node| node.redis.clone()).unwrap_or_default();
+    let redis_port = redis.rsplit(':').next().unwrap_or_default();
     let last = nodes.len();
     format!(
         "\nready after {:.1} s. Lines to paste:\n\
          \x20 kcat -b {kafka} -L\n\
+         \x20 redis-cli -c -p {redis_port} set greeting hello\n\
          \x20 ETCDCTL_API=3 etcdctl --endpoints={etcd} endpoint status -w table\n\
          \x20 echo hello | moim topic produce greetings --kafka {kafka}\n\
          \x20 moim topic consume greetings -e --kafka {kafka}\n\
