@@ -516,11 +516,16 @@ impl Partition {
         }
     }
 
-    /// Stops serving: everybody who waits, and everybody who comes, is told `code`.
-    pub(crate) fn close(&self, code: ErrorCode) {
+    /// Stops serving: everybody who waits, and everybody who comes, is told `code`. The driver has let go of the copy and
+    /// says nothing more, so a leadership ends here too.
+    pub(crate) fn close(self: &Arc<Self>, code: ErrorCode) {
         let told = {
             let mut state = lock(&self.state);
             self.closed.store(code as i16, Ordering::Release);
+            self.leading.store(NOT_LEADING, Ordering::Release);
+            if state.leading.take().is_some() && self.around.keeps_state {
+                self.around.roles.push(RoleChange::Resigned(Arc::clone(self)));
+            }
             let mut told = Told::default();
             state.waiters.fail_all(code, &mut told);
             told

@@ -442,7 +442,7 @@ impl Topics {
     }
 
     /// Ends a copy and tells everybody who waits for it.
-    fn let_go(&self, copy: &Partition, code: ErrorCode) {
+    fn let_go(&self, copy: &Arc<Partition>, code: ErrorCode) {
         // First, so that nothing is appended to what is deleted.
         self.driver.detach(placement::id(copy.topic_id, copy.index));
         {
