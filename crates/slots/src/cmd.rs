@@ -4,17 +4,21 @@
 //! a family, write `cmd/<family>.rs` with `pub(crate) const COMMANDS: &[Spec]` and name it in [`FAMILIES`].
 
 mod admin;
+mod bitfield;
+mod bits;
 mod blocking;
 mod client;
 mod cluster;
 mod connection;
 mod counters;
+mod dump;
 mod expire;
 mod get;
 mod hashes;
 mod info;
 mod introspect;
 mod keys;
+mod lcs;
 mod lists;
 mod options;
 mod range;
@@ -22,6 +26,7 @@ mod scan;
 mod set;
 mod set_algebra;
 mod sets;
+mod sort;
 mod transaction;
 pub(crate) mod typed;
 mod zset_algebra;
@@ -50,6 +55,8 @@ pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
 /// Every family, in no special order.
 const FAMILIES: &[&[Spec]] = &[
+    bitfield::COMMANDS,
+    bits::COMMANDS,
     blocking::COMMANDS,
     admin::COMMANDS,
     client::COMMANDS,
@@ -59,16 +66,19 @@ const FAMILIES: &[&[Spec]] = &[
     introspect::COMMANDS,
     transaction::COMMANDS,
     counters::COMMANDS,
+    dump::COMMANDS,
     expire::COMMANDS,
     get::COMMANDS,
     hashes::COMMANDS,
     keys::COMMANDS,
+    lcs::COMMANDS,
     lists::COMMANDS,
     range::COMMANDS,
     scan::COMMANDS,
     set::COMMANDS,
     set_algebra::COMMANDS,
     sets::COMMANDS,
+    sort::COMMANDS,
     zset_algebra::COMMANDS,
     zset_range::COMMANDS,
     zsets::COMMANDS,

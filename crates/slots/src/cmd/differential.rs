@@ -261,6 +261,29 @@ const TEMPLATES: &[&str] = &[
     "zdiff 2 K K weights 1 2",
     "zunionstore K 2 K K ?weights_1_S",
     "zinterstore K 2 K K ?aggregate_min",
+    "setbit K T 0|1|x",
+    "getbit K T",
+    "bitcount K",
+    "bitcount K N N ?bit|byte|x",
+    "bitpos K 0|1|2",
+    "bitpos K 0|1 N",
+    "bitpos K 0|1 N N ?bit|byte",
+    "bitop and|or|xor|x K K K ?K",
+    "bitop not K K ?K",
+    "bitfield K get Y O",
+    "bitfield K set Y O I",
+    "bitfield K overflow sat|fail|wrap|x incrby Y O I set Y O I get Y O",
+    "bitfield_ro K get u8 0",
+    "bitfield_ro K set u8 0 1",
+    "sort K",
+    "sort K alpha ?desc",
+    "sort K alpha limit N N",
+    "sort K by nosort ?desc limit C C store K",
+    "sort K alpha store K",
+    "sort_ro K alpha store K",
+    "lcs K K ?len",
+    "lcs K K idx ?withmatchlen ?minmatchlen_C",
+    "lcs K K len idx",
     "zdiffstore K 2 K K",
     "zintercard 2 K K ?limit_C",
     "zintercard N K",
@@ -301,6 +324,23 @@ fn dump(trial: &mut Trial) -> Vec<String> {
     lines
 }
 
+/// Takes every value from us to Redis and from there to another of us, by DUMP and RESTORE.
+fn carry_over(ours: &mut Trial, redis: &mut Redis, copy: &mut Trial) {
+    for key in (0..6).map(|n| format!("k{n}").into_bytes()) {
+        let Some(Value::Bulk(payload)) = ours.run_args(&OwnedArgs::from_slices([b"dump", &key[..]])) else {
+            continue;
+        };
+        let restore =
+            [b"restore".to_vec(), b"carried".to_vec(), b"0".to_vec(), payload.to_vec(), b"replace".to_vec()];
+        assert_eq!(show(&redis.run(&restore)), "OK");
+        let Value::Bulk(payload) = redis.run(&[b"dump".to_vec(), b"carried".to_vec()]) else {
+            panic!("no payload")
+        };
+        let restore = [b"restore", &key[..], b"0", &payload, b"replace"];
+        assert_eq!(show(&copy.run_args(&OwnedArgs::from_slices(restore)).unwrap()), "OK");
+    }
+}
+
 #[test]
 fn answers_are_those_of_redis() {
     let Some(mut redis) = Redis::start() else {
@@ -332,6 +372,8 @@ fn answers_are_those_of_redis() {
                 ours.replay(&mut copy);
             }
             assert_eq!(dump(&mut ours), dump(&mut copy), "after round {round}");
+            carry_over(&mut ours, &mut redis, &mut copy);
+            assert_eq!(dump(&mut ours), dump(&mut copy), "carried over after round {round}");
         }
     }
 }

@@ -54,6 +54,15 @@ pub(crate) fn peek<'d, T: Typed>(db: &'d Keyspace, key: &[u8]) -> Result<Option<
     of_item(db.get(key))
 }
 
+/// The string at a key.
+pub(crate) fn peek_string<'d>(db: &'d Keyspace, key: &[u8]) -> Result<Option<&'d [u8]>, Error> {
+    match db.get(key) {
+        None => Ok(None),
+        Some(Item::Str(string)) => Ok(Some(string)),
+        Some(Item::Value(_)) => Err(Error::WRONG_TYPE),
+    }
+}
+
 fn of_item<T: Typed>(item: Option<Item<'_>>) -> Result<Option<&T>, Error> {
     match item {
         None => Ok(None),
