@@ -23,6 +23,7 @@ mod lists;
 mod options;
 mod range;
 mod scan;
+mod scripting;
 mod set;
 mod set_algebra;
 mod sets;
@@ -75,6 +76,7 @@ const FAMILIES: &[&[Spec]] = &[
     lists::COMMANDS,
     range::COMMANDS,
     scan::COMMANDS,
+    scripting::COMMANDS,
     set::COMMANDS,
     set_algebra::COMMANDS,
     sets::COMMANDS,

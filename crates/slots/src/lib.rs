@@ -25,6 +25,7 @@ pub mod keyspace;
 pub mod log;
 pub mod rdb;
 pub mod replicated;
+pub mod script;
 pub mod server;
 pub mod service;
 pub mod session;

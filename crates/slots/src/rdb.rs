@@ -83,6 +83,14 @@ pub fn dump(value: ObjectRef<'_>) -> Vec<u8> {
     payload
 }
 
+/// The payload of nothing at all, which is how a store without functions dumps them.
+pub fn nothing() -> Vec<u8> {
+    let mut payload = VERSION.to_le_bytes().to_vec();
+    let sum = crc64(0, &payload);
+    payload.extend_from_slice(&sum.to_le_bytes());
+    payload
+}
+
 /// The value of a payload.
 pub fn restore(payload: &[u8], limits: &crate::value::limits::Limits) -> Result<Object, RestoreError> {
     let body_end = payload.len().checked_sub(10).ok_or(RestoreError::Footer)?;

@@ -10,6 +10,7 @@ use std::sync::{PoisonError, RwLock};
 
 use crate::error::Error;
 use crate::events::class;
+use crate::value::limits::Limits;
 
 /// Which keys go when memory is short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,6 +177,8 @@ pub struct Settings {
     pub slower_than_us: AtomicI64,
     /// `timeout`, in seconds.
     pub timeout_s: AtomicI64,
+    /// `hash-max-listpack-entries` and its like.
+    limits: RwLock<Limits>,
 }
 
 impl Default for Settings {
@@ -188,6 +191,7 @@ impl Default for Settings {
             notify: AtomicU32::new(0),
             slower_than_us: AtomicI64::new(10_000),
             timeout_s: AtomicI64::new(0),
+            limits: RwLock::default(),
         }
     }
 }
@@ -220,6 +224,27 @@ impl Settings {
     /// The rule for eviction.
     pub fn policy(&self) -> Policy {
         POLICIES[usize::from(self.policy.load(Ordering::Relaxed)) % POLICIES.len()].1
+    }
+
+    /// Up to where values keep their small forms.
+    pub fn limits(&self) -> Limits {
+        *self.limits.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put_limit(&self, name: &str, value: i64) {
+        let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+        let count = usize::try_from(value).unwrap_or(0);
+        match name {
+            "hash-max-listpack-entries" => limits.hash_entries = count,
+            "hash-max-listpack-value" => limits.hash_value = count,
+            "list-max-listpack-size" => limits.list_chunk = value,
+            "set-max-intset-entries" => limits.set_ints = count,
+            "set-max-listpack-entries" => limits.set_entries = count,
+            "set-max-listpack-value" => limits.set_value = count,
+            "zset-max-listpack-entries" => limits.zset_entries = count,
+            "zset-max-listpack-value" => limits.zset_value = count,
+            _ => {}
+        }
     }
 
     /// Checks pairs of names and values; nothing is changed unless all are right.
@@ -261,7 +286,7 @@ impl Settings {
             }
             "slowlog-log-slower-than" => self.slower_than_us.store(number(), Ordering::Relaxed),
             "timeout" => self.timeout_s.store(number(), Ordering::Relaxed),
-            _ => {}
+            _ => self.put_limit(name, number()),
         }
         self.values.write().unwrap_or_else(PoisonError::into_inner).insert(name, value);
         self.version.fetch_add(1, Ordering::Release);

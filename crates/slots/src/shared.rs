@@ -9,6 +9,7 @@ use moim_base::metrics::Counter;
 use moim_base::{Clock, SystemClock};
 
 use crate::cluster::View;
+use crate::script::Scripts;
 use crate::session::Mailbox;
 use crate::settings::Settings;
 
@@ -20,6 +21,8 @@ pub struct Shared {
     pub settings: Settings,
     /// Counters.
     pub stats: Stats,
+    /// Scripts by name.
+    pub scripts: Scripts,
     /// Who is connected.
     pub clients: Mutex<BTreeMap<u64, Client>>,
     /// How many are.
@@ -124,6 +127,7 @@ impl Shared {
         Self {
             settings: Settings::default(),
             stats: Stats::default(),
+            scripts: Scripts::default(),
             clients: Mutex::default(),
             connections: AtomicUsize::new(0),
             next_client: AtomicU64::new(1),

@@ -112,8 +112,12 @@ fn bitcount(ctx: &mut Ctx<'_>) -> Done {
         2 => bit_range(0, -1, string.len(), 8),
         4 | 5 => {
             let (start, end) = (ctx.int(2)?, ctx.int(3)?);
-            let unit = if ctx.argc() == 5 && counts_bits(ctx.arg(4))? { 1 } else { 8 };
-            if start < 0 && end < 0 && start > end { None } else { bit_range(start, end, string.len(), unit) }
+            if start < 0 && end < 0 && start > end {
+                None
+            } else {
+                let unit = if ctx.argc() == 5 && counts_bits(ctx.arg(4))? { 1 } else { 8 };
+                bit_range(start, end, string.len(), unit)
+            }
         }
         _ => return Err(Error::SYNTAX),
     };

@@ -377,3 +377,22 @@ fn answers_are_those_of_redis() {
         }
     }
 }
+
+#[test]
+fn scripts_answer_as_in_redis() {
+    let Some(mut redis) = Redis::start() else {
+        eprintln!("skipped: no redis-server here");
+        return;
+    };
+    let mut ours = Trial::new();
+    let mut wrong = Vec::new();
+    for script in include_str!("scripts.txt").lines() {
+        let command = ["eval", script, "3", "{k}1", "{k}2", "{k}3", "first", "second"];
+        let answer = show(&ours.run_args(&OwnedArgs::from_slices(command)).unwrap());
+        let wanted = show(&redis.run(&command.map(|word| word.as_bytes().to_vec())));
+        if answer != wanted {
+            wrong.push(format!("{script}\n   ours {answer}\n  redis {wanted}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -93,7 +93,7 @@ pub(crate) fn create<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<&
 impl Ctx<'_> {
     /// Up to where values keep their small forms.
     pub(crate) fn limits(&self) -> Limits {
-        Limits::default()
+        self.shared.settings.limits()
     }
 
     /// A key whose value has become empty is gone. Answers whether it is.

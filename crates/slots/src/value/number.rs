@@ -101,18 +101,23 @@ pub fn format_f64(number: f64) -> String {
 
 /// As C's `%.17g` prints it.
 pub fn format_g17(number: f64) -> String {
-    let exact = format!("{number:.16e}");
+    format_g(number, 17)
+}
+
+/// As C's `%.<digits>g` prints a finite number.
+pub fn format_g(number: f64, digits: usize) -> String {
+    let exact = format!("{number:.*e}", digits - 1);
     let (mantissa, exponent) = exact.split_once('e').unwrap_or((&exact, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     let trim = |digits: &str| match digits.contains('.') {
         true => digits.trim_end_matches('0').trim_end_matches('.').to_string(),
         false => digits.to_string(),
     };
-    if !(-4..17).contains(&exponent) {
+    if exponent < -4 || exponent >= digits as i32 {
         let sign = if exponent < 0 { '-' } else { '+' };
         return format!("{}e{sign}{:02}", trim(mantissa), exponent.abs());
     }
-    trim(&format!("{number:.*}", (16 - exponent) as usize))
+    trim(&format!("{number:.*}", (digits as i32 - 1 - exponent) as usize))
 }
 
 /// The sum of two floats as `INCRBYFLOAT` and `HINCRBYFLOAT` store it: plain decimals, at most 17 digits

@@ -1,0 +1,167 @@
+//! EVAL and its family: scripts, by text or by name.
+
+use super::flag::{
+    ALLOW_BUSY, LOADING, MAY_REPLICATE, NO_MANDATORY_KEYS, NOSCRIPT, READONLY, SKIP_MONITOR, STALE, WRITE,
+};
+use super::{Keys, Spec, help};
+use crate::ctx::{Ctx, int};
+use crate::error::{Done, Error};
+use crate::script::{self, Script, sha1};
+
+const GROUP: &str = "scripting";
+const KEYS: Keys = Keys::Counted { at: 2, also: 0 };
+const RUNS: u32 = NOSCRIPT | SKIP_MONITOR | MAY_REPLICATE | NO_MANDATORY_KEYS | STALE;
+const READS: u32 = NOSCRIPT | SKIP_MONITOR | NO_MANDATORY_KEYS | STALE | READONLY;
+
+/// The commands of this file.
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Spec] = &[
+    Spec::new("eval", -3, RUNS, KEYS, GROUP, "Runs a script", |ctx| eval(ctx, false)),
+    Spec::new("eval_ro", -3, READS, KEYS, GROUP, "Runs a script that does not write", |ctx| eval(ctx, true)),
+    Spec::new("evalsha", -3, RUNS, KEYS, GROUP, "Runs a script by its name", |ctx| evalsha(ctx, false)),
+    Spec::new("evalsha_ro", -3, READS, KEYS, GROUP, "Runs a script that does not write by its name", |ctx| evalsha(ctx, true)),
+    Spec::new("script", -2, 0, Keys::None, GROUP, "Manages scripts", unknown).with(&[
+        Spec::new("script|load", 3, NOSCRIPT | STALE, Keys::None, GROUP, "Keeps a script", load),
+        Spec::new("script|exists", -3, NOSCRIPT, Keys::None, GROUP, "Says which scripts are known", exists),
+        Spec::new("script|flush", -2, NOSCRIPT, Keys::None, GROUP, "Forgets all scripts", flush),
+        Spec::new("script|kill", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Ends the script that runs", kill),
+        Spec::new("script|debug", 3, NOSCRIPT, Keys::None, GROUP, "Refuses to debug", debug),
+        Spec::new("script|help", 2, LOADING | STALE, Keys::None, GROUP, "Explains the subcommands", script_help),
+    ]),
+    Spec::new("function", -2, 0, Keys::None, GROUP, "Manages functions, of which there are none", unknown).with(&[
+        Spec::new("function|flush", -2, NOSCRIPT | WRITE, Keys::None, GROUP, "Forgets all functions", function_flush),
+        Spec::new("function|list", -2, NOSCRIPT, Keys::None, GROUP, "Lists functions", function_list),
+        Spec::new("function|dump", 2, NOSCRIPT, Keys::None, GROUP, "Gives all functions as a payload", function_dump),
+        Spec::new("function|stats", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Says which function runs", function_stats),
+    ]),
+];
+
+/// Splits the arguments behind the script into keys and others.
+fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Vec<&'a [u8]>, Vec<&'a [u8]>), Error> {
+    let count = int(ctx.arg(2))?;
+    if count > ctx.argc() as i64 - 3 {
+        return Err(Error::err("Number of keys can't be greater than number of args"));
+    }
+    let count = usize::try_from(count).map_err(|_| Error::err("Number of keys can't be negative"))?;
+    let keys = ctx.args.iter().skip(3).take(count).collect();
+    Ok((keys, ctx.args.iter().skip(3 + count).collect()))
+}
+
+fn eval(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
+    let (keys, args) = parts(ctx)?;
+    let source = ctx.arg(1);
+    let sha = sha1::hex(source);
+    script::run(ctx, &Script { sha: &sha, source, keys, args, read_only })?;
+    ctx.shared.scripts.add(&sha, source, false);
+    Ok(())
+}
+
+fn evalsha(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
+    let sha = String::from_utf8_lossy(ctx.arg(1)).to_lowercase();
+    let source = ctx.shared.scripts.get(&sha);
+    let source = source.ok_or_else(|| Error::coded("NOSCRIPT No matching script. Please use EVAL."))?;
+    let (keys, args) = parts(ctx)?;
+    script::run(ctx, &Script { sha: &sha, source: &source, keys, args, read_only })
+}
+
+fn unknown(ctx: &mut Ctx<'_>) -> Done {
+    let (name, sub) = (
+        String::from_utf8_lossy(ctx.arg(0)).to_uppercase(),
+        String::from_utf8_lossy(ctx.arg(1)).into_owned(),
+    );
+    Err(Error::err(format_args!("unknown subcommand '{sub}'. Try {name} HELP.")))
+}
+
+fn load(ctx: &mut Ctx<'_>) -> Done {
+    let source = ctx.arg(2);
+    script::check(source)?;
+    let sha = sha1::hex(source);
+    ctx.shared.scripts.add(&sha, source, true);
+    ctx.out.bulk(sha.as_bytes());
+    Ok(())
+}
+
+fn exists(ctx: &mut Ctx<'_>) -> Done {
+    let names = ctx.args;
+    ctx.out.array(names.len() - 2);
+    for name in names.iter().skip(2) {
+        let known = ctx.shared.scripts.get(&String::from_utf8_lossy(name).to_lowercase()).is_some();
+        ctx.out.integer(i64::from(known));
+    }
+    Ok(())
+}
+
+fn flush(ctx: &mut Ctx<'_>) -> Done {
+    if ctx.argc() > 3 || ctx.argc() == 3 && !ctx.is(2, "SYNC") && !ctx.is(2, "ASYNC") {
+        return Err(Error::err("SCRIPT FLUSH only support SYNC|ASYNC option"));
+    }
+    ctx.shared.scripts.clear();
+    script::flush();
+    ctx.out.ok();
+    Ok(())
+}
+
+/// Reached only when no script runs: one that does holds the shard.
+fn kill(_: &mut Ctx<'_>) -> Done {
+    Err(Error::coded("NOTBUSY No scripts in execution right now."))
+}
+
+fn debug(ctx: &mut Ctx<'_>) -> Done {
+    if ctx.is(2, "NO") {
+        ctx.out.ok();
+        return Ok(());
+    }
+    Err(Error::err("SCRIPT DEBUG is not supported"))
+}
+
+fn script_help(ctx: &mut Ctx<'_>) -> Done {
+    help(
+        ctx,
+        &[
+            "SCRIPT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+            "EXISTS <sha1> [<sha1> ...]",
+            "    Say which of these scripts are known.",
+            "FLUSH [ASYNC|SYNC]",
+            "    Forget all scripts.",
+            "KILL",
+            "    End the script that runs, unless it has written.",
+            "LOAD <script>",
+            "    Keep a script without running it.",
+            "HELP",
+            "    Print this help.",
+        ],
+    )
+}
+
+fn function_flush(ctx: &mut Ctx<'_>) -> Done {
+    if ctx.argc() > 3 || ctx.argc() == 3 && !ctx.is(2, "SYNC") && !ctx.is(2, "ASYNC") {
+        return Err(Error::err("FUNCTION FLUSH only supports SYNC|ASYNC option"));
+    }
+    ctx.out.ok();
+    Ok(())
+}
+
+fn function_list(ctx: &mut Ctx<'_>) -> Done {
+    ctx.out.array(0);
+    Ok(())
+}
+
+fn function_dump(ctx: &mut Ctx<'_>) -> Done {
+    ctx.out.bulk(&crate::rdb::nothing());
+    Ok(())
+}
+
+fn function_stats(ctx: &mut Ctx<'_>) -> Done {
+    ctx.out.map(2);
+    ctx.out.bulk(b"running_script");
+    ctx.out.null();
+    ctx.out.bulk(b"engines");
+    ctx.out.map(1);
+    ctx.out.bulk(b"LUA");
+    ctx.out.map(2);
+    ctx.out.bulk(b"libraries_count");
+    ctx.out.integer(0);
+    ctx.out.bulk(b"functions_count");
+    ctx.out.integer(0);
+    Ok(())
+}

@@ -1,0 +1,612 @@
+//! Scripts: Lua 5.1 in a sandbox, one machine per thread.
+//!
+//! A script runs to its end inside one command of the shard, as EXEC does: nothing else runs meanwhile, and what it
+//! changed is one batch. It reaches data through `redis.call` alone. Its memory is bounded; after `lua-time-limit` the
+//! shard calls itself busy, and SCRIPT KILL ends a script that has not written.
+//!
+//! Nothing a script does may outlive it: scripts see stand-ins of all tables (`prelude.lua`), and globals are refused.
+
+mod bits;
+mod convert;
+mod json;
+mod msgpack;
+mod pack;
+pub(crate) mod sha1;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use hashbrown::HashMap;
+use mlua::chunk::ChunkMode;
+use mlua::{Function, HookTriggers, Lua, LuaOptions, MultiValue, StdLib, Table, Value, VmState};
+use moim_wire_resp::{Encoder, OwnedArgs, Protocol, ReplyDecoder, Value as Reply};
+
+use crate::cmd::{self, flag};
+use crate::ctx::{Ctx, Mode};
+use crate::error::{Done, Error};
+
+/// What all scripts of a thread may take together.
+const MAX_MEMORY: usize = 256 << 20;
+/// How often a running script is looked at, in instructions of the machine.
+const LOOK_EVERY: u32 = 20_000;
+/// Compiled scripts that a thread keeps.
+const MAX_COMPILED: usize = 1024;
+
+/// What a function for scripts gives.
+type Answer = mlua::Result<Value>;
+/// Several values.
+type Answers = mlua::Result<MultiValue>;
+
+/// An error on its way through a script: what `pcall` gives, and where it happened.
+#[derive(Clone, Debug)]
+struct Raised {
+    message: String,
+    place: Option<(String, i64)>,
+}
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// An error of a library: the line stands before the text.
+fn raise(lua: &Lua, text: &str) -> mlua::Error {
+    let place = place(lua);
+    let message = match &place {
+        Some((_, line)) => format!("ERR user_script:{line}: {text}"),
+        None => format!("ERR {text}"),
+    };
+    mlua::Error::external(Raised { message, place })
+}
+
+/// An error of `redis` itself, code and all.
+fn raise_coded(lua: &Lua, message: impl Into<String>) -> mlua::Error {
+    mlua::Error::external(Raised { message: message.into(), place: place(lua) })
+}
+
+/// What was raised, whatever it was wrapped into on its way.
+fn find_raised(error: &mlua::Error) -> Option<&Raised> {
+    match error {
+        mlua::Error::CallbackError { cause, .. } | mlua::Error::WithContext { cause, .. } => {
+            find_raised(cause)
+        }
+        mlua::Error::ExternalError(inner) => inner.downcast_ref::<Raised>(),
+        _ => None,
+    }
+}
+
+fn argument(args: &MultiValue, at: usize) -> Option<&Value> {
+    args.get(at)
+}
+
+fn wrong(at: usize, wanted: &str, found: &str) -> String {
+    format!("bad argument #{at} ({wanted} expected, got {found})")
+}
+
+/// A script to run.
+pub(crate) struct Script<'a> {
+    /// Its name: forty hexadecimal digits.
+    pub(crate) sha: &'a str,
+    /// Its text.
+    pub(crate) source: &'a [u8],
+    pub(crate) keys: Vec<&'a [u8]>,
+    pub(crate) args: Vec<&'a [u8]>,
+    /// It may not write.
+    pub(crate) read_only: bool,
+}
+
+thread_local! {
+    static MACHINE: RefCell<Option<Machine>> = const { RefCell::new(None) };
+}
+
+/// Runs a script and writes its answer.
+pub(crate) fn run(ctx: &mut Ctx<'_>, script: &Script<'_>) -> Done {
+    with_machine(|machine| machine.run(ctx, script))?
+}
+
+/// Says whether a script can be compiled.
+pub(crate) fn check(source: &[u8]) -> Done {
+    let (body, _) = shebang(source)?;
+    with_machine(|machine| machine.compile(&body).map(|_| ()))?
+}
+
+/// Forgets what was compiled on this thread.
+pub(crate) fn flush() {
+    MACHINE.with_borrow_mut(|machine| *machine = None);
+}
+
+fn with_machine<T>(act: impl FnOnce(&mut Machine) -> T) -> Result<T, Error> {
+    MACHINE.with_borrow_mut(|slot| {
+        if slot.is_none() {
+            *slot = Some(Machine::new().map_err(|error| Error::err(format_args!("no Lua: {error}")))?);
+        }
+        slot.as_mut().map(act).ok_or(Error::SYNTAX)
+    })
+}
+
+/// The first line may say `#!lua flags=…`. Gives the text without it, and whether it promises not to write.
+fn shebang(source: &[u8]) -> Result<(Vec<u8>, bool), Error> {
+    let Some(rest) = source.strip_prefix(b"#!") else { return Ok((source.to_vec(), false)) };
+    let end = rest.iter().position(|&byte| byte == b'\n').ok_or(Error::err("Invalid script shebang"))?;
+    let line = String::from_utf8_lossy(&rest[..end]).into_owned();
+    let mut words = line.split_whitespace();
+    let engine = words.next().unwrap_or_default();
+    if engine != "lua" {
+        return Err(Error::err(format_args!("Unexpected engine in script shebang: {engine}")));
+    }
+    let mut read_only = false;
+    for word in words {
+        let Some(flags) = word.strip_prefix("flags=") else {
+            return Err(Error::err(format_args!("Unknown lua shebang option: {word}")));
+        };
+        for flag in flags.split(',').filter(|flag| !flag.is_empty()) {
+            match flag {
+                "no-writes" => read_only = true,
+                "allow-oom" | "allow-stale" | "no-cluster" | "allow-cross-slot-keys" => {}
+                _ => return Err(Error::err(format_args!("Unexpected flag in script shebang: {flag}"))),
+            }
+        }
+    }
+    // The line stays, empty, so that errors name the right ones.
+    Ok((rest[end..].to_vec(), read_only))
+}
+
+/// A Lua machine with what scripts need.
+struct Machine {
+    lua: Lua,
+    environment: Table,
+    runner: Function,
+    /// The table behind `redis`: the functions that run commands are put into it for each script.
+    redis: Table,
+    compiled: HashMap<String, (Function, bool)>,
+    random: Rc<Cell<u64>>,
+    protocol: Rc<Cell<Protocol>>,
+    runs: u32,
+}
+
+impl Machine {
+    fn new() -> mlua::Result<Machine> {
+        let libraries = StdLib::STRING | StdLib::TABLE | StdLib::MATH;
+        let lua = Lua::new_with(libraries, LuaOptions::default())?;
+        let (random, protocol) = (Rc::new(Cell::new(1)), Rc::new(Cell::new(Protocol::Resp2)));
+        let raw = raw_functions(&lua, &random, &protocol)?;
+        let redis = raw.get::<Table>("redis")?;
+        let prelude = lua.load(include_str!("script/prelude.lua")).set_name("=prelude");
+        let (environment, runner) = prelude.call::<(Table, Function)>(raw)?;
+        lua.set_memory_limit(MAX_MEMORY)?;
+        Ok(Machine { lua, environment, runner, redis, compiled: HashMap::new(), random, protocol, runs: 0 })
+    }
+
+    fn compile(&self, source: &[u8]) -> Result<Function, Error> {
+        let chunk = self.lua.load(source).set_name("@user_script").set_mode(ChunkMode::Text);
+        chunk.set_environment(self.environment.clone()).into_function().map_err(|error| {
+            let text = match &error {
+                mlua::Error::SyntaxError { message, .. } => message.clone(),
+                other => other.to_string(),
+            };
+            Error::err(format_args!("Error compiling script (new function): {}", one_line(&text)))
+        })
+    }
+
+    fn find(&mut self, script: &Script<'_>) -> Result<(Function, bool), Error> {
+        if let Some(found) = self.compiled.get(script.sha) {
+            return Ok(found.clone());
+        }
+        let (body, read_only) = shebang(script.source)?;
+        let function = self.compile(&body)?;
+        if self.compiled.len() >= MAX_COMPILED {
+            self.compiled.clear();
+        }
+        self.compiled.insert(script.sha.to_owned(), (function.clone(), read_only));
+        Ok((function, read_only))
+    }
+
+    fn run(&mut self, ctx: &mut Ctx<'_>, script: &Script<'_>) -> Done {
+        let (function, no_writes) = self.find(script)?;
+        let read_only = script.read_only || no_writes;
+        self.random.set(0);
+        self.protocol.set(Protocol::Resp2);
+        let watch = Watch::begin(ctx);
+        watch.install(&self.lua).map_err(|error| failed(&error))?;
+        let outcome = self.call(ctx, script, &function, read_only);
+        self.lua.remove_global_hook();
+        let killed = watch.end();
+        self.runs += 1;
+        if self.runs.is_multiple_of(64) {
+            let _ = self.lua.gc_collect();
+        }
+        if killed {
+            return Err(Error::err("Error running script: Script killed by user with SCRIPT KILL."));
+        }
+        let reply = match outcome.map_err(|error| failed(&error))? {
+            (true, value) => convert::to_reply(&value, self.protocol.get(), 0),
+            (false, value) => return Err(raised(&value, script.sha)),
+        };
+        reply.write(&mut ctx.out);
+        Ok(())
+    }
+
+    /// Lends the command to the machine while the script runs.
+    fn call(
+        &self,
+        ctx: &mut Ctx<'_>,
+        script: &Script<'_>,
+        function: &Function,
+        read_only: bool,
+    ) -> mlua::Result<(bool, Value)> {
+        let keys = self.lua.create_sequence_from(self.strings(&script.keys)?)?;
+        let args = self.lua.create_sequence_from(self.strings(&script.args)?)?;
+        let caller = RefCell::new(Caller {
+            ctx,
+            read_only,
+            slot: script.keys.first().map(|key| crate::slot_of(key)),
+            protocol: &self.protocol,
+            buffer: BytesMut::new(),
+        });
+        self.lua.scope(|scope| {
+            let call = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, true);
+            let pcall = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, false);
+            self.redis.raw_set("call", scope.create_function(call)?)?;
+            self.redis.raw_set("pcall", scope.create_function(pcall)?)?;
+            self.runner.call::<(bool, Value)>((function, keys, args))
+        })
+    }
+
+    fn strings(&self, of: &[&[u8]]) -> mlua::Result<Vec<mlua::LuaString>> {
+        of.iter().map(|bytes| self.lua.create_string(bytes)).collect()
+    }
+}
+
+/// Errors fit on one line of the protocol.
+fn one_line(text: &str) -> String {
+    text.replace(['\r', '\n'], " ")
+}
+
+fn failed(error: &mlua::Error) -> Error {
+    let text = error.to_string();
+    let text = text.lines().next().unwrap_or_default();
+    Error::err(format_args!("Error running script: {}", text.trim_start_matches("runtime error: ")))
+}
+
+/// What a script raised, as the client hears it: the message, the script, the line.
+fn raised(value: &Value, sha: &str) -> Error {
+    let Value::Table(table) = value else { return Error::err("Error running script: unknown error") };
+    let text = |field: &str| match table.raw_get::<Value>(field) {
+        Ok(Value::String(text)) => Some(String::from_utf8_lossy(&text.as_bytes()).into_owned()),
+        _ => None,
+    };
+    let message = one_line(&text("err").unwrap_or_else(|| "ERR unknown error".into()));
+    match (text("source"), table.raw_get::<Value>("line")) {
+        (Some(source), Ok(Value::Integer(line))) => {
+            Error::coded(format!("{message} script: {sha}, on {source}:{line}."))
+        }
+        _ => Error::coded(message),
+    }
+}
+
+/// The innermost line of the script that runs.
+fn place(lua: &Lua) -> Option<(String, i64)> {
+    (0..64).find_map(|level| {
+        lua.inspect_stack(level, |frame| {
+            let source = frame.source();
+            let source = source.source.as_deref().unwrap_or_default().to_owned();
+            let line = frame.current_line().map_or(0, |line| line as i64);
+            (source == "@user_script").then_some((source, line))
+        })
+        .flatten()
+    })
+}
+
+/// The functions that the prelude builds on.
+fn raw_functions(lua: &Lua, random: &Rc<Cell<u64>>, protocol: &Rc<Cell<Protocol>>) -> mlua::Result<Table> {
+    let raw = lua.create_table()?;
+    raw.set("redis", redis_functions(lua, protocol)?)?;
+    raw.set("cjson", json::library(lua)?)?;
+    raw.set("cmsgpack", msgpack::library(lua)?)?;
+    raw.set("bit", bits::library(lua)?)?;
+    raw.set("struct", pack::library(lua)?)?;
+    raw.set("where", lua.create_function(|lua, ()| Ok(place(lua).unzip()))?)?;
+    raw.set("explain", lua.create_function(explain)?)?;
+    let state = Rc::clone(random);
+    raw.set("random", lua.create_function(move |lua, args: MultiValue| draw(lua, &state, &args))?)?;
+    let state = Rc::clone(random);
+    let seed = move |_: &Lua, args: MultiValue| {
+        state.set(match argument(&args, 0) {
+            Some(Value::Integer(seed)) => *seed as u64,
+            Some(Value::Number(seed)) => seed.to_bits(),
+            _ => 0,
+        });
+        Ok(Value::Nil)
+    };
+    raw.set("randomseed", lua.create_function(seed)?)?;
+    Ok(raw)
+}
+
+/// The message, source and line of an error that came from Rust.
+fn explain(lua: &Lua, error: mlua::Error) -> mlua::Result<(String, Option<String>, Option<i64>)> {
+    let (message, place) = match find_raised(&error) {
+        Some(raised) => (raised.message.clone(), raised.place.clone()),
+        None => (format!("ERR {}", error.to_string().lines().next().unwrap_or_default()), place(lua)),
+    };
+    let (source, line) = place.unzip();
+    Ok((message, source, line))
+}
+
+/// `math.random`: the same numbers in every run, so that scripts behave alike everywhere.
+fn draw(lua: &Lua, state: &Cell<u64>, args: &MultiValue) -> Answer {
+    // Steele's SplitMix64.
+    let next = state.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+    state.set(next);
+    let mixed = (next ^ (next >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let unit = ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64;
+    let number = |at: usize| match argument(args, at) {
+        Some(Value::Integer(number)) => Some(*number as f64),
+        Some(Value::Number(number)) => Some(number.floor()),
+        _ => None,
+    };
+    let (low, high) = match (args.len(), number(0), number(1)) {
+        (0, ..) => return Ok(Value::Number(unit)),
+        (1, Some(high), _) => (1.0, high),
+        (2, Some(low), Some(high)) => (low, high),
+        _ => return Err(raise(lua, &wrong(1, "number", "no value"))),
+    };
+    if high < low {
+        return Err(raise(lua, "bad argument #1 to 'random' (interval is empty)"));
+    }
+    Ok(Value::Number((unit * (high - low + 1.0)).floor() + low))
+}
+
+fn redis_functions(lua: &Lua, protocol: &Rc<Cell<Protocol>>) -> mlua::Result<Table> {
+    let redis = lua.create_table()?;
+    let sha1hex = |lua: &Lua, args: MultiValue| match (args.len(), argument(&args, 0)) {
+        (1, Some(value)) => {
+            let text = lua.coerce_string(value.clone())?.map_or(Vec::new(), |text| text.as_bytes().to_vec());
+            lua.create_string(sha1::hex(&text)).map(Value::String)
+        }
+        _ => Err(raise_coded(lua, "ERR wrong number of arguments")),
+    };
+    redis.set("sha1hex", lua.create_function(sha1hex)?)?;
+    redis.set("log", lua.create_function(|lua, args: MultiValue| log(lua, &args))?)?;
+    let protocol = Rc::clone(protocol);
+    let setresp = move |lua: &Lua, args: MultiValue| match (args.len(), argument(&args, 0)) {
+        (1, Some(Value::Integer(version @ (2 | 3)))) => {
+            protocol.set(if *version == 2 { Protocol::Resp2 } else { Protocol::Resp3 });
+            Ok(Value::Nil)
+        }
+        (1, _) => Err(raise_coded(lua, "ERR RESP version must be 2 or 3.")),
+        _ => Err(raise_coded(lua, "ERR redis.setresp() requires one argument.")),
+    };
+    redis.set("setresp", lua.create_function(setresp)?)?;
+    redis.set("acl_check_cmd", lua.create_function(|_, _: MultiValue| Ok(Value::Boolean(true)))?)?;
+    for (name, number) in [("LOG_DEBUG", 0), ("LOG_VERBOSE", 1), ("LOG_NOTICE", 2), ("LOG_WARNING", 3)] {
+        redis.set(name, number)?;
+    }
+    for (name, number) in
+        [("REPL_NONE", 0), ("REPL_AOF", 1), ("REPL_SLAVE", 2), ("REPL_REPLICA", 2), ("REPL_ALL", 3)]
+    {
+        redis.set(name, number)?;
+    }
+    redis.set("REDIS_VERSION", "7.0.15")?;
+    redis.set("REDIS_VERSION_NUM", 0x0007_000f)?;
+    Ok(redis)
+}
+
+fn log(lua: &Lua, args: &MultiValue) -> Answer {
+    if args.len() < 2 {
+        return Err(raise_coded(lua, "ERR redis.log() requires two arguments or more."));
+    }
+    let Some(Value::Integer(level)) = argument(args, 0) else {
+        return Err(raise_coded(lua, "ERR First argument must be a number (log level)."));
+    };
+    if !(0..=3).contains(level) {
+        return Err(raise_coded(lua, "ERR Invalid debug level."));
+    }
+    let words: Vec<String> = args.iter().skip(1).filter_map(|value| value.to_string().ok()).collect();
+    tracing::info!(target: "moim_slots::script", level, "{}", words.join(" "));
+    Ok(Value::Nil)
+}
+
+/// The words of a command.
+fn arguments(args: &MultiValue) -> Result<OwnedArgs, Error> {
+    if args.is_empty() {
+        return Err(Error::err("Please specify at least one argument for this redis lib call"));
+    }
+    let mut words = Vec::with_capacity(args.len());
+    for value in args {
+        words.push(match value {
+            Value::Number(number) => crate::value::number::format_g17(*number).into_bytes(),
+            Value::String(text) => text.as_bytes().to_vec(),
+            Value::Integer(number) => number.to_string().into_bytes(),
+            _ => return Err(Error::err("Lua redis lib command arguments must be strings or integers")),
+        });
+    }
+    Ok(OwnedArgs::from_slices(words))
+}
+
+/// Runs the commands of a script.
+struct Caller<'c, 'a> {
+    ctx: &'c mut Ctx<'a>,
+    read_only: bool,
+    /// The slot of all keys.
+    slot: Option<u16>,
+    protocol: &'c Cell<Protocol>,
+    buffer: BytesMut,
+}
+
+impl Caller<'_, '_> {
+    /// `redis.call` raises what is wrong, `redis.pcall` gives it.
+    fn call(&mut self, lua: &Lua, args: &MultiValue, raises: bool) -> Answer {
+        let reply = match arguments(args).and_then(|args| self.run(&args)) {
+            Ok(reply) => reply,
+            Err(error) => Reply::Error(error.0.into_owned().into_bytes().into()),
+        };
+        match &reply {
+            Reply::Error(message) if raises => Err(raise_coded(lua, String::from_utf8_lossy(message))),
+            Reply::Error(message) => {
+                let table = lua.create_table()?;
+                table.raw_set("err", lua.create_string(message)?)?;
+                if let Some((source, line)) = place(lua) {
+                    table.raw_set("source", source)?;
+                    table.raw_set("line", line)?;
+                }
+                Ok(Value::Table(table))
+            }
+            reply => convert::to_lua(lua, reply, self.protocol.get()),
+        }
+    }
+
+    fn run(&mut self, command: &OwnedArgs) -> Result<Reply, Error> {
+        let args = command.args();
+        let spec = cmd::resolve(&args).ok_or(Error::err("Unknown Redis command called from script"))?;
+        if !spec.takes(args.len()) {
+            return Err(Error::err("Wrong number of args calling Redis command from script"));
+        }
+        if spec.has(flag::NOSCRIPT) {
+            return Err(Error::err("This Redis command is not allowed from script"));
+        }
+        if spec.has(flag::WRITE) {
+            if self.read_only {
+                return Err(Error::err("Write commands are not allowed from read-only scripts."));
+            }
+            if self.ctx.mode == Mode::Replica {
+                return Err(Error::READ_ONLY);
+            }
+        }
+        self.check_slot(spec, command)?;
+        let protocol = self.protocol.get();
+        let ctx = &mut *self.ctx;
+        self.buffer.clear();
+        let mut inner = Ctx {
+            args,
+            db: ctx.db,
+            now: ctx.now,
+            out: Encoder::new(&mut self.buffer, protocol),
+            fx: ctx.fx,
+            events: ctx.events,
+            session: ctx.session,
+            shared: ctx.shared,
+            mode: ctx.mode,
+            nested: true,
+            dirty: 0,
+            rewritten: false,
+        };
+        inner.run(spec);
+        let dirty = inner.dirty;
+        ctx.dirty += dirty;
+        // What the commands did is recorded by them.
+        ctx.rewritten = true;
+        if dirty > 0 {
+            Watch::on_write(ctx);
+        }
+        match ReplyDecoder::new(usize::MAX).decode(&mut self.buffer) {
+            Ok(Some(reply)) => Ok(reply),
+            _ => Ok(Reply::Null),
+        }
+    }
+
+    fn check_slot(&mut self, spec: &cmd::Spec, command: &OwnedArgs) -> Done {
+        let args = command.args();
+        let mut keys = Vec::new();
+        spec.keys.positions(&args, &mut keys);
+        for at in keys {
+            let slot = crate::slot_of(args.get(at).unwrap_or_default());
+            if *self.slot.get_or_insert(slot) != slot {
+                return Err(Error::err("Script attempted to access keys that do not hash to the same slot"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Looks at a running script from time to time.
+struct Watch {
+    killed: Rc<Cell<bool>>,
+}
+
+impl Watch {
+    fn begin(ctx: &Ctx<'_>) -> Watch {
+        let _ = ctx;
+        Watch { killed: Rc::default() }
+    }
+
+    fn install(&self, lua: &Lua) -> mlua::Result<()> {
+        let killed = Rc::clone(&self.killed);
+        lua.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |_, _| {
+            if killed.get() {
+                return Err(mlua::Error::runtime("Script killed by user with SCRIPT KILL."));
+            }
+            Ok(VmState::Continue)
+        })
+    }
+
+    fn on_write(ctx: &Ctx<'_>) {
+        let _ = ctx;
+    }
+
+    /// The script is over; says whether it was killed.
+    fn end(self) -> bool {
+        self.killed.get()
+    }
+}
+
+/// The scripts that this node knows, by their names.
+#[derive(Default)]
+pub struct Scripts {
+    known: std::sync::Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    scripts: HashMap<String, (Arc<[u8]>, bool)>,
+    bytes: usize,
+}
+
+impl Scripts {
+    /// Bytes of scripts above which those that only EVAL brought are forgotten.
+    const MAX_BYTES: usize = 64 << 20;
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The text of a script.
+    pub fn get(&self, sha: &str) -> Option<Arc<[u8]>> {
+        self.lock().scripts.get(sha).map(|(source, _)| Arc::clone(source))
+    }
+
+    /// Keeps a script; `pinned` ones, of SCRIPT LOAD, are kept until SCRIPT FLUSH.
+    pub fn add(&self, sha: &str, source: &[u8], pinned: bool) {
+        let mut known = self.lock();
+        if let Some((_, was_pinned)) = known.scripts.get_mut(sha) {
+            *was_pinned |= pinned;
+            return;
+        }
+        if known.bytes > Self::MAX_BYTES {
+            known.scripts.retain(|_, (_, pinned)| *pinned);
+            known.bytes = known.scripts.values().map(|(source, _)| source.len()).sum();
+        }
+        known.bytes += source.len();
+        known.scripts.insert(sha.to_owned(), (source.into(), pinned));
+    }
+
+    /// Forgets all.
+    pub fn clear(&self) {
+        *self.lock() = Known::default();
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.lock().scripts.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
