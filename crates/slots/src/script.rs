@@ -16,21 +16,25 @@ pub(crate) mod sha1;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 use hashbrown::HashMap;
 use mlua::chunk::ChunkMode;
 use mlua::{Function, HookTriggers, Lua, LuaOptions, MultiValue, StdLib, Table, Value, VmState};
+use moim_base::Clock;
 use moim_wire_resp::{Encoder, OwnedArgs, Protocol, ReplyDecoder, Value as Reply};
 
 use crate::cmd::{self, flag};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
+use crate::shard::Shard;
 
 /// What all scripts of a thread may take together.
 const MAX_MEMORY: usize = 256 << 20;
 /// How often a running script is looked at, in instructions of the machine.
 const LOOK_EVERY: u32 = 20_000;
+const KILLED: &str = "Script killed by user with SCRIPT KILL.";
 /// Compiled scripts that a thread keeps.
 const MAX_COMPILED: usize = 1024;
 
@@ -221,7 +225,7 @@ impl Machine {
             let _ = self.lua.gc_collect();
         }
         if killed {
-            return Err(Error::err("Error running script: Script killed by user with SCRIPT KILL."));
+            return Err(Error::err(format_args!("{KILLED} script: {}, on @user_script", script.sha)));
         }
         let reply = match outcome.map_err(|error| failed(&error))? {
             (true, value) => convert::to_reply(&value, self.protocol.get(), 0),
@@ -524,33 +528,58 @@ impl Caller<'_, '_> {
     }
 }
 
-/// Looks at a running script from time to time.
+/// Looks at a running script from time to time: whether it takes long, and whether somebody wants it to end.
 struct Watch {
+    shard: Option<Arc<Shard>>,
+    clock: Arc<dyn Clock>,
+    /// When others are told that the shard is busy.
+    deadline_ms: u64,
     killed: Rc<Cell<bool>>,
 }
 
 impl Watch {
     fn begin(ctx: &Ctx<'_>) -> Watch {
-        let _ = ctx;
-        Watch { killed: Rc::default() }
+        let (shard, clock) = (ctx.session.shard.clone(), Arc::clone(&ctx.shared.clock));
+        if let Some(shard) = &shard {
+            shard.script_killed.store(false, Ordering::Release);
+            shard.script_wrote.store(false, Ordering::Release);
+        }
+        let limit = u64::try_from(ctx.shared.settings.number("busy-reply-threshold")).unwrap_or(0);
+        let limit = if limit == 0 { u64::MAX } else { limit };
+        Watch { shard, deadline_ms: clock.monotonic_ms().saturating_add(limit), clock, killed: Rc::default() }
     }
 
     fn install(&self, lua: &Lua) -> mlua::Result<()> {
-        let killed = Rc::clone(&self.killed);
-        lua.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |_, _| {
-            if killed.get() {
-                return Err(mlua::Error::runtime("Script killed by user with SCRIPT KILL."));
+        let Some(shard) = self.shard.clone() else { return Ok(()) };
+        let (clock, killed, deadline_ms) =
+            (Arc::clone(&self.clock), Rc::clone(&self.killed), self.deadline_ms);
+        lua.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |lua, _| {
+            if shard.script_killed.load(Ordering::Acquire) {
+                if !killed.replace(true) {
+                    // A script may catch the error and go on: from now on every instruction is one.
+                    let every = HookTriggers::new().every_nth_instruction(1);
+                    lua.set_global_hook(every, |_, _| Err(mlua::Error::runtime(KILLED)))?;
+                }
+                return Err(mlua::Error::runtime(KILLED));
+            }
+            if clock.monotonic_ms() >= deadline_ms {
+                shard.busy.store(true, Ordering::Release);
             }
             Ok(VmState::Continue)
         })
     }
 
     fn on_write(ctx: &Ctx<'_>) {
-        let _ = ctx;
+        if let Some(shard) = &ctx.session.shard {
+            shard.script_wrote.store(true, Ordering::Release);
+        }
     }
 
     /// The script is over; says whether it was killed.
     fn end(self) -> bool {
+        if let Some(shard) = &self.shard {
+            shard.busy.store(false, Ordering::Release);
+        }
         self.killed.get()
     }
 }

@@ -128,7 +128,8 @@ fn read_steps(ctx: &Ctx<'_>) -> Result<Vec<Step>, Error> {
             continue;
         }
         let (gets, sets) = (ctx.is(at, "GET") && left >= 2, ctx.is(at, "SET") && left >= 3);
-        if !gets && !sets && !(ctx.is(at, "INCRBY") && left >= 3) {
+        let adds = ctx.is(at, "INCRBY") && left >= 3;
+        if !(gets || sets || adds) {
             return Err(Error::SYNTAX);
         }
         let kind = Kind::read(ctx.arg(at + 1))?;

@@ -36,8 +36,10 @@ pub(crate) const COMMANDS: &[Spec] = &[
     ]),
 ];
 
+type Words<'a> = Vec<&'a [u8]>;
+
 /// Splits the arguments behind the script into keys and others.
-fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Vec<&'a [u8]>, Vec<&'a [u8]>), Error> {
+fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> {
     let count = int(ctx.arg(2))?;
     if count > ctx.argc() as i64 - 3 {
         return Err(Error::err("Number of keys can't be greater than number of args"));
