@@ -20,9 +20,11 @@ mod introspect;
 mod keys;
 mod lcs;
 mod lists;
+mod migrate;
 mod options;
+mod pubsub;
 mod range;
-mod scan;
+pub(crate) mod scan;
 mod scripting;
 mod set;
 mod set_algebra;
@@ -74,6 +76,8 @@ const FAMILIES: &[&[Spec]] = &[
     keys::COMMANDS,
     lcs::COMMANDS,
     lists::COMMANDS,
+    migrate::COMMANDS,
+    pubsub::COMMANDS,
     range::COMMANDS,
     scan::COMMANDS,
     scripting::COMMANDS,
@@ -285,7 +289,7 @@ pub fn resolve(args: &Args<'_>) -> Option<&'static Spec> {
 
 /// A client has left: what it listened to is let go.
 pub(crate) fn on_leave(shared: &Shared, session: &mut Session) {
-    let _ = (shared, session);
+    pubsub::leave(shared, session);
 }
 
 /// Answers with lines of help.

@@ -35,6 +35,8 @@ const MAX_UNSENT: usize = 16 << 20;
 const READ_BYTES: usize = 16 << 10;
 /// What is read ahead of a client that waits.
 const READ_AHEAD: usize = 64 << 10;
+/// How often a connection looks whether a script has given the shard back.
+const SCRIPT_PAUSE: Duration = Duration::from_millis(1);
 /// How often a primary without the right to answer looks again.
 const RIGHT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -162,7 +164,14 @@ impl Connection {
 
     /// Runs the requests that are complete. Answers whether there may be more.
     fn take_requests(&mut self) -> io::Result<bool> {
-        let Some(mut turn) = self.shard.turn(&self.shared) else { return self.refuse_busy() };
+        let Some(mut turn) = self.shard.turn(&self.shared) else {
+            if self.shard.busy.load(Ordering::Acquire) {
+                return self.refuse_busy();
+            }
+            // A script runs elsewhere and has the shard.
+            self.paused_until = Some(Instant::now() + SCRIPT_PAUSE);
+            return Ok(false);
+        };
         let (mut at, mut run, mut more) = (0, 0, false);
         loop {
             let (args, consumed) = match self.decoder.decode(&self.input[at..]) {

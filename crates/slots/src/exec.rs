@@ -245,7 +245,7 @@ impl Turn<'_> {
         }
         let gate = self.gate(self.state.applied + i64::from(!self.state.fx.is_empty()));
         let notifications = std::mem::take(&mut self.state.events.notifications);
-        self.shared.publish_notifications(&notifications, gate);
+        self.shared.publish_notifications(&notifications, self.shard.index, gate);
     }
 }
 

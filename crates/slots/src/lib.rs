@@ -9,6 +9,7 @@
 
 #![warn(missing_docs)]
 
+mod away;
 mod busy;
 pub mod cluster;
 pub mod cmd;
@@ -23,6 +24,7 @@ pub mod hazard;
 mod keeper;
 pub mod keyspace;
 pub mod log;
+pub mod pubsub;
 pub mod rdb;
 pub mod replicated;
 pub mod script;

@@ -217,7 +217,9 @@ impl Machine {
         self.protocol.set(Protocol::Resp2);
         let watch = Watch::begin(ctx);
         watch.install(&self.lua).map_err(|error| failed(&error))?;
+        let began = ctx.shared.clock.monotonic_ns();
         let outcome = self.call(ctx, script, &function, read_only);
+        ctx.shared.scripts.on_run(script.sha, ctx.shared.clock.monotonic_ns().saturating_sub(began));
         self.lua.remove_global_hook();
         let killed = watch.end();
         self.runs += 1;
@@ -594,6 +596,8 @@ pub struct Scripts {
 struct Known {
     scripts: HashMap<String, (Arc<[u8]>, bool)>,
     bytes: usize,
+    /// How many times in a row a script was quick.
+    quick: HashMap<String, u8>,
 }
 
 impl Scripts {
@@ -602,6 +606,25 @@ impl Scripts {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// A script that was quick this often is trusted to be quick again.
+    const TRUSTED: u8 = 3;
+    /// What is quick.
+    const QUICK_NS: u64 = 300_000;
+
+    /// Whether a script may run on an event loop.
+    pub fn is_quick(&self, sha: &str) -> bool {
+        self.lock().quick.get(sha).is_some_and(|times| *times >= Self::TRUSTED)
+    }
+
+    fn on_run(&self, sha: &str, took_ns: u64) {
+        let mut known = self.lock();
+        if known.quick.len() > MAX_COMPILED {
+            known.quick.clear();
+        }
+        let times = known.quick.entry_ref(sha).or_insert(0);
+        *times = if took_ns <= Self::QUICK_NS { times.saturating_add(1) } else { 0 };
     }
 
     /// The text of a script.

@@ -41,6 +41,7 @@ pub struct Server {
 impl Server {
     /// Starts the loops.
     pub fn start(shared: Arc<Shared>, loops: usize, shutdown: Shutdown) -> io::Result<Self> {
+        let _ = shared.this.set(Arc::downgrade(&shared));
         let (mut senders, mut threads) = (Vec::new(), Vec::new());
         for index in 0..loops.max(1) {
             let (sender, receiver) = mpsc::channel(BACKLOG);

@@ -1,6 +1,6 @@
 //! What a connection has agreed with its client, and the mailbox through which others reach it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
@@ -44,6 +44,8 @@ pub struct Session {
     pub block: Option<Block>,
     /// The command ran before and made its client wait; it runs again.
     pub resumed: bool,
+    /// It stands for a client that waits while its command runs away from the loops.
+    pub away: bool,
     /// The connection ends when its answers are sent.
     pub closing: bool,
     /// Which answers it wants.
@@ -56,6 +58,8 @@ pub struct Session {
     pub mailbox: Arc<Mailbox>,
     /// Channels, patterns and sharded channels it listens to.
     pub subscriptions: usize,
+    /// Their names: channels, patterns, channels of slots.
+    pub listens: [BTreeSet<Box<[u8]>>; 3],
     /// CLIENT NO-EVICT, CLIENT NO-TOUCH.
     pub no_evict: bool,
     /// When it connected, in milliseconds since 1970.
@@ -126,12 +130,14 @@ impl Session {
             watch_flag: WatchFlag::default(),
             block: None,
             resumed: false,
+            away: false,
             closing: false,
             replies: Replies::On,
             shard: None,
             about: Arc::default(),
             mailbox: Arc::default(),
             subscriptions: 0,
+            listens: Default::default(),
             no_evict: false,
             since_ms: now,
             last_command: "NULL",

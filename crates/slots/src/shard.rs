@@ -10,7 +10,7 @@
 //! frame more; an answer leaves only when `committed` has reached its gate.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::BytesMut;
@@ -57,6 +57,8 @@ pub struct Shard {
     /// Counts the times that answers in waiting became void.
     voided: AtomicU64,
     waiters: Vec<Waiters>,
+    /// Scripts that run away from the loops: these must not wait for the lock then.
+    pub scripts_away: AtomicUsize,
     /// A script has run for long; others hear BUSY.
     pub busy: AtomicBool,
     /// Set to end the running script.
@@ -140,6 +142,7 @@ impl Shard {
             is_async: AtomicBool::new(false),
             voided: AtomicU64::new(0),
             waiters: (0..loops).map(|_| Waiters::default()).collect(),
+            scripts_away: AtomicUsize::new(0),
             busy: AtomicBool::new(false),
             script_killed: AtomicBool::new(false),
             script_wrote: AtomicBool::new(false),
@@ -292,15 +295,24 @@ impl Shard {
         lock(&self.state)
     }
 
-    /// Takes the lock for a turn. `None` while a script holds it for long.
+    /// Takes the lock for a turn. `None` while a script holds it.
     pub fn turn<'a>(&'a self, shared: &'a Shared) -> Option<Turn<'a>> {
-        let mut state =
-            if self.busy.load(Ordering::Acquire) { self.state.try_lock().ok()? } else { self.lock() };
+        let held = self.busy.load(Ordering::Acquire) || self.scripts_away.load(Ordering::Acquire) > 0;
+        let state = if held { self.state.try_lock().ok()? } else { self.lock() };
+        Some(self.turn_with(shared, state))
+    }
+
+    /// Takes the lock for a turn, however long that takes. Not for the loops.
+    pub(crate) fn turn_away<'a>(&'a self, shared: &'a Shared) -> Turn<'a> {
+        self.turn_with(shared, self.lock())
+    }
+
+    fn turn_with<'a>(&'a self, shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Turn<'a> {
         let now = shared.clock.wall_ms().max(state.time_ms);
         state.time_ms = now;
         state.follow_settings(shared, now);
         state.events.hazards.batch = state.applied + 1;
-        Some(Turn { shard: self, shared, state, now, admitted: false })
+        Turn { shard: self, shared, state, now, admitted: false }
     }
 }
 

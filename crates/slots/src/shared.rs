@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
 use moim_base::metrics::Counter;
 use moim_base::{Clock, SystemClock};
 
 use crate::cluster::View;
+use crate::events::Notification;
+use crate::pubsub::{Gate, PubSub};
 use crate::script::Scripts;
 use crate::session::Mailbox;
 use crate::settings::Settings;
@@ -21,6 +23,8 @@ pub struct Shared {
     pub settings: Settings,
     /// Counters.
     pub stats: Stats,
+    /// Who listens to what.
+    pub pubsub: PubSub,
     /// Scripts by name.
     pub scripts: Scripts,
     /// Who is connected.
@@ -37,6 +41,8 @@ pub struct Shared {
     pub started_ms: i64,
     /// Forty hexadecimal digits that no other run has.
     pub run_id: String,
+    /// Itself, for work that leaves the loops; set when the server starts.
+    pub this: OnceLock<Weak<Shared>>,
     /// Until when CLIENT PAUSE holds commands back: all of them, and writes.
     pub paused_ms: [AtomicI64; 2],
 }
@@ -127,6 +133,7 @@ impl Shared {
         Self {
             settings: Settings::default(),
             stats: Stats::default(),
+            pubsub: PubSub::default(),
             scripts: Scripts::default(),
             clients: Mutex::default(),
             connections: AtomicUsize::new(0),
@@ -135,6 +142,7 @@ impl Shared {
             view: ArcSwap::from_pointee(View::default()),
             started_ms,
             run_id: hex_id(),
+            this: OnceLock::new(),
             paused_ms: [AtomicI64::new(0), AtomicI64::new(0)],
             clock,
         }
@@ -164,9 +172,9 @@ impl Shared {
     }
 
     /// Sends keyspace notifications to their subscribers, when the journal is committed up to `gate`.
-    pub fn publish_notifications(&self, notifications: &[crate::events::Notification], gate: i64) {
-        // Nobody can subscribe yet.
-        let _ = (notifications, gate);
+    pub fn publish_notifications(&self, notifications: &[Notification], shard: u16, gate: i64) {
+        let wanted = self.settings.notify.load(Ordering::Relaxed);
+        self.pubsub.notify(notifications, wanted, Gate { shard: Some(shard), end: gate });
     }
 
     /// Whether CLIENT PAUSE holds back a command now.

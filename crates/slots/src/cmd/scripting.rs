@@ -1,9 +1,14 @@
 //! EVAL and its family: scripts, by text or by name.
 
+use std::sync::atomic::Ordering;
+
+use bytes::BytesMut;
+
 use super::flag::{
     ALLOW_BUSY, LOADING, MAY_REPLICATE, NO_MANDATORY_KEYS, NOSCRIPT, READONLY, SKIP_MONITOR, STALE, WRITE,
 };
 use super::{Keys, Spec, help};
+use crate::away;
 use crate::ctx::{Ctx, int};
 use crate::error::{Done, Error};
 use crate::script::{self, Script, sha1};
@@ -49,10 +54,28 @@ fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> {
     Ok((keys, ctx.args.iter().skip(3 + count).collect()))
 }
 
+/// Runs the command away from the loops, unless its script has proved to be quick.
+fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
+    let command = ctx.args.to_owned();
+    !ctx.shared.scripts.is_quick(sha)
+        && away::run(ctx, move |away| {
+            let (mut session, mut out) = (away.session(), BytesMut::new());
+            away.shard.scripts_away.fetch_add(1, Ordering::AcqRel);
+            let mut turn = away.turn();
+            let gate = turn.execute(&mut session, command.args(), &mut out);
+            turn.finish();
+            away.shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
+            away.answer(out.freeze(), gate);
+        })
+}
+
 fn eval(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     let (keys, args) = parts(ctx)?;
     let source = ctx.arg(1);
     let sha = sha1::hex(source);
+    if leaves(ctx, &sha) {
+        return Ok(());
+    }
     script::run(ctx, &Script { sha: &sha, source, keys, args, read_only })?;
     ctx.shared.scripts.add(&sha, source, false);
     Ok(())
@@ -63,6 +86,9 @@ fn evalsha(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     let source = ctx.shared.scripts.get(&sha);
     let source = source.ok_or_else(|| Error::coded("NOSCRIPT No matching script. Please use EVAL."))?;
     let (keys, args) = parts(ctx)?;
+    if leaves(ctx, &sha) {
+        return Ok(());
+    }
     script::run(ctx, &Script { sha: &sha, source: &source, keys, args, read_only })
 }
 

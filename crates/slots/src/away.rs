@@ -1,0 +1,80 @@
+//! Work that takes long, away from the event loops: its client waits as one that blocks does, the others go on.
+//!
+//! The work runs on a thread for blocking calls. It takes the shard's lock only through turns of its own, and its
+//! answer waits for the journal like any other.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use moim_wire_resp::Protocol;
+
+use crate::ctx::{Ctx, OnTimeout};
+use crate::session::{Block, Mailbox, Session};
+use crate::shard::{Shard, Turn};
+use crate::shared::Shared;
+
+/// What the work needs.
+pub(crate) struct Away {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) protocol: Protocol,
+    client: u64,
+    mailbox: Arc<Mailbox>,
+}
+
+/// Makes the client wait while `work` runs elsewhere. False where nobody may wait; then nothing happened.
+pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -> bool {
+    let this = ctx.shared.this.get().and_then(std::sync::Weak::upgrade);
+    let (Some(shared), Some(shard)) = (this, ctx.session.shard.clone()) else { return false };
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return false };
+    if !ctx.may_block() || ctx.session.away {
+        return false;
+    }
+    let away = Away {
+        shard,
+        shared,
+        protocol: ctx.session.protocol,
+        client: ctx.session.id,
+        mailbox: Arc::clone(&ctx.session.mailbox),
+    };
+    ctx.session.block = Some(Block {
+        keys: Vec::new(),
+        deadline: None,
+        on_timeout: OnTimeout::Null,
+        command: ctx.args.to_owned(),
+        on_keys: false,
+    });
+    drop(runtime.spawn_blocking(move || work(away)));
+    true
+}
+
+impl Away {
+    /// A client that stands for the one who waits.
+    pub(crate) fn session(&self) -> Session {
+        let mut session =
+            Session::new(self.client, String::new(), String::new(), self.shared.clock.wall_ms());
+        session.protocol = self.protocol;
+        session.shard = Some(Arc::clone(&self.shard));
+        session.away = true;
+        // What it asks for has been let in already.
+        session.asking = true;
+        session.readonly = true;
+        session
+    }
+
+    /// Takes the shard, waiting for it.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        self.shard.turn_away(&self.shared)
+    }
+
+    /// Answers the client when the journal is committed up to `gate`.
+    pub(crate) fn answer(self, answer: Bytes, gate: i64) {
+        let mut turn = self.turn();
+        // Somebody else may have answered: CLIENT UNBLOCK, or the shard has another primary.
+        let waits = turn.unblock(self.client);
+        turn.finish();
+        if waits {
+            self.mailbox.answer(answer, gate);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! MIGRATE: takes keys to another server, with RESTORE-ASKING, and deletes them here.
+//!
+//! The keys leave only when everything in them is committed here, and go here only after the other server has
+//! answered. Clients go on meanwhile; a key that they change is sent again before it is deleted.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use moim_wire_resp::{Args, Encoder, OwnedArgs, ReplyDecoder, Value, command};
+
+use super::dump::payload;
+use super::flag::{MOVABLEKEYS, WRITE};
+use super::{Keys, Spec};
+use crate::away::{self, Away};
+use crate::ctx::Ctx;
+use crate::error::{Done, Error};
+
+/// The commands of this file.
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Spec] = &[
+    Spec::new("migrate", -6, WRITE | MOVABLEKEYS, Keys::Found(migrate_keys), "generic", "Moves keys to another server", migrate),
+];
+
+/// How often a key that keeps changing is sent.
+const TRIES: usize = 16;
+
+fn migrate_keys(args: &Args<'_>, into: &mut Vec<usize>) {
+    if args.get(3).is_some_and(|key| !key.is_empty()) {
+        into.push(3);
+    } else if let Some(at) = (6..args.len()).find(|at| args[*at].eq_ignore_ascii_case(b"KEYS")) {
+        into.extend(at + 1..args.len());
+    }
+}
+
+/// What was asked for.
+struct Move {
+    host: String,
+    port: u16,
+    database: i64,
+    timeout: Duration,
+    copies: bool,
+    replaces: bool,
+    auth: Vec<Vec<u8>>,
+    keys: Vec<Vec<u8>>,
+}
+
+impl Move {
+    fn read(ctx: &Ctx<'_>) -> Result<Move, Error> {
+        let (mut copies, mut replaces, mut auth, mut listed) = (false, false, Vec::new(), None);
+        let mut at = 6;
+        while at < ctx.argc() {
+            let left = ctx.argc() - at - 1;
+            if ctx.is(at, "COPY") {
+                copies = true;
+            } else if ctx.is(at, "REPLACE") {
+                replaces = true;
+            } else if ctx.is(at, "AUTH") && left >= 1 {
+                auth = vec![b"AUTH".to_vec(), ctx.arg(at + 1).to_vec()];
+                at += 1;
+            } else if ctx.is(at, "AUTH2") && left >= 2 {
+                auth = vec![b"AUTH".to_vec(), ctx.arg(at + 1).to_vec(), ctx.arg(at + 2).to_vec()];
+                at += 2;
+            } else if ctx.is(at, "KEYS") {
+                if !ctx.arg(3).is_empty() {
+                    let text =
+                        "When using MIGRATE KEYS option, the key argument must be set to the empty string";
+                    return Err(Error::err(text));
+                }
+                listed = Some(at + 1);
+                break;
+            } else {
+                return Err(Error::SYNTAX);
+            }
+            at += 1;
+        }
+        let timeout = ctx.int(5)?;
+        let database = ctx.int(4)?;
+        let keys = match listed {
+            Some(first) => (first..ctx.argc()).map(|at| ctx.arg(at)).collect(),
+            None => vec![ctx.arg(3)],
+        };
+        let keys = keys.into_iter().filter(|key| ctx.db.contains(key)).map(<[u8]>::to_vec).collect();
+        Ok(Move {
+            host: String::from_utf8_lossy(ctx.arg(1)).into_owned(),
+            port: u16::try_from(ctx.int(2)?).map_err(|_| Error::NOT_INTEGER)?,
+            database,
+            timeout: Duration::from_millis(u64::try_from(timeout).ok().filter(|ms| *ms > 0).unwrap_or(1000)),
+            copies,
+            replaces,
+            auth,
+            keys,
+        })
+    }
+}
+
+fn migrate(ctx: &mut Ctx<'_>) -> Done {
+    let wanted = Move::read(ctx)?;
+    if wanted.keys.is_empty() {
+        ctx.out.simple("NOKEY");
+        return Ok(());
+    }
+    // Everything before this command, the batch in the making included.
+    let batch = ctx.events.hazards.batch;
+    let gate = if ctx.fx.is_empty() { batch - 1 } else { batch };
+    if away::run(ctx, move |away| work(away, wanted, gate)) {
+        return Ok(());
+    }
+    Err(Error::err("MIGRATE is not possible inside a transaction or a script"))
+}
+
+fn work(away: Away, wanted: Move, gate: i64) {
+    let mut out = BytesMut::new();
+    let mut to = Encoder::new(&mut out, away.protocol);
+    let gate = match carry(&away, &wanted, gate) {
+        Ok(gate) => {
+            to.ok();
+            gate
+        }
+        Err(error) => {
+            to.error(error.0.as_bytes());
+            0
+        }
+    };
+    away.answer(out.freeze(), gate);
+}
+
+/// Sends the keys and deletes them; gives the journal end of the deletion.
+fn carry(away: &Away, wanted: &Move, gate: i64) -> Result<i64, Error> {
+    wait_for_commit(away, wanted, gate)?;
+    let mut target = Target::connect(wanted)?;
+    let (mut keys, mut last_gate) = (wanted.keys.clone(), 0);
+    for round in 0..TRIES {
+        let mut payloads = Vec::new();
+        {
+            let turn = away.turn();
+            let now = turn.now;
+            for key in &keys {
+                let Some(item) = turn.state.db.get(key) else { continue };
+                let ttl = turn.state.db.expiry(key).flatten().map_or(0, |at| (at - now).max(1));
+                payloads.push((key.clone(), ttl, payload(item)));
+            }
+        }
+        if payloads.is_empty() {
+            return Ok(last_gate);
+        }
+        target.restore(&payloads, wanted.replaces || round > 0)?;
+        if wanted.copies {
+            return Ok(0);
+        }
+        let (changed, gate) = delete_unchanged(away, &payloads);
+        last_gate = last_gate.max(gate);
+        if changed.is_empty() {
+            return Ok(last_gate);
+        }
+        wait_for_commit(away, wanted, gate)?;
+        keys = changed;
+    }
+    Err(Error::err("keys change faster than they can be moved"))
+}
+
+fn wait_for_commit(away: &Away, wanted: &Move, gate: i64) -> Done {
+    let clock = &away.shared.clock;
+    let until = clock.monotonic_ms() + wanted.timeout.as_millis() as u64;
+    while away.shard.committed() < gate {
+        if clock.monotonic_ms() >= until {
+            return Err(Error::coded("IOERR error or timeout writing to the journal"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Deletes the keys that are as they were sent; gives the others, and the journal end to wait for.
+fn delete_unchanged(away: &Away, sent: &[(Vec<u8>, i64, Vec<u8>)]) -> (Vec<Vec<u8>>, i64) {
+    let mut turn = away.turn();
+    let (mut changed, mut gone) = (Vec::new(), vec![b"DEL".to_vec()]);
+    for (key, _, bytes) in sent {
+        match turn.state.db.get(key) {
+            Some(item) if payload(item) == *bytes => gone.push(key.clone()),
+            Some(_) => changed.push(key.clone()),
+            None => {}
+        }
+    }
+    let mut gate = 0;
+    if gone.len() > 1 {
+        let (mut session, mut out) = (away.session(), BytesMut::new());
+        gate = turn.execute(&mut session, OwnedArgs::from_slices(&gone).args(), &mut out);
+    }
+    turn.finish();
+    (changed, gate)
+}
+
+/// The connection to the other server.
+struct Target {
+    stream: TcpStream,
+    decoder: ReplyDecoder,
+    buffer: BytesMut,
+}
+
+impl Target {
+    fn connect(wanted: &Move) -> Result<Target, Error> {
+        let failed = || Error::coded("IOERR error or timeout connecting to the client");
+        let addresses = (wanted.host.as_str(), wanted.port).to_socket_addrs().map_err(|_| failed())?;
+        let stream = addresses
+            .into_iter()
+            .find_map(|address| TcpStream::connect_timeout(&address, wanted.timeout).ok())
+            .ok_or_else(failed)?;
+        let ready = || -> io::Result<()> {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(wanted.timeout))?;
+            stream.set_write_timeout(Some(wanted.timeout))
+        };
+        ready().map_err(|_| failed())?;
+        let mut target = Target { stream, decoder: ReplyDecoder::new(64 << 20), buffer: BytesMut::new() };
+        if !wanted.auth.is_empty() {
+            target.ask(&wanted.auth)?;
+        }
+        if wanted.database != 0 {
+            target.ask(&[b"SELECT".to_vec(), wanted.database.to_string().into_bytes()])?;
+        }
+        Ok(target)
+    }
+
+    fn ask(&mut self, words: &[Vec<u8>]) -> Done {
+        let mut request = BytesMut::new();
+        command::encode(&mut request, words);
+        self.send(&request)?;
+        self.answer()
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Done {
+        let failed = |_| Error::coded("IOERR error or timeout writing to target instance");
+        self.stream.write_all(bytes).map_err(failed)
+    }
+
+    fn answer(&mut self) -> Done {
+        let failed = || Error::coded("IOERR error or timeout reading from target instance");
+        loop {
+            match self.decoder.decode(&mut self.buffer).map_err(|_| failed())? {
+                Some(Value::Error(text)) => {
+                    let text = String::from_utf8_lossy(&text).into_owned();
+                    return Err(Error::err(format_args!("Target instance replied with error: {text}")));
+                }
+                Some(_) => return Ok(()),
+                None => {}
+            }
+            let mut chunk = [0; 16 << 10];
+            match self.stream.read(&mut chunk) {
+                Ok(0) | Err(_) => return Err(failed()),
+                Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
+            }
+        }
+    }
+
+    /// Sends all and reads all answers; the first error is the outcome.
+    fn restore(&mut self, payloads: &[(Vec<u8>, i64, Vec<u8>)], replace: bool) -> Done {
+        let mut request = BytesMut::new();
+        for (key, ttl, bytes) in payloads {
+            let ttl = ttl.to_string();
+            let mut words: Vec<&[u8]> = vec![b"RESTORE-ASKING", key, ttl.as_bytes(), bytes];
+            if replace {
+                words.push(b"REPLACE");
+            }
+            command::encode(&mut request, &words);
+        }
+        self.send(&request)?;
+        let mut outcome = Ok(());
+        for _ in payloads {
+            if let Err(error) = self.answer() {
+                let broken = error.code() == "IOERR";
+                outcome = outcome.and(Err(error));
+                if broken {
+                    break;
+                }
+            }
+        }
+        outcome
+    }
+}

@@ -1,0 +1,228 @@
+//! Who listens to which channel, and how a message reaches them.
+//!
+//! One table for the node: the listeners of all its shards share it. Messages go through the mailboxes of the
+//! connections, which bound what piles up for a client that does not read.
+//!
+//! Lock order: a leaf. Nothing is called under the lock but mailboxes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::{Bytes, BytesMut};
+use hashbrown::HashMap;
+use moim_wire_resp::{Encoder, Protocol};
+
+use crate::cmd::scan::glob;
+use crate::events::{Notification, class};
+use crate::session::{Mailbox, Session};
+use crate::shared::lock;
+
+/// What can be listened to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A channel of the whole cluster.
+    Channel,
+    /// All channels whose name fits.
+    Pattern,
+    /// A channel that lives with its slot.
+    Sharded,
+}
+
+/// Names and who listens to them.
+type Table = HashMap<Box<[u8]>, BTreeMap<u64, Listener>>;
+
+#[derive(Clone)]
+struct Listener {
+    mailbox: Arc<Mailbox>,
+    protocol: Protocol,
+    /// The shard whose commits its answers wait for.
+    shard: Option<u16>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct PubSub {
+    tables: Mutex<[Table; 3]>,
+}
+
+/// What a message waits for: nothing, or that a shard has committed what it tells of.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    /// The shard.
+    pub shard: Option<u16>,
+    /// The end of its journal.
+    pub end: i64,
+}
+
+impl Gate {
+    /// Nothing to wait for.
+    pub const OPEN: Gate = Gate { shard: None, end: 0 };
+
+    fn of(self, listener: &Listener) -> i64 {
+        if listener.shard == self.shard { self.end } else { 0 }
+    }
+}
+
+/// The same message for both protocols, written when somebody needs it.
+struct Message<'a> {
+    parts: Vec<&'a [u8]>,
+    written: [Option<Bytes>; 2],
+}
+
+impl<'a> Message<'a> {
+    fn new(parts: Vec<&'a [u8]>) -> Message<'a> {
+        Message { parts, written: [None, None] }
+    }
+
+    fn send(&mut self, listener: &Listener, gate: Gate) {
+        let slot = &mut self.written[usize::from(listener.protocol == Protocol::Resp3)];
+        let bytes = slot.get_or_insert_with(|| {
+            let mut out = BytesMut::new();
+            let mut to = Encoder::new(&mut out, listener.protocol);
+            to.push(self.parts.len());
+            self.parts.iter().for_each(|part| to.bulk(part));
+            out.freeze()
+        });
+        listener.mailbox.push(bytes.clone(), gate.of(listener));
+    }
+}
+
+impl PubSub {
+    fn tables(&self) -> MutexGuard<'_, [Table; 3]> {
+        lock(&self.tables)
+    }
+
+    /// A client listens; says whether it did not before.
+    pub fn subscribe(&self, kind: Kind, name: &[u8], session: &Session) -> bool {
+        let listener = Listener {
+            mailbox: Arc::clone(&session.mailbox),
+            protocol: session.protocol,
+            shard: session.shard.as_ref().map(|shard| shard.index),
+        };
+        let mut tables = self.tables();
+        let table = &mut tables[kind as usize];
+        if !table.contains_key(name) {
+            table.insert(name.into(), BTreeMap::new());
+        }
+        table.get_mut(name).is_some_and(|listeners| listeners.insert(session.id, listener).is_none())
+    }
+
+    /// A client listens no more; says whether it did.
+    pub fn unsubscribe(&self, kind: Kind, name: &[u8], client: u64) -> bool {
+        let mut tables = self.tables();
+        let table = &mut tables[kind as usize];
+        let Some(listeners) = table.get_mut(name) else { return false };
+        let did = listeners.remove(&client).is_some();
+        if listeners.is_empty() {
+            table.remove(name);
+        }
+        did
+    }
+
+    /// Sends a message to everybody on this node who listens; says how many there are.
+    pub fn publish(&self, channel: &[u8], message: &[u8], gate: Gate) -> usize {
+        let tables = self.tables();
+        let mut reached = 0;
+        if let Some(listeners) = tables[Kind::Channel as usize].get(channel) {
+            let mut message = Message::new(vec![b"message", channel, message]);
+            listeners.values().for_each(|listener| message.send(listener, gate));
+            reached += listeners.len();
+        }
+        for (pattern, listeners) in &tables[Kind::Pattern as usize] {
+            if glob(pattern, channel, false) {
+                let mut message = Message::new(vec![b"pmessage", pattern, channel, message]);
+                listeners.values().for_each(|listener| message.send(listener, gate));
+                reached += listeners.len();
+            }
+        }
+        reached
+    }
+
+    /// The same for a channel that lives with its slot.
+    pub fn publish_sharded(&self, channel: &[u8], message: &[u8], gate: Gate) -> usize {
+        let tables = self.tables();
+        let Some(listeners) = tables[Kind::Sharded as usize].get(channel) else { return 0 };
+        let mut message = Message::new(vec![b"smessage", channel, message]);
+        listeners.values().for_each(|listener| message.send(listener, gate));
+        listeners.len()
+    }
+
+    /// Tells what happened to keys, as `notify-keyspace-events` wants it.
+    pub fn notify(&self, notifications: &[Notification], wanted: u32, gate: Gate) {
+        for Notification { event, key, .. } in notifications {
+            if wanted & class::KEYSPACE != 0 {
+                self.publish(&[b"__keyspace@0__:", &key[..]].concat(), event.as_bytes(), gate);
+            }
+            if wanted & class::KEYEVENT != 0 {
+                self.publish(format!("__keyevent@0__:{event}").as_bytes(), key, gate);
+            }
+        }
+    }
+
+    /// The names that somebody listens to and that fit.
+    pub fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Vec<u8>> {
+        let fits = |name: &[u8]| pattern.is_none_or(|pattern| glob(pattern, name, false));
+        self.tables()[kind as usize].keys().filter(|name| fits(name)).map(|name| name.to_vec()).collect()
+    }
+
+    /// How many listen to a name.
+    pub fn listeners(&self, kind: Kind, name: &[u8]) -> usize {
+        self.tables()[kind as usize].get(name).map_or(0, BTreeMap::len)
+    }
+
+    /// How many names somebody listens to.
+    pub fn count(&self, kind: Kind) -> usize {
+        self.tables()[kind as usize].len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(session: &Session) -> Vec<String> {
+        let pushes = session.mailbox.take().pushes;
+        pushes.iter().map(|(bytes, _)| String::from_utf8_lossy(bytes).replace("\r\n", " ")).collect()
+    }
+
+    #[test]
+    fn messages_reach_channels_and_patterns() {
+        let pubsub = PubSub::default();
+        let (one, mut two) = (
+            Session::new(1, String::new(), String::new(), 0),
+            Session::new(2, String::new(), String::new(), 0),
+        );
+        two.protocol = Protocol::Resp3;
+        assert!(pubsub.subscribe(Kind::Channel, b"news", &one));
+        assert!(!pubsub.subscribe(Kind::Channel, b"news", &one));
+        assert!(pubsub.subscribe(Kind::Pattern, b"n*", &two));
+        assert_eq!(pubsub.publish(b"news", b"hi", Gate::OPEN), 2);
+        assert_eq!(texts(&one), ["*3 $7 message $4 news $2 hi "]);
+        assert_eq!(texts(&two), [">4 $8 pmessage $2 n* $4 news $2 hi "]);
+        assert_eq!(pubsub.publish_sharded(b"news", b"hi", Gate::OPEN), 0);
+        assert!(pubsub.unsubscribe(Kind::Channel, b"news", 1));
+        assert_eq!(pubsub.count(Kind::Channel), 0);
+        assert_eq!(pubsub.publish(b"other", b"hi", Gate::OPEN), 0);
+    }
+
+    #[test]
+    fn a_message_waits_only_for_the_shard_of_its_listener() {
+        let (pubsub, one) = (PubSub::default(), Session::new(1, String::new(), String::new(), 0));
+        pubsub.subscribe(Kind::Channel, b"c", &one);
+        pubsub.publish(b"c", b"m", Gate { shard: Some(3), end: 9 });
+        assert_eq!(one.mailbox.take().pushes[0].1, 0);
+        pubsub.publish(b"c", b"m", Gate { shard: None, end: 9 });
+        assert_eq!(one.mailbox.take().pushes[0].1, 9);
+    }
+
+    #[test]
+    fn notifications_name_the_key_and_the_event() {
+        let (pubsub, one) = (PubSub::default(), Session::new(1, String::new(), String::new(), 0));
+        pubsub.subscribe(Kind::Pattern, b"__key*", &one);
+        let happened = [Notification { class: class::STRING, event: "set", key: b"k"[..].into() }];
+        pubsub.notify(&happened, class::KEYSPACE, Gate::OPEN);
+        assert_eq!(texts(&one), ["*4 $8 pmessage $6 __key* $16 __keyspace@0__:k $3 set "]);
+        pubsub.notify(&happened, class::KEYEVENT, Gate::OPEN);
+        assert_eq!(texts(&one), ["*4 $8 pmessage $6 __key* $18 __keyevent@0__:set $1 k "]);
+    }
+}
