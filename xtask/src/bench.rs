@@ -61,6 +61,9 @@ struct Queue {
     /// The other broker
     #[arg(long, value_enum, default_value_t = Peer::Kafka)]
     peer: Peer,
+    /// Compare clusters of this many processes instead of single brokers (metrics 19 to 21)
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    nodes: usize,
     /// Partitions of the start-up test (metric 15)
     #[arg(long, default_value_t = 10_000)]
     partitions: usize,
@@ -106,15 +109,20 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
 
 fn run_queue(root: &Path, args: &Queue) -> Result<Report> {
     let target = target_dir(root)?;
+    let known: &[u8] = if args.nodes > 1 { &queue::REPLICATED_METRICS } else { &queue::METRICS };
     let options = queue::Options {
-        metrics: args.common.metrics(&queue::METRICS)?,
+        metrics: args.common.metrics(known)?,
         plan: args.common.plan()?,
         with_kafka: args.peer == Peer::Kafka,
         moim: args.common.moim(root, &target)?,
         scratch: target.join("bench"),
         many_partitions: args.partitions,
     };
-    queue::run(&options, &mut |line| eprintln!("{line}"))
+    let progress = &mut |line: &str| eprintln!("{line}");
+    match args.nodes {
+        0 | 1 => queue::run(&options, progress),
+        nodes => queue::run_replicated(&options, nodes, progress),
+    }
 }
 
 fn run_coord(root: &Path, args: &Coord) -> Result<Report> {

@@ -87,13 +87,46 @@ impl Drop for Server {
 
 /// Starts `moim serve` on `data` and waits for its ready line.
 pub fn start_moim(binary: &Path, data: &Path) -> Result<Server> {
+    moim(binary, data, &["--peer-port".into(), "0".into()])
+}
+
+/// Starts nodes of Moim that found a cluster together.
+pub fn start_moim_cluster(binary: &Path, folder: &Path, nodes: usize) -> Result<Vec<Server>> {
+    let ports = (0..nodes).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
+    let initial: Vec<String> =
+        ports.iter().enumerate().map(|(at, port)| format!("{}=127.0.0.1:{port}", at + 1)).collect();
+    let initial = initial.join(",");
+    together(nodes, |at| {
+        let args = [
+            "--node-id".to_owned(),
+            (at + 1).to_string(),
+            "--peer-port".to_owned(),
+            ports[at].to_string(),
+            "--initial-cluster".to_owned(),
+            initial.clone(),
+        ];
+        moim(binary, &folder.join(format!("moim-{}", at + 1)), &args)
+    })
+}
+
+/// None of a cluster serves before most of it runs.
+fn together(nodes: usize, start: impl Fn(usize) -> Result<Server> + Sync) -> Result<Vec<Server>> {
+    std::thread::scope(|scope| {
+        let start = &start;
+        let starting: Vec<_> = (0..nodes).map(|at| scope.spawn(move || start(at))).collect();
+        starting.into_iter().map(|thread| thread.join().expect("starting does not panic")).collect()
+    })
+}
+
+fn moim(binary: &Path, data: &Path, args: &[String]) -> Result<Server> {
     fs::create_dir_all(data)?;
     let log = File::create(data.with_extension("log")).context("log file")?;
     let started = Instant::now();
     let mut child = Command::new(binary)
         .args(["serve", "--kafka-port", "0", "--etcd-port", "0", "--admin-port", "0"])
         .args(["--redis-port", "0", "--redis-replica-ports", "0"])
-        .args(["--peer-port", "0", "--data"])
+        .args(args)
+        .arg("--data")
         .arg(data)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -171,10 +204,32 @@ fn pom() -> String {
 /// Starts a one-node Kafka on `data` from the artifacts in `home`, with the heap its own start script gives it. `serves` is
 /// asked until it says that the broker answers requests.
 pub fn start_kafka(home: &Path, data: &Path, serves: &dyn Fn(SocketAddr) -> bool) -> Result<Server> {
+    kafka(home, data, (free_port()?, &[free_port()?], 0), serves)
+}
+
+/// Starts nodes of Kafka that form a cluster, each broker and controller.
+pub fn start_kafka_cluster(
+    home: &Path,
+    folder: &Path,
+    nodes: usize,
+    serves: &(dyn Fn(SocketAddr) -> bool + Sync),
+) -> Result<Vec<Server>> {
+    let ports = (0..2 * nodes).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
+    let (clients, controllers) = ports.split_at(nodes);
+    together(nodes, |at| {
+        kafka(home, &folder.join(format!("kafka-{}", at + 1)), (clients[at], controllers, at), serves)
+    })
+}
+
+fn kafka(
+    home: &Path,
+    data: &Path,
+    (port, controllers, at): (u16, &[u16], usize),
+    serves: &dyn Fn(SocketAddr) -> bool,
+) -> Result<Server> {
     fs::create_dir_all(data)?;
-    let (port, controller) = (free_port()?, free_port()?);
     let properties = data.with_extension("properties");
-    fs::write(&properties, kafka_properties(port, controller, data))?;
+    fs::write(&properties, kafka_properties(port, controllers, at, data))?;
     let java = |main: &str, heap: &[&str]| {
         let mut command = Command::new("java");
         command.args(heap).arg("-cp").arg(home.join("lib").join("*")).arg(main).stdin(Stdio::null());
@@ -226,13 +281,16 @@ pub fn start_kafka(home: &Path, data: &Path, serves: &dyn Fn(SocketAddr) -> bool
     Ok(server)
 }
 
-/// Kafka's own defaults, but for what one node and a short test need.
-fn kafka_properties(port: u16, controller: u16, data: &Path) -> String {
+/// Kafka's own defaults, but for what few nodes and a short test need.
+fn kafka_properties(port: u16, controllers: &[u16], at: usize, data: &Path) -> String {
+    let voters: Vec<String> =
+        controllers.iter().enumerate().map(|(at, port)| format!("{}@127.0.0.1:{port}", at + 1)).collect();
+    let (voters, controller, node) = (voters.join(","), controllers[at], at + 1);
     format!(
-        "process.roles=broker,controller\nnode.id=1\n\
+        "process.roles=broker,controller\nnode.id={node}\n\
          listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
          advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
-         controller.listener.names=CONTROLLER\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n\
+         controller.listener.names=CONTROLLER\ncontroller.quorum.voters={voters}\n\
          listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
          log.dirs={}\noffsets.topic.replication.factor=1\ntransaction.state.log.replication.factor=1\n\
          transaction.state.log.min.isr=1\nlog.segment.delete.delay.ms=100\n",

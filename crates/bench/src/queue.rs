@@ -1,10 +1,12 @@
 //! The metrics of the queue: what is loaded, against whom, and what the project wants to see.
 //!
 //! Owns the list of docs/performance.md in executable form: metrics 1-7 alternate slices between our broker, Kafka and the
-//! limits of the machine ([`subjects`]); 14 and 15 are single figures about memory and starting ([`figures`]). Both sides
+//! limits of the machine ([`subjects`]); 14 and 15 are single figures about memory and starting ([`figures`]); 19 to 21 are about
+//! clusters ([`replicated`]). Both sides
 //! of a comparison get the same topic shape, the same client and the same durability, which the report names.
 
 mod figures;
+mod replicated;
 mod subjects;
 
 use std::cell::Cell;
@@ -30,6 +32,7 @@ const MIB: usize = 1 << 20;
 
 /// Every metric this suite knows.
 pub const METRICS: [u8; 9] = [1, 2, 3, 4, 5, 6, 7, 14, 15];
+pub use replicated::METRICS as REPLICATED_METRICS;
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -46,6 +49,11 @@ pub struct Options {
     pub scratch: PathBuf,
     /// Partitions of the start-up test.
     pub many_partitions: usize,
+}
+
+/// Runs the chosen ones of [`REPLICATED_METRICS`] on clusters of `nodes` processes and reports.
+pub fn run_replicated(options: &Options, nodes: usize, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    replicated::run(options, nodes, progress)
 }
 
 /// Everything that is running.

@@ -59,6 +59,10 @@ pub trait Subject {
     fn durability(&self) -> String;
     /// The server process, when it is one.
     fn pid(&self) -> Option<u32>;
+    /// The server processes, when there are several.
+    fn pids(&self) -> Vec<u32> {
+        self.pid().into_iter().collect()
+    }
     /// Slices thrown away at the beginning.
     fn warm_up(&self) -> u32 {
         1
@@ -178,9 +182,9 @@ pub fn alternate(
 
 fn one(plan: &Plan, subject: &mut dyn Subject, watched: &[u32]) -> Result<Slice> {
     subject.prepare().with_context(|| format!("preparing {}", subject.label()))?;
-    let before = Reading::take(subject.pid(), watched)?;
+    let before = Reading::take(&subject.pids(), watched)?;
     let work = subject.run(plan.slice).with_context(|| format!("measuring {}", subject.label()))?;
-    let after = Reading::take(subject.pid(), watched)?;
+    let after = Reading::take(&subject.pids(), watched)?;
     subject.settle().with_context(|| format!("cleaning up after {}", subject.label()))?;
     let server_cpu = work.cpu.or_else(|| Some(after.server?.saturating_sub(before.server?)));
     Ok(Slice { others: after.others_since(&before), server_cpu, work })
@@ -195,16 +199,18 @@ struct Reading {
 }
 
 impl Reading {
-    fn take(server: Option<u32>, watched: &[u32]) -> Result<Reading> {
+    fn take(servers: &[u32], watched: &[u32]) -> Result<Reading> {
         let mut ours = procfs::cpu_of_self()?;
         for pid in watched {
             ours += procfs::cpu_of(*pid).with_context(|| format!("server {pid} has ended"))?;
         }
-        let server_cpu = server.map(procfs::cpu_of).transpose().context("the server has ended")?;
-        if let (Some(pid), Some(cpu)) = (server, server_cpu)
-            && !watched.contains(&pid)
-        {
-            ours += cpu;
+        let mut server_cpu = None;
+        for pid in servers {
+            let cpu = procfs::cpu_of(*pid).context("the server has ended")?;
+            server_cpu = Some(server_cpu.unwrap_or_default() + cpu);
+            if !watched.contains(pid) {
+                ours += cpu;
+            }
         }
         Ok(Reading { at: std::time::Instant::now(), machine: procfs::machine()?, server: server_cpu, ours })
     }

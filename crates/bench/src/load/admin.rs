@@ -9,7 +9,7 @@ use moim_wire_kafka::messages::{
     ApiVersionsRequest, ApiVersionsResponse, CreatableReplicaAssignment, CreatableTopic,
     CreatableTopicConfig, CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest,
     DeleteTopicsResponse, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsResponse, ListOffsetsTopic,
-    MetadataRequest, MetadataResponse,
+    MetadataRequest, MetadataRequestTopic, MetadataResponse,
 };
 
 use super::connection::Connection;
@@ -117,6 +117,58 @@ pub async fn delete(addr: SocketAddr, names: &[String]) -> Result<()> {
         expect_ok("delete", topic.error_code)?;
     }
     Ok(())
+}
+
+/// Makes a topic with this many replicas; waits until every partition has a leader and all of them in sync, and answers
+/// where the leaders are.
+pub async fn create_replicated(addr: SocketAddr, topic: &NewTopic, factor: i16) -> Result<Vec<SocketAddr>> {
+    let configs = topic.configs.iter().map(|(name, value)| CreatableTopicConfig {
+        name: KString::from(name.as_str()),
+        value: Some(KString::from(value.as_str())),
+    });
+    let wanted = CreatableTopic {
+        name: KString::from(topic.name.as_str()),
+        num_partitions: topic.partitions,
+        replication_factor: factor,
+        configs: configs.collect(),
+        ..Default::default()
+    };
+    let question = CreateTopicsRequest { topics: vec![wanted], timeout_ms: 60_000, ..Default::default() };
+    let answer: CreateTopicsResponse = Connection::open(addr).await?.call(CREATE_VERSION, &question).await?;
+    for topic in &answer.topics {
+        let why = topic.error_message.as_deref().unwrap_or_default();
+        expect_ok("create", topic.error_code).with_context(|| why.to_owned())?;
+    }
+    let deadline = Instant::now() + SERVES_WITHIN;
+    loop {
+        let leaders = leaders(addr, &topic.name, usize::try_from(factor)?).await?;
+        if leaders.len() == usize::try_from(topic.partitions)? {
+            return Ok(leaders);
+        }
+        ensure!(Instant::now() < deadline, "not every replica is in sync after {SERVES_WITHIN:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Where the leaders of the first partitions are, as far as they have `in_sync` replicas in sync.
+pub async fn leaders(addr: SocketAddr, topic: &str, in_sync: usize) -> Result<Vec<SocketAddr>> {
+    let asked = MetadataRequestTopic { name: Some(KString::from(topic)), ..Default::default() };
+    let question = MetadataRequest { topics: Some(vec![asked]), ..Default::default() };
+    let answer: MetadataResponse = Connection::open(addr).await?.call(METADATA_VERSION, &question).await?;
+    let mut partitions: Vec<_> = answer.topics.iter().flat_map(|topic| &topic.partitions).collect();
+    partitions.sort_by_key(|partition| partition.partition_index);
+    let mut leaders = Vec::new();
+    for partition in partitions {
+        let broker = answer.brokers.iter().find(|broker| broker.node_id == partition.leader_id);
+        match broker {
+            Some(broker) if partition.error_code == 0 && partition.isr_nodes.len() >= in_sync => {
+                let address = format!("{}:{}", broker.host.as_str(), broker.port);
+                leaders.push(address.parse().with_context(|| address)?);
+            }
+            _ => break,
+        }
+    }
+    Ok(leaders)
 }
 
 /// The end offset of a partition.

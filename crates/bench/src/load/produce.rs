@@ -86,9 +86,14 @@ pub(crate) fn acknowledged(frame: Bytes) -> Result<bool> {
 
 /// Produces on all connections at once.
 pub async fn produce(load: &ProduceLoad, until: Until) -> Result<Work> {
+    produce_to(load, &vec![load.addr; usize::try_from(load.partitions)?], until).await
+}
+
+/// The same, every partition at the broker that leads it.
+pub async fn produce_to(load: &ProduceLoad, leaders: &[SocketAddr], until: Until) -> Result<Work> {
     let mut tasks = Vec::new();
-    for partition in 0..load.partitions {
-        let connection = Connection::open(load.addr).await?;
+    for (partition, leader) in (0..load.partitions).zip(leaders) {
+        let connection = Connection::open(*leader).await?;
         let frame = produce_request(&load.topic, partition, &load.batch)?;
         tasks.push(one(connection, frame, load.window, load.batch.len(), until));
     }

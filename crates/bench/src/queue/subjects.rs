@@ -33,7 +33,7 @@ pub(super) enum Ack {
 
 impl Ack {
     /// The topic settings that ask a broker for it.
-    fn configs(self, broker: &str) -> Vec<(String, String)> {
+    pub(super) fn configs(self, broker: &str) -> Vec<(String, String)> {
         let pair = match (broker, self) {
             ("Moim", Ack::Written) => ("durability", "replicated"),
             ("Moim", Ack::Synced) => ("durability", "fsync"),
@@ -48,7 +48,7 @@ impl Ack {
         configs
     }
 
-    fn text(self, broker: &str) -> String {
+    pub(super) fn text(self, broker: &str) -> String {
         match (broker, self) {
             ("Moim", Ack::Written) => "page cache (durability=replicated)",
             ("Moim", Ack::Synced) => "fsync (durability=fsync)",
@@ -75,7 +75,7 @@ fn warm_up_of(server: &Server) -> u32 {
 }
 
 /// Lets the disk finish what a slice left behind.
-fn settle_disk() {
+pub(super) fn settle_disk() {
     rustix::fs::sync();
 }
 
