@@ -10,7 +10,7 @@ use moim_base::metrics::{Gauge, Metrics};
 use moim_base::{Clock, TopicId};
 use moim_journal::{DurableSink, JournalId, RealDisk, Store, StoreOptions};
 use moim_raft::Router;
-use moim_replica::PartitionId;
+use moim_replica::{Driver, PartitionId};
 
 use crate::config::Config;
 use crate::exit::{Failure, Outcome};
@@ -39,13 +39,32 @@ pub(crate) struct Journals {
 pub(crate) struct Progress {
     router: Router,
     broker: OnceLock<Arc<dyn DurableSink>>,
+    driver: OnceLock<Arc<Driver>>,
     slots: OnceLock<Arc<dyn DurableSink>>,
 }
 
 impl Progress {
+    fn new(router: Router) -> Self {
+        Self { router, broker: OnceLock::new(), driver: OnceLock::new(), slots: OnceLock::new() }
+    }
+
     /// From now on the broker hears of its partitions. Nothing was appended to them before.
     pub(crate) fn set_broker(&self, broker: Arc<dyn DurableSink>) {
         assert!(self.broker.set(broker).is_ok(), "a node has one broker");
+    }
+
+    /// From now on the driver hears of what follows.
+    pub(crate) fn set_driver(&self, driver: Arc<Driver>) {
+        assert!(self.driver.set(driver).is_ok(), "a node has one driver");
+    }
+
+    /// The partitions among these that the broker is to hear of: those of copies that follow are the driver's.
+    fn of_broker(&self, advanced: &[(u64, i64)]) -> Vec<(u64, i64)> {
+        let partitions: Vec<_> = advanced.iter().filter(|(tag, _)| *tag < SHARDS).copied().collect();
+        match self.driver.get() {
+            Some(driver) => driver.on_durable_following(&partitions),
+            None => partitions,
+        }
     }
 
     /// From now on the store hears of its shards.
@@ -66,12 +85,9 @@ impl DurableSink for Progress {
             self.router.on_durable(advanced);
         }
         let Some(broker) = self.broker.get() else { return };
-        let others = advanced.iter().filter(|(tag, _)| *tag >= SHARDS).count();
-        if others == 0 {
-            broker.on_durable(advanced);
-        } else if others < advanced.len() {
-            let rest: Vec<_> = advanced.iter().filter(|(tag, _)| *tag < SHARDS).copied().collect();
-            broker.on_durable(&rest);
+        let partitions = self.of_broker(advanced);
+        if !partitions.is_empty() {
+            broker.on_durable(&partitions);
         }
     }
 }
@@ -93,8 +109,7 @@ impl Journals {
         let store = Arc::new(store);
         report_recovery(&store);
         let router = Router::new();
-        let progress =
-            Arc::new(Progress { router: router.clone(), broker: OnceLock::new(), slots: OnceLock::new() });
+        let progress = Arc::new(Progress::new(router.clone()));
         store.set_sink(Arc::clone(&progress) as Arc<dyn DurableSink>);
         store.start();
         register_metrics(metrics, &store);
@@ -191,7 +206,7 @@ mod tests {
 
     #[test]
     fn the_broker_hears_of_its_partitions_and_of_nothing_else() {
-        let progress = Progress { router: Router::new(), broker: OnceLock::new(), slots: OnceLock::new() };
+        let progress = Progress::new(Router::new());
         progress.on_durable(&[(RAFT_TAG, 1)]);
         let heard = Arc::new(Heard::default());
         progress.set_broker(heard.clone());

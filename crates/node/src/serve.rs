@@ -186,6 +186,7 @@ impl Start<'_> {
         let replication =
             Replication::start(&control, &self.data.identity(), &journals.router, Arc::clone(&self.clock))?;
         control.pulse.set_driver(Arc::clone(&replication.driver));
+        journals.progress.set_driver(Arc::clone(&replication.driver));
         self.admin.readiness.waits("opening the queue");
         let parts = QueueParts {
             config: config.clone(),

@@ -217,7 +217,10 @@ impl Driver {
         let copy = {
             let mut copies = self.shared.copies.write().unwrap_or_else(PoisonError::into_inner);
             let copy = copies.by_id.remove(&id);
-            if let Some(copy) = &copy {
+            // Its tag may be another copy's by now.
+            if let Some(copy) = &copy
+                && copies.by_tag.get(&copy.journal().tag()).is_some_and(|other| Arc::ptr_eq(other, copy))
+            {
                 copies.by_tag.remove(&copy.journal().tag());
             }
             copy
@@ -254,6 +257,21 @@ impl Driver {
         let copies = self.shared.copies.read().unwrap_or_else(PoisonError::into_inner);
         let known = advanced.iter().filter_map(|(tag, _)| copies.by_tag.get(tag).cloned());
         self.shared.advanced.extend(known);
+    }
+
+    /// The same for copies that follow, which nobody but their leaders wait for; answers the others. Whoever wants a leader's
+    /// commit on its own thread takes only those there: a follower's way back to its leader has one thread less to wait for.
+    pub fn on_durable_following(&self, advanced: &[(u64, i64)]) -> Vec<(u64, i64)> {
+        let copies = self.shared.copies.read().unwrap_or_else(PoisonError::into_inner);
+        let (mut following, mut others) = (Vec::new(), Vec::new());
+        for (tag, end) in advanced {
+            match copies.by_tag.get(tag).filter(|copy| copy.leader().is_some()) {
+                Some(copy) => following.push(Arc::clone(copy)),
+                None => others.push((*tag, *end)),
+            }
+        }
+        self.shared.advanced.extend(following);
+        others
     }
 
     /// How far the logs of these partitions go on another node, and in which run that node is.
