@@ -256,7 +256,7 @@ impl Driver {
     pub fn on_durable(&self, advanced: &[(u64, i64)]) {
         let copies = self.shared.copies.read().unwrap_or_else(PoisonError::into_inner);
         let known = advanced.iter().filter_map(|(tag, _)| copies.by_tag.get(tag).cloned());
-        self.shared.advanced.extend(known);
+        self.shared.advanced.extend(known.filter(|copy| copy.note_advanced()));
     }
 
     /// The same for copies that follow, which nobody but their leaders wait for; answers the others. Whoever wants a leader's
@@ -266,7 +266,8 @@ impl Driver {
         let (mut following, mut others) = (Vec::new(), Vec::new());
         for (tag, end) in advanced {
             match copies.by_tag.get(tag).filter(|copy| copy.leader().is_some()) {
-                Some(copy) => following.push(Arc::clone(copy)),
+                Some(copy) if copy.note_advanced() => following.push(Arc::clone(copy)),
+                Some(_) => {}
                 None => others.push((*tag, *end)),
             }
         }
@@ -418,7 +419,7 @@ async fn tick(shared: Arc<Shared>) {
 async fn advance(shared: Arc<Shared>) {
     loop {
         for copy in shared.advanced.take().await {
-            copy.on_durable();
+            copy.on_advanced();
         }
     }
 }

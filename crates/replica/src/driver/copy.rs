@@ -43,6 +43,8 @@ pub struct Replicated {
     follows: AtomicI32,
     knows_the_end: AtomicBool,
     high_watermark: AtomicI64,
+    /// On the list of those whose disk got further.
+    advanced: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -153,6 +155,7 @@ impl Replicated {
             leads: AtomicI32::new(-1),
             follows: AtomicI32::new(-1),
             knows_the_end: AtomicBool::new(false),
+            advanced: AtomicBool::new(false),
             state: Mutex::new(State {
                 owner: Some(owner),
                 replica: None,
@@ -250,6 +253,17 @@ impl Replicated {
     /// The log start has moved on request: followers are to hear of it now and not with the next record.
     pub fn on_log_start(&self) {
         wake(&mut self.locked().subscribers);
+    }
+
+    /// Answers whether it is new on the list of those whose disk got further.
+    pub(super) fn note_advanced(&self) -> bool {
+        !self.advanced.swap(true, Ordering::AcqRel)
+    }
+
+    /// Off that list.
+    pub(super) fn on_advanced(self: &Arc<Self>) {
+        self.advanced.store(false, Ordering::Release);
+        self.on_durable();
     }
 
     /// The topic's durability is another from now on, and the journal's options were changed to it. Takes effect on
@@ -624,8 +638,9 @@ impl Replicated {
         }
         let Some((snapshot, used_ms)) = &mut state.snapshot else { return ChunkAnswer::Take };
         let begun = fetch.snapshot == Some(snapshot.end);
-        if !begun && !taken {
-            // Somebody begins: it gets the newest there is.
+        if snapshot.end.0 < self.journal.start() && !taken {
+            // What follows it is gone. Otherwise whoever begins gets the one that others may be in the middle of: one that
+            // is newer for each would let nobody get to the end.
             return ChunkAnswer::Take;
         }
         *used_ms = now_ms;

@@ -19,7 +19,7 @@ use super::stream::{Stream, Turn};
 use super::{Replicated, Shared, lock};
 use crate::controller::LogEnd;
 use crate::machine::SnapshotFetch;
-use crate::message::{Fetch, Report};
+use crate::message::{Fetch, Report, Sender};
 use crate::types::{BrokerEpoch, PartitionId};
 
 /// The first pause before a new attempt to connect.
@@ -165,9 +165,14 @@ pub(super) async fn run(shared: Arc<Shared>, outbound: Arc<Outbound>) {
     let mut pause = PAUSE;
     while !outbound.is_closed() {
         match connect(&shared, &outbound).await {
-            Ok(stream) => {
+            Ok((stream, run)) => {
                 pause = PAUSE;
                 outbound.on_connected();
+                if shared.run() != Some(run) {
+                    // Registered anew meanwhile: the other side knows us by a run that is over.
+                    outbound.on_lost(shared.now_ms());
+                    continue;
+                }
                 tracing::debug!(node = %outbound.node, "connected for replication");
                 let copies = shared.copies().into_iter();
                 copies
@@ -185,14 +190,14 @@ pub(super) async fn run(shared: Arc<Shared>, outbound: Arc<Outbound>) {
     }
 }
 
-async fn connect(shared: &Shared, outbound: &Outbound) -> io::Result<Stream> {
+async fn connect(shared: &Shared, outbound: &Outbound) -> io::Result<(Stream, Sender)> {
     let run = shared.run().ok_or(io::ErrorKind::NotConnected)?;
     let connect = async {
         let mut stream = Stream::new(shared.dialler.dial(outbound.node).await?);
         ToLeader::Hello(run).encode(stream.out());
         let Turn::Frame(frame) = stream.turn(None).await? else { unreachable!("nothing is drained") };
         match ToFollower::decode(frame)? {
-            ToFollower::Hello(there) if there.node == outbound.node => Ok(stream),
+            ToFollower::Hello(there) if there.node == outbound.node => Ok((stream, run)),
             ToFollower::Hello(_) => Err(io::Error::other("another node is there")),
             _ => Err(io::Error::other("no hello")),
         }
