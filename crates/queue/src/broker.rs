@@ -33,6 +33,9 @@ use crate::topics::{
 use crate::transaction_service::TransactionService;
 use moim_base::socket::Socket;
 
+/// Before a coordinator's log that could not be read is read again.
+const READ_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// How a broker is to run. Every field has a default that suits one machine.
 #[derive(Clone, Debug)]
 pub struct BrokerOptions {
@@ -260,29 +263,36 @@ impl Broker {
     }
 
     /// Has coordinators begin and end with the leadership of the partitions that keep their state. Reads logs: not for
-    /// an event loop.
-    pub(crate) fn follow_roles(&self, changes: Vec<RoleChange>) {
+    /// an event loop. Gives back what is to be tried again: a leadership under which the log could not be read.
+    pub(crate) fn follow_roles(&self, changes: Vec<RoleChange>) -> Vec<RoleChange> {
         // A partition that leads has a topic, and the coordinators must have heard of it.
         self.follow();
+        let mut again = Vec::new();
         for change in changes {
-            let (result, partition) = match &change {
-                RoleChange::Leads(partition, epoch) => match &*partition.topic {
-                    OFFSETS_TOPIC => (self.groups.lead(self, partition, *epoch), partition),
-                    _ => (self.transactions.lead(self, partition, *epoch), partition),
-                },
+            let (partition, epoch) = match &change {
+                RoleChange::Leads(partition, epoch) => (partition, *epoch),
+                RoleChange::Resigned(partition) if *partition.topic == *OFFSETS_TOPIC => {
+                    self.groups.resign(partition);
+                    continue;
+                }
                 RoleChange::Resigned(partition) => {
-                    match &*partition.topic {
-                        OFFSETS_TOPIC => self.groups.resign(partition),
-                        _ => self.transactions.resign(partition),
-                    }
-                    (Ok(()), partition)
+                    self.transactions.resign(partition);
+                    continue;
                 }
             };
-            if let Err(error) = result {
-                tracing::error!(topic = %partition.topic, partition = partition.index, %error, "a coordinator cannot read its state");
-                self.metrics.damage.inc();
+            let read = match &*partition.topic {
+                OFFSETS_TOPIC => self.groups.lead(self, partition, epoch),
+                _ => self.transactions.lead(self, partition, epoch),
+            };
+            // One that ended while its log was read is no failure.
+            if let Err(error) = read
+                && partition.leading() == Some(epoch)
+            {
+                tracing::error!(topic = %partition.topic, partition = partition.index, %error, "a coordinator cannot read its state; trying again");
+                again.push(change);
             }
         }
+        again
     }
 
     /// Follows roles until the broker stops.
@@ -293,9 +303,17 @@ impl Broker {
                 () = self.shutdown.stopped() => return,
             };
             let broker = Arc::clone(&self);
-            if let Err(error) = tokio::task::spawn_blocking(move || broker.follow_roles(changes)).await {
-                tracing::error!(%error, "coordinators cannot follow the leadership of their partitions");
-                self.shutdown.stop();
+            let followed = tokio::task::spawn_blocking(move || broker.follow_roles(changes)).await;
+            match followed {
+                Ok(again) if !again.is_empty() => {
+                    tokio::time::sleep(READ_AGAIN).await;
+                    again.into_iter().for_each(|change| self.topics.roles.push(change));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::error!(%error, "coordinators cannot follow the leadership of their partitions");
+                    self.shutdown.stop();
+                }
             }
         }
     }

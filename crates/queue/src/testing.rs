@@ -84,7 +84,8 @@ impl Still {
 
     /// Has the coordinators follow the roles of their partitions.
     pub(crate) fn settle(&self) {
-        self.broker.follow_roles(self.broker.topics.roles.take_now());
+        let again = self.broker.follow_roles(self.broker.topics.roles.take_now());
+        assert!(again.is_empty(), "every log can be read");
     }
 
     /// Ends in order, or as a crash after the last sync would, and starts again.

@@ -1,7 +1,7 @@
-//! Three nodes, three copies: kill -9 of whoever leads, and clients go on. What was acknowledged is there, once, in order;
+//! Three nodes, three copies: whoever leads dies, sleeps or is cut off, and clients go on. What was acknowledged is there, once, in order;
 //! transactions are whole; groups go on where they were.
 //!
-//! `INTEROP_FAILOVER_ROUNDS` sets the number of kills, `INTEROP_SEED` repeats a run.
+//! `INTEROP_FAILOVER_ROUNDS` sets the number of faults, `INTEROP_SEED` repeats a run.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,12 +18,41 @@ use super::support::*;
 
 const PARTITIONS: i32 = 3;
 
+/// What happens to a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// kill -9, and a new start.
+    Death,
+    /// SIGSTOP: it wakes up and believes that nothing has happened.
+    Pause,
+    /// No other node reaches it, clients do.
+    Isolation,
+}
+
+impl Fault {
+    fn strike(self, cluster: &mut Cluster, node: usize) {
+        match self {
+            Self::Death => cluster.kill(node).unwrap(),
+            Self::Pause => cluster.pause(node).unwrap(),
+            Self::Isolation => cluster.net().unwrap().isolate(node),
+        }
+    }
+
+    fn mend(self, cluster: &mut Cluster, node: usize) {
+        match self {
+            Self::Death => cluster.restart(node).unwrap(),
+            Self::Pause => cluster.resume(node).unwrap(),
+            Self::Isolation => cluster.net().unwrap().heal(true),
+        }
+    }
+}
+
 /// Three nodes of the test's own; none when the suite runs against a broker somebody else started.
-fn three() -> Option<Cluster> {
+fn three(fault: Fault) -> Option<Cluster> {
     if std::env::var_os("INTEROP_KAFKA").is_some() {
         return None;
     }
-    let cluster = Cluster::moim(3, &options(), false).unwrap();
+    let cluster = Cluster::moim(3, &options(), fault == Fault::Isolation).unwrap();
     await_all(&cluster);
     Some(cluster)
 }
@@ -56,7 +85,22 @@ fn await_whole(address: &str, topic: &str) {
 
 #[test]
 fn nothing_acknowledged_is_lost_or_doubled_when_leaders_die() {
-    let Some(mut cluster) = three() else { return };
+    survive(Fault::Death);
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_or_doubled_when_leaders_pause() {
+    survive(Fault::Pause);
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_or_doubled_when_leaders_are_cut_off() {
+    survive(Fault::Isolation);
+}
+
+/// Load, and leaders that fail in turn: while one is away everything is acknowledged all the same.
+fn survive(fault: Fault) {
+    let Some(mut cluster) = three(fault) else { return };
     let rounds = number("INTEROP_FAILOVER_ROUNDS", 3);
     let seed = number("INTEROP_SEED", fastrand::u64(..1_000_000));
     eprintln!("INTEROP_SEED={seed} INTEROP_FAILOVER_ROUNDS={rounds}");
@@ -68,7 +112,10 @@ fn nothing_acknowledged_is_lost_or_doubled_when_leaders_die() {
         ("linger.ms", "1"),
         ("batch.num.messages", "50"),
         ("message.timeout.ms", "120000"),
-        ("topic.metadata.refresh.interval.ms", "1000"),
+        // A leader that is cut off, or sleeps, gives no answer: how long it is waited for is the client's affair.
+        ("request.timeout.ms", "2000"),
+        ("socket.timeout.ms", "3000"),
+        ("topic.metadata.refresh.interval.ms", "500"),
         ("queue.buffering.max.messages", "200000"),
     ];
     let mut sender = Sender::new(&address, &settings);
@@ -89,11 +136,11 @@ fn nothing_acknowledged_is_lost_or_doubled_when_leaders_die() {
         let before = Duration::from_millis(random.u64(50..300));
         load(&mut sender, &mut random, before);
         let victim = leader(&address, &topic, (round % 3) as usize);
-        cluster.kill(victim).unwrap();
+        fault.strike(&mut cluster, victim);
         load(&mut sender, &mut random, Duration::from_millis(500));
         // A write that is acknowledged although a third of the cluster is gone.
         sender.deliver(&topic, (round % 3) as i32, &[]);
-        cluster.restart(victim).unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error:#}"));
+        fault.mend(&mut cluster, victim);
         await_whole(&address, &topic);
     }
     let reports = sender.reports();
@@ -143,7 +190,7 @@ fn transact(sender: &mut Sender, topic: &str, text: &str, mut meanwhile: impl Fn
 
 #[test]
 fn transactions_are_whole_although_nodes_die_in_their_middle() {
-    let Some(mut cluster) = three() else { return };
+    let Some(mut cluster) = three(Fault::Death) else { return };
     let address = everybody(&cluster);
     let topic = topic(&address, "whole", PARTITIONS, &[]);
     let settings = [
@@ -181,7 +228,7 @@ fn transactions_are_whole_although_nodes_die_in_their_middle() {
 
 #[test]
 fn committed_offsets_outlive_every_node_in_turn() {
-    let Some(mut cluster) = three() else { return };
+    let Some(mut cluster) = three(Fault::Death) else { return };
     let address = everybody(&cluster);
     let topic = topic(&address, "offsets", 1, &[]);
     for node in 0..3 {
