@@ -19,6 +19,7 @@
 pub mod assignment;
 pub mod backoff;
 pub mod clock;
+pub mod config;
 pub mod context;
 pub mod election;
 #[cfg(any(test, feature = "embedded"))]
@@ -27,7 +28,11 @@ pub mod engine;
 pub mod etcd;
 pub mod events;
 mod follow;
+#[cfg(any(test, feature = "raft"))]
+pub mod groups;
 mod hold;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod keys;
 pub mod leadership;
 #[cfg(any(test, feature = "embedded"))]
@@ -44,9 +49,11 @@ pub mod routing;
 #[cfg(test)]
 mod scenario;
 pub mod session;
+pub mod start;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use config::ClusterConfig;
 pub use context::Context;
 pub use election::{Election, Leadership};
 #[cfg(any(test, feature = "embedded"))]
@@ -59,3 +66,4 @@ pub use repository::{
     BoxFuture, Compare, Entry, Event, Expect, Lease, LeaseId, Op, RepositoryError, StateRepository, Swap,
     Txn, TxnOutcome, Watch, WatchGap,
 };
+pub use start::{Cluster, Health, Lifecycle};

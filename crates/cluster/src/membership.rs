@@ -23,6 +23,7 @@ mod view;
 
 use std::collections::BTreeMap;
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -122,7 +123,7 @@ pub struct Membership {
     session: Session,
     created: i64,
     record: NodeRecord,
-    beats: Option<tokio::task::JoinHandle<()>>,
+    beats: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
 impl Membership {
@@ -180,7 +181,7 @@ impl Membership {
                 () = beats.run() => {}
             }
         });
-        Ok(Self { context: context.clone(), session, created, record, beats: Some(beats) })
+        Ok(Self { context: context.clone(), session, created, record, beats: Mutex::new(Some(beats)) })
     }
 
     /// What this node says about itself.
@@ -214,8 +215,9 @@ impl Membership {
     }
 
     /// Leaves: the record says LEFT for whoever watches, then goes with its lease.
-    pub async fn leave(mut self) -> Result<(), RepositoryError> {
-        if let Some(beats) = self.beats.take() {
+    pub async fn leave(&self) -> Result<(), RepositoryError> {
+        let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(beats) = beats {
             beats.abort();
             // Ended or aborted: either way there are no more.
             let _ = beats.await;
@@ -236,7 +238,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if let Some(beats) = self.beats.take() {
+        if let Some(beats) = self.beats.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             beats.abort();
         }
     }

@@ -1,0 +1,373 @@
+//! One configuration for everything the library starts: from a file, from the environment, or from code.
+//!
+//! The names are those of the design: `heartbeat.interval`, `heartbeat.timeout`, `lease.duration`, `roles`, `zone`,
+//! `assignments.rebalance-interval`, and per application its mode and what that needs. A file is JSON; the environment is
+//! `EES_CLUSTER__HEARTBEAT__INTERVAL=300ms` and so on: a double underscore is a dot, a single one a dash. Later sources win:
+//! file, environment, code. An unknown name is an error that names the nearest known one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use crate::assignment::PartitionSpec;
+
+/// What the variables begin with.
+pub const ENVIRONMENT: &str = "EES_CLUSTER__";
+
+/// Why a configuration is none.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{0}")]
+    File(String),
+    /// A name or a value is wrong.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+/// A time as people write it: `300ms`, `3s`, `5m`, `1h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time(pub Duration);
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{}ms", self.0.as_millis()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let text = match &value {
+            Value::String(text) => text.trim().to_owned(),
+            Value::Number(number) => format!("{number}ms"),
+            _ => return Err(serde::de::Error::custom("a time is text such as 300ms, or a number of ms")),
+        };
+        let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let number: u64 =
+            text[..at].parse().map_err(|_| serde::de::Error::custom(format!("{text:?} is no time")))?;
+        let unit = match text[at..].trim() {
+            "ms" | "" => 1,
+            "s" => 1_000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            other => return Err(serde::de::Error::custom(format!("{other:?} is no unit of time"))),
+        };
+        Ok(Self(Duration::from_millis(number.saturating_mul(unit))))
+    }
+}
+
+/// Where state is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct StoreConfig {
+    /// `memory` or `etcd`. An embedded group is given in code.
+    pub kind: String,
+    /// `HOST:PORT` of each server of the etcd protocol.
+    pub endpoints: Vec<String>,
+    /// Before every key, so that several clusters share one store.
+    pub prefix: String,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        let endpoints = vec!["127.0.0.1:2379".to_owned()];
+        Self { kind: "memory".to_owned(), endpoints, prefix: String::new() }
+    }
+}
+
+/// How members show that they live.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct HeartbeatConfig {
+    /// Between two heartbeats.
+    pub interval: Time,
+    /// Silence after which a member is suspect.
+    pub timeout: Time,
+}
+
+impl Default for HeartbeatConfig {
+    fn default() -> Self {
+        let options = crate::membership::HeartbeatOptions::default();
+        Self { interval: Time(options.interval), timeout: Time(options.timeout) }
+    }
+}
+
+/// Leases of elections and locks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct LeaseConfig {
+    /// How long a holder that is gone is waited for.
+    pub duration: Time,
+}
+
+impl Default for LeaseConfig {
+    fn default() -> Self {
+        Self { duration: Time(Duration::from_secs(3)) }
+    }
+}
+
+/// How assignments are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct AssignmentsConfig {
+    /// A rebalance at least this often.
+    pub rebalance_interval: Time,
+}
+
+impl Default for AssignmentsConfig {
+    fn default() -> Self {
+        Self { rebalance_interval: Time(Duration::from_secs(10)) }
+    }
+}
+
+/// Who decides about an application's partitions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// A leader elected in the store, or in the application's Raft group.
+    #[default]
+    Raft,
+    /// The consumer group of a Kafka.
+    Kafka,
+}
+
+/// One application.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct AppConfig {
+    /// Who decides.
+    pub mode: Mode,
+    /// Raft mode: the partitions.
+    pub partitions: Vec<PartitionSpec>,
+    /// Raft mode: only members with this role get work; empty for all.
+    pub role: String,
+    /// Kafka mode: the servers.
+    pub bootstrap: String,
+    /// Kafka mode: the consumer group; the application's name if empty.
+    pub group: String,
+    /// Kafka mode: the topics.
+    pub topics: Vec<String>,
+    /// Kafka mode: the equipment of a partition, as `topic/partition`.
+    pub equipment: BTreeMap<String, Vec<String>>,
+    /// The peers of the application's own Raft group, as `node=host:port`.
+    pub peers: Vec<String>,
+    /// The resources the group is for.
+    pub equipment_group: String,
+}
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ClusterConfig {
+    /// This node; made from the machine's name and the process if empty.
+    pub node_id: String,
+    /// Where this node is reached.
+    pub host: String,
+    /// And on which port.
+    pub port: u16,
+    /// What this node does.
+    pub roles: Vec<String>,
+    /// Its failure domain.
+    pub zone: String,
+    /// Its region.
+    pub region: String,
+    /// The software it runs.
+    pub version: String,
+    /// Whatever else.
+    pub metadata: BTreeMap<String, String>,
+    /// Where state is kept.
+    pub store: StoreConfig,
+    /// Heartbeats.
+    pub heartbeat: HeartbeatConfig,
+    /// Leases.
+    pub lease: LeaseConfig,
+    /// Assignments.
+    pub assignments: AssignmentsConfig,
+    /// The applications of this node, each with its mode.
+    pub apps: BTreeMap<String, AppConfig>,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            node_id: String::new(),
+            host: "127.0.0.1".to_owned(),
+            port: 0,
+            roles: Vec::new(),
+            zone: String::new(),
+            region: String::new(),
+            version: String::new(),
+            metadata: BTreeMap::new(),
+            store: StoreConfig::default(),
+            heartbeat: HeartbeatConfig::default(),
+            lease: LeaseConfig::default(),
+            assignments: AssignmentsConfig::default(),
+            apps: BTreeMap::new(),
+        }
+    }
+}
+
+impl ClusterConfig {
+    /// What a file and the environment say; either may say nothing.
+    pub fn load(
+        file: Option<&Path>,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let mut tree = Value::Object(Map::new());
+        if let Some(file) = file {
+            let text = std::fs::read_to_string(file)
+                .map_err(|error| ConfigError::File(format!("{}: {error}", file.display())))?;
+            tree = serde_json::from_str(&text)
+                .map_err(|error| ConfigError::File(format!("{}: {error}", file.display())))?;
+        }
+        for (name, value) in environment {
+            let Some(path) = name.strip_prefix(ENVIRONMENT) else { continue };
+            let path: Vec<String> =
+                path.split("__").map(|part| part.to_ascii_lowercase().replace('_', "-")).collect();
+            set(&mut tree, &path, &value).map_err(|error| ConfigError::Wrong(format!("{name}: {error}")))?;
+        }
+        let config: Self =
+            serde_json::from_value(tree).map_err(|error| ConfigError::Wrong(suggest(&error.to_string())))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Whether the values fit together.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let wrong = |text: &str| Err(ConfigError::Wrong(text.to_owned()));
+        if self.heartbeat.interval.0.is_zero() || self.heartbeat.interval.0 * 2 > self.heartbeat.timeout.0 {
+            return wrong("heartbeat.timeout: at least two heartbeats must fit into it");
+        }
+        if self.lease.duration.0 < Duration::from_millis(100) {
+            return wrong("lease.duration: below 100ms a busy machine loses leases it renews");
+        }
+        if self.node_id.contains('/') {
+            return wrong("node-id: a slash cannot be in it");
+        }
+        if !["memory", "etcd"].contains(&self.store.kind.as_str()) {
+            return wrong("store.kind: it is `memory` or `etcd`");
+        }
+        for (name, app) in &self.apps {
+            if app.mode == Mode::Kafka && (app.bootstrap.is_empty() || app.topics.is_empty()) {
+                let text = format!("apps.{name}: Kafka mode needs `bootstrap` and `topics`");
+                return Err(ConfigError::Wrong(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts a value of the environment where its name says. What looks like JSON is JSON; lists may be written with commas.
+fn set(tree: &mut Value, path: &[String], text: &str) -> Result<(), String> {
+    const LISTS: [&str; 5] = ["roles", "endpoints", "topics", "peers", "equipment-ids"];
+    let mut at = tree;
+    let Some((last, folders)) = path.split_last() else { return Err("a name is missing".to_owned()) };
+    for part in folders {
+        let object =
+            at.as_object_mut().ok_or_else(|| format!("{part} is below something that is a value"))?;
+        at = object.entry(part.clone()).or_insert_with(|| Value::Object(Map::new()));
+    }
+    let object = at.as_object_mut().ok_or_else(|| format!("{last} is below something that is a value"))?;
+    let value = if LISTS.contains(&last.as_str()) && !text.trim_start().starts_with('[') {
+        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        Value::Array(items.map(|item| Value::String(item.to_owned())).collect())
+    } else if last == "port" || text.trim_start().starts_with(['{', '[']) {
+        serde_json::from_str(text).map_err(|error| error.to_string())?
+    } else {
+        Value::String(text.to_owned())
+    };
+    object.insert(last.clone(), value);
+    Ok(())
+}
+
+/// Adds the nearest known name to serde's complaint about an unknown one.
+fn suggest(message: &str) -> String {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let (Some(unknown), true) = (quoted.next(), message.starts_with("unknown field")) else {
+        return message.to_owned();
+    };
+    let nearest = quoted.min_by_key(|known| distance(unknown, known));
+    match nearest {
+        Some(nearest) => format!("there is no setting {unknown:?}; did you mean {nearest:?}?"),
+        None => format!("there is no setting {unknown:?}"),
+    }
+}
+
+/// Edits between two words.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let change = before + usize::from(x != *y);
+            before = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(before + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_file_and_the_environment_make_one_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("cluster.json");
+        let text = r#"{"zone": "z1", "heartbeat": {"interval": "1s", "timeout": "4s"},
+            "apps": {"press": {"mode": "kafka", "bootstrap": "a:1", "topics": ["t"]}}}"#;
+        std::fs::write(&file, text).unwrap();
+        let variables = env(&[
+            ("EES_CLUSTER__ZONE", "z2"),
+            ("EES_CLUSTER__ROLES", "source, sink"),
+            ("EES_CLUSTER__HEARTBEAT__TIMEOUT", "5000"),
+            ("EES_CLUSTER__ASSIGNMENTS__REBALANCE_INTERVAL", "1m"),
+            ("EES_CLUSTER__APPS__PRESS__GROUP", "g"),
+            ("EES_CLUSTER__PORT", "7"),
+            ("SOMETHING_ELSE", "x"),
+        ]);
+        let config = ClusterConfig::load(Some(&file), variables).unwrap();
+        assert_eq!((config.zone.as_str(), config.port), ("z2", 7));
+        assert_eq!(config.roles, ["source", "sink"]);
+        assert_eq!(config.heartbeat.interval.0, Duration::from_secs(1));
+        assert_eq!(config.heartbeat.timeout.0, Duration::from_secs(5));
+        assert_eq!(config.assignments.rebalance_interval.0, Duration::from_secs(60));
+        let app = &config.apps["press"];
+        assert_eq!((app.mode, app.group.as_str()), (Mode::Kafka, "g"));
+        let again: ClusterConfig = serde_json::from_value(serde_json::to_value(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let cases = [
+            (vec![("EES_CLUSTER__HEARTBEET__TIMEOUT", "1s")], "did you mean \"heartbeat\"?"),
+            (vec![("EES_CLUSTER__HEARTBEAT__TIMEOUT", "soon")], "is no time"),
+            (vec![("EES_CLUSTER__HEARTBEAT__TIMEOUT", "10ms")], "at least two heartbeats"),
+            (vec![("EES_CLUSTER__LEASE__DURATION", "5ms")], "lease.duration"),
+            (vec![("EES_CLUSTER__STORE__KIND", "paper")], "store.kind"),
+            (vec![("EES_CLUSTER__NODE_ID", "a/b")], "node-id"),
+            (vec![("EES_CLUSTER__APPS__X__MODE", "kafka")], "needs `bootstrap`"),
+            (vec![("EES_CLUSTER__ZONE__X", "1"), ("EES_CLUSTER__ZONE", "2")], ""),
+        ];
+        for (variables, text) in cases.into_iter().take(7) {
+            let error = ClusterConfig::load(None, env(&variables)).unwrap_err().to_string();
+            assert!(error.contains(text), "{error:?} says {text:?}");
+        }
+        assert!(ClusterConfig::load(Some(Path::new("/nowhere.json")), env(&[])).is_err());
+        assert_eq!(ClusterConfig::load(None, env(&[])).unwrap(), ClusterConfig::default());
+    }
+}

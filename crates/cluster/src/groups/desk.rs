@@ -1,0 +1,334 @@
+//! The members' side of joining: takes requests, has them approved, lets newcomers catch up, gives them their vote.
+//!
+//! A request is a record in the group, `cluster:raft/join-requests/{app}/{node}`, under a lease of the join timeout. What
+//! has to be done follows from the record and the group's members alone, so any leader can go on with it; when the
+//! lease ends, a learner without a record is removed by whoever leads.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use moim_coord::{CoordError, Coordinator};
+use moim_raft::{BoxFuture, Member, Service, VoterId};
+use serde::{Deserialize, Serialize};
+
+use super::founding::Shown;
+use super::identity::{Founder, Identity};
+use super::join::{Answer, JoinAcceptance, JoinRequest, JoinTicket, Question};
+use super::{GroupConfig, GroupRecord, PeerRecord, group_id};
+use crate::backoff::{self, Change};
+use crate::embedded::CoordRepository;
+use crate::keys;
+use crate::repository::{Compare, Entry, RepositoryError, StateRepository as _, Txn, TxnOutcome};
+
+/// Patience for a change of a record.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A learner without a request is removed after this many looks.
+const LOOKS: u32 = 4;
+const LOOK: Duration = Duration::from_millis(250);
+/// Where the next voter id is.
+const NEXT_VOTER: &str = "cluster:raft/next-peer/";
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Record {
+    #[serde(flatten)]
+    request: JoinRequest,
+    ticket: String,
+    /// By the leader's wall clock. For people.
+    requested_at: i64,
+    peer_id: u64,
+    /// `requested`, `approved`, `accepted`, `rejected`.
+    state: String,
+    reason: String,
+}
+
+pub(super) struct Desk {
+    config: GroupConfig,
+    identity: Identity,
+    address: String,
+    coordinator: Coordinator,
+    repository: Arc<CoordRepository>,
+}
+
+impl Desk {
+    pub(super) fn new(
+        config: &GroupConfig,
+        identity: &Identity,
+        address: &str,
+        coordinator: Coordinator,
+        repository: Arc<CoordRepository>,
+    ) -> Self {
+        let (config, identity) = (config.clone(), identity.clone());
+        Self { config, identity, address: address.to_owned(), coordinator, repository }
+    }
+
+    fn key(&self, node: &str) -> String {
+        keys::raft_join(&self.config.app, node)
+    }
+
+    async fn answer(&self, question: Question) -> Answer {
+        if let Question::Status = question {
+            return Answer::Pending; // answered before
+        }
+        // Only the leader decides; a quorum must confirm that it is one.
+        if !self.coordinator.group().is_leader() {
+            let leader = self.coordinator.group().leader().map(|leader| leader.address);
+            return Answer::Redirect { leader: leader.filter(|leader| *leader != self.address) };
+        }
+        let answered = match question {
+            Question::Status => return Answer::Pending,
+            Question::Request { app, request } => self.on_request(&app, request).await,
+            Question::Await { ticket } => self.on_await(&ticket).await,
+            Question::Complete { ticket } => self.on_complete(&ticket).await,
+        };
+        answered.unwrap_or_else(|error| Answer::Busy { reason: error.to_string() })
+    }
+
+    async fn on_request(&self, app: &str, request: JoinRequest) -> Result<Answer, RepositoryError> {
+        let rejected = |reason: String| Ok(Answer::Rejected { reason });
+        if app != self.config.app {
+            return rejected(format!("this is the group of {}, not of {app}", self.config.app));
+        }
+        if request.node_id.is_empty() || request.endpoint.is_empty() {
+            return rejected("a request needs a node id and an endpoint".to_owned());
+        }
+        let record = self.record().await?;
+        if record.peers.iter().any(|peer| peer.node_id == request.node_id) {
+            return rejected(format!("{} is a member already", request.node_id));
+        }
+        let lease = self.repository.grant(self.config.join_timeout).await?;
+        let key = self.key(&request.node_id);
+        let counter = format!("{NEXT_VOTER}{}", keys::segment(app));
+        loop {
+            let next = self.repository.get(&counter).await?;
+            let known = self.coordinator.group().metrics();
+            let least =
+                known.voters.iter().chain(&known.learners).map(|member| member.id.0).max().unwrap_or(0);
+            let number = next.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
+            let peer_id = number.unwrap_or(0).max(least + 1);
+            let entry = Record {
+                request: request.clone(),
+                ticket: format!("{:016x}", fastrand::u64(1..)),
+                requested_at: moim_base::Clock::wall_ms(&crate::clock::BootClock),
+                peer_id,
+                state: "requested".to_owned(),
+                reason: String::new(),
+            };
+            let expected = match &next {
+                Some(next) => Compare::ModRevision(counter.clone(), next.mod_revision),
+                None => Compare::Absent(counter.clone()),
+            };
+            let txn = Txn::new()
+                .when(expected)
+                .put(&counter, (peer_id + 1).to_string())
+                // A second request of the same node replaces the first: its ticket is good for nothing any more.
+                .put_leased(&key, to_bytes(&entry), lease.id);
+            if let TxnOutcome::Done { .. } = self.repository.txn(txn).await? {
+                let valid_ms = u64::try_from(lease.ttl.as_millis()).unwrap_or(u64::MAX);
+                let ticket =
+                    JoinTicket { app: app.to_owned(), node_id: request.node_id, id: entry.ticket, valid_ms };
+                return Ok(Answer::Ticket { ticket });
+            }
+        }
+    }
+
+    /// The record of a ticket, if it is still good.
+    async fn find(&self, ticket: &JoinTicket) -> Result<Option<(Entry, Record)>, RepositoryError> {
+        let entry = self.repository.get(&self.key(&ticket.node_id)).await?;
+        let found = entry.and_then(|entry| {
+            let record: Record = serde_json::from_slice(&entry.value).ok()?;
+            (record.ticket == ticket.id).then_some((entry, record))
+        });
+        Ok(found)
+    }
+
+    async fn on_await(&self, ticket: &JoinTicket) -> Result<Answer, RepositoryError> {
+        let Some((entry, mut record)) = self.find(ticket).await? else { return Ok(Answer::Expired) };
+        match record.state.as_str() {
+            "rejected" => return Ok(Answer::Rejected { reason: record.reason }),
+            "requested" if self.config.manual_approval => return Ok(Answer::Pending),
+            _ => {}
+        }
+        let member = Member { id: VoterId(record.peer_id), address: record.request.endpoint.clone() };
+        match self.coordinator.add_learner(member).await {
+            Ok(()) => {}
+            Err(CoordError::MemberExists) => {
+                let reason = format!("{} is the address of another member", record.request.endpoint);
+                return Ok(Answer::Rejected { reason });
+            }
+            Err(error) => return Err(RepositoryError::Unavailable(error.to_string())),
+        }
+        if record.state != "accepted" {
+            record.state = "accepted".to_owned();
+            let same = Compare::ModRevision(entry.key.clone(), entry.mod_revision);
+            let mut txn = Txn::new().when(same);
+            txn = match entry.lease {
+                Some(lease) => txn.put_leased(&entry.key, to_bytes(&record), lease),
+                None => txn.put(&entry.key, to_bytes(&record)),
+            };
+            if let TxnOutcome::Conflict { .. } = self.repository.txn(txn).await? {
+                return Ok(Answer::Pending);
+            }
+        }
+        let acceptance = JoinAcceptance {
+            peer_id: record.peer_id,
+            snapshot_source: self.address.clone(),
+            effective_index: self.coordinator.group().metrics().committed.unwrap_or(0),
+            cluster: self.identity.cluster.clone(),
+        };
+        Ok(Answer::Accepted { acceptance })
+    }
+
+    async fn on_complete(&self, ticket: &JoinTicket) -> Result<Answer, RepositoryError> {
+        let Some((entry, record)) = self.find(ticket).await? else {
+            // Done by a question whose answer was lost?
+            let members = self.record().await?;
+            let is_in = members.peers.iter().any(|peer| peer.node_id == ticket.node_id);
+            return Ok(if is_in { Answer::Active } else { Answer::Expired });
+        };
+        if record.state != "accepted" {
+            return Ok(Answer::Pending);
+        }
+        match self.coordinator.promote_member(VoterId(record.peer_id)).await {
+            Ok(()) | Err(CoordError::NotLearner) => {}
+            Err(CoordError::LearnerNotReady) => return Ok(Answer::Pending),
+            Err(CoordError::MemberNotFound) => return Ok(Answer::Expired),
+            Err(error) => return Err(RepositoryError::Unavailable(error.to_string())),
+        }
+        let peer = PeerRecord {
+            node_id: record.request.node_id.clone(),
+            peer_id: record.peer_id,
+            address: record.request.endpoint.clone(),
+        };
+        self.add_peer(peer).await?;
+        self.repository.txn(Txn::new().delete(entry.key)).await?;
+        Ok(Answer::Active)
+    }
+
+    /// The group as it is recorded; what founding left is recorded by the first who asks.
+    pub(super) async fn record(&self) -> Result<GroupRecord, RepositoryError> {
+        let entry = self.repository.get(&keys::raft_group(&self.config.app)).await?;
+        Ok(match entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()) {
+            Some(record) => record,
+            None => self.first_record(),
+        })
+    }
+
+    fn first_record(&self) -> GroupRecord {
+        let peer = |one: &Founder| PeerRecord {
+            node_id: one.node_id.clone(),
+            peer_id: one.voter,
+            address: one.address.clone(),
+        };
+        GroupRecord {
+            group_id: group_id(&self.config.app).0,
+            peers: self.identity.founders.iter().map(peer).collect(),
+            equipment_group: self.config.equipment_group.clone(),
+        }
+    }
+
+    async fn add_peer(&self, peer: PeerRecord) -> Result<(), RepositoryError> {
+        let key = keys::raft_group(&self.config.app);
+        let add = |entry: Option<&Entry>| {
+            let found = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+            let mut record: GroupRecord = found.unwrap_or_else(|| self.first_record());
+            if record.peers.contains(&peer) {
+                return Change::Keep;
+            }
+            record.peers.retain(|one| one.node_id != peer.node_id);
+            record.peers.push(peer.clone());
+            Change::Put(serde_json::to_vec(&record).expect("plain fields can be written down").into())
+        };
+        backoff::update(&*self.repository, &key, None, PATIENCE, add).await.map(drop)
+    }
+
+    pub(super) async fn pending(&self) -> Result<Vec<JoinRequest>, RepositoryError> {
+        let prefix = self.key("");
+        let (_, entries) = self.repository.list(&prefix).await?;
+        let records = entries.iter().filter_map(|entry| serde_json::from_slice::<Record>(&entry.value).ok());
+        Ok(records.filter(|record| record.state == "requested").map(|record| record.request).collect())
+    }
+
+    /// A person's word on a request: `None` approves.
+    pub(super) async fn decide(&self, node: &str, rejection: Option<&str>) -> Result<(), RepositoryError> {
+        let key = self.key(node);
+        loop {
+            let Some(entry) = self.repository.get(&key).await? else {
+                return Err(RepositoryError::Invalid(format!("{node} does not ask to join")));
+            };
+            let mut record: Record = serde_json::from_slice(&entry.value)
+                .map_err(|error| RepositoryError::Damaged(format!("{key}: {error}")))?;
+            record.state = if rejection.is_some() { "rejected" } else { "approved" }.to_owned();
+            rejection.unwrap_or_default().clone_into(&mut record.reason);
+            let mut txn = Txn::new().when(Compare::ModRevision(key.clone(), entry.mod_revision));
+            txn = match entry.lease {
+                Some(lease) => txn.put_leased(&key, to_bytes(&record), lease),
+                None => txn.put(&key, to_bytes(&record)),
+            };
+            if let TxnOutcome::Done { .. } = self.repository.txn(txn).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes learners whose requests have ended, while this member leads.
+    pub(super) async fn tend(&self) {
+        let mut seen: std::collections::BTreeMap<u64, u32> = Default::default();
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if !self.coordinator.group().is_leader() {
+                seen.clear();
+                continue;
+            }
+            let learners = self.coordinator.group().metrics().learners;
+            if learners.is_empty() {
+                seen.clear();
+                continue;
+            }
+            let Ok((_, entries)) = self.repository.list(&self.key("")).await else { continue };
+            let wanted: BTreeSet<u64> = entries
+                .iter()
+                .filter_map(|entry| serde_json::from_slice::<Record>(&entry.value).ok())
+                .map(|record| record.peer_id)
+                .collect();
+            for learner in learners.iter().filter(|learner| !wanted.contains(&learner.id.0)) {
+                let looks = seen.entry(learner.id.0).or_default();
+                *looks += 1;
+                if *looks >= LOOKS {
+                    tracing::info!(peer = %learner.id, "a join has expired");
+                    if let Err(error) = self.coordinator.remove_member(learner.id).await {
+                        tracing::debug!(%error, "it is tried again");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn to_bytes(record: &Record) -> Bytes {
+    serde_json::to_vec(record).expect("plain fields can be written down").into()
+}
+
+impl Service for Desk {
+    fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
+        Box::pin(async move {
+            let question = serde_json::from_slice::<Question>(&request);
+            let answer = match question {
+                Ok(Question::Status) => {
+                    let shown = Shown {
+                        app: self.config.app.clone(),
+                        node_id: self.config.node_id.clone(),
+                        directory: self.identity.directory.clone(),
+                        acted: self.identity.founders.clone(),
+                    };
+                    return serde_json::to_vec(&shown).unwrap_or_default().into();
+                }
+                Ok(question) => self.answer(question).await,
+                Err(error) => Answer::Rejected { reason: format!("a question that makes no sense: {error}") },
+            };
+            serde_json::to_vec(&answer).unwrap_or_default().into()
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! How the first members agree that they are the first.
+//!
+//! Every founder asks every other one who it is. When all have shown their folders, the list of them is written down and
+//! acted on; whoever has acted shows the list. A founder that finds its own folder in a list that somebody acted on acts
+//! on it, too; one that finds a list without its folder was there before and lost what it had: it must not vote.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use moim_raft::{BoxFuture, Service, ServiceId, visit};
+use serde::{Deserialize, Serialize};
+
+use super::identity::{Founder, Identity};
+use super::{GroupConfig, GroupError, GroupPeer, Port};
+use crate::backoff::Backoff;
+
+/// What a founder shows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Shown {
+    pub(super) app: String,
+    pub(super) node_id: String,
+    pub(super) directory: String,
+    /// The list it acted on; empty before.
+    pub(super) acted: Vec<Founder>,
+}
+
+/// Shows this founder to the others while they agree.
+struct Show(Mutex<Shown>);
+
+impl Service for Show {
+    fn handle(&self, _request: Bytes) -> BoxFuture<'_, Bytes> {
+        let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shown = serde_json::to_vec(&shown).unwrap_or_default();
+        Box::pin(async move { shown.into() })
+    }
+}
+
+pub(super) const STATUS: &[u8] = br#"{"op":"status"}"#;
+
+/// Returns who this member is, once all founders agree.
+pub(super) async fn agree(
+    config: &GroupConfig,
+    port: &Port,
+    peers: &[GroupPeer],
+    begun: Option<Identity>,
+) -> Result<Identity, GroupError> {
+    let mut identity = match begun {
+        Some(identity) => identity,
+        None => {
+            let identity = Identity::new(config);
+            identity.save(config)?;
+            identity
+        }
+    };
+    let shown = Shown {
+        app: config.app.clone(),
+        node_id: config.node_id.clone(),
+        directory: identity.directory.clone(),
+        acted: Vec::new(),
+    };
+    port.router.serve(ServiceId::NODE, Arc::new(Show(Mutex::new(shown))));
+    let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
+    let list = loop {
+        let mut list: Vec<Founder> = Vec::new();
+        let mut acted: Option<Vec<Founder>> = None;
+        let mut sorted: Vec<&GroupPeer> = peers.iter().collect();
+        sorted.sort_by(|a, b| a.node_id.cmp(&b.node_id));
+        for (at, peer) in sorted.iter().enumerate() {
+            let voter = at as u64 + 1;
+            let directory = if peer.node_id == config.node_id {
+                Some(identity.directory.clone())
+            } else {
+                let seen = ask(&peer.address)
+                    .await
+                    .filter(|seen| seen.app == config.app && seen.node_id == peer.node_id);
+                if let Some(seen) = &seen
+                    && !seen.acted.is_empty()
+                {
+                    acted = Some(seen.acted.clone());
+                }
+                seen.map(|seen| seen.directory)
+            };
+            if let Some(directory) = directory {
+                let (node_id, address) = (peer.node_id.clone(), peer.address.clone());
+                list.push(Founder { node_id, address, directory, voter });
+            }
+        }
+        if let Some(acted) = acted {
+            if acted.iter().any(|one| one.directory == identity.directory) {
+                break acted;
+            }
+            return Err(GroupError::BegunWithout(config.app.clone()));
+        }
+        if list.len() == peers.len() {
+            break list;
+        }
+        backoff.pause().await;
+    };
+    let own = list.iter().find(|one| one.directory == identity.directory);
+    let own = own.ok_or_else(|| GroupError::Folder(format!("{} is none of the peers", config.node_id)))?;
+    identity.voter = own.voter;
+    identity.cluster = format!("{:032x}", cluster_of(&config.app, &list));
+    identity.founders = list;
+    identity.save(config)?;
+    Ok(identity)
+}
+
+async fn ask(address: &str) -> Option<Shown> {
+    let answer = visit(address, Bytes::from_static(STATUS), Duration::from_secs(1)).await.ok()?;
+    serde_json::from_slice(&answer).ok()
+}
+
+/// The group's name follows from who founds it: there is nothing to vote on.
+fn cluster_of(app: &str, founders: &[Founder]) -> u128 {
+    let mut text = app.to_owned();
+    for one in founders {
+        text.push_str(&one.directory);
+    }
+    (0..4u32).fold(0u128, |name, part| {
+        (name << 32) | u128::from(crc32c::crc32c_append(part.wrapping_mul(0x9e37_79b9) + 1, text.as_bytes()))
+    }) | 1
+}
