@@ -76,6 +76,8 @@ pub(crate) fn start(
     let mut options = KafkaOptions::new(kafka, "presses", &["strokes"]);
     options.session_timeout = Duration::from_secs(6);
     options.checkpoint_every = Duration::from_millis(200);
+    // A worker that hangs is as good as gone.
+    options.settings.insert("max.poll.interval.ms".to_owned(), "6000".to_owned());
     Ok(KafkaWorker::start(&context, options, Box::new(counter))?)
 }
 

@@ -10,6 +10,8 @@ mod etcd;
 mod formation;
 #[path = "it/groups.rs"]
 mod groups;
+#[path = "it/kafka_mode.rs"]
+mod kafka_mode;
 #[path = "it/keys.rs"]
 mod keys;
 #[path = "it/locks.rs"]
