@@ -43,11 +43,14 @@ pub mod membership;
 pub mod memory;
 pub mod metrics;
 pub mod nodes;
+mod planted;
 pub mod registry;
 pub mod repository;
 pub mod routing;
 #[cfg(test)]
 mod scenario;
+#[cfg(test)]
+mod search;
 pub mod session;
 pub mod start;
 #[cfg(any(test, feature = "testing"))]

@@ -100,6 +100,10 @@ pub(crate) struct Mood {
     pub(crate) lossy: u8,
     /// Leases are renewed, but nobody hears of it.
     pub(crate) deaf: bool,
+    /// Whoever asks waits, before and after: as in a process that is paused.
+    pub(crate) frozen: bool,
+    /// Answers take this long.
+    pub(crate) slow_ms: u64,
 }
 
 /// A store whose answers get lost.
@@ -121,6 +125,17 @@ impl Flaky {
         *self.mood.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits as long as the mood says.
+    async fn linger(&self) {
+        let slow_ms = self.mood().slow_ms;
+        if slow_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(slow_ms)).await;
+        }
+        while self.mood().frozen {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     fn here(&self) -> Result<(), RepositoryError> {
         if self.mood().away { Err(RepositoryError::Unavailable("away".to_owned())) } else { Ok(()) }
     }
@@ -140,21 +155,27 @@ impl StateRepository for Flaky {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, RepositoryError>> {
         Box::pin(async move {
             self.here()?;
-            self.inner.get(key).await
+            let read = self.inner.get(key).await;
+            self.linger().await;
+            read
         })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<(i64, Vec<Entry>), RepositoryError>> {
         Box::pin(async move {
             self.here()?;
-            self.inner.list(prefix).await
+            let read = self.inner.list(prefix).await;
+            self.linger().await;
+            read
         })
     }
 
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, RepositoryError>> {
         Box::pin(async move {
+            self.linger().await;
             let heard = self.fate()?;
             let done = self.inner.txn(txn).await;
+            self.linger().await;
             if heard { done } else { Err(RepositoryError::Unknown) }
         })
     }
@@ -162,7 +183,9 @@ impl StateRepository for Flaky {
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, RepositoryError>> {
         Box::pin(async move {
             self.here()?;
-            self.inner.grant(ttl).await
+            let granted = self.inner.grant(ttl).await;
+            self.linger().await;
+            granted
         })
     }
 
@@ -170,6 +193,7 @@ impl StateRepository for Flaky {
         Box::pin(async move {
             self.here()?;
             let kept = self.inner.keep_alive(lease).await;
+            self.linger().await;
             if self.mood().deaf { Err(RepositoryError::Unknown) } else { kept }
         })
     }

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use crate::backoff::Backoff;
 use crate::context::Context;
+use crate::planted::{self, Bug};
 use crate::repository::{LeaseId, RepositoryError, StateRepository};
 
 /// The part of a lease's time that is used: the rest is for clocks that run at different speeds and for the time
@@ -75,6 +76,7 @@ impl Session {
     pub async fn open(context: &Context, ttl: Duration) -> Result<Self, RepositoryError> {
         let sent = context.clock.monotonic_ns();
         let lease = context.repository.grant(ttl).await?;
+        let sent = if planted::is(Bug::FromAnswer) { context.clock.monotonic_ns() } else { sent };
         let shared = Arc::new(Shared {
             store: Arc::clone(&context.repository),
             clock: Arc::clone(&context.clock),
@@ -172,6 +174,7 @@ impl SessionWatch {
 }
 
 fn usable_until(sent_ns: u64, ttl: Duration) -> u64 {
+    let ttl = if planted::is(Bug::LongLease) { ttl * 2 } else { ttl };
     sent_ns.saturating_add(u64::try_from(ttl.mul_f64(USED).as_nanos()).unwrap_or(u64::MAX))
 }
 
@@ -227,6 +230,7 @@ impl Shared {
             let sent = self.clock.monotonic_ns();
             // A renewal that hangs must not keep the next one from being tried elsewhere.
             let renewed = tokio::time::timeout(self.ttl / 3, self.store.keep_alive(self.lease)).await;
+            let sent = if planted::is(Bug::FromAnswer) { self.clock.monotonic_ns() } else { sent };
             pause = match renewed {
                 Ok(Ok(ttl)) => {
                     // One that was too late revives nothing: the state of those who looked meanwhile is "lost".

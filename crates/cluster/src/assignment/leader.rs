@@ -20,6 +20,7 @@ use crate::keys;
 use crate::leadership::{LeaderElection, Leadership};
 use crate::membership::{MemberStatus, NodeRecord};
 use crate::metrics::seconds;
+use crate::planted::{self, Bug};
 use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
 
 /// Partitions in one transaction: each needs up to two comparisons, and one is for the leadership.
@@ -140,7 +141,8 @@ impl AssignmentLeader {
         let specs = self.partitions.borrow().clone();
         let alive = |id: &str| members.iter().find(|member| member.id == id);
         let owns = |record: &AssignmentRecord| {
-            alive(&record.owner_node_id).is_some_and(|member| member.epoch == record.owner_epoch)
+            let careless = planted::is(Bug::TakeFromLiving) && !record.target_node_id.is_empty();
+            !careless && alive(&record.owner_node_id).is_some_and(|member| member.epoch == record.owner_epoch)
         };
         // Whoever was promised a partition counts as its owner: a decision under way is not made again.
         let planned = specs.iter().map(|spec| {

@@ -18,6 +18,7 @@ use crate::events::ClusterEvent;
 use crate::keys;
 use crate::membership::Membership;
 use crate::metrics::seconds;
+use crate::planted::{self, Bug};
 use crate::repository::{BoxFuture, Compare, Entry, Event, Txn, TxnOutcome};
 use crate::session::SessionWatch;
 
@@ -387,8 +388,9 @@ impl Inner {
             if !is_ours {
                 return Err(not_owner());
             }
-            record.workflow_handoff = Some(stored.clone());
-            record.last_offset = state.last_offset;
+            let kept = !(release && planted::is(Bug::NoHandoff));
+            record.workflow_handoff = kept.then(|| stored.clone());
+            record.last_offset = if kept { state.last_offset } else { -1 };
             record.updated_at = self.context.clock.wall_ms();
             if release {
                 record.owner_node_id.clear();
