@@ -29,6 +29,8 @@ use crate::types::{BrokerEpoch, PartitionId, Versioned};
 const ROOT: &str = "/moim/";
 /// How often suspicions are looked at.
 const TICK_MS: u64 = 50;
+/// The same while there is no other node to look at.
+const ALONE_MS: u64 = 1_000;
 /// Transactions under way at a time.
 const WRITES: usize = 8;
 /// Before a record is decided again whose change failed, unless it is heard of sooner.
@@ -185,7 +187,10 @@ impl<'a> Office<'a> {
         if now_ms >= self.pause_ms {
             self.send();
         }
-        wake_ms.unwrap_or(u64::MAX).min(now_ms + TICK_MS).max(now_ms + 1)
+        let tick_ms = if self.nodes.len() > 1 { TICK_MS } else { ALONE_MS };
+        let paused_ms = (!self.waiting.is_empty()).then_some(self.pause_ms);
+        let wakes = [wake_ms, self.again_ms, paused_ms, Some(now_ms + tick_ms)];
+        wakes.into_iter().flatten().min().unwrap_or(now_ms).max(now_ms + 1)
     }
 
     fn send(&mut self) {
