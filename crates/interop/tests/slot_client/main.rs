@@ -16,7 +16,7 @@ use moim_slot_client::{Client, Script, SetOptions, cmd};
 /// Nodes on loopback, and a client that knows them all.
 async fn start(nodes: usize) -> (Cluster, Client) {
     let cluster = moim_base::task::offload(move || {
-        Cluster::moim(nodes, &Options::new().arg("--redis-port").arg("0"), false).map_err(std::io::Error::other)
+        Cluster::moim(nodes, &Options::new(), false).map_err(std::io::Error::other)
     });
     let cluster = cluster.await.unwrap();
     let seeds: Vec<_> = (0..nodes).map(|node| cluster.server(node).unwrap().redis().to_owned()).collect();
@@ -38,7 +38,8 @@ async fn start(nodes: usize) -> (Cluster, Client) {
 /// Which node has the home listener at this port.
 fn node_at(cluster: &Cluster, port: u16) -> Option<usize> {
     let suffix = format!(":{port}");
-    (0..cluster.len()).find(|node| cluster.server(*node).is_some_and(|server| server.redis().ends_with(&suffix)))
+    (0..cluster.len())
+        .find(|node| cluster.server(*node).is_some_and(|server| server.redis().ends_with(&suffix)))
 }
 
 /// Workers that each own some keys: every write must succeed, and every read must show the last acknowledged one.
