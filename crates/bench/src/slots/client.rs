@@ -1,4 +1,4 @@
-//! Metric 19: the client itself, against a raw connection that does the least a client can do.
+//! Metric 22: the client itself, against a raw connection that does the least a client can do.
 //!
 //! What is measured is the client's CPU per command: it shares the machine with the server, so its rate says more about the
 //! server.
@@ -23,7 +23,7 @@ pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resu
     let slice = bench.options.plan.slice;
     let mut figures = Vec::new();
     for tasks in TASKS {
-        progress(&format!("metric 19: {tasks} tasks"));
+        progress(&format!("metric 22: {tasks} tasks"));
         let (rate, cpu) = bench.runtime.block_on(shared(&server.addr.to_string(), tasks, slice))?;
         let what = |what: &str| format!("{tasks} task{}: {what}", if tasks == 1 { "" } else { "s" });
         figures.push(Figure::new("slot-client", &what("GET"), rate, "op/s", None));
@@ -34,7 +34,7 @@ pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resu
         let cpu = (procfs::cpu_of_self()? - before).as_secs_f64() * 1e6 / work.ops.max(1) as f64;
         figures.push(Figure::new("raw connection", &what("client CPU per GET"), cpu, "µs", None));
     }
-    Ok(Metric { number: 19, title: "the client".into(), figures, ..Metric::default() })
+    Ok(Metric { number: 22, title: "the client".into(), figures, ..Metric::default() })
 }
 
 /// GETs by many tasks through one client: operations a second, microseconds of CPU for each.

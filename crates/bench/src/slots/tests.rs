@@ -14,7 +14,7 @@ fn options() -> Option<Options> {
     let plan = Plan { pairs: 1, slice: Duration::from_millis(100), noise_limit: 10.0 };
     let scratch = std::env::temp_dir().join(format!("moim-bench-slots-{}", std::process::id()));
     Some(Options {
-        metrics: vec![8, 11, 14, 19],
+        metrics: vec![8, 11, 14, 22],
         plan,
         moim: None,
         redis: Some(found?),
@@ -53,7 +53,7 @@ fn a_short_run_reports_every_metric() {
     let options = Options { scratch, ..options };
     let report = run(&options, &mut |_| ()).unwrap();
     let numbers: Vec<u8> = report.metrics.iter().map(|metric| metric.number).collect();
-    assert_eq!((numbers, report.notes.as_slice()), (vec![8, 8, 8, 11, 14, 19], &[][..]));
+    assert_eq!((numbers, report.notes.as_slice()), (vec![8, 8, 8, 11, 14, 22], &[][..]));
     assert!(
         report.metrics.iter().any(|metric| metric.figures.iter().any(|figure| figure.side == "slot-client"))
     );

@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use moim_base::task::{Scope, Shutdown};
 use moim_interop::Options;
 use moim_interop::cluster::Cluster;
 use moim_slot_client::{Client, Script, SetOptions, cmd};
+use tokio::time::Instant;
 
 /// Nodes on loopback, and a client that knows them all.
 async fn start(nodes: usize) -> (Cluster, Client) {
@@ -71,12 +72,14 @@ impl Load {
                         Err(error) => wrong.lock().unwrap().push(format!("GET {key}: {error}")),
                     }
                     match client.set(&key, round).await {
-                        Ok(()) => drop(known.insert(key, round)),
+                        Ok(()) => {
+                            known.insert(key, round);
+                        }
                         Err(error) => {
                             wrong.lock().unwrap().push(format!("SET {key}: {error}"));
                             // Nobody knows what it is now.
-                            if let Ok(read) = client.get::<Option<u64>>(&key).await {
-                                read.map(|read| known.insert(key, read));
+                            if let Ok(Some(read)) = client.get::<Option<u64>>(&key).await {
+                                known.insert(key, read);
                             }
                         }
                     }
