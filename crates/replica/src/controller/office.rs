@@ -341,11 +341,7 @@ impl<'a> Office<'a> {
                 }
                 self.controller.on_topic(topic);
             }
-            Record::Settings(changed) => {
-                self.defaults = records::defaults(&self.parts.settings, &changed);
-                let topics: Vec<Entry> = self.topics.values().map(|(_, entry)| entry.clone()).collect();
-                topics.iter().for_each(|entry| self.take_in(entry));
-            }
+            Record::Settings(changed) => self.on_settings(&changed),
             Record::Other => {}
         }
     }
@@ -364,8 +360,15 @@ impl<'a> Office<'a> {
         } else if let Some((id, _)) = self.topics.remove(key) {
             self.controller.on_topic_deleted(id);
         } else if key == keys::BROKER_SETTINGS {
-            self.defaults = self.parts.settings.clone();
+            self.on_settings(&Settings::new());
         }
+    }
+
+    /// The brokers' settings as changed at run time: topics are read by them.
+    fn on_settings(&mut self, changed: &Settings) {
+        self.defaults = records::defaults(&self.parts.settings, changed);
+        let topics: Vec<Entry> = self.topics.values().map(|(_, entry)| entry.clone()).collect();
+        topics.iter().for_each(|entry| self.take_in(entry));
     }
 
     fn on_partition(&mut self, entry: &Entry) {

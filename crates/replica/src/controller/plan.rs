@@ -189,8 +189,12 @@ impl Controller {
     fn judge_members(&self, id: PartitionId, record: &Versioned<PartitionState>, draft: &mut Draft) {
         let state = &record.value;
         let anybody = state.isr.iter().any(|entry| self.trusted(entry.node).is_some());
+        // A leader that answers finds out for itself who follows it: a node that only the controller does not hear would
+        // otherwise be taken out by the one and put back in by the other, again and again.
+        let led = state.leader.is_some_and(|leader| self.trusted(leader).is_some());
         for entry in &state.isr {
-            match self.trusted(entry.node).or_else(|| self.alive(entry.node).filter(|_| !anybody)) {
+            let alive = self.alive(entry.node);
+            match self.trusted(entry.node).or_else(|| alive.filter(|_| led || !anybody)) {
                 Some(member) => self.judge_one(id, entry, member, draft),
                 // Dead, or under suspicion while somebody else can go on.
                 None => draft.lose(entry.node),
@@ -228,7 +232,11 @@ impl Controller {
         let state = draft.state();
         let serves = |node: &BrokerId| self.order(*node) == Order::Serve;
         let in_sync = |node: &BrokerId| state.in_sync(*node).is_some();
-        let ready: Vec<BrokerId> = state.replicas.iter().copied().filter(in_sync).collect();
+        let mut ready: Vec<BrokerId> = state.replicas.iter().copied().filter(in_sync).collect();
+        // Who is under suspicion leads only if nobody else can.
+        if ready.iter().any(|node| self.trusted(*node).is_some()) {
+            ready.retain(|node| self.trusted(*node).is_some());
+        }
         let serving = ready.iter().copied().filter(serves);
         match state.leader {
             Some(leader) if serves(&leader) => {
