@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod chaos;
 mod ci;
 mod etcd;
 mod interop;
@@ -31,6 +32,8 @@ enum Command {
     Interop(interop::InteropArgs),
     /// A whole cluster on one thread from one seed, with faults
     Sim(sim::SimArgs),
+    /// Real nodes that are killed, paused, cut off and emptied under real clients
+    Chaos(chaos::ChaosArgs),
     /// Compare our speed with others and with the limits of this machine
     Bench(bench::Bench),
 }
@@ -53,6 +56,7 @@ fn run(cli: &Cli) -> Result<bool> {
         Command::Ci => ci::run(&root),
         Command::Interop(args) => interop::run(&root, args),
         Command::Sim(args) => sim::run(&root, args),
+        Command::Chaos(args) => chaos::run(&root, args),
         Command::Bench(bench) => bench::run(&root, bench),
     }
 }

@@ -64,6 +64,16 @@ enum Member {
 impl Cluster {
     /// This many nodes of Moim. With `cuttable` their peer connections run through a [`Net`].
     pub fn moim(nodes: usize, options: &Options, cuttable: bool) -> Result<Self> {
+        Self::moim_on(nodes, options, cuttable, |_| None)
+    }
+
+    /// The same, with data folders where `data` says; by default each has one of its own.
+    pub fn moim_on(
+        nodes: usize,
+        options: &Options,
+        cuttable: bool,
+        data: impl Fn(usize) -> Option<PathBuf>,
+    ) -> Result<Self> {
         let net = cuttable.then(|| Net::between(nodes)).transpose()?;
         let listeners = free_addresses(nodes)?;
         let advertised: Vec<String> = match &net {
@@ -76,6 +86,7 @@ impl Cluster {
             let mut starting = Vec::new();
             for node in 0..nodes {
                 let mut options = options.clone();
+                options.data = data(node);
                 if nodes > 1 {
                     let id = (node + 1).to_string();
                     options.args.extend(["--node-id".to_owned(), id]);
@@ -208,6 +219,32 @@ impl Cluster {
                 await_health(&server.client)
             }
         }
+    }
+
+    /// SIGTERM, and waits until it has stopped.
+    pub fn terminate(&mut self, node: usize) -> Result<()> {
+        match &mut self.members[node] {
+            Member::Moim(server) => server.terminate().map(drop),
+            Member::Etcd(server) => server.kill(),
+        }
+    }
+
+    /// Starts killed nodes together: none of them need be ready before the others are there.
+    pub fn restart_all(&mut self, nodes: &[usize]) -> Result<()> {
+        let net = self.net.as_ref();
+        let restarted = std::thread::scope(|scope| {
+            let mut starting = Vec::new();
+            for (node, member) in self.members.iter_mut().enumerate().filter(|(node, _)| nodes.contains(node))
+            {
+                let identify = net.map(|net| net.identify(node));
+                let Member::Moim(server) = member else { bail!("only nodes of Moim start together") };
+                starting.push(scope.spawn(move || {
+                    server.restart_watched(|pid| identify.into_iter().for_each(|tell| tell(pid)))
+                }));
+            }
+            Ok(starting.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>())
+        });
+        restarted?.into_iter().collect()
     }
 
     /// SIGSTOP.

@@ -27,6 +27,8 @@ pub struct Options {
     pub args: Vec<String>,
     /// The program, if it is not the one of [`moim_binary`].
     pub program: Option<PathBuf>,
+    /// The data folder, if it is not one of the server's own.
+    pub data: Option<PathBuf>,
     /// `HOST:PORT` of the peer listener, where other nodes must know it beforehand.
     pub peer: Option<String>,
 }
@@ -138,7 +140,8 @@ impl Server {
 
     /// The data folder.
     pub fn data(&self) -> PathBuf {
-        self.dir.as_ref().map(|dir| dir.path().join("data")).unwrap_or_default()
+        let own = || self.dir.as_ref().map(|dir| dir.path().join("data")).unwrap_or_default();
+        self.options.data.clone().unwrap_or_else(own)
     }
 
     /// How long the last start took until the ready line.
@@ -185,7 +188,7 @@ impl Server {
 
     /// The same, for one who must know the process id before the server is ready.
     pub fn restart_watched(&mut self, on_spawn: impl FnOnce(u32)) -> Result<()> {
-        if self.process.is_some() {
+        if self.is_running() {
             bail!("the server still runs");
         }
         self.launch(on_spawn)

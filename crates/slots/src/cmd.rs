@@ -15,7 +15,6 @@ mod dump;
 mod expire;
 mod get;
 mod hashes;
-mod hyperloglog;
 mod info;
 mod introspect;
 mod keys;
@@ -74,7 +73,6 @@ const FAMILIES: &[&[Spec]] = &[
     expire::COMMANDS,
     get::COMMANDS,
     hashes::COMMANDS,
-    hyperloglog::COMMANDS,
     keys::COMMANDS,
     lcs::COMMANDS,
     lists::COMMANDS,

@@ -1,5 +1,3 @@
-//! Locks on every store: order, tokens, loss.
-
 use super::*;
 use crate::scenario::{Flaky, Mood, Resource, everywhere, in_memory, until};
 

@@ -1,5 +1,3 @@
-//! Members that come, fall silent, leave and are impersonated, on every store.
-
 use moim_base::ManualClock;
 use std::sync::Arc;
 

@@ -1,5 +1,3 @@
-//! Tables small and large in every store: pieces, fences, malformed heads, lost answers.
-
 use std::time::Duration;
 
 use super::*;

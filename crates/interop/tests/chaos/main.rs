@@ -1,0 +1,108 @@
+//! Three real nodes that are killed, paused, cut off, filled up, emptied and restarted while librdkafka writes to them,
+//! reads from them and copies from one topic to another in transactions.
+//!
+//! Checked: nothing acknowledged is lost, moved or doubled; the copy is the original, exactly once and in order; after
+//! every fault the cluster is whole again within [`whole_within`]. `cargo xtask chaos --rounds N --seed S` runs more of
+//! it; the same seed gives the same faults, at times that differ as machines do.
+
+#![allow(clippy::disallowed_methods)] // real processes, real time
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // all of it is test, and somebody watches a long run
+
+mod disk;
+mod faults;
+mod load;
+mod verify;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use moim_interop::Options;
+use moim_interop::cluster::{Cluster, http_get};
+
+use self::disk::SmallDisk;
+use self::faults::Fault;
+use self::load::{Load, topic};
+
+/// The topic that is written to.
+const ORIGINAL: &str = "original";
+/// The topic that it is copied to.
+const COPY: &str = "copy";
+/// Partitions of both.
+const PARTITIONS: i32 = 6;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+/// How long the cluster may take to be whole after a fault has ended.
+fn whole_within() -> Duration {
+    Duration::from_secs(number("MOIM_CHAOS_WHOLE_S", 10))
+}
+
+fn options() -> Options {
+    Options::new()
+        .set("kafka.group_initial_rebalance_delay_ms", 0)
+        .set("kafka.group_min_session_timeout_ms", 1000)
+        .set("journal.min_free_bytes", 16 << 20)
+        .set("journal.commit_file_bytes", 8 << 20)
+        .set("node.log_level", std::env::var("INTEROP_LOG").unwrap_or("info".to_owned()))
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_and_nothing_happens_twice() {
+    let (rounds, seed) = (number("MOIM_CHAOS_ROUNDS", 3), number("MOIM_CHAOS_SEED", 1));
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let small = SmallDisk::mount();
+    let mut cluster = Cluster::moim_on(3, &options(), true, |node| match (&small, node) {
+        (Some(disk), 2) => Some(disk.path().join("data")),
+        _ => None,
+    })
+    .unwrap();
+    await_whole(&mut cluster, "the start", Duration::from_secs(30));
+    let brokers: Vec<String> = (0..3).map(|node| cluster.server(node).unwrap().kafka().to_owned()).collect();
+    let brokers = brokers.join(",");
+    topic(&brokers, ORIGINAL, PARTITIONS);
+    topic(&brokers, COPY, PARTITIONS);
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let load = Load::start(&brokers, &stop);
+    let faults = Fault::schedule(&mut rng, rounds as usize, small.is_some());
+    for (round, fault) in (1..).zip(&faults) {
+        std::thread::sleep(Duration::from_millis(rng.u64(200..1_200)));
+        let before = load.acked();
+        fault.strike(&mut cluster, small.as_ref(), &mut rng);
+        let took = await_whole(&mut cluster, &format!("{fault:?}"), whole_within());
+        let acked = load.await_progress(before, &cluster);
+        println!("round {round}: {fault:?}; whole after {:.1} s, {acked} acknowledged", took.as_secs_f64());
+    }
+    stop.store(true, Ordering::SeqCst);
+    let written = load.finish(&cluster);
+    verify::check(&brokers, &written, &cluster);
+}
+
+/// Waits until every node runs, every partition is led and everybody is in sync; says how long that took.
+fn await_whole(cluster: &mut Cluster, after: &str, patience: Duration) -> Duration {
+    let began = Instant::now();
+    loop {
+        let report = |node: usize| {
+            let admin = cluster.server(node).unwrap().admin();
+            http_get(admin, "/api/v1/cluster").unwrap_or_default()
+        };
+        let reports: Vec<String> = (0..cluster.len()).map(report).collect();
+        if reports.iter().all(|report| report.contains("\"healthy\":true")) {
+            return began.elapsed();
+        }
+        if began.elapsed() > patience {
+            let why: Vec<&str> = reports.iter().map(|report| problems(report)).collect();
+            panic!("{after}: not whole after {patience:?}: {why:?}\n{}", cluster.log_tails());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn problems(report: &str) -> &str {
+    let from = report.find("\"problems\":").unwrap_or(0);
+    let to = report[from..].find(']').map_or(report.len(), |at| from + at + 1);
+    &report[from..to]
+}
