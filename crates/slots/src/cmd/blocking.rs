@@ -5,13 +5,14 @@
 
 use super::flag::{BLOCKING, DENYOOM, FAST, NOSCRIPT, WRITE};
 use super::lists::{self, Mpop, mpop_options, pop_event};
-use super::typed;
+use super::typed::{self, Typed};
 use super::zsets::{self, Extreme};
 use super::{Keys, Spec};
 use crate::ctx::{Ctx, OnTimeout, timeout_ms};
 use crate::error::Done;
 use crate::events::class;
 use crate::value::list::{End, List};
+use crate::value::zset::Zset;
 
 const LIST: &str = "list";
 const ZSET: &str = "sorted_set";
@@ -50,10 +51,16 @@ fn keys_but_last<'a>(ctx: &Ctx<'a>) -> Vec<&'a [u8]> {
     (1..ctx.argc() - 1).map(|at| ctx.arg(at)).collect()
 }
 
+/// Of these keys, those to look at. A client that waited goes on waiting when a key has become something else.
+fn looked_at<'k, T: Typed>(ctx: &Ctx<'_>, keys: &[&'k [u8]]) -> Vec<&'k [u8]> {
+    let fits = |key: &&[u8]| !ctx.session.resumed || typed::peek::<T>(ctx.db, key).is_ok();
+    keys.iter().copied().filter(fits).collect()
+}
+
 fn bpop(ctx: &mut Ctx<'_>, end: End) -> Done {
     let timeout = timeout_ms(ctx.arg(ctx.argc() - 1))?;
     let keys = keys_but_last(ctx);
-    for key in &keys {
+    for key in looked_at::<List>(ctx, &keys) {
         let Some(list) = typed::get_mut::<List>(ctx.db, key)? else { continue };
         let element = list.pop(end).unwrap_or_default();
         ctx.out.array(2);
@@ -82,7 +89,7 @@ fn brpoplpush(ctx: &mut Ctx<'_>) -> Done {
 fn move_or_wait(ctx: &mut Ctx<'_>, from: End, to: End, timeout: i64) -> Done {
     let word = |end| if end == End::Left { b"LEFT".as_slice() } else { b"RIGHT" };
     let (source, target) = (ctx.arg(1), ctx.arg(2));
-    if lists::move_element(ctx, from, to)? {
+    if !looked_at::<List>(ctx, &[source]).is_empty() && lists::move_element(ctx, from, to)? {
         ctx.rewrite(&[b"LMOVE", source, target, word(from), word(to)]);
     } else {
         wait(ctx, &[source], timeout, OnTimeout::Null);
@@ -93,7 +100,8 @@ fn move_or_wait(ctx: &mut Ctx<'_>, from: End, to: End, timeout: i64) -> Done {
 fn blmpop(ctx: &mut Ctx<'_>) -> Done {
     let timeout = timeout_ms(ctx.arg(1))?;
     let Mpop { keys, from, count } = mpop_options(ctx, 2, lists::end)?;
-    match lists::pop_first(ctx, &keys, from, count)? {
+    let lists = looked_at::<List>(ctx, &keys);
+    match lists::pop_first(ctx, &lists, from, count)? {
         Some((key, taken)) => {
             ctx.rewrite(&[pop_event(from).as_bytes(), key, taken.to_string().as_bytes()]);
         }
@@ -105,7 +113,8 @@ fn blmpop(ctx: &mut Ctx<'_>) -> Done {
 fn bzpop(ctx: &mut Ctx<'_>, extreme: Extreme) -> Done {
     let timeout = timeout_ms(ctx.arg(ctx.argc() - 1))?;
     let keys = keys_but_last(ctx);
-    match zsets::pop_one(ctx, &keys, extreme)? {
+    let zsets = looked_at::<Zset>(ctx, &keys);
+    match zsets::pop_one(ctx, &zsets, extreme)? {
         Some(key) => ctx.rewrite(&[extreme.pop_name().as_bytes(), key]),
         None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
     }
@@ -115,7 +124,8 @@ fn bzpop(ctx: &mut Ctx<'_>, extreme: Extreme) -> Done {
 fn bzmpop(ctx: &mut Ctx<'_>) -> Done {
     let timeout = timeout_ms(ctx.arg(1))?;
     let Mpop { keys, from, count } = mpop_options(ctx, 2, Extreme::read)?;
-    match zsets::pop_first(ctx, &keys, from, count)? {
+    let zsets = looked_at::<Zset>(ctx, &keys);
+    match zsets::pop_first(ctx, &zsets, from, count)? {
         Some((key, taken)) => {
             ctx.rewrite(&[from.pop_name().as_bytes(), key, taken.to_string().as_bytes()]);
         }

@@ -39,6 +39,20 @@ fn commands_wait_when_there_is_nothing() {
 }
 
 #[test]
+fn a_client_that_waits_is_not_woken_by_another_type() {
+    let mut trial = Trial::new();
+    trial.run("set k x");
+    trial.session.resumed = true;
+    for command in
+        ["blpop k 0", "blmove k l left left 0", "blmpop 0 1 k left", "bzpopmin k 0", "bzmpop 0 1 k min"]
+    {
+        assert_eq!(trial.run(command), "(waits)", "{command}");
+    }
+    trial.session.resumed = false;
+    assert!(trial.run("blpop k 0").starts_with("-WRONGTYPE"));
+}
+
+#[test]
 fn what_is_recorded_is_safe_to_replay() {
     let mut trial = Trial::new();
     for (command, wanted) in [
