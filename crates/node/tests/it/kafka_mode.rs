@@ -35,7 +35,7 @@ async fn counted(workers: &[&Counter], rounds: u64, what: &str) {
         loop {
             let mut total: BTreeMap<String, u64> = BTreeMap::new();
             for worker in workers {
-                let strokes = worker.strokes.lock().unwrap().clone();
+                let strokes = worker.strokes.lock().expect("nobody panicked").clone();
                 for (press, count) in strokes.into_values().flatten() {
                     *total.entry(press).or_default() += count;
                 }
@@ -47,7 +47,8 @@ async fn counted(workers: &[&Counter], rounds: u64, what: &str) {
         }
     };
     if tokio::time::timeout(PATIENCE, look).await.is_err() {
-        let all: Vec<_> = workers.iter().map(|worker| worker.strokes.lock().unwrap().clone()).collect();
+        let all: Vec<_> =
+            workers.iter().map(|worker| worker.strokes.lock().expect("nobody panicked").clone()).collect();
         panic!("{what}: {rounds} of each press, but {all:?}");
     }
 }
