@@ -1,4 +1,4 @@
-//! `cargo xtask bench queue|coord`: the side-by-side comparisons of docs/performance.md.
+//! `cargo xtask bench queue|coord|slots`: the side-by-side comparisons of docs/performance.md.
 //!
 //! Builds the release binary, hands everything to `moim-bench`, prints what comes back. Progress goes to stderr.
 
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use moim_bench::report::Report;
 use moim_bench::slices::Plan;
-use moim_bench::{coord, queue};
+use moim_bench::{coord, queue, slots};
 
 use crate::etcd;
 
@@ -29,6 +29,9 @@ enum What {
     /// Coordination against etcd
     #[command(after_help = "Example: cargo xtask bench coord --metric 12 --pairs 5")]
     Coord(Coord),
+    /// The store and its client against Redis
+    #[command(after_help = "Example: cargo xtask bench slots --metric 8 --pairs 5")]
+    Slots(Slots),
 }
 
 /// What every comparison can be told.
@@ -81,6 +84,18 @@ struct Coord {
     failovers: usize,
 }
 
+#[derive(Args)]
+struct Slots {
+    #[command(flatten)]
+    common: Common,
+    /// The redis-server to compare with [default: the installed one]
+    #[arg(long, value_name = "PATH")]
+    redis: Option<PathBuf>,
+    /// Keys of the memory test (metric 14)
+    #[arg(long, default_value_t = 1_000_000)]
+    keys: u64,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Peer {
     Kafka,
@@ -99,6 +114,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
     let (common, report) = match &bench.what {
         What::Queue(args) => (&args.common, run_queue(root, args)?),
         What::Coord(args) => (&args.common, run_coord(root, args)?),
+        What::Slots(args) => (&args.common, run_slots(root, args)?),
     };
     match common.output {
         Output::Table => println!("{}", report.table()),
@@ -146,6 +162,24 @@ fn run_coord(root: &Path, args: &Coord) -> Result<Report> {
     let mut report = coord::run(&options, &mut |line| eprintln!("{line}"))?;
     report.notes.extend(notes);
     Ok(report)
+}
+
+fn run_slots(root: &Path, args: &Slots) -> Result<Report> {
+    let target = target_dir(root)?;
+    let options = slots::Options {
+        metrics: args.common.metrics(&slots::METRICS)?,
+        plan: args.common.plan()?,
+        moim: Some(args.common.moim(root, &target)?),
+        redis: args.redis.clone().or_else(installed_redis),
+        scratch: target.join("bench"),
+        keys: args.keys,
+    };
+    slots::run(&options, &mut |line| eprintln!("{line}"))
+}
+
+fn installed_redis() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join("redis-server")).find(|program| program.is_file())
 }
 
 impl Common {

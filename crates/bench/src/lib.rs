@@ -1,8 +1,8 @@
 //! Load tool and side-by-side comparisons.
 //!
 //! Owns how we measure: one client for every side ([`load`]), the servers it is pointed at ([`peers`]), the limits of the
-//! machine ([`probes`]), the alternation of slices ([`slices`]), the metrics of the queue ([`queue`]) and of coordination
-//! ([`coord`]), and how a result is told ([`report`]). It talks to every server through the Kafka and etcd protocols alone
+//! machine ([`probes`]), the alternation of slices ([`slices`]), the metrics of the queue ([`queue`]), of coordination
+//! ([`coord`]) and of the store ([`slots`]), and how a result is told ([`report`]). It talks to every server through its protocol alone
 //! and never links the node: a benchmark that calls internals measures something no user can have.
 //!
 //! Invariant: no figure is printed that was not measured in this run, and every figure names the durability it was taken at.
@@ -19,3 +19,4 @@ pub mod procfs;
 pub mod queue;
 pub mod report;
 pub mod slices;
+pub mod slots;

@@ -1,4 +1,4 @@
-//! The load tool: one client for every server that speaks the Kafka protocol, and one for etcd's.
+//! The load tool: one client for every server that speaks the Kafka protocol, one for etcd's, one for Redis's.
 //!
 //! Owns the client side of every measurement. It shares the machine with the server, so it is built to cost little:
 //! requests are encoded once and sent as the same bytes, responses are looked at but not unpacked, one thread serves all
@@ -16,6 +16,7 @@ pub mod fetch;
 pub mod grpc;
 pub mod idle;
 pub mod produce;
+pub mod slots;
 
 use std::future::Future;
 use std::net::SocketAddr;

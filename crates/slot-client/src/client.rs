@@ -213,8 +213,9 @@ impl Core {
         if request.spec.blocks != Block::No {
             return Box::pin(self.execute_blocking(request, call)).await;
         }
+        let deadline = Instant::now() + call.timeout;
         let sent = self.start(request, call);
-        self.finish(request, call, sent).await
+        self.finish(request, call, sent, deadline).await
     }
 
     /// The quick way: puts the command into the right queue, without waiting. `None` when that is not possible now.
@@ -226,24 +227,16 @@ impl Core {
         Some(Sent { node: node.clone(), reply })
     }
 
-    /// Waits for a command that was started, and does all that may be necessary until it is answered.
+    /// Waits for a command that was started, and does all that may be necessary until it is answered. Commands that were started
+    /// together share their deadline, or a hung node would cost the time of each of them in turn.
     pub(crate) async fn finish(
         &self,
         request: &Request,
         call: Call,
         sent: Option<Sent>,
+        deadline: Instant,
     ) -> Result<Value, Error> {
-        let mut attempts = Attempts {
-            request,
-            call,
-            deadline: Instant::now() + call.timeout,
-            given: call.timeout,
-            tries: 0,
-            redirects: 0,
-            to: None,
-            reason: "the cluster's topology is not known".to_owned(),
-            unknown: None,
-        };
+        let mut attempts = Attempts::new(request, call, deadline);
         let mut next = sent;
         let result = loop {
             match self.attempt(&mut attempts, next.take()).await {
@@ -404,17 +397,7 @@ impl Core {
     async fn execute_blocking(&self, request: &Request, call: Call) -> Result<Value, Error> {
         count(&self.signals.metrics.commands);
         let given = block_time(request).map_or(FOREVER, |block| block.saturating_add(call.timeout));
-        let mut attempts = Attempts {
-            request,
-            call,
-            deadline: Instant::now() + given,
-            given,
-            tries: 0,
-            redirects: 0,
-            to: None,
-            reason: String::new(),
-            unknown: None,
-        };
+        let mut attempts = Attempts { given, ..Attempts::new(request, call, Instant::now() + given) };
         loop {
             let (node, asking) = match attempts.to.take() {
                 Some(to) => to,
@@ -453,17 +436,7 @@ impl Core {
     ) -> Result<Value, Error> {
         let sent = node.main.send(request).ok().map(|reply| Sent { node: node.clone(), reply });
         count(&self.signals.metrics.commands);
-        let mut attempts = Attempts {
-            request,
-            call,
-            deadline: Instant::now() + call.timeout,
-            given: call.timeout,
-            tries: 0,
-            redirects: 0,
-            to: None,
-            reason: format!("{} cannot be reached", node.address),
-            unknown: None,
-        };
+        let mut attempts = Attempts::new(request, call, Instant::now() + call.timeout);
         let mut next = sent;
         loop {
             if next.is_none() {
@@ -493,7 +466,21 @@ impl Drop for Own {
     }
 }
 
-impl Attempts<'_> {
+impl<'a> Attempts<'a> {
+    fn new(request: &'a Request, call: Call, deadline: Instant) -> Self {
+        Self {
+            request,
+            call,
+            deadline,
+            given: call.timeout,
+            tries: 0,
+            redirects: 0,
+            to: None,
+            reason: String::new(),
+            unknown: None,
+        }
+    }
+
     fn redirect(&mut self, to: Arc<Node>, asking: bool, most: u32) -> Result<(), Error> {
         self.redirects += 1;
         if self.redirects > most {

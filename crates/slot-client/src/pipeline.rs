@@ -1,6 +1,7 @@
 //! Many commands at once: pipelines, which are only about speed, and transactions, which happen as a whole.
 
 use moim_wire_resp::Value;
+use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::command::{Cmd, Request, cmd};
@@ -52,6 +53,7 @@ impl Pipeline {
         let mut answers = Vec::with_capacity(requests.len());
         let mut rest = requests.as_slice();
         while let Some((first, others)) = rest.split_first() {
+            let deadline = Instant::now() + call.timeout;
             // As many as go without waiting; what must wait goes alone, so that nothing overtakes it.
             let mut started = Vec::new();
             for request in rest {
@@ -65,7 +67,9 @@ impl Pipeline {
             }
             if started.is_empty() {
                 let answer = match first.spec.spread {
-                    Spread::No if first.spec.blocks == Block::No => core.finish(first, call, None).await,
+                    Spread::No if first.spec.blocks == Block::No => {
+                        core.finish(first, call, None, deadline).await
+                    }
                     _ => Box::pin(core.spread(first, call)).await,
                 };
                 answers.push(answer.and_then(convert));
@@ -74,7 +78,7 @@ impl Pipeline {
             }
             let (now, later) = rest.split_at(started.len());
             for (request, sent) in now.iter().zip(started) {
-                answers.push(core.finish(request, call, Some(sent)).await.and_then(convert));
+                answers.push(core.finish(request, call, Some(sent), deadline).await.and_then(convert));
             }
             rest = later;
         }

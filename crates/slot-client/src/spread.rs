@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use moim_wire_resp::{Slot, Value};
+use tokio::time::Instant;
 
 use crate::client::{Call, Core};
 use crate::command::{Cmd, Request, cmd};
@@ -67,8 +68,10 @@ impl Core {
         }
         let parts: Vec<(Request, Vec<usize>)> =
             slots.into_iter().map(|(command, positions)| (command.finish(), positions)).collect();
+        let deadline = Instant::now() + call.timeout;
         let started: Vec<_> = parts.iter().map(|(part, _)| self.start(part, call)).collect();
-        let waiting = parts.iter().zip(started).map(|((part, _), sent)| self.finish(part, call, sent));
+        let waiting =
+            parts.iter().zip(started).map(|((part, _), sent)| self.finish(part, call, sent, deadline));
         let answers = join_all(waiting).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         if kind != Join::InOrder {
             return join(kind, answers);

@@ -15,6 +15,7 @@ mod dump;
 mod expire;
 mod get;
 mod hashes;
+mod hyperloglog;
 mod info;
 mod introspect;
 mod keys;
@@ -73,6 +74,7 @@ const FAMILIES: &[&[Spec]] = &[
     expire::COMMANDS,
     get::COMMANDS,
     hashes::COMMANDS,
+    hyperloglog::COMMANDS,
     keys::COMMANDS,
     lcs::COMMANDS,
     lists::COMMANDS,

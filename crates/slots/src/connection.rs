@@ -24,7 +24,7 @@ use tokio::time::{Instant, Sleep};
 use crate::cmd::{self, flag};
 use crate::ctx::OnTimeout;
 use crate::session::Session;
-use crate::shard::{Role, Shard};
+use crate::shard::{Role, Shard, Turn};
 use crate::shared::{About, Client, Shared, lock};
 
 /// Requests that run before others get their turn.
@@ -393,16 +393,14 @@ impl Connection {
     }
 
     fn leave(&mut self) {
-        let has_more = !self.session.watched.is_empty() || self.session.block.is_some();
-        if has_more {
-            let mut state = self.shard.lock();
-            for key in std::mem::take(&mut self.session.watched) {
-                state.events.unwatch(self.session.id, &key);
-            }
-            drop(state);
-            if let Some(mut turn) = self.shard.turn(&self.shared) {
-                turn.unblock(self.session.id);
-                turn.finish();
+        if !self.session.watched.is_empty() || self.session.block.is_some() {
+            let (client, watched) = (self.session.id, std::mem::take(&mut self.session.watched));
+            if let Some(turn) = self.shard.turn(&self.shared) {
+                forget(turn, client, watched);
+            } else {
+                // A script has the shard, and may have it for long.
+                let (shard, shared) = (Arc::clone(&self.shard), Arc::clone(&self.shared));
+                drop(tokio::task::spawn_blocking(move || forget(shard.turn_away(&shared), client, watched)));
             }
         }
         crate::cmd::on_leave(&self.shared, &mut self.session);
@@ -443,6 +441,15 @@ impl Connection {
         }
         self.sleep.as_mut().poll(cx).map(|()| Ok(Event::Timer))
     }
+}
+
+/// A client that is gone watches nothing and waits for nothing.
+fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
+    for key in watched {
+        turn.state.events.unwatch(client, &key);
+    }
+    turn.unblock(client);
+    turn.finish();
 }
 
 /// Puts `len` bytes at the end of the answers: they may leave, or they wait for `gate`.

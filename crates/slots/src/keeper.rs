@@ -43,7 +43,8 @@ pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
 async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Result<()> {
     let leads = shard.log.leads();
     let (epoch, applied) = {
-        let state = shard.lock();
+        // A script may have the shard for long: this loop has others to serve.
+        let Some(state) = shard.try_lock() else { return Ok(()) };
         (state.epoch, state.applied)
     };
     match leads {

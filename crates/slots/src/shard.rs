@@ -295,6 +295,11 @@ impl Shard {
         lock(&self.state)
     }
 
+    /// The state, if nobody has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
+    }
+
     /// Takes the lock for a turn. `None` while a script holds it.
     pub fn turn<'a>(&'a self, shared: &'a Shared) -> Option<Turn<'a>> {
         let held = self.busy.load(Ordering::Acquire) || self.scripts_away.load(Ordering::Acquire) > 0;

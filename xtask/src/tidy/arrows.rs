@@ -46,7 +46,7 @@ const ONLY: [(&str, &[&str]); 10] = [
     // Clients: they meet the servers over a socket only.
     ("slot-client", &["base", "wire-resp"]),
     ("pipeline", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client"]),
-    ("interop", &["base", "history", "wire-kafka", "wire-resp", "wire-grpc"]),
+    ("interop", &["base", "history", "wire-kafka", "wire-resp", "wire-grpc", "slot-client"]),
     // Of interop it uses the harness that starts servers.
     ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "slot-client", "interop"]),
     ("xtask", &["base", "bench", "interop"]),

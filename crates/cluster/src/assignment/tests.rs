@@ -1,3 +1,5 @@
+//! Partitions that change hands with their state, in order and after a death.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

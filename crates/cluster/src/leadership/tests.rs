@@ -1,3 +1,5 @@
+//! Elections on every store: one leader at a time, also when it was paused or its answers got lost.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

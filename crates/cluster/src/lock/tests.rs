@@ -1,3 +1,5 @@
+//! Locks on every store: order, tokens, loss.
+
 use super::*;
 use crate::scenario::{Flaky, Mood, Resource, everywhere, in_memory, until};
 

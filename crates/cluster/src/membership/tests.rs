@@ -1,3 +1,5 @@
+//! Members that come, fall silent, leave and are impersonated, on every store.
+
 use moim_base::ManualClock;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Servers that register, go and come back, and watchers that were cut off.
+
 use super::*;
 use crate::scenario::{Flaky, Mood, everywhere, in_memory, until};
 

@@ -1,3 +1,5 @@
+//! Tables small and large in every store: pieces, fences, malformed heads, lost answers.
+
 use std::time::Duration;
 
 use super::*;

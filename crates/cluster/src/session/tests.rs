@@ -1,3 +1,5 @@
+//! Leases that are kept, lost and paused, on every store.
+
 use std::sync::Arc;
 
 use moim_base::ManualClock;

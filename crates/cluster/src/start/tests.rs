@@ -1,3 +1,5 @@
+//! Whole nodes, started by one call, cut off and stopped.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;

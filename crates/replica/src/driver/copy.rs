@@ -10,13 +10,16 @@
 //!
 //! Lock order: the copy, then its owner's own lock, then the lists of connections. Never the other way round.
 
+mod log;
+
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use moim_base::{BrokerId, LeaderEpoch, Offset};
-use moim_journal::{Append, AppendError, Frame, Journal};
+use moim_journal::Journal;
 
+use self::log::Change;
 use super::inbound::Inbound;
 use super::owner::Owner;
 use super::{Shared, lock};
@@ -125,13 +128,6 @@ impl Standing {
             }
         }
     }
-}
-
-/// How a log is to be changed.
-enum Change {
-    Truncate(Offset),
-    Reset(Offset),
-    Install(Snapshot),
 }
 
 /// How long a snapshot is kept for the next part of it.
@@ -439,70 +435,6 @@ impl Replicated {
         });
     }
 
-    /// The frames of what a leader sent, checked, without the lock.
-    fn check(
-        &self,
-        epoch: LeaderEpoch,
-        answer: &Result<Answer, Refusal>,
-        records: &Records,
-    ) -> Result<Vec<Frame>, &'static str> {
-        if records.bytes.is_empty() {
-            return Ok(Vec::new());
-        }
-        if !matches!(answer, Ok(Answer::Records { .. })) {
-            return Err("records beside another answer");
-        }
-        let frames = self.journal.split(&records.bytes).ok_or("a batch is damaged")?;
-        // A leader has nothing newer than its own leadership: such bytes were written after it ended.
-        match frames.iter().all(|frame| frame.epoch <= epoch.0) {
-            true => Ok(frames),
-            false => Err("a batch is of a later leadership"),
-        }
-    }
-
-    /// Appends fetched frames. Where the leader's log has a hole (compaction), ours gets an empty frame of the same
-    /// extent: a journal is without holes until it is compacted itself.
-    fn append(
-        &self,
-        owner: Option<&dyn Owner>,
-        frames: &[Frame],
-        records: &Records,
-    ) -> Result<(), AppendError> {
-        let span = &records.span;
-        if span.next > span.from && span.from.0 != self.journal.end() {
-            return Err(AppendError::NotNext { expected: self.journal.end() });
-        }
-        let mut rest = records.bytes.clone();
-        for frame in frames {
-            let body = rest.split_to(frame.len);
-            self.fill(frame.base, frame.epoch)?;
-            self.journal.append(Append {
-                base: frame.base,
-                last: frame.last,
-                epoch: frame.epoch,
-                max_timestamp_ms: frame.max_timestamp_ms,
-                prefix: &[],
-                body: &body,
-            })?;
-            if let Some(owner) = owner {
-                owner.on_appended(std::slice::from_ref(frame), &body);
-            }
-        }
-        self.fill(span.next.0, span.next_epoch.0)
-    }
-
-    fn fill(&self, until: i64, epoch: i32) -> Result<(), AppendError> {
-        while self.journal.end() < until {
-            let base = self.journal.end();
-            let body = self.journal.filler(base, until - 1, epoch).ok_or(AppendError::Damaged)?;
-            let frame = self.journal.split(&body).and_then(|frames| frames.first().copied());
-            let frame = frame.ok_or(AppendError::Damaged)?;
-            let (last, max_timestamp_ms) = (frame.last, frame.max_timestamp_ms);
-            self.journal.append(Append { base, last, epoch, max_timestamp_ms, prefix: &[], body: &body })?;
-        }
-        Ok(())
-    }
-
     /// The leader's high watermark, beside its answers.
     pub(super) fn on_leader_high_watermark(self: &Arc<Self>, epoch: LeaderEpoch, high_watermark: Offset) {
         let mut state = self.locked();
@@ -764,81 +696,6 @@ impl Replicated {
         if !state.restless && is_restless(state) {
             state.restless = true;
             self.shared.tick(Arc::clone(self));
-        }
-    }
-
-    /// Moves the log start up, elsewhere: it waits for the disk.
-    fn set_start(self: &Arc<Self>, state: &mut State, start: Offset) {
-        if state.starting.is_some_and(|under_way| under_way >= start) {
-            return;
-        }
-        state.starting = Some(start);
-        let (id, journal, copy) = (self.id, Arc::clone(&self.journal), Arc::clone(self));
-        let work = move || {
-            if let Err(error) = journal.set_start(start.0) {
-                tracing::debug!(partition = %id, %error, "the log start was not moved");
-            }
-            true
-        };
-        self.shared.spawn_change("replica-start", work, move || {
-            let mut state = copy.locked();
-            state.starting = state.starting.filter(|newest| *newest > start);
-        });
-    }
-
-    fn change(self: &Arc<Self>, state: &mut State, change: Change) {
-        state.changing = true;
-        let (copy, this, owner) = (Arc::clone(self), Arc::clone(self), state.owner.clone());
-        let work = move || match copy.make_change(owner.as_deref(), change) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::error!(partition = %copy.id, error, "a copy cannot be brought in line with its leader's");
-                false
-            }
-        };
-        self.shared.spawn_change("replica-change", work, move || this.on_log_changed());
-    }
-
-    fn make_change(&self, owner: Option<&dyn Owner>, change: Change) -> Result<(), String> {
-        let Some(owner) = owner else { return Ok(()) };
-        let result = match change {
-            Change::Truncate(to) => {
-                tracing::info!(partition = %self.id, from = self.journal.end(), %to, "the log is cut");
-                self.journal.truncate(to.0)
-            }
-            Change::Reset(start) => {
-                tracing::info!(partition = %self.id, %start, "the log begins anew");
-                self.journal.reset(start.0, None)
-            }
-            Change::Install(snapshot) => {
-                let (end, epoch) = (snapshot.end, snapshot.last_epoch);
-                tracing::info!(partition = %self.id, %end, "the leader's snapshot is installed");
-                // The state first: without it a log that begins at its end means nothing.
-                owner.install(snapshot).map_err(|error| error.to_string())?;
-                self.journal.reset(end.0, Some(epoch.0))
-            }
-        };
-        result.map_err(|error| error.to_string())?;
-        owner.on_cut(Offset(self.journal.end()));
-        Ok(())
-    }
-
-    fn on_log_changed(self: &Arc<Self>) {
-        let mut state = self.locked();
-        state.changing = false;
-        if state.owner.is_none() {
-            return;
-        }
-        self.step(&mut state, |replica, log, now_ms, effects| {
-            if let Some(follower) = replica.follower() {
-                follower.on_changed(log, now_ms, effects);
-            }
-        });
-        self.take_up_run(&mut state);
-        if let Some(record) = state.record.clone() {
-            self.step(&mut state, |replica, log, now_ms, effects| {
-                replica.on_record(record, log, now_ms, effects);
-            });
         }
     }
 }

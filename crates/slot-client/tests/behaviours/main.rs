@@ -319,6 +319,18 @@ async fn the_deadline_of_a_command_is_kept_while_a_node_hangs() {
 }
 
 #[tokio::test]
+async fn commands_that_were_sent_together_share_their_deadline() {
+    let fake = Fake::start(&[Some((0, 16383))], |_, args| (args[0] == "GET").then_some(Act::Hang)).await;
+    let client = blind(&fake).timeout(Duration::from_millis(200)).connect().await.unwrap();
+    let start = Instant::now();
+    let mut pipeline = client.pipeline();
+    pipeline.get("a").get("b").get("c").get("d").get("e");
+    let answers = pipeline.run().await;
+    assert!(answers.iter().all(|answer| matches!(answer, Err(Error::Timeout { .. }))), "{answers:?}");
+    assert!(start.elapsed() < Duration::from_millis(700), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
 async fn broken_connections_repeat_or_do_not_repeat_as_told() {
     for (delivery, command, sent) in [
         (Delivery::AtLeastOnce, cmd("INCR").arg("k"), 2),

@@ -71,7 +71,7 @@ impl Drop for Redis {
     }
 }
 
-/// Words of a template: `K` a key, `Z` a key of a sorted set with equal scores, `F` a field or member, `V` a value, `I` an integer, `N` a small index, `S` a score,
+/// Words of a template: `K` a key, `Z` a key of a sorted set with equal scores, `H` one of a HyperLogLog, `F` a field or member, `V` a value, `I` an integer, `N` a small index, `S` a score,
 /// `B` a score bound, `L` a bound of members, `C` a small count; `a|b` one of several; `?x` perhaps `x`; a trailing `*`
 /// repeats the words since the last `(`.
 fn fill(template: &str, random: &mut fastrand::Rng) -> Vec<Vec<u8>> {
@@ -114,6 +114,7 @@ fn value(kind: &str, random: &mut fastrand::Rng) -> Vec<u8> {
     let pick = |random: &mut fastrand::Rng, from: &[&str]| from[random.usize(..from.len())].to_string();
     match kind {
         "K" => format!("k{}", random.u8(..6)),
+        "H" => format!("h{}", random.u8(..3)),
         "Z" => format!("z{}", random.u8(..2)),
         "F" => format!("f{}", random.u8(..12)),
         "V" => match random.u8(..6) {
@@ -261,6 +262,11 @@ const TEMPLATES: &[&str] = &[
     "zdiff 2 K K weights 1 2",
     "zunionstore K 2 K K ?weights_1_S",
     "zinterstore K 2 K K ?aggregate_min",
+    "pfadd H F ( V )*",
+    "pfcount H",
+    "pfcount H H",
+    "pfmerge H H",
+    "pfcount K",
     "setbit K T 0|1|x",
     "getbit K T",
     "bitcount K",

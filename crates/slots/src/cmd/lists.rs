@@ -203,7 +203,10 @@ struct Positions {
 fn lpos_options(ctx: &Ctx<'_>) -> Result<Positions, Error> {
     let mut wanted = Positions { from: End::Left, skip: 0, count: None, look_at: usize::MAX };
     let unlimited = |number: usize| if number == 0 { usize::MAX } else { number };
-    let counted = |at: usize, message: &str| usize::try_from(ctx.int(at)?).map_err(|_| Error::err(message));
+    let counted = |at: usize, message: &str| {
+        let given = ctx.int(at).ok().and_then(|number| usize::try_from(number).ok());
+        given.ok_or_else(|| Error::err(message))
+    };
     let mut at = 3;
     while at < ctx.argc() {
         if at + 1 == ctx.argc() {

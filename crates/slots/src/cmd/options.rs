@@ -7,7 +7,7 @@ use crate::error::Error;
 
 /// A count that must not be negative.
 pub(crate) fn positive(text: &[u8]) -> Result<usize, Error> {
-    usize::try_from(int(text)?).map_err(|_| Error::OUT_OF_RANGE)
+    int(text).ok().and_then(|count| usize::try_from(count).ok()).ok_or(Error::OUT_OF_RANGE)
 }
 
 /// A number that must be at least 1; anything else is `message`.

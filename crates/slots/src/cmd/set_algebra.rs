@@ -113,7 +113,8 @@ pub(crate) fn limit_option(ctx: &Ctx<'_>, mut at: usize) -> Result<usize, Error>
         if !ctx.is(at, "LIMIT") || at + 1 == ctx.argc() {
             return Err(Error::SYNTAX);
         }
-        limit = usize::try_from(ctx.int(at + 1)?).map_err(|_| Error::err("LIMIT can't be negative"))?;
+        let given = ctx.int(at + 1).ok().and_then(|limit| usize::try_from(limit).ok());
+        limit = given.ok_or(Error::err("LIMIT can't be negative"))?;
         at += 2;
     }
     Ok(limit)

@@ -1,3 +1,5 @@
+//! A term of the controller over a repository in memory.
+
 use std::future::Future;
 use std::sync::Mutex;
 

@@ -1,0 +1,188 @@
+//! Loads of a server that speaks the Redis protocol: GET, SET and INCR, in batches of any depth.
+//!
+//! Batches are encoded once and go round; answers are counted by their lines and every line is looked at: an error ends the
+//! run. A client has one batch under way.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use bytes::BytesMut;
+use moim_wire_resp::command;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{Tally, Until, all};
+use crate::slices::Work;
+
+/// Keys that loads go round in.
+pub const KEYS: u64 = 100_000;
+/// The size of a value.
+pub const VALUE_BYTES: usize = 64;
+/// Different batches of a client.
+const BATCHES: u64 = 64;
+
+/// What a client does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Reads a key that exists.
+    Get,
+    /// Writes 64 bytes.
+    Set,
+    /// Adds 1 to a counter.
+    Incr,
+}
+
+impl Command {
+    /// How many lines an answer has.
+    fn lines(self) -> usize {
+        match self {
+            Self::Get => 2,
+            Self::Set | Self::Incr => 1,
+        }
+    }
+
+    /// What the first line of an answer begins with.
+    fn mark(self) -> u8 {
+        match self {
+            Self::Get => b'$',
+            Self::Set => b'+',
+            Self::Incr => b':',
+        }
+    }
+
+    fn encode(self, out: &mut BytesMut, number: u64) {
+        match self {
+            Self::Get => command::encode(out, &["GET", &key(number)]),
+            Self::Set => command::encode(out, &["SET", &key(number), &"v".repeat(VALUE_BYTES)]),
+            Self::Incr => command::encode(out, &["INCR", &format!("counter:{number:012}")]),
+        }
+    }
+}
+
+fn key(number: u64) -> String {
+    format!("key:{number:012}")
+}
+
+/// A load.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Every client does this.
+    pub command: Command,
+    /// Connections.
+    pub clients: usize,
+    /// Commands sent at once.
+    pub depth: usize,
+}
+
+/// Runs a load.
+pub async fn run(addr: SocketAddr, load: Load, until: Until) -> Result<Work> {
+    let mut tasks = Vec::new();
+    for client in 0..load.clients {
+        tasks.push(batches(connect(addr).await?, load, client as u64, until));
+    }
+    all(tasks).await
+}
+
+/// Reads by half of the clients while the other half writes; only the reads are counted.
+pub async fn reads_beside_writes(addr: SocketAddr, clients: usize, until: Until) -> Result<Work> {
+    let reads = run(addr, Load { command: Command::Get, clients: clients / 2, depth: 1 }, until);
+    let writes = run(addr, Load { command: Command::Set, clients: clients / 2, depth: 1 }, until);
+    let (reads, writes) = tokio::join!(reads, writes);
+    writes?;
+    reads
+}
+
+/// Writes keys `0..count` once, so that reads find something.
+pub async fn fill(addr: SocketAddr, count: u64) -> Result<()> {
+    let mut stream = connect(addr).await?;
+    let mut answers = Vec::new();
+    for first in (0..count).step_by(500) {
+        let mut batch = BytesMut::new();
+        let last = count.min(first + 500);
+        (first..last).for_each(|number| Command::Set.encode(&mut batch, number));
+        exchange(&mut stream, &batch, Command::Set, (last - first) as usize, &mut answers).await?;
+    }
+    Ok(())
+}
+
+/// Sends one command and returns the first line of its answer.
+pub async fn ask(addr: SocketAddr, words: &[&str]) -> Result<String> {
+    let mut stream = connect(addr).await?;
+    let mut frame = BytesMut::new();
+    command::encode(&mut frame, words);
+    stream.write_all(&frame).await?;
+    let mut answer = Vec::new();
+    while !answer.contains(&b'\n') {
+        if stream.read_buf(&mut answer).await? == 0 {
+            bail!("the server closed the connection");
+        }
+    }
+    let line = answer.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(line).trim_end().to_owned())
+}
+
+async fn connect(addr: SocketAddr) -> Result<TcpStream> {
+    let stream = TcpStream::connect(addr).await.with_context(|| format!("connecting to {addr}"))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+async fn batches(mut stream: TcpStream, load: Load, client: u64, until: Until) -> Result<Tally> {
+    let mut random = fastrand::Rng::with_seed(client);
+    let prepared: Rc<[BytesMut]> = (0..BATCHES)
+        .map(|_| {
+            let mut batch = BytesMut::new();
+            (0..load.depth).for_each(|_| load.command.encode(&mut batch, random.u64(..KEYS)));
+            batch
+        })
+        .collect();
+    let mut tally = Tally::new()?;
+    let mut answers = Vec::with_capacity(64 * 1024);
+    let start = Instant::now();
+    let mut sent = 0;
+    while until.more(start, sent) {
+        let asked = Instant::now();
+        let batch = &prepared[(sent % BATCHES) as usize];
+        exchange(&mut stream, batch, load.command, load.depth, &mut answers).await?;
+        let took: Duration = asked.elapsed();
+        tally.count(VALUE_BYTES * load.depth, took);
+        // A batch is as many operations as it has commands; its latency is one observation.
+        tally.ops += load.depth as u64 - 1;
+        sent += 1;
+    }
+    Ok(tally)
+}
+
+/// Sends a batch and reads its answers.
+async fn exchange(
+    stream: &mut TcpStream,
+    batch: &[u8],
+    command: Command,
+    count: usize,
+    answers: &mut Vec<u8>,
+) -> Result<()> {
+    answers.clear();
+    stream.write_all(batch).await?;
+    let (mut lines, mut looked, mut line_start) = (0, 0, 0);
+    while lines < count * command.lines() {
+        if stream.read_buf(answers).await? == 0 {
+            bail!("the server closed the connection");
+        }
+        for (at, byte) in answers.iter().enumerate().skip(looked) {
+            let first_line = lines % command.lines() == 0;
+            let refused = at == line_start && *byte != command.mark();
+            let missing = command == Command::Get && at == line_start + 1 && *byte == b'-';
+            if first_line && (refused || missing) {
+                bail!("not what was asked for: {}", String::from_utf8_lossy(&answers[line_start..]));
+            }
+            if *byte == b'\n' {
+                lines += 1;
+                line_start = at + 1;
+            }
+        }
+        looked = answers.len();
+    }
+    Ok(())
+}

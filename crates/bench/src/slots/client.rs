@@ -1,0 +1,58 @@
+//! Metric 22: the client itself, against a raw connection that does the least a client can do.
+//!
+//! What is measured is the client's CPU per command: it shares the machine with the server, so its rate says more about the
+//! server.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use moim_slot_client::Client;
+
+use super::{Bench, Doing, Load, loads};
+use crate::load::Until;
+use crate::procfs;
+use crate::report::{Figure, Metric};
+
+/// Tasks that share the client.
+const TASKS: [usize; 3] = [1, 64, 512];
+
+pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+    let program = bench.options.redis.as_ref().context("it needs a redis-server to talk to")?;
+    let server = bench.start_redis(program, "none")?;
+    bench.runtime.block_on(loads::fill(server.addr, loads::KEYS))?;
+    let slice = bench.options.plan.slice;
+    let mut figures = Vec::new();
+    for tasks in TASKS {
+        progress(&format!("metric 22: {tasks} tasks"));
+        let (rate, cpu) = bench.runtime.block_on(shared(&server.addr.to_string(), tasks, slice))?;
+        let what = |what: &str| format!("{tasks} task{}: {what}", if tasks == 1 { "" } else { "s" });
+        figures.push(Figure::new("slot-client", &what("GET"), rate, "op/s", None));
+        figures.push(Figure::new("slot-client", &what("client CPU per GET"), cpu, "µs", None));
+        let load = Load { command: Doing::Get, clients: 1, depth: tasks };
+        let before = procfs::cpu_of_self()?;
+        let work = bench.runtime.block_on(loads::run(server.addr, load, Until::Elapsed(slice)))?;
+        let cpu = (procfs::cpu_of_self()? - before).as_secs_f64() * 1e6 / work.ops.max(1) as f64;
+        figures.push(Figure::new("raw connection", &what("client CPU per GET"), cpu, "µs", None));
+    }
+    Ok(Metric { number: 22, title: "the client".into(), figures, ..Metric::default() })
+}
+
+/// GETs by many tasks through one client: operations a second, microseconds of CPU for each.
+async fn shared(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)> {
+    let client = Client::connect(addr).await?;
+    let (start, before) = (Instant::now(), procfs::cpu_of_self()?);
+    let one = async |task: usize| -> Result<u64> {
+        let mut count = 0;
+        while start.elapsed() < slice {
+            let key = format!("key:{:012}", (task as u64 * 997 + count) % loads::KEYS);
+            let value: Option<bytes::Bytes> = client.get(key).await?;
+            value.context("the key is missing")?;
+            count += 1;
+        }
+        Ok(count)
+    };
+    let counts = futures_util::future::try_join_all((0..tasks).map(one)).await?;
+    let total: u64 = counts.iter().sum();
+    let cpu = (procfs::cpu_of_self()? - before).as_secs_f64() * 1e6;
+    Ok((total as f64 / start.elapsed().as_secs_f64(), cpu / total.max(1) as f64))
+}

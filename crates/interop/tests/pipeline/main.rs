@@ -1,0 +1,94 @@
+//! The pipeline on real processes: the demo, the faults of the document in small, and what a gateway does with bad input.
+//!
+//! Everything goes through the command line, as a person would run it; the verdict is the exit status.
+
+#![allow(clippy::disallowed_methods)] // real processes, real time
+
+mod gateway;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use moim_interop::moim_binary;
+
+/// Runs `moim` in a folder of its own.
+fn moim(folder: &Path, args: &[&str]) -> Output {
+    Command::new(moim_binary().unwrap()).args(args).current_dir(folder).env_clear().output().unwrap()
+}
+
+/// One cluster at a time: a machine with two cores has enough to do with three nodes and eight programs.
+fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn check_fault(name: &str, more: &[&str]) {
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let mut args = vec!["pipeline", "fault", name, "--clients", "5", "--lines", "400", "-o", "json"];
+    args.extend(more);
+    let output = moim(folder.path(), &args);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
+    for line in ["\"verdict\": \"ok\"", "\"lost\": 0", "\"duplicated\": 0", "\"sent\": 2000", "\"counted\": 2000"] {
+        assert!(out.contains(line), "{name}: no {line} in\n{out}");
+    }
+}
+
+#[test]
+fn the_demo_ends_with_the_verdict_and_leaves_nothing_running() {
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let output = moim(folder.path(), &["demo", "--exit"]);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    assert!(
+        out.contains("VERIFIED  sent 44,220 = counted 44,220 · lost 0 · duplicated 0 · dead-lettered 0 · "),
+        "{out}\n{err}"
+    );
+    assert!(err.contains("kill -9 of node ") && err.contains(" is back, "), "{err}");
+    let data = folder.path().join(".moim/demo").display().to_string();
+    let left = Command::new("ps").args(["-eo", "args"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&left.stdout).contains(&data), "a node outlived the demo");
+    assert!(!folder.path().join(".moim/context.toml").exists(), "the context was taken back");
+}
+
+#[test]
+fn a_message_the_queue_failed_to_store_goes_out_again() {
+    check_fault("store-failure", &[]);
+}
+
+#[test]
+fn a_message_without_a_report_goes_out_again() {
+    check_fault("report-lost", &[]);
+}
+
+#[test]
+fn a_full_producer_slows_clients_down_and_loses_nothing() {
+    check_fault("buffer-full", &[]);
+}
+
+#[test]
+fn a_broker_restarted_in_order() {
+    check_fault("broker-restart", &[]);
+}
+
+#[test]
+fn a_broker_killed() {
+    check_fault("broker-kill", &[]);
+}
+
+#[test]
+fn counters_come_and_go() {
+    check_fault("consumer-churn", &[]);
+}
+
+#[test]
+fn a_gateway_killed() {
+    check_fault("gateway-kill", &[]);
+}
+
+#[test]
+fn a_storm_of_kills_and_pauses() {
+    check_fault("storm", &["--storm", "6s"]);
+}
