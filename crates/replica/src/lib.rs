@@ -19,7 +19,6 @@
 //! | [`fence`] | a primary's right to answer from memory |
 //! | [`log`] | what these machines see of a journal |
 //! | [`message`] | what followers and leaders tell each other |
-//! | [`wire`] | what nodes ask each other beside the driver's connections |
 
 #![warn(missing_docs)]
 
@@ -41,7 +40,6 @@ pub mod state;
 pub mod toy;
 pub mod transition;
 pub mod types;
-pub mod wire;
 #[cfg(any(test, feature = "testing"))]
 pub mod world;
 

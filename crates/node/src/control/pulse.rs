@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
@@ -20,7 +21,6 @@ use moim_raft::{Member, ServiceError, ServiceId, TcpTransport, Transport as _, T
 use moim_replica::PartitionId;
 use moim_replica::controller::office::{LogEnds, Peers};
 use moim_replica::driver::Driver;
-use moim_replica::wire::PeerRequest;
 
 use super::view::View;
 
@@ -109,7 +109,8 @@ impl Pulse {
     }
 
     async fn ask(&self, node: i32, peer: Peer) -> (i32, i64, Result<(), ServiceError>) {
-        let question = PeerRequest::LogEnds(Vec::new()).encode();
+        // Nobody serves it, and that nobody does is said by whoever is there.
+        let question = Bytes::new();
         let answer = self.transport.ask(&peer.member, ServiceId::REPLICATION, question, PATIENCE).await;
         (node, peer.run, answer.map(drop))
     }
