@@ -223,15 +223,12 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_partitions_over_a_thousand_nodes_take_less_than_a_second() {
+    fn a_node_that_leaves_a_large_fleet_moves_only_its_own() {
         let nodes = nodes(1_000, 3);
         let fresh: Vec<_> =
             (0..100_000).map(|at| PlanPartition { owner: None, zone: format!("z{}", at % 3) }).collect();
-        #[allow(clippy::disallowed_methods)] // what is measured
-        let start = std::time::Instant::now();
         let first = plan(&nodes, &fresh);
         let after = plan(&nodes[1..], &owned_by(&first, &nodes));
         assert_eq!(after.moves, 100);
-        assert!(start.elapsed() < std::time::Duration::from_secs(2), "{:?}", start.elapsed());
     }
 }
