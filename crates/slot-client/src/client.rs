@@ -205,6 +205,8 @@ struct Attempts<'a> {
     reason: String,
     /// Where an attempt was sent whose outcome nobody knows.
     unknown: Option<String>,
+    /// Where the last redirection of too many pointed to.
+    circle: Option<String>,
 }
 
 impl Core {
@@ -341,12 +343,12 @@ impl Core {
                 count(&self.signals.metrics.moved);
                 let target = self.patch(slot, &to);
                 self.signals.trigger(Trigger::MovedRedirect);
-                attempts.redirect(target, false, self.options.max_redirects)?;
+                self.redirect(attempts, target, false).await?;
             }
             Verdict::Ask(_, to) => {
                 count(&self.signals.metrics.asked);
                 self.signals.trigger(Trigger::AskRedirect);
-                attempts.redirect(self.nodes.get(&to), true, self.options.max_redirects)?;
+                self.redirect(attempts, self.nodes.get(&to), true).await?;
             }
             Verdict::Later { refresh } => {
                 if refresh {
@@ -374,6 +376,21 @@ impl Core {
         }
         self.signals.emit(Event::SlotPatched { slot, to: to.clone() });
         node
+    }
+
+    /// Follows a redirection. Nodes that send a command around in circles disagree, as they do for a moment while a primary
+    /// changes: after the allowed number the command pauses and begins again with what the client knows by then.
+    async fn redirect(&self, attempts: &mut Attempts<'_>, to: Arc<Node>, asking: bool) -> Result<(), Error> {
+        attempts.redirects += 1;
+        if attempts.redirects <= self.options.max_redirects {
+            attempts.to = Some((to, asking));
+            return Ok(());
+        }
+        attempts.redirects = 0;
+        attempts.circle = Some(to.address.to_string());
+        let paused = self.pause(attempts).await;
+        attempts.circle = None;
+        paused
     }
 
     /// Waits before the next attempt: a jittered moment, or until something has changed.
@@ -478,20 +495,15 @@ impl<'a> Attempts<'a> {
             to: None,
             reason: String::new(),
             unknown: None,
+            circle: None,
         }
-    }
-
-    fn redirect(&mut self, to: Arc<Node>, asking: bool, most: u32) -> Result<(), Error> {
-        self.redirects += 1;
-        if self.redirects > most {
-            return Err(Error::TooManyRedirects(most, to.address.to_string()));
-        }
-        self.to = Some((to, asking));
-        Ok(())
     }
 
     /// The error when the deadline has come: a timeout if the command may have happened.
     fn out_of_time(&self) -> Error {
+        if let Some(to) = &self.circle {
+            return Error::TooManyRedirects(to.clone());
+        }
         match &self.unknown {
             Some(node) => Error::Timeout { node: node.clone(), after: self.given },
             None => Error::Unavailable { reason: self.reason.clone(), after: self.given },

@@ -38,9 +38,9 @@ pub enum Error {
         /// The time that was given.
         after: Duration,
     },
-    /// Servers sent the command around in a circle.
-    #[error("redirected {0} times, the last time to {1}")]
-    TooManyRedirects(u32, String),
+    /// Servers sent the command around in circles until its deadline, the last time to this one.
+    #[error("redirected too often, the last time to {0}")]
+    TooManyRedirects(String),
     /// Keys of one command that must be in one slot are not.
     #[error("the keys are in different slots")]
     CrossSlot,

@@ -181,7 +181,7 @@ impl Builder {
         self.with(|options| options.delivery = delivery)
     }
 
-    /// How many redirections a command follows (5).
+    /// How many redirections a command follows in a row (5); then it pauses and begins again.
     pub fn max_redirects(self, redirects: u32) -> Self {
         self.with(|options| options.max_redirects = redirects)
     }
