@@ -47,7 +47,13 @@ fn main() {
     let server = Server::start(Arc::clone(&shared), 1, shutdown).expect("threads start");
     let id = hex_id();
     shared.view.store(Arc::new(cluster::alone(id.clone(), "127.0.0.1".into(), port)));
-    let shard = Shard::new(0, id, Arc::new(LocalLog::new(journal.clone())), server.loops());
+    let shard = Shard::new(
+        0,
+        id,
+        Arc::new(LocalLog::new(journal.clone())),
+        server.loops(),
+        Some(moim_slots::snapshot::folder(data.as_ref(), 0)),
+    );
     shard.is_async.store(is_async, Ordering::Relaxed);
     store.set_sink(Arc::new(Sink(Arc::clone(&shard))));
     shard.on_committed(journal.durable_end());

@@ -92,9 +92,8 @@ impl Turn<'_> {
         if is_replica {
             state.db.hide_expired(i64::MIN);
         }
-        if let Some(block) = session.block.take() {
-            self.block(session, block.clone());
-            session.block = Some(block);
+        if let Some(block) = session.block.clone().filter(|block| block.on_keys) {
+            self.block(session, block);
         }
         if began > 0 && !spec.has(flag::SKIP_SLOWLOG) {
             let took_us = (self.shared.clock.monotonic_ns() - began) as i64 / 1_000;

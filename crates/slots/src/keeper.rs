@@ -5,6 +5,7 @@
 //! changes that were not committed throws its memory away and reads the journal anew.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use moim_base::task::offload;
@@ -15,6 +16,7 @@ use crate::log;
 use crate::session::Session;
 use crate::shard::{Role, Shard};
 use crate::shared::Shared;
+use crate::snapshot;
 
 const TICK: Duration = Duration::from_millis(50);
 /// What is read of a journal at a time.
@@ -32,11 +34,41 @@ pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
         while shard.role() == Role::Primary && tick(&shared, &shard) {
             tokio::task::yield_now().await;
         }
+        if let Err(error) = maybe_snapshot(&shard).await {
+            tracing::error!(shard = shard.index, %error, "a snapshot could not be written");
+        }
         tokio::select! {
             () = shard.news.notified() => {}
             () = tokio::time::sleep(TICK) => {}
         }
     }
+}
+
+/// A snapshot is worth writing when the journal is larger than this, and than twice the keyspace.
+const SNAPSHOT_BYTES: u64 = 64 << 20;
+
+/// Writes a snapshot when the journal has grown enough; the shard goes on meanwhile.
+async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
+    let size = shard.log.journal().size_bytes();
+    if shard.role() == Role::Loading || size < SNAPSHOT_BYTES {
+        return Ok(());
+    }
+    let memory = shard.lock().db.memory() as u64;
+    if size < 2 * memory || shard.is_snapshotting.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    let whose = Arc::clone(shard);
+    // Nobody waits for it: replay, expiry and failover go on.
+    tokio::task::spawn_blocking(move || {
+        let taken = snapshot::take(&whose);
+        whose.is_snapshotting.store(false, Ordering::Release);
+        match taken {
+            Ok(Some(end)) => tracing::info!(shard = whose.index, end, "wrote a snapshot"),
+            Ok(None) => {}
+            Err(error) => tracing::error!(shard = whose.index, %error, "a snapshot could not be written"),
+        }
+    });
+    Ok(())
 }
 
 /// Brings the shard to the role that the log says.
@@ -50,6 +82,14 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
     match leads {
         Some(lead) if lead == epoch && shard.role() == Role::Primary => Ok(()),
         Some(lead) => {
+            let is_ahead = {
+                let state = shard.lock();
+                !state.fx.is_empty() || state.applied > shard.log.journal().end()
+            };
+            if is_ahead {
+                // Memory shows what a former lead did and the journal does not have.
+                step_down(shard, -1);
+            }
             // Everything up to the end is ours to lead; what is not committed yet will be, or the lead ends.
             let until = shard.log.journal().end();
             catch_up(shared, shard, until).await?;
@@ -97,6 +137,7 @@ fn step_down(shard: &Arc<Shard>, committed: i64) {
 
 /// Replays the journal up to `until`.
 async fn catch_up(shared: &Arc<Shared>, shard: &Arc<Shard>, until: i64) -> std::io::Result<()> {
+    read_snapshot(shard).await?;
     loop {
         let from = shard.lock().applied;
         if from >= until {
@@ -105,6 +146,22 @@ async fn catch_up(shared: &Arc<Shared>, shard: &Arc<Shard>, until: i64) -> std::
         let (shared, shard) = (Arc::clone(shared), Arc::clone(shard));
         offload(move || replay_some(&shared, &shard, from, until)).await?;
     }
+}
+
+/// Takes in the newest snapshot, once.
+async fn read_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
+    if shard.lock().is_read {
+        return Ok(());
+    }
+    let whose = Arc::clone(shard);
+    let loaded = offload(move || snapshot::load(&whose)).await?;
+    let mut state = shard.lock();
+    if let Some(loaded) = loaded.filter(|loaded| loaded.end > state.applied) {
+        tracing::info!(shard = shard.index, end = loaded.end, keys = loaded.db.len(), "read a snapshot");
+        state.take_in(loaded);
+    }
+    state.is_read = true;
+    Ok(())
 }
 
 fn replay_some(shared: &Shared, shard: &Shard, from: i64, until: i64) -> std::io::Result<()> {

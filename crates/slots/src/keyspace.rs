@@ -9,6 +9,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod entry;
+mod image;
 mod table;
 
 use std::collections::BTreeSet;
@@ -61,6 +62,7 @@ pub struct Keyspace {
     /// Entries that expire at or before this are not seen. Set for reads on replicas, which must not delete.
     hidden_until: i64,
     memo: Option<(usize, usize, KeyId)>,
+    image: Option<Box<image::Image>>,
     access_now: u32,
     /// Values whose memory takes long to give back; whoever owns the keyspace drops them elsewhere.
     garbage: Vec<Value>,
@@ -122,6 +124,7 @@ impl Keyspace {
             touched: Vec::new(),
             hidden_until: i64::MIN,
             memo: None,
+            image: None,
             access_now: 0,
             garbage: Vec::new(),
         }
@@ -228,6 +231,10 @@ impl Keyspace {
         }
     }
 
+    fn expiry_at(&self, at: Ref) -> Option<i64> {
+        entry::expiry_of(self.arena.bytes(at))
+    }
+
     fn key_at(&self, at: Ref) -> &[u8] {
         let (flags, stored) = entry::key_of(self.arena.bytes(at));
         if flags & LONG_KEY == 0 { stored } else { self.long_keys.get(entry::number(stored, 0)) }
@@ -273,7 +280,9 @@ impl Keyspace {
 
     /// A value that is no string, to change it. The expiry stays.
     pub fn value_mut(&mut self, key: &[u8]) -> Option<&mut Value> {
-        let (_, at) = self.find(self.id_of(key), key)?;
+        let id = self.id_of(key);
+        self.before_change(id.slot);
+        let (_, at) = self.find(id, key)?;
         let bytes = self.arena.bytes(at);
         let head = entry::parse(bytes);
         if !head.is_outside() {
@@ -336,6 +345,7 @@ impl Keyspace {
         let head = entry::parse(bytes);
         if head.is_outside() {
             let number = entry::number(bytes, head.value.0);
+            self.before_change(id.slot);
             self.touched.push(number);
             if let Value::Str(string) = self.values.get_mut(number) {
                 return edit(string);
@@ -359,6 +369,7 @@ impl Keyspace {
         expires_at: Option<i64>,
         value: &[u8],
     ) {
+        self.before_change(id.slot);
         let mut number = [0; 4];
         let mut parts = Parts { flags, access: self.access_now, expires_at, key, value };
         let Some((place, old)) = found else {
@@ -436,6 +447,7 @@ impl Keyspace {
     pub fn remove(&mut self, key: &[u8]) -> bool {
         let id = self.id_of(key);
         let Some((place, at)) = self.find(id, key) else { return false };
+        self.before_change(id.slot);
         let head = entry::parse(self.arena.bytes(at));
         if head.is_outside() {
             let number = entry::number(self.arena.bytes(at), head.value.0);
@@ -449,6 +461,7 @@ impl Keyspace {
     pub fn take(&mut self, key: &[u8]) -> Option<(Owned, Option<i64>)> {
         let id = self.id_of(key);
         let (place, at) = self.find(id, key)?;
+        self.before_change(id.slot);
         let bytes = self.arena.bytes(at);
         let head = entry::parse(bytes);
         let owned = if head.is_outside() {
@@ -525,10 +538,12 @@ impl Keyspace {
 
     /// Forgets every key. What took long to free is handed to [`Keyspace::take_garbage`].
     pub fn clear(&mut self) {
+        self.before_clear();
         let seed = self.seed[0];
         let mut old = std::mem::replace(self, Self::new(seed));
         self.access_now = old.access_now;
         self.garbage = std::mem::take(&mut old.garbage);
+        self.image = old.image.take();
         self.garbage.extend(old.values.items.drain(..).filter_map(|(value, _)| value));
     }
 

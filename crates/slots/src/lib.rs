@@ -24,6 +24,7 @@ pub mod hazard;
 mod keeper;
 pub mod keyspace;
 pub mod log;
+pub mod ops;
 pub mod pubsub;
 pub mod rdb;
 pub mod replicated;

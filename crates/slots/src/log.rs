@@ -38,6 +38,10 @@ pub trait ShardLog: Send + Sync + 'static {
     fn follows(&self) -> bool {
         false
     }
+    /// The epoch of the newest frame.
+    fn last_epoch(&self) -> i32 {
+        self.journal().epochs().last().map_or(0, |(epoch, _)| *epoch)
+    }
     /// How many other replicas have everything below `end`.
     fn replicas_with(&self, end: i64) -> usize;
 }

@@ -102,6 +102,11 @@ pub fn restore(payload: &[u8], limits: &crate::value::limits::Limits) -> Result<
     read::object(&payload[..body_end], limits).map_err(|BadFormat| RestoreError::Body)
 }
 
+/// The value of a type and a body that were checked otherwise.
+pub fn read_object(bytes: &[u8], limits: &crate::value::limits::Limits) -> Result<Object, BadFormat> {
+    read::object(bytes, limits)
+}
+
 /// Type and body.
 pub fn write_object(to: &mut Vec<u8>, value: ObjectRef<'_>) {
     match value {

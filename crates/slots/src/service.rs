@@ -12,6 +12,7 @@
 //! | `/moim/partitions/<shards>/<n>` | who holds shard n, and who leads it |
 
 mod map;
+mod ops;
 mod right;
 
 use std::collections::BTreeMap;
@@ -217,7 +218,8 @@ impl Service {
         let journal = self.parts.store.journal(id, options).map_err(io::Error::other)?;
         let log = Arc::new(ReplicatedLog::new(Arc::clone(&journal), Arc::clone(&self.parts.store)));
         let id = replica_id(&self.options.cluster_id, self.options.node, index);
-        let shard = Shard::new(index, id, log.clone(), self.server.loops());
+        let folder = crate::snapshot::folder(&self.options.data, index);
+        let shard = Shard::new(index, id, log.clone(), self.server.loops(), Some(folder));
         shard.set_right(0);
         let dropped = Arc::new(AtomicBool::new(false));
         let owner = Copy::new(Arc::clone(&shard), Arc::clone(&self.parts.clock), Arc::clone(&dropped));
@@ -254,6 +256,9 @@ impl Service {
     async fn run(self: Arc<Self>) {
         let scope = Scope::new(self.parts.shutdown.clone());
         scope.spawn("slots-right", right::keep(Arc::clone(&self)));
+        let (sender, receiver) = tokio::sync::mpsc::channel(1024);
+        let _ = self.shared.ops.set(sender);
+        scope.spawn("slots-ops", ops::run(Arc::clone(&self), receiver, scope.clone()));
         let shutdown = self.parts.shutdown.clone();
         tokio::select! {
             () = shutdown.stopped() => {}

@@ -10,6 +10,7 @@
 //! frame more; an answer leaves only when `committed` has reached its gate.
 
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -28,6 +29,7 @@ use crate::keyspace::Keyspace;
 use crate::log::{LogError, ShardLog};
 use crate::session::{Block, Mailbox, Session};
 use crate::shared::{Shared, lock};
+use crate::snapshot::Loaded;
 
 /// What this node may do with a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +51,8 @@ pub struct Shard {
     pub id: String,
     /// Its journal.
     pub log: Arc<dyn ShardLog>,
+    /// Where its snapshots are, if it has any.
+    folder: Option<PathBuf>,
     state: Mutex<State>,
     committed: AtomicI64,
     role: AtomicU8,
@@ -70,6 +74,8 @@ pub struct Shard {
     right_from_ms: AtomicU64,
     /// Nobody else can have led: a new lead need not wait.
     alone: AtomicBool,
+    /// A snapshot is being written.
+    pub(crate) is_snapshotting: AtomicBool,
     /// Wakes the keeper.
     pub news: Notify,
 }
@@ -98,6 +104,8 @@ pub struct State {
     /// Whose lead the keyspace is valid for; anything else has to be loaded anew.
     pub epoch: i32,
     settings_version: u64,
+    /// Whether the newest snapshot was taken in.
+    pub(crate) is_read: bool,
 }
 
 /// Clients that wait for keys, in the order in which they came.
@@ -122,11 +130,18 @@ impl Blocked {
 
 impl Shard {
     /// A shard whose journal has not been read.
-    pub fn new(index: u16, id: String, log: Arc<dyn ShardLog>, loops: usize) -> Arc<Self> {
+    pub fn new(
+        index: u16,
+        id: String,
+        log: Arc<dyn ShardLog>,
+        loops: usize,
+        folder: Option<PathBuf>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             index,
             id,
             log,
+            folder,
             state: Mutex::new(State {
                 db: Keyspace::new(fastrand::u64(..)),
                 fx: Effects::default(),
@@ -136,6 +151,7 @@ impl Shard {
                 blocked: Blocked::default(),
                 epoch: -1,
                 settings_version: 0,
+                is_read: false,
             }),
             committed: AtomicI64::new(0),
             role: AtomicU8::new(Role::Loading as u8),
@@ -144,6 +160,7 @@ impl Shard {
             waiters: (0..loops).map(|_| Waiters::default()).collect(),
             scripts_away: AtomicUsize::new(0),
             busy: AtomicBool::new(false),
+            is_snapshotting: AtomicBool::new(false),
             script_killed: AtomicBool::new(false),
             script_wrote: AtomicBool::new(false),
             right_until_ms: AtomicU64::new(u64::MAX),
@@ -203,6 +220,23 @@ impl Shard {
         }
         drop(state);
         self.committed.fetch_min(end, Ordering::AcqRel);
+        self.news.notify_one();
+    }
+
+    /// Where its snapshots are.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// A snapshot takes the place of the keyspace.
+    pub(crate) fn install(&self, loaded: Loaded) {
+        self.void_answers();
+        self.set_role(Role::Loading);
+        let mut state = self.lock();
+        state.forget();
+        self.committed.store(loaded.end, Ordering::Release);
+        state.take_in(loaded);
+        drop(state);
         self.news.notify_one();
     }
 
@@ -325,12 +359,19 @@ impl State {
     /// Throws the keyspace away: it is read anew.
     pub(crate) fn forget(&mut self) {
         self.db = Keyspace::new(fastrand::u64(..));
+        self.is_read = false;
         self.applied = 0;
         self.time_ms = 0;
         self.epoch = -1;
         self.fx.clear();
         self.events.hazards.reset();
         self.events.ready.clear();
+    }
+
+    /// The keyspace is what a snapshot says.
+    pub(crate) fn take_in(&mut self, loaded: Loaded) {
+        self.db = loaded.db;
+        (self.applied, self.time_ms, self.is_read) = (loaded.end, loaded.time_ms, true);
     }
 
     fn follow_settings(&mut self, shared: &Shared, now: i64) {

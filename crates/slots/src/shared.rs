@@ -37,6 +37,8 @@ pub struct Shared {
     pub slow: Mutex<SlowLog>,
     /// Who owns which slot, and where everybody is.
     pub view: ArcSwap<View>,
+    /// Where requests to the cluster go, once somebody takes them.
+    pub ops: OnceLock<tokio::sync::mpsc::Sender<crate::ops::Op>>,
     /// When this node started, in milliseconds since 1970.
     pub started_ms: i64,
     /// Forty hexadecimal digits that no other run has.
@@ -140,6 +142,7 @@ impl Shared {
             next_client: AtomicU64::new(1),
             slow: Mutex::default(),
             view: ArcSwap::from_pointee(View::default()),
+            ops: OnceLock::new(),
             started_ms,
             run_id: hex_id(),
             this: OnceLock::new(),

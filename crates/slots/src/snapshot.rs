@@ -1,25 +1,323 @@
 //! Snapshots of a shard: its keyspace at one end of its journal, as a file with a checksum.
 //!
 //! A restart reads the newest snapshot and replays the journal from there; a follower whose log was dropped takes the
-//! leader's. The state is written slot by slot while the shard works: before a slot is changed that has not been written
-//! yet, it is written first, so that the file shows one moment without a copy of the keyspace and without a long pause.
+//! leader's. The state is written slot by slot while the shard works (`keyspace/image.rs`), so there is neither a copy of the
+//! keyspace nor a long pause. A snapshot counts once everything it shows is committed; then the journal below it may go.
 //!
-//! File: magic (8), version (4), shard (4), end (8), epoch (4), time (8), then per key its length, key, expiry and
-//! DUMP payload, then a CRC32C of everything before it. Written beside, synced, renamed.
+//! File `<end>.snap`: magic and version (8), shard (4), end (8), epoch (4), time (8), then per key: length, key, expiry, length,
+//! type and body as in a DUMP payload; then a zero length's mark, the number of keys (8) and a CRC32C of everything before (4).
+//! Written beside, synced, renamed: a file with the right name is whole, and checked all the same.
 
-use bytes::Bytes;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use moim_base::{LeaderEpoch, Offset};
 use moim_replica::machine::{InstallError, Snapshot};
 
+use crate::keyspace::{Item, Keyspace, Owned};
+use crate::rdb::{self, Object, ObjectRef};
 use crate::shard::Shard;
+use crate::value::Value;
+use crate::value::limits::Limits;
 
-/// The newest snapshot, for a follower.
-pub(crate) fn kept(shard: &Shard) -> Option<Snapshot> {
-    let _ = (shard, Bytes::new());
-    None
+const MAGIC: &[u8; 8] = b"MOIMSHD\x01";
+const HEADER: usize = 8 + 4 + 8 + 4 + 8;
+const NO_EXPIRY: i64 = i64::MIN;
+/// What is written under the lock at a time.
+const STEP_BYTES: usize = 256 << 10;
+/// The end of the keys.
+const END: u32 = u32::MAX;
+
+/// Where the snapshots of a shard are.
+pub fn folder(data: &Path, shard: u16) -> PathBuf {
+    data.join("slots").join(format!("snapshots-{shard}"))
 }
 
-/// Puts a leader's snapshot in the place of what this node has.
-pub(crate) fn install(shard: &Shard, snapshot: Snapshot) -> Result<(), InstallError> {
-    let _ = shard;
-    Err(InstallError(format!("a snapshot up to {}", snapshot.end)))
+fn write_key(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, expires_at: Option<i64>) {
+    out.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    out.extend_from_slice(key);
+    out.extend_from_slice(&expires_at.unwrap_or(NO_EXPIRY).to_le_bytes());
+    let at = out.len();
+    out.extend_from_slice(&[0; 4]);
+    rdb::write_object(out, object(item));
+    let len = (out.len() - at - 4) as u32;
+    out[at..at + 4].copy_from_slice(&len.to_le_bytes());
+}
+
+fn object(item: Item<'_>) -> ObjectRef<'_> {
+    match item {
+        Item::Str(string) => ObjectRef::String(string),
+        Item::Value(value) => match value {
+            Value::Str(string) => ObjectRef::String(string),
+            Value::Hash(hash) => ObjectRef::Hash(hash),
+            Value::List(list) => ObjectRef::List(list),
+            Value::Set(set) => ObjectRef::Set(set),
+            Value::Zset(zset) => ObjectRef::Zset(zset),
+        },
+    }
+}
+
+fn owned(object: Object) -> Owned {
+    match object {
+        Object::String(string) => Owned::Str(string),
+        Object::List(list) => Owned::Value(Value::List(list)),
+        Object::Set(set) => Owned::Value(Value::Set(set)),
+        Object::Hash(hash) => Owned::Value(Value::Hash(hash)),
+        Object::Zset(zset) => Owned::Value(Value::Zset(zset)),
+    }
+}
+
+/// What a snapshot holds.
+pub(crate) struct Loaded {
+    pub(crate) db: Keyspace,
+    pub(crate) end: i64,
+    pub(crate) time_ms: i64,
+}
+
+/// Reads a snapshot; checks all of it.
+pub(crate) fn read(bytes: &[u8], shard: u16) -> Result<Loaded, InstallError> {
+    let bad = |why: &str| InstallError(why.to_owned());
+    if bytes.len() < HEADER + 16 || &bytes[..8] != MAGIC {
+        return Err(bad("not a snapshot of this version"));
+    }
+    let (covered, mut sum) = bytes.split_at(bytes.len() - 4);
+    if crc32c::crc32c(covered) != sum.get_u32_le() {
+        return Err(bad("its checksum is wrong"));
+    }
+    let mut rest = &covered[8..];
+    if rest.get_u32_le() != u32::from(shard) {
+        return Err(bad("of another shard"));
+    }
+    let (end, _epoch, time_ms) = (rest.get_i64_le(), rest.get_i32_le(), rest.get_i64_le());
+    let mut db = Keyspace::new(fastrand::u64(..));
+    let limits = Limits::default();
+    loop {
+        let short = || bad("it ends in the middle");
+        let len = rest.try_get_u32_le().map_err(|_| short())?;
+        if len == END {
+            break;
+        }
+        let (key, tail) = rest.split_at_checked(len as usize).ok_or_else(short)?;
+        rest = tail;
+        let expires_at = rest.try_get_i64_le().map_err(|_| short())?;
+        let len = rest.try_get_u32_le().map_err(|_| short())? as usize;
+        let (body, tail) = rest.split_at_checked(len).ok_or_else(short)?;
+        rest = tail;
+        let object = rdb::read_object(body, &limits).map_err(|_| bad("a value is not understood"))?;
+        db.put_owned(key, owned(object), Some(expires_at).filter(|at| *at != NO_EXPIRY));
+    }
+    let keys = rest.try_get_u64_le().map_err(|_| bad("it has no end"))?;
+    if keys != db.len() as u64 {
+        return Err(bad("keys are missing"));
+    }
+    drop(db.take_garbage());
+    Ok(Loaded { db, end, time_ms })
+}
+
+/// The newest snapshot in a folder: its end and its path.
+fn newest(folder: &Path) -> Option<(i64, PathBuf)> {
+    let entries = fs::read_dir(folder).ok()?;
+    entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let end = path.file_name()?.to_str()?.strip_suffix(".snap")?.parse().ok()?;
+            Some((end, path))
+        })
+        .max()
+}
+
+/// Reads the newest snapshot of a shard, if there is one. Blocks.
+pub(crate) fn load(shard: &Shard) -> io::Result<Option<Loaded>> {
+    let Some(folder) = shard.folder() else { return Ok(None) };
+    let Some((_, path)) = newest(folder) else { return Ok(None) };
+    let bytes = fs::read(&path)?;
+    let loaded = read(&bytes, shard.index)
+        .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    Ok(Some(loaded))
+}
+
+/// Writes a snapshot of a shard, waits until what it shows is committed, and lets the journal below it go. Gives its
+/// end; `None` when the shard changed its role meanwhile. Blocks.
+pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
+    let Some(folder) = shard.folder() else { return Ok(None) };
+    fs::create_dir_all(folder)?;
+    let voided = shard.voided();
+    let (end, epoch, time_ms) = {
+        let mut state = shard.lock();
+        if !state.fx.is_empty() || state.db.has_image() {
+            return Ok(None);
+        }
+        state.db.begin_image(write_key);
+        (state.applied, shard.log.last_epoch(), state.time_ms)
+    };
+    let path = folder.join(format!("{end:020}.snap"));
+    let partial = folder.join(format!("{end:020}.partial"));
+    let written = write_file(shard, &partial, end, epoch, time_ms, voided);
+    shard.lock().db.drop_image();
+    if !written? {
+        let _ = fs::remove_file(&partial);
+        return Ok(None);
+    }
+    while shard.committed() < end {
+        if shard.voided() != voided {
+            let _ = fs::remove_file(&partial);
+            return Ok(None);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    if shard.voided() != voided {
+        let _ = fs::remove_file(&partial);
+        return Ok(None);
+    }
+    publish(folder, &partial, &path)?;
+    shard.log.journal().set_start(end).map_err(io::Error::other)?;
+    Ok(Some(end))
+}
+
+fn publish(folder: &Path, partial: &Path, path: &Path) -> io::Result<()> {
+    fs::rename(partial, path)?;
+    File::open(folder)?.sync_all()?;
+    for entry in fs::read_dir(folder)? {
+        let old = entry?.path();
+        if old != path {
+            fs::remove_file(&old)?;
+        }
+    }
+    Ok(())
+}
+
+/// Answers false when the image was given up.
+fn write_file(
+    shard: &Shard,
+    path: &Path,
+    end: i64,
+    epoch: i32,
+    time_ms: i64,
+    voided: u64,
+) -> io::Result<bool> {
+    let mut file = io::BufWriter::with_capacity(1 << 20, File::create(path)?);
+    let mut header = Vec::with_capacity(HEADER);
+    header.extend_from_slice(MAGIC);
+    header.extend_from_slice(&u32::from(shard.index).to_le_bytes());
+    header.extend_from_slice(&end.to_le_bytes());
+    header.extend_from_slice(&epoch.to_le_bytes());
+    header.extend_from_slice(&time_ms.to_le_bytes());
+    let mut sum = crc32c::crc32c(&header);
+    file.write_all(&header)?;
+    let mut keys = 0u64;
+    loop {
+        let step = {
+            let mut state = shard.lock();
+            if shard.voided() != voided { None } else { state.db.image_step(STEP_BYTES) }
+        };
+        let Some((bytes, done)) = step else { return Ok(false) };
+        keys += count_keys(&bytes);
+        sum = crc32c::crc32c_append(sum, &bytes);
+        file.write_all(&bytes)?;
+        if done {
+            break;
+        }
+        // Others want the lock, too.
+        std::thread::yield_now();
+    }
+    let mut footer = END.to_le_bytes().to_vec();
+    footer.extend_from_slice(&keys.to_le_bytes());
+    sum = crc32c::crc32c_append(sum, &footer);
+    footer.extend_from_slice(&sum.to_le_bytes());
+    file.write_all(&footer)?;
+    file.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+    Ok(true)
+}
+
+fn count_keys(mut bytes: &[u8]) -> u64 {
+    let mut keys = 0;
+    while !bytes.is_empty() {
+        let key = bytes.get_u32_le() as usize;
+        bytes.advance(key + 8);
+        let body = bytes.get_u32_le() as usize;
+        bytes.advance(body);
+        keys += 1;
+    }
+    keys
+}
+
+/// The newest snapshot, for a follower.
+pub(crate) fn kept(shard: &Arc<Shard>) -> Option<Snapshot> {
+    let (end, path) = newest(shard.folder()?)?;
+    let bytes = fs::read(path).ok()?;
+    let epoch = bytes.get(20..24).map(|mut epoch| epoch.get_i32_le())?;
+    Some(Snapshot { end: Offset(end), last_epoch: LeaderEpoch(epoch), bytes: Bytes::from(bytes) })
+}
+
+/// Puts a leader's snapshot in the place of what this node has, durably.
+pub(crate) fn install(shard: &Arc<Shard>, snapshot: Snapshot) -> Result<(), InstallError> {
+    let loaded = read(&snapshot.bytes, shard.index)?;
+    let folder = shard.folder().ok_or_else(|| InstallError("there is no folder for it".to_owned()))?;
+    let end = loaded.end;
+    let store = || -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let path = folder.join(format!("{end:020}.snap"));
+        let partial = folder.join(format!("{end:020}.partial"));
+        let mut file = File::create(&partial)?;
+        file.write_all(&snapshot.bytes)?;
+        file.sync_all()?;
+        publish(folder, &partial, &path)
+    };
+    store().map_err(|error| InstallError(error.to_string()))?;
+    shard.install(loaded);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(db: &mut Keyspace) -> Vec<u8> {
+        db.begin_image(write_key);
+        let mut file = MAGIC.to_vec();
+        file.extend_from_slice(&7u32.to_le_bytes());
+        file.extend_from_slice(&42i64.to_le_bytes());
+        file.extend_from_slice(&3i32.to_le_bytes());
+        file.extend_from_slice(&99i64.to_le_bytes());
+        let mut keys = 0;
+        while let Some((bytes, done)) = db.image_step(100) {
+            keys += count_keys(&bytes);
+            file.extend_from_slice(&bytes);
+            if done {
+                break;
+            }
+        }
+        file.extend_from_slice(&END.to_le_bytes());
+        file.extend_from_slice(&keys.to_le_bytes());
+        let sum = crc32c::crc32c(&file);
+        file.extend_from_slice(&sum.to_le_bytes());
+        file
+    }
+
+    #[test]
+    fn a_snapshot_reads_back_and_any_damage_is_seen() {
+        let mut db = Keyspace::new(1);
+        for n in 0..500 {
+            let key = format!("key:{n}");
+            db.set_str(key.as_bytes(), &vec![b'v'; n * 7], (n % 3 == 0).then_some(1_000 + n as i64));
+        }
+        let file = written(&mut db);
+        let loaded = read(&file, 7).unwrap();
+        assert_eq!((loaded.end, loaded.time_ms, loaded.db.len()), (42, 99, 500));
+        db.for_each(|key, item, expires_at| {
+            let Item::Str(wanted) = item else { panic!("a string") };
+            let Some(Item::Str(got)) = loaded.db.get(key) else { panic!("a string") };
+            assert_eq!((got, loaded.db.expiry(key)), (wanted, Some(expires_at)));
+        });
+        assert!(read(&file, 8).is_err(), "of another shard");
+        for at in (0..file.len()).step_by(997).chain([file.len() - 1]) {
+            let mut broken = file.clone();
+            broken[at] ^= 1;
+            assert!(read(&broken, 7).is_err(), "byte {at}");
+            assert!(read(&file[..at], 7).is_err(), "cut at {at}");
+        }
+    }
 }

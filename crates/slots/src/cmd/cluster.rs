@@ -7,6 +7,8 @@ use crate::SLOTS;
 use crate::cluster::{NodeView, View};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
+use crate::ops::{self, MapChange, OpKind};
+use crate::shard::Role;
 
 const ANY: u32 = LOADING | STALE;
 
@@ -93,6 +95,66 @@ pub(crate) const COMMANDS: &[Spec] =
                 crate::ctx::ok(ctx)
             },
         ),
+        ask("cluster|setslot", -4, ADMIN | NO_ASYNC_LOADING | STALE, "Binds a hash slot to a node.", setslot),
+        ask("cluster|addslots", -3, ADMIN | STALE, "Assigns new hash slots to a node.", |ctx| {
+            let slots = (2..ctx.argc()).map(|at| slot_arg(ctx, at)).collect::<Result<Vec<_>, _>>()?;
+            change_slots(ctx, slots, MapChange::Add)
+        }),
+        ask("cluster|addslotsrange", -4, ADMIN | STALE, "Assigns new hash slot ranges to a node.", |ctx| {
+            let slots = slot_ranges(ctx)?;
+            change_slots(ctx, slots, MapChange::Add)
+        }),
+        ask("cluster|delslots", -3, ADMIN | STALE, "Sets hash slots as unbound for a node.", |ctx| {
+            let slots = (2..ctx.argc()).map(|at| slot_arg(ctx, at)).collect::<Result<Vec<_>, _>>()?;
+            change_slots(ctx, slots, MapChange::Remove)
+        }),
+        ask(
+            "cluster|delslotsrange",
+            -4,
+            ADMIN | STALE,
+            "Sets hash slot ranges as unbound for a node.",
+            |ctx| {
+                let slots = slot_ranges(ctx)?;
+                change_slots(ctx, slots, MapChange::Remove)
+            },
+        ),
+        ask(
+            "cluster|failover",
+            -2,
+            ADMIN | STALE,
+            "Forces a replica to perform a manual failover of its master.",
+            |ctx| {
+                let options_fit =
+                    ctx.argc() == 2 || ctx.argc() == 3 && (ctx.is(2, "FORCE") || ctx.is(2, "TAKEOVER"));
+                if !options_fit {
+                    return Err(Error::SYNTAX);
+                }
+                if !is_role(ctx, Role::Replica) {
+                    return Err(Error::err("You should send CLUSTER FAILOVER to a replica"));
+                }
+                ops::ask(ctx, OpKind::Failover)
+            },
+        ),
+        // Who holds which shard is the controller's business; what is already so is granted.
+        ask("cluster|replicate", 3, ADMIN | STALE, "Configure a node as replica of a master node.", |ctx| {
+            let shard = known_node(ctx, 2)?;
+            if ctx.session.shard.as_ref().is_some_and(|mine| mine.index == shard)
+                && is_role(ctx, Role::Replica)
+            {
+                return crate::ctx::ok(ctx);
+            }
+            Err(Error::err("To set a master the node must be empty and without assigned slots."))
+        }),
+        ask("cluster|forget", 3, ADMIN | STALE, "Removes a node from the nodes table.", |ctx| {
+            known_node(ctx, 2)?;
+            Err(Error::err("Can't forget a node of this cluster; use moim cluster remove"))
+        }),
+        ask("cluster|reset", -2, ADMIN | STALE | NOSCRIPT, "Resets a node.", |_| {
+            Err(Error::err("CLUSTER RESET can't be called with master nodes containing keys"))
+        }),
+        ask("cluster|flushslots", 2, ADMIN | STALE, "Deletes all slots information from a node.", |_| {
+            Err(Error::err("DB must be empty to perform CLUSTER FLUSHSLOTS."))
+        }),
         ask(
             "cluster|saveconfig",
             2,
@@ -156,6 +218,81 @@ fn slot_arg(ctx: &Ctx<'_>, at: usize) -> Result<u16, Error> {
     let wrong = || Error::err("Invalid or out of range slot");
     let slot = ctx.int(at).map_err(|_| wrong())?;
     u16::try_from(slot).ok().filter(|slot| usize::from(*slot) < SLOTS).ok_or_else(wrong)
+}
+
+fn is_role(ctx: &Ctx<'_>, role: Role) -> bool {
+    ctx.session.shard.as_ref().is_some_and(|shard| shard.role() == role)
+}
+
+fn change_slots(ctx: &mut Ctx<'_>, slots: Vec<u16>, change: fn(Vec<u16>) -> MapChange) -> Done {
+    if !is_role(ctx, Role::Primary) {
+        return Err(Error::err("Please use SETSLOT only with masters."));
+    }
+    let mut seen = slots.clone();
+    seen.sort_unstable();
+    if let Some(twice) = seen.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::err(format_args!("Slot {} specified multiple times", twice[0])));
+    }
+    ops::ask(ctx, OpKind::Map(change(slots)))
+}
+
+fn slot_ranges(ctx: &Ctx<'_>) -> Result<Vec<u16>, Error> {
+    if !ctx.argc().is_multiple_of(2) {
+        return Err(Error::arity("cluster|addslotsrange"));
+    }
+    let mut slots = Vec::new();
+    for at in (2..ctx.argc()).step_by(2) {
+        let (first, last) = (slot_arg(ctx, at)?, slot_arg(ctx, at + 1)?);
+        if first > last {
+            return Err(Error::err(format_args!(
+                "start slot number {first} is greater than end slot number {last}"
+            )));
+        }
+        slots.extend(first..=last);
+    }
+    Ok(slots)
+}
+
+fn setslot(ctx: &mut Ctx<'_>) -> Done {
+    if !is_role(ctx, Role::Primary) {
+        return Err(Error::err("Please use SETSLOT only with masters."));
+    }
+    let slot = slot_arg(ctx, 2)?;
+    let mine = ctx.session.shard.as_ref().map_or(0, |shard| shard.index);
+    let how = ctx.arg(3).to_ascii_uppercase();
+    let change = match (how.as_slice(), ctx.argc()) {
+        (b"STABLE", 4) => MapChange::Stable(slot),
+        (b"MIGRATING", 5) => MapChange::Migrate(slot, primary_node(ctx, 4)?),
+        (b"IMPORTING", 5) => MapChange::Import(slot, primary_node(ctx, 4)?),
+        (b"NODE", 5) => {
+            let to = primary_node(ctx, 4)?;
+            let owns = ctx.shared.view.load().owner(slot) == Some(mine);
+            if owns && to != mine && ctx.db.slot_len(slot) > 0 {
+                return Err(Error::err(format_args!(
+                    "Can't assign hashslot {slot} to a different node while I still hold keys for this hash slot."
+                )));
+            }
+            MapChange::Assign(slot, to)
+        }
+        _ => {
+            return Err(Error::err(
+                "Invalid CLUSTER SETSLOT action or number of arguments. Try CLUSTER HELP",
+            ));
+        }
+    };
+    ops::ask(ctx, OpKind::Map(change))
+}
+
+/// The shard of the primary that an argument names.
+fn primary_node(ctx: &Ctx<'_>, at: usize) -> Result<u16, Error> {
+    let id = String::from_utf8_lossy(ctx.arg(at)).into_owned();
+    let view = ctx.shared.view.load();
+    let (shard, _) =
+        view.find(&id).ok_or_else(|| Error::err(format_args!("I don't know about node {id}")))?;
+    match view.primary(shard) {
+        Some(primary) if primary.id == id => Ok(shard),
+        _ => Err(Error::err("Target node is not a master")),
+    }
 }
 
 fn known_node(ctx: &Ctx<'_>, at: usize) -> Result<u16, Error> {

@@ -106,3 +106,53 @@ fn what_has_expired_is_hidden_where_it_may_not_be_deleted() {
     assert_eq!(space.first_expired(10), Some(&b"a"[..]));
     assert_eq!(space.first_expired(9), None);
 }
+
+#[test]
+fn an_image_shows_the_moment_it_was_begun_whatever_happens_meanwhile() {
+    fn write(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, at: Option<i64>) {
+        let Item::Str(value) = item else { panic!("not a string") };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        out.extend_from_slice(format!("{} {} {at:?}\n", text(key), text(value)).as_bytes());
+    }
+    let lines = |space: &Keyspace| {
+        let mut out = Vec::new();
+        space.for_each(|key, item, at| write(&mut out, key, item, at));
+        let mut lines: Vec<_> = String::from_utf8(out).unwrap().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    for (seed, flush) in [(1, false), (2, true), (3, false)] {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut space = Keyspace::new(9);
+        let change = |space: &mut Keyspace, rng: &mut fastrand::Rng| {
+            let key = format!("k{}", rng.u32(..3_000)).into_bytes();
+            let value = vec![rng.u8(b'a'..=b'z'); rng.usize(1..40) * if rng.u8(..) < 5 { 100 } else { 1 }];
+            match rng.u8(..6) {
+                0 => drop(space.remove(&key)),
+                1 => drop(space.take(&key)),
+                2 => drop(space.set_expiry(&key, Some(rng.i64(..)))),
+                3 => space.edit_str(&key, |string| string.push(b'!')),
+                _ => space.set_str(&key, &value, None),
+            }
+        };
+        (0..5_000).for_each(|_| change(&mut space, &mut rng));
+        let wanted = lines(&space);
+        space.begin_image(write);
+        let mut out = Vec::new();
+        loop {
+            let (more, done) = space.image_step(500).unwrap();
+            out.extend(more);
+            if done {
+                break;
+            }
+            (0..50).for_each(|_| change(&mut space, &mut rng));
+            if flush && rng.u8(..) < 20 {
+                space.clear();
+            }
+        }
+        let mut got: Vec<_> = String::from_utf8(out).unwrap().lines().map(str::to_owned).collect();
+        got.sort();
+        assert_eq!(got, wanted, "seed {seed}");
+        assert_ne!(lines(&space), wanted);
+    }
+}

@@ -1,0 +1,157 @@
+//! A shard alone on a journal whose disk moves only when the test says so: what leaves before the commit, and what comes
+//! back after a crash.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use moim_base::SystemClock;
+use moim_base::task::Shutdown;
+use moim_journal::{
+    Durability, DurableSink, JournalId, JournalOptions, PlainFraming, RealDisk, Store, StoreOptions,
+};
+use moim_slots::cluster;
+use moim_slots::log::LocalLog;
+use moim_slots::server::Server;
+use moim_slots::shard::{Role, Shard};
+use moim_slots::shared::{Shared, hex_id};
+
+struct Sink(Arc<Shard>);
+
+impl DurableSink for Sink {
+    fn on_durable(&self, advanced: &[(u64, i64)]) {
+        advanced.iter().for_each(|(_, end)| self.0.on_committed(*end));
+    }
+}
+
+struct Alone {
+    store: Store,
+    server: Server,
+    shutdown: Shutdown,
+    address: SocketAddr,
+}
+
+impl Alone {
+    fn start(data: &Path) -> Self {
+        let clock = Arc::new(SystemClock::new());
+        let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
+        let store = Store::open(data, Arc::new(RealDisk), clock.clone(), options).unwrap();
+        let options = JournalOptions {
+            folder: "slots/shard-0".into(),
+            framing: Arc::new(PlainFraming),
+            durability: Durability::Fsync,
+            segment_bytes: 64 << 20,
+            tag: 1,
+        };
+        let journal = store.journal(JournalId { incarnation: 1, part: 0 }, options).unwrap();
+        let shared = Arc::new(Shared::new(clock));
+        let shutdown = Shutdown::new();
+        let server = Server::start(Arc::clone(&shared), 1, shutdown.clone()).unwrap();
+        let listener = Server::bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let id = hex_id();
+        shared.view.store(Arc::new(cluster::alone(id.clone(), "127.0.0.1".into(), address.port())));
+        let shard = Shard::new(0, id, Arc::new(LocalLog::new(journal.clone())), 1, None);
+        store.set_sink(Arc::new(Sink(Arc::clone(&shard))));
+        shard.on_committed(journal.durable_end());
+        server.keep(&shard).unwrap();
+        server.listen(&shard, listener).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while shard.role() != Role::Primary {
+            assert!(Instant::now() < deadline, "the shard does not lead");
+            std::thread::yield_now();
+        }
+        Self { store, server, shutdown, address }
+    }
+
+    fn client(&self) -> Client {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        Client(stream)
+    }
+
+    /// Ends as a crash does: nothing more reaches the disk.
+    fn crash(self) {
+        self.shutdown.stop();
+        self.server.join();
+    }
+}
+
+struct Client(TcpStream);
+
+impl Client {
+    fn send(&mut self, lines: &str) {
+        self.0.write_all(lines.as_bytes()).unwrap();
+    }
+
+    fn expect(&mut self, wanted: &str) {
+        let mut got = vec![0; wanted.len()];
+        self.0.read_exact(&mut got).unwrap();
+        assert_eq!(String::from_utf8_lossy(&got), wanted);
+    }
+
+    /// Nothing has arrived. What was sent before is done: its answer was made in the turn of one that arrived.
+    fn expect_nothing(&mut self) {
+        self.0.set_nonblocking(true).unwrap();
+        let read = self.0.read(&mut [0; 1]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock);
+        self.0.set_nonblocking(false).unwrap();
+    }
+}
+
+#[test]
+fn nothing_that_shows_an_uncommitted_change_leaves() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    let (mut writer, mut reader) = (alone.client(), alone.client());
+    // The answer to PING shows that the SET behind it, in the same turn, is done.
+    writer.send("PING\r\nSET a 1\r\n");
+    writer.expect("+PONG\r\n");
+    writer.expect_nothing();
+    for hidden in ["GET a", "SET a 2 NX", "LPUSH a x", "DBSIZE", "EXISTS a", "TTL a"] {
+        let mut reader = alone.client();
+        reader.send(&format!("GET other\r\n{hidden}\r\n"));
+        reader.expect("$-1\r\n");
+        reader.expect_nothing();
+    }
+    reader.send("GET other\r\nGET a\r\n");
+    reader.expect("$-1\r\n");
+    reader.expect_nothing();
+    while alone.store.pump() {}
+    writer.expect("+OK\r\n");
+    reader.expect("$1\r\n1\r\n");
+    // A key that is gone is a change like any other.
+    writer.send("PING\r\nDEL a\r\n");
+    writer.expect("+PONG\r\n");
+    reader.send("GET other\r\nGET a\r\n");
+    reader.expect("$-1\r\n");
+    reader.expect_nothing();
+    while alone.store.pump() {}
+    writer.expect(":1\r\n");
+    reader.expect("$-1\r\n");
+    alone.crash();
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_a_crash_and_what_was_not_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    let mut client = alone.client();
+    client.send("PING\r\nSET a 1 PX 100000000\r\nRPUSH l x y\r\nMULTI\r\nINCR {a}n\r\nINCR {a}n\r\nEXEC\r\n");
+    client.expect("+PONG\r\n");
+    while alone.store.pump() {}
+    client.expect("+OK\r\n:2\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:2\r\n");
+    client.send("PING\r\nSET b 1\r\n");
+    client.expect("+PONG\r\n");
+    client.expect_nothing();
+    alone.crash();
+
+    let alone = Alone::start(dir.path());
+    let mut client = alone.client();
+    client.send("GET a\r\nGET {a}n\r\nLRANGE l 0 -1\r\nEXISTS b\r\nPERSIST a\r\n");
+    while alone.store.pump() {}
+    client.expect("$1\r\n1\r\n$1\r\n2\r\n*2\r\n$1\r\nx\r\n$1\r\ny\r\n:0\r\n");
+    alone.crash();
+}
