@@ -92,7 +92,7 @@ impl Turn<'_> {
         if is_replica {
             state.db.hide_expired(i64::MIN);
         }
-        if let Some(block) = session.block.clone().filter(|block| block.on_keys) {
+        if let Some(block) = session.block.clone() {
             self.block(session, block);
         }
         if began > 0 && !spec.has(flag::SKIP_SLOWLOG) {

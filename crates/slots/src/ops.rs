@@ -19,6 +19,8 @@ pub struct Op {
     pub kind: OpKind,
     /// The shard of the node that was asked.
     pub shard: Arc<Shard>,
+    /// Who asks.
+    pub client: u64,
     mailbox: Arc<Mailbox>,
     protocol: Protocol,
 }
@@ -68,7 +70,8 @@ pub(crate) fn ask(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
             "This command has to wait for the cluster and is not allowed in a transaction or script",
         ));
     };
-    let op = Op { kind, shard, mailbox: Arc::clone(&ctx.session.mailbox), protocol: ctx.session.protocol };
+    let (client, mailbox) = (ctx.session.id, Arc::clone(&ctx.session.mailbox));
+    let op = Op { kind, shard, client, mailbox, protocol: ctx.session.protocol };
     let sent = ctx.shared.ops.get().is_some_and(|ops| ops.try_send(op).is_ok());
     if !sent {
         return Err(Error::CLUSTER_DOWN);

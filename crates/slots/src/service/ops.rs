@@ -18,6 +18,8 @@ use crate::shared::lock;
 
 /// How long a change of the cluster may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks at a shard that a script holds.
+const PAUSE: Duration = Duration::from_millis(10);
 /// How often a change is tried that meets others.
 const TRIES: usize = 50;
 
@@ -35,15 +37,23 @@ fn late() -> Error {
 
 impl Service {
     async fn carry_out(&self, op: Op) {
-        match &op.kind {
-            OpKind::Map(change) => {
-                let changed = tokio::time::timeout(PATIENCE, self.change_map(op.shard.index, change)).await;
-                op.answer(changed.unwrap_or_else(|_| Err(late())));
+        let index = op.shard.index;
+        let done = match &op.kind {
+            OpKind::Map(change) => tokio::time::timeout(PATIENCE, self.change_map(index, change)).await,
+            OpKind::Failover => tokio::time::timeout(PATIENCE, self.take_lead(index)).await,
+        };
+        let result = done.unwrap_or_else(|_| Err(late()));
+        loop {
+            if let Some(mut turn) = op.shard.turn(&self.shared) {
+                // Somebody else may have answered: CLIENT UNBLOCK, or the client is gone.
+                let waits = turn.unblock(op.client);
+                turn.finish();
+                if waits {
+                    op.answer(result);
+                }
+                return;
             }
-            OpKind::Failover => {
-                let led = tokio::time::timeout(PATIENCE, self.take_lead(op.shard.index)).await;
-                op.answer(led.unwrap_or_else(|_| Err(late())));
-            }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
