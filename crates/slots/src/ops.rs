@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use moim_wire_resp::{Encoder, Protocol};
 
-use crate::ctx::{Ctx, OnTimeout};
+use crate::ctx::{Ctx, Mode, OnTimeout};
 use crate::error::{Done, Error};
 use crate::session::{Block, Mailbox};
 use crate::shard::Shard;
@@ -65,7 +65,9 @@ impl Op {
 
 /// Hands a request over and makes the client wait for its answer.
 pub(crate) fn ask(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
-    let Some(shard) = ctx.session.shard.clone().filter(|_| ctx.may_block()) else {
+    // Unlike keys, the cluster is waited for on replicas, too.
+    let may_wait = !ctx.nested && ctx.mode != Mode::Replay;
+    let Some(shard) = ctx.session.shard.clone().filter(|_| may_wait) else {
         return Err(Error::err(
             "This command has to wait for the cluster and is not allowed in a transaction or script",
         ));
