@@ -29,7 +29,11 @@ impl Gateway {
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let address = lines
             .map(|line| line.unwrap())
-            .find_map(|line| line.trim().strip_prefix("\"127.").map(|rest| format!("127.{}", rest.trim_end_matches(['"', ',']))))
+            .find_map(|line| {
+                line.trim()
+                    .strip_prefix("\"127.")
+                    .map(|rest| format!("127.{}", rest.trim_end_matches(['"', ','])))
+            })
             .unwrap();
         Self { _server: server, process, address, folder }
     }

@@ -30,7 +30,9 @@ fn check_fault(name: &str, more: &[&str]) {
     let output = moim(folder.path(), &args);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
-    for line in ["\"verdict\": \"ok\"", "\"lost\": 0", "\"duplicated\": 0", "\"sent\": 2000", "\"counted\": 2000"] {
+    for line in
+        ["\"verdict\": \"ok\"", "\"lost\": 0", "\"duplicated\": 0", "\"sent\": 2000", "\"counted\": 2000"]
+    {
         assert!(out.contains(line), "{name}: no {line} in\n{out}");
     }
 }
