@@ -1,7 +1,8 @@
 //! A shard alone on a journal whose disk moves only when the test says so: what leaves before the commit, and what comes
 //! back after a crash.
 
-#![allow(clippy::unwrap_used)] // a test may stop wherever it is wrong
+#![allow(clippy::unwrap_used)] // all of it is test
+#![allow(clippy::disallowed_methods)] // real time
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

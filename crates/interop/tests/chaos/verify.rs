@@ -49,7 +49,9 @@ fn read(brokers: &str, topic: &str) -> BTreeMap<i32, Vec<(i64, u64)>> {
 pub(super) fn lag(brokers: &str) -> i64 {
     let consumer: BaseConsumer = client(brokers).set("group.id", "copier").create().unwrap();
     let mut all = TopicPartitionList::new();
-    (0..PARTITIONS).for_each(|partition| drop(all.add_partition(ORIGINAL, partition)));
+    for partition in 0..PARTITIONS {
+        all.add_partition(ORIGINAL, partition);
+    }
     let Ok(committed) = consumer.committed_offsets(all, PATIENCE) else { return i64::MAX };
     let mut lag = 0;
     for partition in 0..PARTITIONS {

@@ -3,7 +3,7 @@
 //! Everything goes through the command line, as a person would run it; the verdict is the exit status.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
-#![allow(clippy::unwrap_used)] // a test may stop wherever it is wrong
+#![allow(clippy::unwrap_used)] // all of it is test
 
 mod gateway;
 
