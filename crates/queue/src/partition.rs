@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 
-use moim_base::{Clock, TopicId};
+use moim_base::{Clock, LeaderEpoch, TopicId};
 use moim_journal::{Append, Journal, ReadError};
 use moim_replica::AckError;
 use moim_replica::driver::Replicated;
@@ -39,7 +39,7 @@ use self::waiting::{Told, Waiters};
 use crate::completions::Completions;
 use crate::config::TopicConfig;
 use crate::loops::{Loops, Wake, lock};
-use crate::producers::{Check, Producers};
+use crate::producers::{BatchInfo, Check, Producers, RefusedBatches};
 
 pub(crate) use self::check::compression_allowed;
 pub(crate) use self::copy::Copy;
@@ -102,9 +102,24 @@ struct State {
     /// Coordinators are to be told once the high watermark has reached the start of the leadership.
     to_announce: bool,
     producers: Producers,
+    refused: RefusedBatches,
     /// Producer state covers everything below. On followers the journal may be ahead for a moment.
     applied: i64,
     waiters: Waiters,
+}
+
+impl State {
+    /// Whether a batch may be appended now. At a gap that a refusal left it is refused the same way.
+    fn check(&self, now_ms: i64, batch: &BatchInfo) -> Check {
+        let check = self.producers.check(now_ms, batch);
+        let Some(code) = self.refused.before(now_ms, batch) else { return check };
+        match check {
+            Check::Reject(ErrorCode::OutOfOrderSequenceNumber) => Check::Reject(code),
+            // Any sequence is a beginning when nothing is known; this one is known not to be.
+            Check::Append if self.producers.last_offset(batch.producer_id).is_none() => Check::Reject(code),
+            _ => check,
+        }
+    }
 }
 
 /// What was known of a producer when its transaction was checked: the offset of its last record.
@@ -201,6 +216,7 @@ impl Partition {
                 leading: None,
                 to_announce: false,
                 producers,
+                refused: RefusedBatches::default(),
                 applied,
                 waiters: Waiters::default(),
             }),
@@ -345,22 +361,29 @@ impl Partition {
 
     fn append(&self, ready: Ready) -> Result<Appended, Refused> {
         let replicated = self.replicated.get().ok_or(ErrorCode::NotLeaderOrFollower)?;
-        replicated.lead(ready.acks_all, |epoch| self.append_in(epoch.0, ready)).map_err(refuse_ack)?
+        let (now_ms, acks_all) = (ready.now_ms, ready.acks_all);
+        let info = ready.header.has_producer().then(|| batch_info(&ready.header, &ready.batch));
+        let append = |epoch: LeaderEpoch| self.append_in(epoch.0, ready, info.as_ref());
+        let appended = replicated.lead(acks_all, append).map_err(refuse_ack).flatten();
+        if let (Err(refused), Some(info)) = (&appended, &info) {
+            lock(&self.state).refused.on_refused(now_ms, info, refused.code);
+        }
+        appended
     }
 
     /// Appends in a leadership. The driver calls this back under its lock, so the leadership lasts until it returns.
-    fn append_in(&self, epoch: i32, ready: Ready) -> Result<Appended, Refused> {
+    fn append_in(&self, epoch: i32, ready: Ready, info: Option<&BatchInfo>) -> Result<Appended, Refused> {
         let Ready { batch, header, now_ms, log_append_time_ms, verified, .. } = ready;
-        let info = header.has_producer().then(|| batch_info(&header, &batch));
         let mut state = lock(&self.state);
         if let Some(code) = self.closed() {
             return Err(code.into());
         }
         assert_eq!(state.leading, Some(epoch), "the driver has told in which epoch this copy leads");
-        if let Some(info) = &info {
-            match state.producers.check(now_ms, info) {
+        if let Some(info) = info {
+            match state.check(now_ms, info) {
                 Check::Append => {}
                 Check::Duplicate { base_offset, last_offset, timestamp } => {
+                    state.refused.on_there(info);
                     let log_append_time_ms = if log_append_time_ms >= 0 { timestamp } else { -1 };
                     return Ok(Appended { base_offset, end: last_offset + 1, epoch, log_append_time_ms });
                 }
@@ -389,8 +412,9 @@ impl Partition {
             body: &body,
         };
         self.journal.append(append).map_err(refuse_append)?;
-        if let Some(info) = &info {
+        if let Some(info) = info {
             state.producers.on_append(now_ms, info, base, last);
+            state.refused.on_there(info);
         }
         state.applied = last + 1;
         Ok(Appended { base_offset: base, end: last + 1, epoch, log_append_time_ms })

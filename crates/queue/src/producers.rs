@@ -12,9 +12,12 @@ use hashbrown::HashMap;
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::records::{ControlKind, NO_SEQUENCE};
 
+mod refused;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use self::refused::RefusedBatches;
 
 /// How many batches of a producer are remembered: what a client may have in flight.
 const REMEMBERED: usize = 5;
