@@ -159,7 +159,8 @@ impl Follower {
             Answer::Records { high_watermark, log_start, .. } => {
                 self.agreed = true;
                 let start = log_start.min(log.end());
-                if start > log.start() {
+                // Where the log is a tail of a state, its beginning goes only when our own state is kept.
+                if self.policy == ResetPolicy::LogStart && start > log.start() {
                     effects.push(Effect::SetStart { start });
                 }
                 let known = high_watermark.min(log.end());

@@ -18,6 +18,8 @@ pub(crate) struct Away {
     pub(crate) shard: Arc<Shard>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) protocol: Protocol,
+    /// The shard's count of voided answers when the work was asked for.
+    voided: u64,
     client: u64,
     mailbox: Arc<Mailbox>,
 }
@@ -31,6 +33,7 @@ pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -
         return false;
     }
     let away = Away {
+        voided: shard.voided(),
         shard,
         shared,
         protocol: ctx.session.protocol,
@@ -62,6 +65,11 @@ impl Away {
         session
     }
 
+    /// Whether the lead has ended under which the work was asked for: then the keyspace may not be what it was.
+    pub(crate) fn is_void(&self) -> bool {
+        self.shard.voided() != self.voided
+    }
+
     /// Takes the shard, waiting for it.
     pub(crate) fn turn(&self) -> Turn<'_> {
         self.shard.turn_away(&self.shared)
@@ -74,7 +82,7 @@ impl Away {
         let waits = turn.unblock(self.client);
         turn.finish();
         if waits {
-            self.mailbox.answer(answer, gate);
+            self.mailbox.answer_under(answer, gate, self.voided);
         }
     }
 }

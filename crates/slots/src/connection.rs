@@ -58,7 +58,7 @@ struct Connection {
     ready: usize,
     /// What lies behind them.
     held: VecDeque<Held>,
-    /// The shard's count of voided answers when the first of `held` was made.
+    /// The shard's count of voided answers when the first that has not left was made.
     voided: u64,
     /// The gate for which the shard wakes us.
     waits_for: i64,
@@ -148,6 +148,7 @@ impl Connection {
 
     /// Does what can be done without waiting. Answers whether there is more.
     fn step(&mut self) -> io::Result<bool> {
+        self.check_lead()?;
         self.take_mail()?;
         let more = if self.may_take() && !self.input.is_empty() { self.take_requests()? } else { false };
         self.release()?;
@@ -164,6 +165,7 @@ impl Connection {
 
     /// Runs the requests that are complete. Answers whether there may be more.
     fn take_requests(&mut self) -> io::Result<bool> {
+        let voided = self.shard.voided();
         let Some(mut turn) = self.shard.turn(&self.shared) else {
             if self.shard.busy.load(Ordering::Acquire) {
                 return self.refuse_busy();
@@ -229,6 +231,10 @@ impl Connection {
         }
         let now = turn.now;
         turn.finish();
+        if self.shard.voided() != voided {
+            // Some of these answers may have been made before, and be taken for newer ones.
+            return Err(another_primary());
+        }
         self.note_about(now);
         // Bytes that belong to answers without a gate, errors of the protocol for one.
         let known = self.ready + self.held.iter().map(|held| held.len).sum::<usize>();
@@ -284,6 +290,9 @@ impl Connection {
             self.session.block = None;
             self.deadline = None;
             self.push(&answer, gate);
+            if gate > 0 && mail.answered_under.is_some_and(|voided| voided != self.shard.voided()) {
+                return Err(another_primary());
+            }
         }
         for (message, gate) in mail.pushes {
             self.push(&message, gate);
@@ -315,7 +324,15 @@ impl Connection {
         }
         if !self.held.is_empty() && self.shard.voided() != self.voided {
             // What these answers say may not be so any more. The client must ask again.
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the shard has another primary"));
+            return Err(another_primary());
+        }
+        Ok(())
+    }
+
+    /// What was made under a lead that is over must not leave: somebody else may have answered since.
+    fn check_lead(&self) -> io::Result<()> {
+        if self.ready > 0 && self.shard.voided() != self.voided {
+            return Err(another_primary());
         }
         Ok(())
     }
@@ -324,6 +341,7 @@ impl Connection {
         if self.ready == 0 || !self.may_answer() {
             return Ok(());
         }
+        self.check_lead()?;
         while self.ready > 0 {
             match self.socket.try_write(&[IoSlice::new(&self.out[..self.ready])]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -345,7 +363,9 @@ impl Connection {
 
     /// Whether this node may speak for the shard now. Asked after executing, before sending.
     fn may_answer(&self) -> bool {
-        self.shard.role() != Role::Primary || self.shard.may_answer(self.shared.clock.as_ref())
+        // The log knows first that a lead is over; the role follows.
+        self.shard.role() != Role::Primary
+            || self.shard.log.leads().is_some() && self.shard.may_answer(self.shared.clock.as_ref())
     }
 
     fn on_timer(&mut self) {
@@ -410,7 +430,8 @@ impl Connection {
         if self.session.mailbox.poll(cx.waker()) {
             return Poll::Ready(Ok(Event::Mail));
         }
-        let gated = self.held.front().is_some_and(|front| self.shard.committed() >= front.gate);
+        let is_void = self.shard.voided() != self.voided;
+        let gated = self.held.front().is_some_and(|front| is_void || self.shard.committed() >= front.gate);
         if gated {
             return Poll::Ready(Ok(Event::Mail));
         }
@@ -443,6 +464,10 @@ impl Connection {
     }
 }
 
+fn another_primary() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "the shard has another primary")
+}
+
 /// A client that is gone watches nothing and waits for nothing.
 fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
     for key in watched {
@@ -465,7 +490,9 @@ fn hold(
         return;
     }
     if held.is_empty() {
-        *voided = shard.voided();
+        if *ready == 0 {
+            *voided = shard.voided();
+        }
         if gate == 0 || shard.committed() >= gate {
             *ready += len;
             return;

@@ -53,8 +53,13 @@ async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
     if shard.role() == Role::Loading || size < SNAPSHOT_BYTES {
         return Ok(());
     }
-    let memory = shard.lock().db.memory() as u64;
-    if size < 2 * memory || shard.is_snapshotting.swap(true, Ordering::AcqRel) {
+    // A script may have the shard for long.
+    let Some((memory, applied)) = shard.try_lock().map(|state| (state.db.memory() as u64, state.applied))
+    else {
+        return Ok(());
+    };
+    let is_new = applied > shard.log.journal().start();
+    if !is_new || size < 2 * memory || shard.is_snapshotting.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
     let whose = Arc::clone(shard);
@@ -74,10 +79,10 @@ async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
 /// Brings the shard to the role that the log says.
 async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Result<()> {
     let leads = shard.log.leads();
-    let (epoch, applied) = {
+    let (epoch, applied, is_dirty) = {
         // A script may have the shard for long: this loop has others to serve.
         let Some(state) = shard.try_lock() else { return Ok(()) };
-        (state.epoch, state.applied)
+        (state.epoch, state.applied, !state.fx.is_empty())
     };
     match leads {
         Some(lead) if lead == epoch && shard.role() == Role::Primary => Ok(()),
@@ -108,7 +113,8 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
         }
         None => {
             let committed = shard.committed();
-            if epoch != -1 || applied > committed {
+            // Dirty: the log refused what a turn did, so memory shows what no journal has.
+            if epoch != -1 || applied > committed || is_dirty {
                 step_down(shard, committed);
             }
             catch_up(shared, shard, committed).await?;
@@ -133,6 +139,7 @@ fn step_down(shard: &Arc<Shard>, committed: i64) {
     state.fx.clear();
     state.events.hazards.reset();
     state.events.ready.clear();
+    state.release_blocked();
 }
 
 /// Replays the journal up to `until`.
@@ -158,6 +165,8 @@ async fn read_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
     let mut state = shard.lock();
     if let Some(loaded) = loaded.filter(|loaded| loaded.end > state.applied) {
         tracing::info!(shard = shard.index, end = loaded.end, keys = loaded.db.len(), "read a snapshot");
+        // Only what is committed becomes a snapshot; otherwise it would be taken for a lead's leftovers, and read again.
+        shard.on_committed(loaded.end);
         state.take_in(loaded);
     }
     state.is_read = true;

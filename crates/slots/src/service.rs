@@ -511,8 +511,8 @@ impl Service {
 
     /// Deletes the copies that have no part in their shard any more.
     fn drop_strangers(&self) {
-        let mut locals = lock(&self.locals);
-        let gone: Vec<u16> = locals
+        // The lock is not kept: deleting waits for the disk, and whoever tells of its progress takes the lock.
+        let gone: Vec<u16> = lock(&self.locals)
             .iter()
             .filter(|(_, local)| local.dropped.load(Ordering::Acquire))
             .map(|(index, _)| *index)
@@ -524,7 +524,7 @@ impl Service {
             if let Err(error) = self.parts.store.delete(id) {
                 tracing::warn!(shard = index, %error, "the journal of a shard was not deleted");
             }
-            locals.remove(&index);
+            lock(&self.locals).remove(&index);
         }
     }
 

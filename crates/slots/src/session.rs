@@ -171,6 +171,8 @@ pub struct Mail {
     pub bytes: usize,
     /// The answer of the command that waits.
     pub answer: Option<(Bytes, i64)>,
+    /// The shard's count of voided answers when it was made.
+    pub answered_under: Option<u64>,
     /// CLIENT KILL, or it reads too slowly.
     pub killed: bool,
     waker: Option<Waker>,
@@ -200,6 +202,11 @@ impl Mailbox {
     /// Answers the command that waits.
     pub fn answer(&self, answer: Bytes, gate: i64) {
         self.deliver(|mail| mail.answer = Some((answer, gate)));
+    }
+
+    /// The same, for an answer that is void once the shard has voided others since.
+    pub fn answer_under(&self, answer: Bytes, gate: i64, voided: u64) {
+        self.deliver(|mail| (mail.answer, mail.answered_under) = (Some((answer, gate)), Some(voided)));
     }
 
     /// Ends the connection.

@@ -366,6 +366,22 @@ impl State {
         self.fx.clear();
         self.events.hazards.reset();
         self.events.ready.clear();
+        self.release_blocked();
+    }
+
+    /// Clients that wait for keys hear that this node cannot give them any more.
+    pub(crate) fn release_blocked(&mut self) {
+        let on_keys = self.blocked.clients.iter().filter(|(_, waiting)| waiting.block.on_keys);
+        let clients: Vec<u64> = on_keys.map(|(client, _)| *client).collect();
+        for waiting in clients.iter().filter_map(|client| self.blocked.clients.remove(client)) {
+            let mut out = BytesMut::new();
+            Encoder::new(&mut out, waiting.protocol).error(
+                "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+            );
+            self.events.blocked -= 1;
+            waiting.mailbox.answer(out.freeze(), 0);
+        }
+        self.blocked.by_key.clear();
     }
 
     /// The keyspace is what a snapshot says.
@@ -533,6 +549,7 @@ impl Turn<'_> {
 
     /// Runs the command of a client that waits once more.
     fn resume(&mut self, client: u64) {
+        let voided = self.shard.voided();
         let state = &mut *self.state;
         let Some(waiting) = state.blocked.clients.get(&client) else { return };
         let (command, protocol, mailbox) =
@@ -561,7 +578,7 @@ impl Turn<'_> {
         let gate = state.events.gate;
         if session.block.is_none() {
             self.unblock(client);
-            mailbox.answer(out.freeze(), self.gate(gate));
+            mailbox.answer_under(out.freeze(), self.gate(gate), voided);
         }
     }
 

@@ -151,7 +151,9 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
             return Ok(None);
         }
         state.db.begin_image(write_key);
-        (state.applied, shard.log.last_epoch(), state.time_ms)
+        // Not the newest: a replica's log may go on beyond, in an epoch of which nothing is kept.
+        let epoch = shard.log.journal().epoch_before(state.applied);
+        (state.applied, epoch.unwrap_or_else(|| shard.log.last_epoch()), state.time_ms)
     };
     let path = folder.join(format!("{end:020}.snap"));
     let partial = folder.join(format!("{end:020}.partial"));
@@ -182,7 +184,8 @@ fn publish(folder: &Path, partial: &Path, path: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()?;
     for entry in fs::read_dir(folder)? {
         let old = entry?.path();
-        if old != path {
+        // Never a newer one: the leader's may have been installed meanwhile.
+        if old.as_path() < path {
             fs::remove_file(&old)?;
         }
     }

@@ -109,6 +109,16 @@ fn it_follows_the_log_start_and_begins_anew_when_it_is_too_far_behind() {
 }
 
 #[test]
+fn a_log_that_is_a_tail_of_a_state_keeps_its_beginning() {
+    let log5 = log(&[1, 1, 1, 1, 1]);
+    let (mut follower, effects) = follow(&log5, 5, ResetPolicy::InstallSnapshot);
+    let (id, ..) = fetched(&effects);
+    let mut effects = Vec::new();
+    follower.on_answer(id, records(5, 3), &log5, 0, &mut effects);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::SetStart { .. })), "{effects:?}");
+}
+
+#[test]
 fn nothing_is_reported_before_the_leader_agreed() {
     let mut log = log(&[1]);
     let (mut follower, effects) = follow(&log, 0, ResetPolicy::LogStart);

@@ -133,24 +133,30 @@ fn carry(away: &Away, wanted: &Move, gate: i64) -> Result<i64, Error> {
     let (mut keys, mut last_gate) = (wanted.keys.clone(), 0);
     for round in 0..TRIES {
         let mut payloads = Vec::new();
-        {
+        let now = {
             let turn = away.turn();
             let now = turn.now;
             for key in &keys {
                 let Some(item) = turn.state.db.get(key) else { continue };
-                let ttl = turn.state.db.expiry(key).flatten().map_or(0, |at| (at - now).max(1));
-                payloads.push((key.clone(), ttl, payload(item)));
+                payloads.push((key.clone(), turn.state.db.expiry(key).flatten(), payload(item)));
             }
+            now
+        };
+        if away.is_void() {
+            return Err(another_primary());
         }
         if payloads.is_empty() {
             return Ok(last_gate);
         }
-        target.restore(&payloads, wanted.replaces || round > 0)?;
+        target.restore(&payloads, now, wanted.replaces || round > 0)?;
         if wanted.copies {
             return Ok(0);
         }
         let (changed, gate) = delete_unchanged(away, &payloads);
         last_gate = last_gate.max(gate);
+        if away.is_void() {
+            return Err(another_primary());
+        }
         if changed.is_empty() {
             return Ok(last_gate);
         }
@@ -158,6 +164,13 @@ fn carry(away: &Away, wanted: &Move, gate: i64) -> Result<i64, Error> {
         keys = changed;
     }
     Err(Error::err("keys change faster than they can be moved"))
+}
+
+/// A key with its expiry and its payload, as sent.
+type Sent = (Vec<u8>, Option<i64>, Vec<u8>);
+
+fn another_primary() -> Error {
+    Error::coded("TRYAGAIN The shard has another primary")
 }
 
 fn wait_for_commit(away: &Away, wanted: &Move, gate: i64) -> Done {
@@ -173,12 +186,13 @@ fn wait_for_commit(away: &Away, wanted: &Move, gate: i64) -> Done {
 }
 
 /// Deletes the keys that are as they were sent; gives the others, and the journal end to wait for.
-fn delete_unchanged(away: &Away, sent: &[(Vec<u8>, i64, Vec<u8>)]) -> (Vec<Vec<u8>>, i64) {
+fn delete_unchanged(away: &Away, sent: &[Sent]) -> (Vec<Vec<u8>>, i64) {
     let mut turn = away.turn();
     let (mut changed, mut gone) = (Vec::new(), vec![b"DEL".to_vec()]);
-    for (key, _, bytes) in sent {
+    for (key, expires_at, bytes) in sent {
+        let is_same = turn.state.db.expiry(key).flatten() == *expires_at;
         match turn.state.db.get(key) {
-            Some(item) if payload(item) == *bytes => gone.push(key.clone()),
+            Some(item) if is_same && payload(item) == *bytes => gone.push(key.clone()),
             Some(_) => changed.push(key.clone()),
             None => {}
         }
@@ -255,10 +269,10 @@ impl Target {
     }
 
     /// Sends all and reads all answers; the first error is the outcome.
-    fn restore(&mut self, payloads: &[(Vec<u8>, i64, Vec<u8>)], replace: bool) -> Done {
+    fn restore(&mut self, payloads: &[Sent], now: i64, replace: bool) -> Done {
         let mut request = BytesMut::new();
-        for (key, ttl, bytes) in payloads {
-            let ttl = ttl.to_string();
+        for (key, expires_at, bytes) in payloads {
+            let ttl = expires_at.map_or(0, |at| (at - now).max(1)).to_string();
             let mut words: Vec<&[u8]> = vec![b"RESTORE-ASKING", key, ttl.as_bytes(), bytes];
             if replace {
                 words.push(b"REPLACE");

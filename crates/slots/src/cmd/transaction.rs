@@ -6,9 +6,10 @@
 use std::sync::atomic::Ordering;
 
 use super::{Keys, Spec, flag::*};
-use crate::ctx::Ctx;
+use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
 use crate::session::{Multi, Session};
+use crate::shard::Role;
 
 const FLAGS: u32 = NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY;
 
@@ -138,11 +139,20 @@ fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
             slot = Some(found);
         }
     }
-    let (Some(slot), Some(shard)) = (slot, &ctx.session.shard) else { return Ok(()) };
+    let Some(shard) = &ctx.session.shard else { return Ok(()) };
+    // It was queued while this node led, perhaps, and it does no more.
+    if shard.role() == Role::Loading && !multi.commands.is_empty() {
+        return Err(Error::LOADING);
+    }
+    let writes = multi.commands.iter().any(|(spec, _)| spec.has(WRITE));
+    let may_run = ctx.mode != Mode::Replica || ctx.session.readonly && !writes;
+    let Some(slot) = slot else {
+        return if writes && !may_run { Err(Error::READ_ONLY) } else { Ok(()) };
+    };
     let view = ctx.shared.view.load();
     let is_moving = view.moving.iter().any(|(moving, ..)| *moving == slot);
     match view.owner(slot) {
-        Some(owner) if owner == shard.index || is_moving => Ok(()),
+        Some(owner) if may_run && (owner == shard.index || is_moving) => Ok(()),
         Some(owner) => match view.primary(owner) {
             Some(node) => Err(Error::coded(format!("MOVED {slot} {}:{}", node.host, node.port))),
             None => Err(Error::SLOT_DOWN),
