@@ -53,7 +53,7 @@ async fn liveness_never_waits_for_readiness() {
     assert_eq!((status, &body["node_id"], &body["ready"]), (200, &7.into(), &false.into()));
     assert_eq!(
         body["listeners"],
-        serde_json::json!({"kafka": null, "etcd": null, "admin": null, "peer": null})
+        serde_json::json!({"kafka": null, "redis": null, "etcd": null, "admin": null, "peer": null})
     );
     assert_eq!(body["zone"], serde_json::Value::Null);
 

@@ -66,7 +66,10 @@ fn flags_of_later_layers_pass_when_they_ask_for_nothing() {
         ("", None),
         ("--redis-port 0 --roles queue,slots,coord", None),
         ("--coord etcd://a:1", Some("--coord: an etcd of your own is not part of this build yet")),
-        ("--roles queue,slots", Some("--roles queue,slots: only `queue,coord` is part of this build yet")),
+        (
+            "--roles queue,slots",
+            Some("--roles queue,slots: only `queue,slots,coord` is part of this build yet"),
+        ),
     ] {
         let Command::Serve(args) = parse(&format!("moim serve {flags}")).unwrap().command else { panic!() };
         let got = args.flag_values().err().map(|failure| failure.message);
