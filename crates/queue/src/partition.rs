@@ -535,7 +535,9 @@ impl Partition {
     /// Keeps a copy of the producer state with the journal, so that a restart replays little.
     pub(crate) fn snapshot_producers(&self) {
         let state = lock(&self.state);
-        if !state.producers.is_empty() {
+        // One that says that there are no producers is worth as much: without it a restart reads the whole log.
+        let kept = self.journal.snapshot().map(|(offset, _)| offset);
+        if !state.producers.is_empty() || kept.unwrap_or_else(|| self.journal.start()) != state.applied {
             self.journal.put_snapshot(state.applied, Bytes::from(state.producers.snapshot()));
         }
     }

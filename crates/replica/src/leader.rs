@@ -449,6 +449,8 @@ impl Leader {
         let id = self.next_id;
         self.next_id += 1;
         let next = change.next.clone().expect("a leader deletes nothing");
+        // The same once more stands for both: without a quorum this goes on for as long as there is none.
+        self.pending.retain(|pending| pending.in_flight || pending.next != next);
         self.pending.push(Pending { id, next, adds, in_flight: true });
         effects.push(Effect::Propose(Box::new(Proposal { id, change })));
     }

@@ -265,6 +265,13 @@ impl Journal {
             }
         }
         let _files = self.files.locked();
+        {
+            // A truncation may have come first; none can begin now.
+            let state = self.state.locked();
+            if start > state.end {
+                return Err(JournalError::OutOfRange { start: state.start, end: state.end });
+            }
+        }
         self.log(Record::control(Kind::Start, self.id, start))?;
         let dropped = {
             let mut state = self.state.locked();

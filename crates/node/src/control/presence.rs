@@ -96,8 +96,7 @@ impl Presence {
         let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, record.to_bytes(), lease);
         match self.repository.txn(txn).await? {
             TxnOutcome::Done { revision } => {
-                *lock(&self.lease) = Some(lease);
-                self.on_enlisted(revision).await;
+                self.on_enlisted(revision, lease).await;
                 Ok(())
             }
             TxnOutcome::Conflict { .. } => {
@@ -107,7 +106,7 @@ impl Presence {
     }
 
     /// A run has begun. The first since something may have been lost is the one nothing was lost since.
-    async fn on_enlisted(&self, run: i64) {
+    async fn on_enlisted(&self, run: i64, lease: LeaseId) {
         let since = *lock(&self.record).intact_since.get_or_insert(run);
         let data = Arc::clone(&self.data);
         let kept = tokio::task::spawn_blocking(move || data.set_intact_since(Some(since))).await;
@@ -115,6 +114,9 @@ impl Presence {
             // The next start will say less than it could, and never more.
             tracing::warn!(%failure, "what this folder is worth was not written down");
         }
+        // Both or neither: a lease that is kept alive for a run nobody was told of would keep this node idle for ever. Whoever
+        // gives up while the disk is slow enlists again.
+        *lock(&self.lease) = Some(lease);
         self.run.send_replace(Some(run));
     }
 

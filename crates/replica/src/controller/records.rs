@@ -51,6 +51,9 @@ struct ShardsJson {
     durability: Option<String>,
 }
 
+/// The queue's own topics.
+const INTERNAL: [&str; 2] = ["__consumer_offsets", "__transaction_state"];
+
 fn asked() -> bool {
     true
 }
@@ -111,7 +114,8 @@ fn topic(name: &str, entry: &Entry, defaults: &Settings) -> Result<Topic, String
         name: name.to_owned(),
         create_revision: entry.create_revision,
         partitions: json.partitions,
-        factor: json.factor_asked.then_some(json.replication_factor),
+        // Nobody is asked about the queue's own topics; records from before there was a choice do not say so.
+        factor: (json.factor_asked && !INTERNAL.contains(&name)).then_some(json.replication_factor),
         assignment: Vec::new(),
         min_isr: setting(MIN_ISR).and_then(|value| value.parse().ok()),
         durability: durability(setting(DURABILITY)),

@@ -285,11 +285,13 @@ impl<'a> Session<'a> {
         if !names.is_empty() {
             ToLeader::Names(names).encode(out);
         }
-        if !reports.is_empty() {
-            ToLeader::Reports(reports).encode(out);
-        }
         if !wants.is_empty() {
             ToLeader::Wants(wants).encode(out);
+        }
+        // Behind the fetches: a report that is still here is newer than the fetch of the same copy, which sets what the
+        // leader knows, while a report only adds to it.
+        if !reports.is_empty() {
+            ToLeader::Reports(reports).encode(out);
         }
         for (slot, fetch) in snapshots {
             ToLeader::Snapshot(slot, fetch).encode(out);
