@@ -169,8 +169,11 @@ fn replicas_move_on_request_and_before_a_node_is_removed() {
     assert!(planned["moves"].as_array().is_some_and(|moves| !moves.is_empty()), "{planned}");
     let moved = peers[0].kafka(&["topic", "reassign", TOPIC, "-p", "0", "--to", "4,2", "-o", "json"]);
     assert_eq!((moved.status, moved.json()["moves"][0]["state"].as_str()), (0, Some("moved")), "{moved:?}");
-    let described = peers[0].kafka(&["topic", "describe", TOPIC, "-o", "json"]).json();
-    assert_eq!(described["topics"][0]["partitions"][0]["replicas"], serde_json::json!([4, 2]), "{described}");
+    // Another broker than the one that was asked may hear of it a moment later.
+    eventually("the partition is where it was sent", || {
+        let described = peers[0].kafka(&["topic", "describe", TOPIC, "-o", "json"]).json();
+        described["topics"][0]["partitions"][0]["replicas"] == serde_json::json!([4, 2])
+    });
     let none = peers[0].kafka(&["topic", "reassign", TOPIC, "--cancel"]);
     assert_eq!(none.status, 3, "{none:?}");
 
