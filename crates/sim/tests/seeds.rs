@@ -53,7 +53,7 @@ fn every_planted_bug_is_found() {
     use moim_raft::planted::{Bug, plant};
     for bug in Bug::ALL {
         plant(Some(bug));
-        let found = (1..=20).find_map(|seed| run(Options::new(seed)).err());
+        let found = (1..=60).find_map(|seed| run(Options::new(seed)).err());
         plant(None);
         assert!(found.is_some(), "{bug:?} was not found");
     }
