@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,11 +25,18 @@ pub(crate) struct Peer {
     child: Option<Child>,
 }
 
-/// Ports nobody listens on now.
+/// Ports nobody listens on now, each given out once, from below the range out of which the kernel takes ports of outgoing
+/// connections: a node that was killed finds them free when it comes back.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let held: [TcpListener; N] =
-        std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-    held.map(|listener| listener.local_addr().expect("an address").port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 7;
+    std::array::from_fn(|_| {
+        (0..20_000)
+            .map(|_| 12_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000)
+            .map(|port| u16::try_from(port).expect("a port"))
+            .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+            .expect("a free port")
+    })
 }
 
 impl Peer {
