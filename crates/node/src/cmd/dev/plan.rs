@@ -13,6 +13,8 @@ const ETCD: u16 = 2;
 const ADMIN: u16 = 3;
 const PEER: u16 = 4;
 const LISTENERS: [u16; 5] = [KAFKA, REDIS, ETCD, ADMIN, PEER];
+/// From here on the kernel takes ports for outgoing connections, as a rule: one that is free now may not be later.
+const OUTGOING: u16 = 32_768;
 /// Between two nodes.
 const STRIDE: u16 = 100;
 
@@ -59,7 +61,7 @@ impl Plan {
     pub(super) fn anywhere_free(nodes: u16) -> Outcome<Self> {
         let room = nodes.saturating_mul(STRIDE).saturating_add(STRIDE);
         for _ in 0..200 {
-            let plan = Self::new(nodes, fastrand::u16(10_000..u16::MAX.saturating_sub(room)))?;
+            let plan = Self::new(nodes, fastrand::u16(10_000..OUTGOING.saturating_sub(room)))?;
             if plan.taken().is_none() {
                 return Ok(plan);
             }
