@@ -34,11 +34,12 @@ use std::time::Duration;
 
 use moim_base::Clock;
 use moim_base::metrics::Metrics;
-use moim_base::task::Shutdown;
+use moim_base::task::{Scope, Shutdown};
 use moim_cluster::StateRepository;
 use moim_cluster::nodes::NodeRecord;
 use moim_coord::Coordinator;
 use moim_journal::Store;
+use moim_queue::Broker;
 use moim_raft::{LocalPeer, Router};
 use moim_replica::PartitionId;
 use moim_replica::controller::Settings;
@@ -134,6 +135,21 @@ impl Control {
     /// The runs of this node: the present one, and those that follow when its lease was lost.
     pub(crate) fn runs(&self) -> tokio::sync::watch::Receiver<Option<i64>> {
         self.presence.runs()
+    }
+
+    /// Tells the queue whether it may speak for what it leads, until the node stops. A node without others is always in
+    /// touch with itself.
+    pub(crate) fn keep_in_touch(&self, broker: Arc<Broker>, scope: &Scope) {
+        let (mut touch, group) = (self.presence.touch(), self.coordinator.group().clone());
+        scope.spawn("touch", async move {
+            loop {
+                let in_touch = *touch.borrow_and_update() || group.metrics().voters.len() <= 1;
+                broker.set_in_touch(in_touch);
+                if touch.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
     }
 
     /// Lets others lead what this node leads, as far as there is somebody in sync.

@@ -84,6 +84,10 @@ impl RecoveredQueue {
 }
 
 impl Queue {
+    pub(crate) fn broker(&self) -> Arc<Broker> {
+        Arc::clone(&self.broker)
+    }
+
     pub(crate) fn kafka_addr(&self) -> SocketAddr {
         self.server.address()
     }

@@ -216,6 +216,7 @@ impl Start<'_> {
         control.enlist(&journals.damaged()).await;
         slots.serve()?;
         let queue = off_thread(move || queue.serve()).await?;
+        control.keep_in_touch(queue.broker(), &Scope::new(self.shutdown.clone()));
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
         control.publish_redis(slots.advertised()).await?;
         self.admin.readiness.waits("waiting to lead its partitions");

@@ -26,6 +26,7 @@ use crate::metrics::QueueMetrics;
 use crate::partition::{Partition, Refused, RoleChange};
 use crate::peers::Peers;
 use crate::producer_ids::ProducerIds;
+use crate::producers::TurnedAway;
 use crate::sasl::Users;
 use crate::topics::{
     NewTopic, News, OFFSETS_TOPIC, PAUSE, Seat, TRANSACTIONS_TOPIC, TRIES, Topic, Topics, contended,
@@ -174,6 +175,8 @@ pub struct Broker {
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) shutdown: Shutdown,
+    /// Ends when this node loses touch with the cluster, and every connection with it; then another one begins.
+    spell: ArcSwap<Shutdown>,
     pub(crate) scope: Scope,
     pub(crate) loops: Arc<Loops>,
     pub(crate) topics: Arc<Topics>,
@@ -187,6 +190,7 @@ pub struct Broker {
     pub(crate) groups: GroupService,
     pub(crate) transactions: TransactionService,
     pub(crate) producer_ids: ProducerIds,
+    pub(crate) turned_away: TurnedAway,
     pub(crate) memory: Memory,
     pub(crate) log_budget: LogBudget,
     pub(crate) metrics: QueueMetrics,
@@ -228,6 +232,8 @@ impl Broker {
             connections: AtomicUsize::new(0),
             next_connection: AtomicU64::new(1),
             dynamic: ArcSwap::default(),
+            spell: ArcSwap::default(),
+            turned_away: TurnedAway::default(),
             brokers: Brokers::default(),
             peers: Arc::new(Peers::new(options.users.clone())),
             revision: AtomicI64::new(0),
@@ -368,6 +374,25 @@ impl Broker {
     /// A broker, if it runs.
     pub(crate) fn live_broker(&self, id: BrokerId) -> Option<LiveBroker> {
         if id == self.options.node_id { Some(self.me()) } else { self.brokers.other(id) }
+    }
+
+    /// A node that has lost touch with the cluster is taken for dead by the others, so to clients it is dead too: their
+    /// connections are closed, and so is every new one. A client that was answered would go on believing what this node
+    /// believes, and would not find those who have taken over.
+    pub fn set_in_touch(&self, in_touch: bool) {
+        let spell = self.spell.load();
+        if in_touch && spell.is_stopped() {
+            tracing::info!("back in touch with the cluster; clients are served again");
+            self.spell.store(Arc::default());
+        } else if !in_touch && !spell.is_stopped() {
+            tracing::warn!("out of touch with the cluster; clients are sent to the others");
+            spell.stop();
+        }
+    }
+
+    /// How long a connection made now may be served.
+    pub(crate) fn spell(&self) -> Shutdown {
+        Shutdown::clone(&self.spell.load())
     }
 
     /// Who leads a partition, if somebody does and runs.

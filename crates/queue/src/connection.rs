@@ -180,12 +180,17 @@ impl Connection {
     async fn run(&mut self) -> io::Result<()> {
         let shutdown = self.broker.shutdown.clone();
         let mut stopped = pin!(shutdown.stopped());
+        let spell = self.broker.spell();
+        let mut ended = pin!(spell.stopped());
         // Whom the stop wakes; asked for once, because every wait of a task has the same waker.
         let mut told: Option<Waker> = None;
         loop {
             // Looked at here too: for a client that never pauses there is always an event before the stop.
             if !self.draining && shutdown.is_stopped() {
                 self.drain();
+            }
+            if spell.is_stopped() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
             }
             if self.turn()? {
                 tokio::task::yield_now().await;
@@ -196,11 +201,14 @@ impl Connection {
                 return Ok(());
             }
             let event = std::future::poll_fn(|cx| {
-                if !self.draining && shutdown.is_stopped() {
+                if spell.is_stopped() || !self.draining && shutdown.is_stopped() {
                     return Poll::Ready(Ok(Event::Woken));
                 }
                 if !told.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
                     told = Some(cx.waker().clone());
+                    if ended.as_mut().poll(cx).is_ready() {
+                        return Poll::Ready(Ok(Event::Woken));
+                    }
                     if stopped.as_mut().poll(cx).is_ready() && !self.draining {
                         return Poll::Ready(Ok(Event::Woken));
                     }

@@ -34,14 +34,14 @@ use moim_replica::driver::Replicated;
 use moim_wire_kafka::error::ErrorCode;
 use moim_wire_kafka::records::{self, BatchHeader, PATCH_LEN, RecordsError, ValidateLimits};
 
-use self::check::{batch_info, check_timestamps, keyless_records, refuse_append, refuse_records};
+use self::check::{check_timestamps, keyless_records, refuse_append, refuse_records};
 use self::waiting::{Told, Waiters};
 use crate::completions::Completions;
 use crate::config::TopicConfig;
 use crate::loops::{Loops, Wake, lock};
 use crate::producers::{BatchInfo, Check, Producers, RefusedBatches};
 
-pub(crate) use self::check::compression_allowed;
+pub(crate) use self::check::{batch_info, compression_allowed};
 pub(crate) use self::copy::Copy;
 pub(crate) use self::read::Fetched;
 pub(crate) use self::waiting::{Ack, PendingAcks};
@@ -366,9 +366,14 @@ impl Partition {
         let append = |epoch: LeaderEpoch| self.append_in(epoch.0, ready, info.as_ref());
         let appended = replicated.lead(acks_all, append).map_err(refuse_ack).flatten();
         if let (Err(refused), Some(info)) = (&appended, &info) {
-            lock(&self.state).refused.on_refused(now_ms, info, refused.code);
+            self.on_refused(now_ms, info, refused.code);
         }
         appended
+    }
+
+    /// A batch was not appended, for the moment: those behind it wait for it.
+    pub(crate) fn on_refused(&self, now_ms: i64, batch: &BatchInfo, code: ErrorCode) {
+        lock(&self.state).refused.on_refused(now_ms, batch, code);
     }
 
     /// Appends in a leadership. The driver calls this back under its lock, so the leadership lasts until it returns.

@@ -17,7 +17,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::refused::RefusedBatches;
+pub(crate) use self::refused::{RefusedBatches, TurnedAway};
 
 /// How many batches of a producer are remembered: what a client may have in flight.
 const REMEMBERED: usize = 5;

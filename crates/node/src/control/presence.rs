@@ -13,6 +13,7 @@ use moim_base::task::Shutdown;
 use moim_cluster::nodes::{MemberRecord, NodeOrder, member_key, order_key};
 use moim_cluster::{Compare, LeaseId, RepositoryError, StateRepository, Txn, TxnOutcome};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::admin::Readiness;
 use crate::data_dir::DataDir;
@@ -23,6 +24,9 @@ const TTL: Duration = Duration::from_secs(3);
 const RENEW: Duration = Duration::from_secs(1);
 /// Before trying again what failed.
 const RETRY: Duration = Duration::from_millis(200);
+/// A node that was not renewed for so long is surely taken for dead, or nobody can tell: longer than [`TTL`], because an
+/// election of the coordination group gives every lease its time again.
+const OUT_OF_TOUCH: Duration = Duration::from_millis(4500);
 /// What `/readyz` speaks of.
 const QUORUM: &str = "quorum";
 
@@ -36,6 +40,8 @@ pub(crate) struct Presence {
     begun: watch::Sender<bool>,
     /// The present run; none while there is no mark.
     run: watch::Sender<Option<i64>>,
+    /// Whether a renewal succeeded lately.
+    touch: watch::Sender<bool>,
     /// The node stops: the mark is not made again.
     leaving: AtomicBool,
 }
@@ -53,6 +59,7 @@ impl Presence {
             lease: Mutex::default(),
             begun: watch::Sender::new(false),
             run: watch::Sender::new(None),
+            touch: watch::Sender::new(true),
             leaving: AtomicBool::new(false),
         }
     }
@@ -78,6 +85,11 @@ impl Presence {
     /// The runs of this node: the present one, and those that follow when its lease was lost.
     pub(crate) fn runs(&self) -> watch::Receiver<Option<i64>> {
         self.run.subscribe()
+    }
+
+    /// Whether this node is in touch with the coordination quorum. While it is not, others may have taken over what it leads.
+    pub(crate) fn touch(&self) -> watch::Receiver<bool> {
+        self.touch.subscribe()
     }
 
     fn lease(&self) -> Option<LeaseId> {
@@ -145,10 +157,15 @@ impl Presence {
             () = shutdown.stopped() => return,
             _ = begun.wait_for(|begun| *begun) => {}
         }
+        let mut renewed_at = Instant::now();
         while !self.leaving.load(Ordering::Relaxed) {
-            let renewed = tokio::time::timeout(TTL, self.renew()).await;
+            let begun_at = Instant::now();
+            let in_touch = *self.touch.borrow();
+            let patience = if in_touch { (renewed_at + OUT_OF_TOUCH - begun_at).min(TTL) } else { TTL };
+            let renewed = tokio::time::timeout(patience, self.renew()).await;
             let pause = match renewed {
                 Ok(Ok(())) => {
+                    renewed_at = begun_at;
                     readiness.holds(QUORUM);
                     RENEW
                 }
@@ -162,6 +179,8 @@ impl Presence {
                     RETRY
                 }
             };
+            let in_touch = renewed_at.elapsed() < OUT_OF_TOUCH;
+            self.touch.send_if_modified(|known| std::mem::replace(known, in_touch) != in_touch);
             tokio::select! {
                 () = shutdown.stopped() => return,
                 () = tokio::time::sleep(pause) => {}

@@ -24,7 +24,7 @@ use crate::connection::{Connection, PendingProduce, Slot};
 use crate::handlers::fetch::add_endpoint;
 use crate::loops::{Wake, lock};
 use crate::partition::{
-    Ack, Appended, FromClient, Partition, PendingAcks, Refused, Verified, compression_allowed,
+    Ack, Appended, FromClient, Partition, PendingAcks, Refused, Verified, batch_info, compression_allowed,
 };
 use crate::reply::Call;
 use crate::topics::Topic;
@@ -234,7 +234,10 @@ fn append_all(
             let index = data.index;
             let appended = match &topic {
                 _ if !matches!(request.acks, -1..=1) => Err(ErrorCode::InvalidRequiredAcks.into()),
-                None => Err(unknown.into()),
+                None => {
+                    turn_away(broker, (&topic_data.name, None), &data, unknown);
+                    Err(unknown.into())
+                }
                 Some(topic) => {
                     let transaction = (request.transactional_id.as_deref(), verdicts);
                     append(broker, topic, data, call.version, request.acks, transaction)
@@ -285,7 +288,12 @@ fn append(
             "Only the broker writes to its internal topics.",
         ));
     }
-    let partition = topic.partition(data.index)?;
+    let partition = topic.partition(data.index).inspect_err(|code| {
+        turn_away(broker, (&topic.name, topic.copy(data.index).ok()), &data, *code);
+    })?;
+    broker.turned_away.hand_over(&topic.name, data.index, |at_ms, batch, code| {
+        partition.on_refused(at_ms, batch, code);
+    });
     let batch = the_batch(data.records, version)?;
     let verify = |header: &BatchHeader| {
         let id = transactional_id.ok_or(ErrorCode::InvalidRecord)?;
@@ -306,6 +314,22 @@ fn append(
     let appended = partition.append_from_client(batch, &client)?;
     broker.metrics.produced_bytes.inc_by(bytes as u64);
     Ok((partition, appended))
+}
+
+/// Remembers that a batch came before its partition was led here, with the copy if there is one.
+fn turn_away(
+    broker: &Broker,
+    (topic, copy): (&str, Option<Arc<Partition>>),
+    data: &PartitionProduceData,
+    code: ErrorCode,
+) {
+    let Some(batch) = data.records.as_ref().and_then(Records::bytes) else { return };
+    let Some(header) = BatchHeader::parse(batch).filter(BatchHeader::has_producer) else { return };
+    let (info, now_ms) = (batch_info(&header, batch), broker.clock.wall_ms());
+    match copy {
+        Some(copy) => copy.on_refused(now_ms, &info, code),
+        None => broker.turned_away.on_refused(now_ms, (topic, data.index), info, code),
+    }
 }
 
 /// A produce carries exactly one batch of magic 2 per partition.

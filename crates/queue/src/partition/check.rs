@@ -9,7 +9,7 @@ use super::{MAX_DECOMPRESSED_BYTES, Refused};
 use crate::config::TopicConfig;
 use crate::producers::{BatchInfo, Marker};
 
-pub(super) fn batch_info(header: &BatchHeader, batch: &[u8]) -> BatchInfo {
+pub(crate) fn batch_info(header: &BatchHeader, batch: &[u8]) -> BatchInfo {
     BatchInfo {
         producer_id: header.producer_id,
         producer_epoch: header.producer_epoch,

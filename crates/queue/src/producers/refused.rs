@@ -7,12 +7,17 @@
 //!
 //! Never part of producer state: a hint, which may be lost, and which lapses.
 
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use hashbrown::HashMap;
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::records::NO_SEQUENCE;
 
 use super::{BatchInfo, ahead};
+use crate::loops::lock;
 
 /// For as long as what was sent before the refusal was heard of may arrive: the usual patience of a client.
 const LAPSES_MS: i64 = 30_000;
@@ -47,7 +52,11 @@ impl RefusedBatches {
     pub(crate) fn on_refused(&mut self, now_ms: i64, batch: &BatchInfo, code: ErrorCode) {
         let passing = matches!(
             code,
-            ErrorCode::KafkaStorageError | ErrorCode::NotEnoughReplicas | ErrorCode::NotLeaderOrFollower
+            ErrorCode::KafkaStorageError
+                | ErrorCode::NotEnoughReplicas
+                | ErrorCode::NotLeaderOrFollower
+                | ErrorCode::UnknownTopicOrPartition
+                | ErrorCode::UnknownTopicId
         );
         if !passing || batch.base_sequence == NO_SEQUENCE || self.before(now_ms, batch).is_some() {
             return;
@@ -76,5 +85,61 @@ impl RefusedBatches {
         if self.by_producer.get(&batch.producer_id).is_some_and(is_it) {
             self.by_producer.remove(&batch.producer_id);
         }
+    }
+}
+
+/// Batches that came before this node had a copy of their partition: a topic just made, a copy just moved here. They are
+/// kept for the copy, so that what comes behind them is not taken for the beginning.
+#[derive(Default)]
+pub(crate) struct TurnedAway {
+    /// Hardly ever: whoever appends looks here first.
+    any: AtomicBool,
+    batches: Mutex<VecDeque<Early>>,
+}
+
+struct Early {
+    topic: String,
+    index: i32,
+    batch: BatchInfo,
+    code: ErrorCode,
+    at_ms: i64,
+}
+
+impl TurnedAway {
+    /// A batch found no copy.
+    pub(crate) fn on_refused(
+        &self,
+        now_ms: i64,
+        (topic, index): (&str, i32),
+        batch: BatchInfo,
+        code: ErrorCode,
+    ) {
+        if batch.base_sequence == NO_SEQUENCE {
+            return;
+        }
+        let mut batches = lock(&self.batches);
+        while batches.front().is_some_and(|early| early.at_ms + LAPSES_MS <= now_ms) {
+            batches.pop_front();
+        }
+        if batches.len() < MOST {
+            batches.push_back(Early { topic: topic.to_owned(), index, batch, code, at_ms: now_ms });
+            self.any.store(true, Ordering::Release);
+        }
+    }
+
+    /// What came too early for this partition, in the order of its coming, goes to its copy.
+    pub(crate) fn hand_over(&self, topic: &str, index: i32, mut to: impl FnMut(i64, &BatchInfo, ErrorCode)) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut batches = lock(&self.batches);
+        batches.retain(|early| {
+            let is_its = early.index == index && early.topic == topic;
+            if is_its {
+                to(early.at_ms, &early.batch, early.code);
+            }
+            !is_its
+        });
+        self.any.store(!batches.is_empty(), Ordering::Release);
     }
 }

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use moim_journal::StoreOptions;
 use moim_queue::{MemorySocket, Socket as _};
+use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::fetch::{FetchPartition, FetchTopic};
 use moim_wire_kafka::messages::*;
 
-use crate::support::{Client, one_batch, start, start_on, start_with};
+use crate::support::{Client, batch_of, one_batch, start, start_on, start_with};
 
 #[test]
 fn pipelined_requests_are_all_answered_however_large_the_answers() {
@@ -192,4 +193,52 @@ fn a_client_without_tcp_is_served_by_the_same_code() {
     let (_, response) = moim_wire_kafka::decode_response::<ProduceResponse>(answer.slice(4..), 9).unwrap();
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
     assert_eq!(client.produce("t", b"by TCP"), 1);
+}
+
+#[test]
+fn a_broker_out_of_touch_with_its_cluster_sends_clients_away() {
+    let running = start();
+    let mut waiting = Client::connect(&running);
+    waiting.create_topic("t", 1);
+    let partition = FetchPartition { partition: 0, partition_max_bytes: 1_000, ..Default::default() };
+    let topic = FetchTopic { topic: "t".into(), partitions: vec![partition], ..Default::default() };
+    let fetch =
+        FetchRequest { max_wait_ms: 600_000, min_bytes: 1, topics: vec![topic], ..Default::default() };
+    let frame = waiting.frame(&fetch, 6);
+    waiting.stream.write_all(&frame).unwrap();
+    let mut idle = Client::connect(&running);
+    idle.create_topic("u", 1);
+
+    running.broker.set_in_touch(false);
+    let is_closed = |mut client: Client| match client.stream.read(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    };
+    assert!(is_closed(waiting), "who waits for records");
+    assert!(is_closed(idle), "who waits for nothing");
+    assert!(is_closed(Client::connect(&running)), "who comes now");
+
+    running.broker.set_in_touch(true);
+    assert_eq!(Client::connect(&running).produce("t", b"again"), 0);
+}
+
+#[test]
+fn what_stands_behind_a_batch_that_came_before_its_topic_is_not_the_beginning() {
+    let running = start();
+    let mut client = Client::connect(&running);
+    let offer = |client: &mut Client, sequence: i32| {
+        let response: ProduceResponse = client.call(&batch_of("t", 7, sequence), 9).unwrap();
+        let partition = &response.responses[0].partition_responses[0];
+        (partition.error_code, partition.base_offset)
+    };
+    let too_early = (ErrorCode::UnknownTopicOrPartition as i16, -1);
+    assert_eq!(offer(&mut client, 0), too_early);
+    Client::connect(&running).create_topic("t", 1);
+    // It was on its way already. Taken for the beginning, it would push the first one out for ever.
+    assert_eq!(offer(&mut client, 1), too_early);
+    assert_eq!(offer(&mut client, 0), (0, 0));
+    assert_eq!(offer(&mut client, 1), (0, 1));
+    // Who has sent nothing before may begin anywhere: its state may have been forgotten.
+    let response: ProduceResponse = client.call(&batch_of("t", 8, 5), 9).unwrap();
+    assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
 }

@@ -349,7 +349,15 @@ impl Client {
 
 /// A produce of one record to partition 0.
 pub(crate) fn one_batch(topic: &str, value: &[u8]) -> ProduceRequest {
-    let mut batch = BatchBuilder::new(Compression::None);
+    produce_of(topic, BatchBuilder::new(Compression::None), value)
+}
+
+/// The batch of an idempotent producer.
+pub(crate) fn batch_of(topic: &str, producer: i64, sequence: i32) -> ProduceRequest {
+    produce_of(topic, BatchBuilder::new(Compression::None).producer(producer, 0, sequence), b"v")
+}
+
+fn produce_of(topic: &str, mut batch: BatchBuilder, value: &[u8]) -> ProduceRequest {
     batch.push(1_700_000_000_000, Some(b"k"), Some(value), &[]);
     let data = PartitionProduceData { index: 0, records: Some(Records::Bytes(batch.build())) };
     let topic_data =
