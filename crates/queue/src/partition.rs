@@ -39,7 +39,7 @@ use self::waiting::{Told, Waiters};
 use crate::completions::Completions;
 use crate::config::TopicConfig;
 use crate::loops::{Loops, Wake, lock};
-use crate::producers::{BatchInfo, Check, Producers, RefusedBatches};
+use crate::producers::{BatchInfo, Check, Producers, RefusedBatches, Stragglers};
 
 pub(crate) use self::check::{batch_info, compression_allowed};
 pub(crate) use self::copy::Copy;
@@ -103,22 +103,42 @@ struct State {
     to_announce: bool,
     producers: Producers,
     refused: RefusedBatches,
+    stragglers: Stragglers,
+    /// Somebody else has led since this node runs.
+    followed: bool,
     /// Producer state covers everything below. On followers the journal may be ahead for a moment.
     applied: i64,
     waiters: Waiters,
 }
 
 impl State {
-    /// Whether a batch may be appended now. At a gap that a refusal left it is refused the same way.
-    fn check(&self, now_ms: i64, batch: &BatchInfo) -> Check {
+    /// Whether a batch may be appended now. One that stands at a gap which its client did not make comes again.
+    fn check(&mut self, now_ms: i64, batch: &BatchInfo) -> Check {
         let check = self.producers.check(now_ms, batch);
-        let Some(code) = self.refused.before(now_ms, batch) else { return check };
-        match check {
-            Check::Reject(ErrorCode::OutOfOrderSequenceNumber) => Check::Reject(code),
-            // Any sequence is a beginning when nothing is known; this one is known not to be.
-            Check::Append if self.producers.last_offset(batch.producer_id).is_none() => Check::Reject(code),
-            _ => check,
+        let follows = match check {
+            Check::Reject(ErrorCode::OutOfOrderSequenceNumber) => false,
+            // Any sequence is a beginning when nothing is known; this one may be known not to be.
+            Check::Append => {
+                batch.base_sequence <= 0 || self.producers.last_offset(batch.producer_id).is_some()
+            }
+            _ => true,
+        };
+        if follows {
+            return check;
         }
+        if let Some(code) = self.refused.before(now_ms, batch) {
+            return Check::Reject(code);
+        }
+        if self.stragglers.is_early(now_ms, batch) {
+            return Check::Reject(ErrorCode::NotEnoughReplicas);
+        }
+        check
+    }
+
+    /// A batch is in the log.
+    fn on_there(&mut self, batch: &BatchInfo) {
+        self.refused.on_there(batch);
+        self.stragglers.on_there(batch);
     }
 }
 
@@ -217,6 +237,8 @@ impl Partition {
                 to_announce: false,
                 producers,
                 refused: RefusedBatches::default(),
+                stragglers: Stragglers::default(),
+                followed: false,
                 applied,
                 waiters: Waiters::default(),
             }),
@@ -388,7 +410,7 @@ impl Partition {
             match state.check(now_ms, info) {
                 Check::Append => {}
                 Check::Duplicate { base_offset, last_offset, timestamp } => {
-                    state.refused.on_there(info);
+                    state.on_there(info);
                     let log_append_time_ms = if log_append_time_ms >= 0 { timestamp } else { -1 };
                     return Ok(Appended { base_offset, end: last_offset + 1, epoch, log_append_time_ms });
                 }
@@ -419,7 +441,7 @@ impl Partition {
         self.journal.append(append).map_err(refuse_append)?;
         if let Some(info) = info {
             state.producers.on_append(now_ms, info, base, last);
-            state.refused.on_there(info);
+            state.on_there(info);
         }
         state.applied = last + 1;
         Ok(Appended { base_offset: base, end: last + 1, epoch, log_append_time_ms })

@@ -14,10 +14,12 @@ use moim_wire_kafka::records::{ControlKind, NO_SEQUENCE};
 
 mod refused;
 mod snapshot;
+mod stragglers;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::refused::{RefusedBatches, TurnedAway};
+pub(crate) use self::stragglers::Stragglers;
 
 /// How many batches of a producer are remembered: what a client may have in flight.
 const REMEMBERED: usize = 5;

@@ -26,6 +26,8 @@ use super::view::View;
 
 /// Between questions to a node.
 const EVERY: Duration = Duration::from_millis(150);
+/// Between looks for others, while there are none.
+const ALONE: Duration = Duration::from_secs(1);
 /// An answer that takes longer is silence.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// For a question about logs.
@@ -70,17 +72,18 @@ impl Pulse {
     /// Asks until the node stops. Only voters do: nobody else becomes the controller.
     pub(crate) async fn run(self: Arc<Self>, coordinator: Coordinator, shutdown: Shutdown) {
         let mut answers = FuturesUnordered::new();
-        let mut every = tokio::time::interval(EVERY);
-        every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut next = std::pin::pin!(tokio::time::sleep(EVERY));
         loop {
             tokio::select! {
                 () = shutdown.stopped() => return,
                 Some((node, run, answer)) = answers.next() => self.on_answer(node, run, answer),
-                _ = every.tick() => {
+                () = &mut next => {
                     let metrics = coordinator.group().metrics();
                     let votes = metrics.voters.iter().any(|voter| voter.id == metrics.voter);
                     let view = if votes { View::of(&coordinator) } else { View::default() };
                     answers.extend(self.due(&view).into_iter().map(|(node, peer)| self.ask(node, peer)));
+                    let pause = if self.peers().is_empty() { ALONE } else { EVERY };
+                    next.as_mut().reset(tokio::time::Instant::now() + pause);
                 }
             }
         }

@@ -100,6 +100,8 @@ impl Owner for Copy {
             partition.epoch_start.store(partition.journal.end(), Ordering::Release);
             partition.leader_epoch.store(epoch.0, Ordering::Release);
             state.leading = Some(epoch.0);
+            let followed = std::mem::take(&mut state.followed);
+            state.stragglers.on_lead(followed);
             partition.leading.store(epoch.0, Ordering::Release);
             state.to_announce = partition.around.keeps_state;
             partition.advance(state, high_watermark.0, told);
@@ -111,6 +113,7 @@ impl Owner for Copy {
         let partition = &self.0;
         partition.step(|state, told| {
             partition.leader_epoch.fetch_max(epoch.0, Ordering::AcqRel);
+            state.followed = true;
             partition.lead_no_more(state, told);
         });
     }

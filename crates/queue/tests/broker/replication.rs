@@ -356,3 +356,32 @@ fn a_topic_for_which_nobody_asked_otherwise_has_three_copies() {
     let answer: DescribeConfigsResponse = cluster.client(1).call(&request, 2).unwrap();
     assert_eq!(answer.results[0].configs[0].value.as_deref(), Some("2"));
 }
+
+#[test]
+fn after_a_takeover_batches_may_come_in_the_wrong_order() {
+    let mut cluster = Cluster::start(3);
+    let first = cluster.replicated("t");
+    let known = (4_000, 0);
+    assert_eq!(cluster.produce_somewhere("t", &idempotent(known, 0, "0"), None).base_offset, 0);
+    let _folder = cluster.stop(first, false);
+    let leader = cluster.next_leader("t", first);
+    let offer = |producer, sequence: i32| {
+        let batch = idempotent(producer, sequence, &sequence.to_string());
+        let answer = produce(&mut cluster.client(leader), "t", 0, batch, None);
+        (ErrorCode::try_from(answer.error_code).unwrap(), answer.base_offset)
+    };
+    until("the new leader takes batches", || offer(known, 1) == (ErrorCode::None, 1));
+    let again = (ErrorCode::NotEnoughReplicas, -1);
+    // What the old leader did not acknowledge is sent again; of two threads the wrong one was faster.
+    assert_eq!(offer(known, 3), again, "it is not called a gap");
+    assert_eq!(offer(known, 2), (ErrorCode::None, 2));
+    assert_eq!(offer(known, 3), (ErrorCode::None, 3));
+    let new = (4_001, 0);
+    assert_eq!(offer(new, 1), again, "it is not the beginning");
+    assert_eq!(offer(new, 0), (ErrorCode::None, 4));
+    assert_eq!(offer(new, 1), (ErrorCode::None, 5));
+    // Who comes again and again has nothing else to send.
+    let forgotten = (4_002, 0);
+    until("a producer that was forgotten goes on", || offer(forgotten, 9) == (ErrorCode::None, 6));
+    until("a gap is called one", || offer(new, 9).0 == ErrorCode::OutOfOrderSequenceNumber);
+}
