@@ -307,7 +307,8 @@ impl Sender {
 
     /// Waits until every record has its report, and gives them in the order of sending.
     pub(crate) fn reports(&mut self) -> Vec<Report> {
-        self.inner.flush(PATIENCE).unwrap();
+        // As long as the longest `message.timeout.ms` in use: every record has its report by then, good or bad.
+        self.inner.flush(4 * PATIENCE).unwrap();
         let mut reports = self.reports_so_far();
         assert_eq!(reports.len(), self.sent, "reports");
         reports.sort_by_key(|(number, _)| *number);
