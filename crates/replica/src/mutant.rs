@@ -18,6 +18,8 @@ pub enum Mutant {
     CommitUnderMinIsr,
     /// A restarted leader goes on appending under its old leader epoch.
     ReuseLeaderEpoch,
+    /// A leader takes the repeat of a record for a new one.
+    ForgetProducers,
 }
 
 /// Which bugs are planted. At most one: the checks are to catch each on its own.

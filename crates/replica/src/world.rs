@@ -19,8 +19,8 @@ use moim_cluster::{Txn, TxnOutcome};
 use self::check::Checker;
 use self::node::SimNode;
 use self::store::Store;
-use crate::controller::Topic;
 use crate::controller::batch::Batch;
+use crate::controller::{Order, Topic};
 use crate::keys;
 use crate::leader::Outcome;
 use crate::message::{Answer, Fetch, Refusal, Report};
@@ -40,11 +40,29 @@ pub struct Scenario {
     pub faults_ms: u64,
     /// Whether most faults destroy what was promised on one node, which is then back at once.
     pub spoils: bool,
+    /// Whether nodes are drained, removed, taken back and added, the factor follows them, and a producer repeats what was
+    /// not acknowledged.
+    pub changes: bool,
     /// The planted bug, if any.
     pub mutants: Mutants,
 }
 
 impl Scenario {
+    /// A run in which the cluster changes too.
+    pub fn changing(seed: u64) -> Self {
+        Self { changes: true, ..Self::new(seed) }
+    }
+
+    /// The node that joins in the middle, if one does.
+    fn latecomer(&self) -> Option<usize> {
+        (self.changes && self.seed.is_multiple_of(3)).then(|| self.nodes - 1)
+    }
+
+    /// Whether the producer of a partition repeats a record until it is acknowledged, and a leader knows a repeat.
+    fn is_idempotent(&self, part: usize) -> bool {
+        self.changes && part == 0
+    }
+
     /// A usual run.
     pub fn new(seed: u64) -> Self {
         Self {
@@ -52,6 +70,7 @@ impl Scenario {
             nodes: 3 + (seed % 2) as usize,
             faults_ms: 12_000,
             spoils: seed % 5 == 4,
+            changes: false,
             mutants: Mutants::default(),
         }
     }
@@ -66,6 +85,8 @@ pub struct RunReport {
     pub acked: usize,
     /// Elections seen.
     pub elections: usize,
+    /// Orders given to nodes, and nodes that joined.
+    pub changes: usize,
     /// A number that differs when anything differs.
     pub trace: u64,
 }
@@ -175,6 +196,9 @@ pub struct World {
     cut: Vec<(usize, usize)>,
     checker: Checker,
     elections: usize,
+    /// What is wanted of each node; none while it is not one of the cluster.
+    orders: Vec<Option<Order>>,
+    changes: usize,
     trace: u64,
     calm: bool,
 }
@@ -194,6 +218,7 @@ impl World {
             violation: world.checker.violation.take().map(|what| format!("seed {}: {what}", scenario.seed)),
             acked: world.checker.acked,
             elections: world.elections,
+            changes: world.changes,
             trace: world.trace,
         }
     }
@@ -211,9 +236,17 @@ impl World {
             cut: Vec::new(),
             checker: Checker::default(),
             elections: 0,
+            orders: vec![Some(Order::Serve); scenario.nodes],
+            changes: 0,
             trace: 0,
             calm: false,
         };
+        if let Some(node) = scenario.latecomer() {
+            world.nodes[node].up = false;
+            world.orders[node] = None;
+            let at = world.rng.u64(1_500..6_000);
+            world.after(at, Happening::Heal(faults::Heal::Enter(node)));
+        }
         for node in 0..scenario.nodes {
             let at = world.rng.u64(0..TICK_MS);
             world.after(at, Happening::Tick(node));
@@ -349,8 +382,12 @@ impl World {
             Some((_, since_ms)) if self.now_ms < since_ms + 400 => return,
             _ => {}
         }
-        let value = producer.next;
-        producer.next += 1;
+        let value = match producer.waits {
+            // Nobody knows what became of it.
+            Some((value, _)) if self.scenario.is_idempotent(part) => value,
+            _ => producer.next,
+        };
+        producer.next = value + 1;
         producer.waits = Some((value, self.now_ms));
         let state = self.record(part);
         let believed = state.and_then(|state| state.leader).map(|node| node.0 as usize - 1);
@@ -400,6 +437,10 @@ impl World {
                 self.checker.fail(format!("partition {part} did not heal: {state:?}"));
                 return;
             }
+            if self.scenario.changes && state.replicas.len() != 3 {
+                self.checker.fail(format!("partition {part} did not grow: {state:?}"));
+                return;
+            }
             let logs: Vec<_> =
                 state.replicas.iter().map(|node| &self.nodes[node.0 as usize - 1].disks[part]).collect();
             self.checker.on_rest(part, &logs);
@@ -434,22 +475,27 @@ fn part_of(id: PartitionId) -> usize {
     id.topic.0 as usize - 1
 }
 
-/// One topic per partition, each with other promises.
-fn topics() -> Vec<Topic> {
+/// One topic per partition, each with other promises. Where the cluster changes, nobody asked for places or a factor.
+fn topics(changes: bool) -> Vec<Topic> {
+    let asked = vec![BrokerId(1), BrokerId(2), BrokerId(3)];
     let topic = |part: usize, min_isr, durability| Topic {
         id: partition(part).topic,
         key: keys::topic(&format!("topic-{part}")),
         name: format!("topic-{part}"),
         create_revision: 0,
         partitions: 1,
-        factor: Some(3),
-        assignment: vec![vec![BrokerId(1), BrokerId(2), BrokerId(3)]],
+        factor: (!changes).then_some(3),
+        assignment: if changes { Vec::new() } else { vec![asked.clone()] },
         min_isr: Some(min_isr),
         durability,
         unclean: false,
         fenced: false,
     };
     vec![topic(0, 2, Durability::Fsync), topic(1, 1, Durability::Fsync), topic(2, 2, Durability::Replicated)]
+}
+
+fn is_written_only(part: usize) -> bool {
+    topics(false)[part].durability == Durability::Replicated
 }
 
 fn outcome_of(outcome: Option<&TxnOutcome>) -> Outcome {

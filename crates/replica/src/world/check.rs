@@ -56,8 +56,16 @@ impl Checker {
         }
     }
 
-    /// A leader announces a high watermark: everything below is committed from now on.
-    pub(super) fn on_committed(&mut self, part: usize, epoch: LeaderEpoch, to: Offset, log: &ToyLog) {
+    /// A leader announces a high watermark: everything below is committed from now on. `numbered`: its one producer numbers
+    /// records from 1 and repeats until it is told, so each must be there once, in order, with none missing.
+    pub(super) fn on_committed(
+        &mut self,
+        part: usize,
+        epoch: LeaderEpoch,
+        to: Offset,
+        log: &ToyLog,
+        numbered: bool,
+    ) {
         let known = self.parts.entry(part).or_default();
         let before = known.announced.insert(epoch, to);
         if before.is_some_and(|before| before > to) {
@@ -67,6 +75,11 @@ impl Checker {
         let known = self.parts.entry(part).or_default();
         for offset in known.committed.len() as i64..to.0 {
             match log.get(Offset(offset)) {
+                Some(entry) if numbered && entry.value != offset as u64 + 1 => {
+                    let value = entry.value;
+                    self.fail(format!("partition {part}: {value} at {offset} is doubled or out of order"));
+                    return;
+                }
                 Some(entry) => known.committed.push((entry, epoch)),
                 None => {
                     self.fail(format!("partition {part}: {offset} is announced and not there"));

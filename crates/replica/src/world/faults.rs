@@ -7,18 +7,24 @@
 use moim_base::{BrokerId, Offset};
 
 use super::node::SimNode;
-use super::{Happening, PARTITIONS, World, partition, topics};
+use super::{Happening, PARTITIONS, World, is_written_only, partition};
+use crate::controller::{Node, Order};
 use crate::log::LogView;
 use crate::replica::{Replica, Role};
 use crate::toy::{Crash, ToyLog};
-use crate::types::{BrokerEpoch, Durability};
+use crate::types::BrokerEpoch;
 
 /// The end of a fault.
 #[derive(Debug)]
 pub(super) enum Heal {
     Start(usize),
-    Join { a: usize, b: usize },
+    Join {
+        a: usize,
+        b: usize,
+    },
     Trust(usize),
+    /// A node joins the cluster.
+    Enter(usize),
 }
 
 impl World {
@@ -32,6 +38,9 @@ impl World {
             return;
         }
         let node = self.rng.usize(0..self.nodes.len());
+        if self.scenario.changes && self.rng.u32(0..10) < 2 {
+            return self.give_order(node);
+        }
         if self.scenario.spoils && self.rng.u32(0..10) < 6 {
             return if self.rng.bool() { self.wipe(node) } else { self.crash(node, Crash::Machine) };
         }
@@ -65,6 +74,40 @@ impl World {
                 }
             }
             Heal::Trust(node) => self.set_suspect(node, None),
+            Heal::Enter(node) => self.enter(node),
+        }
+    }
+
+    /// An operator has a node drained, removed, or taken back.
+    fn give_order(&mut self, node: usize) {
+        let order = match self.orders[node] {
+            None => return,
+            Some(Order::Serve) if self.rng.bool() => Order::Drain,
+            Some(Order::Serve) => Order::Remove,
+            Some(_) => Order::Serve,
+        };
+        self.set_order(node, order);
+    }
+
+    /// A node joins, if it has not yet.
+    fn enter(&mut self, node: usize) {
+        if self.orders[node].is_none() {
+            self.nodes[node].up = true;
+            self.set_order(node, Order::Serve);
+        }
+    }
+
+    fn set_order(&mut self, node: usize, order: Order) {
+        if self.orders[node] == Some(order) {
+            return;
+        }
+        self.orders[node] = Some(order);
+        self.changes += 1;
+        for other in &mut self.nodes {
+            if let Some(controller) = &mut other.controller {
+                let id = BrokerId(node as i32 + 1);
+                controller.on_node(Node { id, zone: String::new(), order });
+            }
         }
     }
 
@@ -73,6 +116,7 @@ impl World {
         self.calm = true;
         self.cut.clear();
         for node in 0..self.nodes.len() {
+            self.set_order(node, Order::Serve);
             self.nodes[node].up = true;
             self.nodes[node].paused_until_ms = 0;
             self.set_suspect(node, None);
@@ -83,9 +127,8 @@ impl World {
         if !self.nodes[node].up {
             return;
         }
-        let written_only = |part: &usize| topics()[*part].durability == Durability::Replicated;
         if crash == Crash::Machine {
-            let parts: Vec<usize> = (0..PARTITIONS).filter(written_only).collect();
+            let parts: Vec<usize> = (0..PARTITIONS).filter(|part| is_written_only(*part)).collect();
             if !self.may_spoil(node, &parts) {
                 return;
             }
@@ -195,7 +238,8 @@ impl World {
     /// Somebody asks every controller there is to move a partition, or to stop moving it.
     fn reassign(&mut self) {
         let part = self.rng.usize(0..PARTITIONS);
-        let mut target: Vec<BrokerId> = (1..=self.nodes.len() as i32).map(BrokerId).collect();
+        let known = (1..).zip(&self.orders).filter(|(_, order)| order.is_some());
+        let mut target: Vec<BrokerId> = known.map(|(id, _)| BrokerId(id)).collect();
         self.rng.shuffle(&mut target);
         target.truncate(3);
         let target = (self.rng.u32(0..4) > 0).then_some(&target[..]);
@@ -216,8 +260,10 @@ impl World {
             me.replicas[part].as_ref().is_some_and(|replica| matches!(replica.role(), Role::Leader(_)));
         let hw = me.replicas[part].as_ref().map_or(Offset(0), Replica::high_watermark);
         let log = &mut me.disks[part];
-        if me.up && leads && hw > log.start() {
-            let start = self.rng.i64(log.start().0..=hw.0);
+        // What a leader knows of a producer is its newest record here.
+        let most = if self.scenario.is_idempotent(part) { Offset(hw.0 - 1) } else { hw };
+        if me.up && leads && most > log.start() {
+            let start = self.rng.i64(log.start().0..=most.0);
             log.set_start(Offset(start));
         }
     }

@@ -4,21 +4,23 @@ use moim_base::{BrokerId, Offset};
 use moim_cluster::{Compare, Event, LeaseId, Txn, TxnOutcome};
 
 use super::{
-    Ask, Happening, Message, PARK_MS, PARTITIONS, TTL_MS, World, outcome_of, part_of, partition, topics,
+    Ask, Happening, Message, PARK_MS, PARTITIONS, TTL_MS, World, is_written_only, outcome_of, part_of,
+    partition, topics,
 };
 use crate::acks::Waiting;
 use crate::controller::batch::{Conflict, pack};
-use crate::controller::{Controller, ControllerTuning, LogEnd, Node, Order};
+use crate::controller::{Controller, ControllerTuning, LogEnd, Node};
 use crate::follower::{FollowerTuning, ResetPolicy};
 use crate::keys;
 use crate::leader::LeaderTuning;
 use crate::log::LogView;
 use crate::message::{Answer, Fetch, Sender};
+use crate::mutant::Mutant;
 use crate::replica::{Effect, Replica, Role};
 use crate::restart::Member;
 use crate::state::PartitionState;
 use crate::toy::{Entry, ToyLog};
-use crate::types::{BrokerEpoch, DirectoryId, Durability, Versioned};
+use crate::types::{BrokerEpoch, DirectoryId, Versioned};
 
 /// One node. Disks and what is kept with them outlive the process.
 #[derive(Debug)]
@@ -196,11 +198,13 @@ impl World {
         let TxnOutcome::Done { revision } = took else { return };
         let tuning = ControllerTuning { suspect_ms: 200, return_ms: 1_000, ..ControllerTuning::default() };
         let mut controller = Controller::new(revision, tuning).planted(self.scenario.mutants);
-        for index in 0..self.nodes.len() {
+        for (index, order) in self.orders.iter().enumerate() {
             let id = BrokerId(index as i32 + 1);
-            controller.on_node(Node { id, zone: String::new(), order: Order::Serve });
+            if let Some(order) = *order {
+                controller.on_node(Node { id, zone: String::new(), order });
+            }
         }
-        for topic in topics() {
+        for topic in topics(self.scenario.changes) {
             let key = keys::topic(&topic.name);
             if self.store.get(&key).is_none() {
                 self.store.txn(Txn::new().when(Compare::Absent(key.clone())).put(key.clone(), "topic"));
@@ -372,8 +376,17 @@ impl World {
         if leader.admit().is_err() {
             return;
         }
-        let epoch = leader.epoch();
+        let (epoch, high_watermark) = (leader.epoch(), leader.high_watermark());
         let log = &mut me.disks[part];
+        let knows = self.scenario.is_idempotent(part) && !self.scenario.mutants.has(Mutant::ForgetProducers);
+        match if knows { Repeat::of(value, log) } else { Repeat::No } {
+            Repeat::No => {}
+            Repeat::Gap => return,
+            Repeat::Of(offset) if offset < high_watermark => return self.on_acked(part, offset, value),
+            Repeat::Of(offset) => {
+                return me.waiting[part].push(Offset(offset.0 + 1), (offset, value));
+            }
+        }
         let offset = log.end();
         log.append(Entry { epoch, value });
         leader.on_append(log.end());
@@ -389,7 +402,7 @@ impl World {
         let stalls = !self.calm && self.rng.u32(0..200) == 0;
         let slow = if stalls { self.rng.u64(200..3_000) } else { 0 };
         let write = slow + self.rng.u64(0..4);
-        let replicated = topics()[part].durability == Durability::Replicated;
+        let replicated = is_written_only(part);
         let sync = write + if replicated { self.rng.u64(300..1_500) } else { self.rng.u64(0..8) };
         self.after(write, Happening::Disk { node, life, part, to, sync: false });
         self.after(sync, Happening::Disk { node, life, part, to, sync: true });
@@ -490,13 +503,37 @@ impl World {
         let Some(replica) = &me.replicas[part] else { return };
         let log = &me.disks[part];
         match replica.role() {
-            Role::Leader(leader) => self.checker.on_committed(part, leader.epoch(), to, log),
+            Role::Leader(leader) => {
+                let numbered = self.scenario.is_idempotent(part);
+                self.checker.on_committed(part, leader.epoch(), to, log, numbered);
+            }
             Role::Follower(_) => self.checker.on_followed(part, to, log, sender),
             Role::Idle => {}
         }
         let acked: Vec<_> = self.nodes[node].waiting[part].committed(to).collect();
         for (offset, value) in acked {
             self.on_acked(part, offset, value);
+        }
+    }
+}
+
+/// What a leader makes of a record of the producer that numbers them from 1, from its log alone.
+enum Repeat {
+    No,
+    Of(Offset),
+    Gap,
+}
+
+impl Repeat {
+    fn of(value: u64, log: &ToyLog) -> Self {
+        let newest = Offset(log.end().0 - 1);
+        let last = log.get(newest).map(|entry| entry.value);
+        match last {
+            Some(last) if value == last + 1 => Self::No,
+            None if value == 1 && log.end() == Offset(0) => Self::No,
+            // Whatever is older was acknowledged long ago.
+            Some(last) if value == last => Self::Of(newest),
+            _ => Self::Gap,
         }
     }
 }

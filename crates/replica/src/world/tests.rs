@@ -4,8 +4,12 @@ use super::*;
 use crate::mutant::Mutant;
 
 fn run(seeds: std::ops::Range<u64>, mutant: Option<Mutant>) -> Vec<RunReport> {
+    run_as(Scenario::new, seeds, mutant)
+}
+
+fn run_as(kind: fn(u64) -> Scenario, seeds: std::ops::Range<u64>, mutant: Option<Mutant>) -> Vec<RunReport> {
     let run = |seed| {
-        let mut scenario = Scenario::new(seed);
+        let mut scenario = kind(seed);
         scenario.mutants = mutant.map(Mutants::plant).unwrap_or_default();
         World::run(scenario)
     };
@@ -30,17 +34,31 @@ fn nothing_promised_is_lost_whatever_happens() {
 }
 
 #[test]
+fn nothing_promised_is_lost_or_doubled_while_nodes_come_and_go() {
+    let seeds = seeds();
+    let reports = run_as(Scenario::changing, 0..seeds, None);
+    let violations: Vec<&String> = reports.iter().filter_map(|report| report.violation.as_ref()).collect();
+    assert_eq!(violations, Vec::<&String>::new());
+    let acked: usize = reports.iter().map(|report| report.acked).sum();
+    let changes: usize = reports.iter().map(|report| report.changes).sum();
+    assert!(acked > seeds as usize * 150, "only {acked} records were acknowledged");
+    assert!(changes > seeds as usize * 2, "only {changes} changes");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
     assert_eq!(run(7..10, None), run(7..10, None));
     assert_ne!(run(7..8, None)[0].trace, run(8..9, None)[0].trace);
 }
 
 /// How many seeds it takes until the checker catches a planted bug.
-fn caught(mutant: Mutant, within: u64) -> u64 {
+fn caught(kind: fn(u64) -> Scenario, mutant: Mutant, within: u64) -> u64 {
     for seed in 0..within {
         // A partition that does not heal is no proof of lost data.
-        let violation = run(seed..seed + 1, Some(mutant))[0].violation.clone();
-        if let Some(violation) = violation.filter(|violation| !violation.contains("did not heal")) {
+        let violation = run_as(kind, seed..seed + 1, Some(mutant))[0].violation.clone();
+        let lost =
+            |violation: &String| !violation.contains("did not heal") && !violation.contains("did not grow");
+        if let Some(violation) = violation.filter(lost) {
             println!("{mutant:?} at {seed}: {violation}");
             return seed;
         }
@@ -60,8 +78,9 @@ fn each_planted_bug_is_caught() {
         Mutant::ReuseLeaderEpoch,
     ];
     for mutant in mutants {
-        caught(mutant, 200);
+        caught(Scenario::new, mutant, 200);
     }
+    caught(Scenario::changing, Mutant::ForgetProducers, 200);
 }
 
 #[test]
