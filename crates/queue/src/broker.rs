@@ -173,6 +173,7 @@ pub struct Broker {
     pub(crate) options: BrokerOptions,
     pub(crate) store: Arc<Store>,
     pub(crate) repository: Arc<dyn StateRepository>,
+    pub(crate) driver: Arc<Driver>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) shutdown: Shutdown,
     /// Ends when this node loses touch with the cluster, and every connection with it; then another one begins.
@@ -241,6 +242,7 @@ impl Broker {
             address: std::sync::OnceLock::new(),
             store: parts.store,
             repository: parts.repository,
+            driver: parts.driver,
             clock: parts.clock,
             shutdown: parts.shutdown,
             options,

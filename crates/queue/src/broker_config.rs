@@ -1,5 +1,6 @@
 //! Settings of the broker itself: shown read-only where they come from the start, changeable where a topic
-//! setting falls back to them. Changes are kept in the state repository and act at once.
+//! setting falls back to them and where [`BROKER_SETTINGS`] says so. Changes are kept in the state repository and act at
+//! once, on every broker.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use moim_cluster::{Entry, Expect, Swap};
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::Broker;
-use crate::config::{Defaults, Kind, Setting, TOPIC_SETTINGS};
+use crate::config::{BROKER_SETTINGS, Defaults, FOLLOWER_RATE, Kind, LEADER_RATE, Setting, TOPIC_SETTINGS};
 use crate::partition::Refused;
 use crate::topics::refuse_repository;
 
@@ -28,9 +29,20 @@ pub(crate) struct Shown {
     pub(crate) doc: &'static str,
 }
 
-/// The topic setting that falls back to this broker setting.
+/// What can be changed at run time, under the names brokers have for it.
+fn all_changeable() -> impl Iterator<Item = &'static Setting> {
+    TOPIC_SETTINGS.iter().chain(BROKER_SETTINGS).filter(|s| s.broker_name.is_some())
+}
+
+/// The setting of this name that can be changed at run time: one that topics fall back to, or the broker's own.
 pub(crate) fn changeable(name: &str) -> Option<&'static Setting> {
-    TOPIC_SETTINGS.iter().find(|s| s.broker_name == Some(name))
+    all_changeable().find(|s| s.broker_name == Some(name))
+}
+
+/// A rate in bytes a second; none when it is the largest there is.
+fn rate(settings: &Defaults, name: &str) -> Option<u64> {
+    let rate: u64 = settings.get(name)?.trim().parse().ok()?;
+    (rate < i64::MAX as u64).then_some(rate)
 }
 
 impl Broker {
@@ -88,10 +100,11 @@ impl Broker {
     fn apply_dynamic(&self, settings: Defaults) {
         let mut defaults = self.options.topic_defaults.clone();
         for (name, value) in &settings {
-            if let Some(setting) = changeable(name) {
+            if let Some(setting) = TOPIC_SETTINGS.iter().find(|s| s.broker_name == Some(name)) {
                 defaults.insert(setting.name.to_owned(), value.clone());
             }
         }
+        self.driver.set_move_rates(rate(&settings, LEADER_RATE), rate(&settings, FOLLOWER_RATE));
         self.dynamic.store(std::sync::Arc::new(settings));
         self.topics.set_defaults(defaults);
     }
@@ -100,8 +113,7 @@ impl Broker {
     pub(crate) fn settings(&self) -> Vec<Shown> {
         let dynamic = self.dynamic.load();
         let o = &self.options;
-        let mut shown: Vec<Shown> = TOPIC_SETTINGS
-            .iter()
+        let mut shown: Vec<Shown> = all_changeable()
             .filter_map(|setting| {
                 let name = setting.broker_name?;
                 let start = o.topic_defaults.get(setting.name);
@@ -161,5 +173,31 @@ impl Broker {
     /// Whether a broker resource of this name is this broker, or the default for all.
     pub(crate) fn is_me(&self, resource_name: &str) -> bool {
         resource_name.is_empty() || resource_name == self.options.node_id.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_a_number_below_the_largest() {
+        let settings = |value: &str| Defaults::from([(LEADER_RATE.to_owned(), value.to_owned())]);
+        let check = |value: &str, expected: Option<u64>| {
+            assert_eq!(rate(&settings(value), LEADER_RATE), expected, "{value}");
+            assert_eq!(rate(&settings(value), FOLLOWER_RATE), None);
+        };
+        check("1000", Some(1000));
+        check("0", Some(0));
+        check("9223372036854775807", None);
+    }
+
+    #[test]
+    fn rates_are_the_brokers_own_settings() {
+        for name in [LEADER_RATE, FOLLOWER_RATE] {
+            let setting = changeable(name).unwrap();
+            assert!(setting.refuse("-1").is_some() && setting.refuse("5000000").is_none());
+        }
+        assert!(changeable("log.retention.ms").is_some() && changeable("retention.ms").is_none());
     }
 }

@@ -63,6 +63,31 @@ const fn setting(
 
 const MAX: &str = "9223372036854775807";
 
+/// Settings of brokers that can be changed at run time and that no topic has.
+pub(crate) static BROKER_SETTINGS: &[Setting] = &[
+    setting(
+        FOLLOWER_RATE,
+        Kind::Long,
+        MAX,
+        Some(FOLLOWER_RATE),
+        Check::AtLeast(0),
+        "Bytes a second that a broker takes in for replicas that are being moved to it. Holds for every broker.",
+    ),
+    setting(
+        LEADER_RATE,
+        Kind::Long,
+        MAX,
+        Some(LEADER_RATE),
+        Check::AtLeast(0),
+        "Bytes a second that a broker sends to replicas that are being moved. Holds for every broker.",
+    ),
+];
+
+/// How fast replicas that are being moved are filled, on the side of whoever sends.
+pub(crate) const LEADER_RATE: &str = "leader.replication.throttled.rate";
+/// The same on the side of whoever takes in.
+pub(crate) const FOLLOWER_RATE: &str = "follower.replication.throttled.rate";
+
 /// Every topic setting, in alphabetical order.
 pub(crate) static TOPIC_SETTINGS: &[Setting] = &[
     setting(
@@ -127,7 +152,7 @@ pub(crate) static TOPIC_SETTINGS: &[Setting] = &[
         "",
         None,
         Check::Any,
-        "Replicas whose catching up is slowed down on the follower's side.",
+        "Accepted for compatibility: a rate holds for all replicas that are being moved.",
     ),
     setting(
         "index.interval.bytes",
@@ -143,7 +168,7 @@ pub(crate) static TOPIC_SETTINGS: &[Setting] = &[
         "",
         None,
         Check::Any,
-        "Replicas whose catching up is slowed down on the leader's side.",
+        "Accepted for compatibility: a rate holds for all replicas that are being moved.",
     ),
     setting(
         "local.retention.bytes",

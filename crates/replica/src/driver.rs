@@ -14,6 +14,7 @@
 //! | `stream.rs` | frames over a socket, both ways, bounded |
 //! | `frame.rs` | the frames as bytes |
 //! | `propose.rs` | changes of records, and reading them again |
+//! | `throttle.rs` | how fast replicas that are being moved may be filled |
 //!
 //! Its tasks live on the runtime [`Driver::start`] is called on. In a node that is a thread of its own: bulk data must
 //! not hold up Raft's timers, and a produce that waits for a client's socket must not hold up a follower.
@@ -27,6 +28,7 @@ mod outbound;
 mod owner;
 mod propose;
 mod stream;
+mod throttle;
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -46,6 +48,7 @@ use self::inbound::Inbound;
 use self::outbound::Outbound;
 pub use self::outbound::Unreachable;
 pub use self::owner::Owner;
+use self::throttle::Throttle;
 use crate::controller::LogEnd;
 use crate::follower::{FollowerTuning, ResetPolicy};
 use crate::leader::LeaderTuning;
@@ -145,6 +148,8 @@ impl Driver {
             proposals: Queue::default(),
             refreshes: Queue::default(),
             changes: Arc::new(Semaphore::new(CHANGES)),
+            sending: Throttle::default(),
+            taking_in: Throttle::default(),
         });
         propose::start(&shared);
         shared.spawn("replica-ticks", tick(Arc::clone(&shared)));
@@ -174,6 +179,16 @@ impl Driver {
         for node in nodes.iter().filter(|node| **node != self.shared.node) {
             self.shared.outbound(*node);
         }
+    }
+
+    /// How many bytes a second this node may send to replicas that are being moved, and how many its own replicas that are
+    /// being moved may take in; none: as fast as it goes. Acts at once, on moves under way too.
+    pub fn set_move_rates(&self, sending: Option<u64>, taking_in: Option<u64>) {
+        self.shared.sending.set(sending);
+        self.shared.taking_in.set(taking_in);
+        // What is held back is looked at again.
+        lock(&self.shared.inbound).values().for_each(|inbound| inbound.look_again());
+        self.shared.all_outbound().iter().for_each(|outbound| outbound.look_again());
     }
 
     /// The nodes to which there has been no connection since the time given (the clock's monotonic milliseconds). A
@@ -320,6 +335,10 @@ struct Shared {
     proposals: Queue<(Arc<Replicated>, Proposal)>,
     refreshes: Queue<Arc<Replicated>>,
     changes: Arc<Semaphore>,
+    /// For what leaders here send to replicas that are being moved.
+    sending: Throttle,
+    /// For what replicas that are being moved here take in.
+    taking_in: Throttle,
 }
 
 impl Shared {

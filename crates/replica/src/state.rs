@@ -121,6 +121,11 @@ impl PartitionState {
         self.replicas.iter().copied().filter(|node| !self.adding.contains(node)).collect()
     }
 
+    /// Whether a reassignment brings a replica to this node and it is not in sync yet.
+    pub fn is_arriving(&self, node: BrokerId) -> bool {
+        self.adding.contains(&node) && self.in_sync(node).is_none()
+    }
+
     /// Whether replicas are being moved.
     pub fn is_moving(&self) -> bool {
         !self.adding.is_empty() || !self.removing.is_empty()

@@ -33,6 +33,7 @@ exchanges! {
     DeleteTopicsRequest => DeleteTopicsResponse up to 5;
     DescribeConfigsRequest => DescribeConfigsResponse;
     DescribeGroupsRequest => DescribeGroupsResponse;
+    DescribeLogDirsRequest => DescribeLogDirsResponse;
     FetchRequest => FetchResponse up to 12;
     FindCoordinatorRequest => FindCoordinatorResponse up to 3;
     HeartbeatRequest => HeartbeatResponse;

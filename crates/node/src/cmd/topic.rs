@@ -141,15 +141,34 @@ pub(crate) struct AddPartitionsArgs {
     dry_run: bool,
 }
 
+/// How fast replicas may be moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rate(Option<u64>);
+
+/// A size, with or without `/s`; or `none`.
+fn parse_rate(text: &str) -> Result<Rate, String> {
+    if text == "none" {
+        return Ok(Rate(None));
+    }
+    let bytes = crate::config::units::parse_bytes(text.trim_end_matches("/s"));
+    match bytes.and_then(|bytes| u64::try_from(bytes).ok()).filter(|bytes| *bytes > 0) {
+        Some(bytes) => Ok(Rate(Some(bytes))),
+        None => Err("must be bytes a second such as 20MiB, or none".to_owned()),
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   moim topic reassign orders -p 0 --to 1,2,3      # this partition exactly there
   moim topic reassign orders --to 2,3,4           # all of the topic, evenly over these nodes
   moim topic reassign --drain 2                   # everything off node 2
   moim topic reassign --plan moves.json           # as kafka-reassign-partitions writes it
+  moim topic reassign --drain 2 --throttle 20MiB  # no faster than 20 MiB a second from and to each node
+  moim topic reassign --status                    # what is moving, and how far it is
+  moim topic reassign --throttle none             # what is moving goes on at full speed
   moim topic reassign orders --cancel")]
 pub(crate) struct ReassignArgs {
-    /// The topics [default: all, with --drain, --plan and --cancel]
+    /// The topics [default: all, with --drain, --plan, --status and --cancel]
     #[arg(value_name = "TOPIC")]
     names: Vec<String>,
     /// Only this partition
@@ -167,6 +186,13 @@ pub(crate) struct ReassignArgs {
     /// Stop moves under way: what has not arrived is not wanted any more
     #[arg(long)]
     cancel: bool,
+    /// Show what is moving and how far it is
+    #[arg(long, conflicts_with_all = ["to", "drain", "plan", "cancel", "throttle", "dry_run"])]
+    status: bool,
+    /// Bytes a second that each node may send and take in for moves, such as 20MiB; `none` lifts it. Ends with the
+    /// moves when this command waits for them
+    #[arg(long, value_name = "BYTES", conflicts_with = "cancel", value_parser = parse_rate)]
+    throttle: Option<Rate>,
     /// Do not wait until everything is there
     #[arg(long)]
     no_wait: bool,

@@ -48,6 +48,8 @@ pub struct Replicated {
     high_watermark: AtomicI64,
     /// On the list of those whose disk got further.
     advanced: AtomicBool,
+    /// A reassignment brings this copy in, and it is not in sync yet.
+    arriving: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -152,6 +154,7 @@ impl Replicated {
             follows: AtomicI32::new(-1),
             knows_the_end: AtomicBool::new(false),
             advanced: AtomicBool::new(false),
+            arriving: AtomicBool::new(false),
             state: Mutex::new(State {
                 owner: Some(owner),
                 replica: None,
@@ -251,6 +254,16 @@ impl Replicated {
         wake(&mut self.locked().subscribers);
     }
 
+    /// Whether a reassignment brings this copy in and it is not in sync yet. Does not lock.
+    pub(super) fn is_arriving(&self) -> bool {
+        self.arriving.load(Ordering::Acquire)
+    }
+
+    /// The same of another node's copy, as far as the newest record here says.
+    pub(super) fn is_arriving_at(&self, node: BrokerId) -> bool {
+        self.locked().record.as_ref().is_some_and(|record| record.value.is_arriving(node))
+    }
+
     /// Answers whether it is new on the list of those whose disk got further.
     pub(super) fn note_advanced(&self) -> bool {
         !self.advanced.swap(true, Ordering::AcqRel)
@@ -308,6 +321,7 @@ impl Replicated {
         if state.record.as_ref().is_some_and(|known| known.revision >= record.revision) {
             return;
         }
+        self.arriving.store(record.value.is_arriving(self.shared.node), Ordering::Release);
         state.record = Some(record.clone());
         self.step(&mut state, |replica, log, now_ms, effects| {
             replica.on_record(record, log, now_ms, effects);

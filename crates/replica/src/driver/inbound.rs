@@ -21,6 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::copy::{ChunkAnswer, Reply, Span};
 use super::frame::{self, ToFollower, ToLeader};
 use super::stream::{Stream, Turn};
+use super::throttle::Throttle;
 use super::{Replicated, Shared, lock};
 use crate::machine::{Chunk, SnapshotFetch};
 use crate::message::{Answer, Refusal, Sender};
@@ -43,6 +44,7 @@ struct Lists {
     ready: Vec<u32>,
     risen: Vec<u32>,
     chunks: Vec<(u32, LeaderEpoch, Option<Chunk>)>,
+    look_again: bool,
     closed: bool,
 }
 
@@ -84,6 +86,12 @@ impl Inbound {
         self.notify.notify_one();
     }
 
+    /// What was held back may go now.
+    pub(super) fn look_again(&self) {
+        lock(&self.lists).look_again = true;
+        self.notify.notify_one();
+    }
+
     fn close(&self) {
         lock(&self.lists).closed = true;
         self.notify.notify_one();
@@ -116,6 +124,8 @@ pub(super) async fn serve(shared: Arc<Shared>, socket: Box<dyn Socket>) {
         replies: VecDeque::new(),
         taking: HashSet::new(),
         rise_at: None,
+        held: VecDeque::new(),
+        held_until: None,
     };
     let ended = session.run().await;
     let why = ended.err().map_or("closed".to_owned(), |error| error.to_string());
@@ -160,6 +170,10 @@ struct Session<'a> {
     taking: HashSet<u32>,
     /// When high watermarks are told.
     rise_at: Option<Instant>,
+    /// To replicas that are being moved, above the rate for them. At most one per slot.
+    held: VecDeque<(u32, Reply)>,
+    /// When they are looked at again. Invariant: some while anything is held.
+    held_until: Option<Instant>,
 }
 
 impl Session<'_> {
@@ -175,7 +189,7 @@ impl Session<'_> {
             self.send_replies();
             let room = shared.tuning.unsent_bytes;
             let drain = (!self.replies.is_empty()).then_some(room);
-            let rise_at = self.rise_at;
+            let (rise_at, held_until) = (self.rise_at, self.held_until);
             tokio::select! {
                 turn = self.stream.turn(drain) => {
                     if let Turn::Frame(frame) = turn? {
@@ -186,6 +200,9 @@ impl Session<'_> {
                 () = inbound.notify.notified() => {}
                 () = tokio::time::sleep_until(rise_at.unwrap_or_else(Instant::now)), if rise_at.is_some() => {
                     self.tell_high_watermarks();
+                }
+                () = tokio::time::sleep_until(held_until.unwrap_or_else(Instant::now)), if held_until.is_some() => {
+                    self.let_go();
                 }
                 _ = beats.tick() => {
                     if shared.now_ms().saturating_sub(inbound.heard_ms()) > shared.tuning.silence_ms {
@@ -199,13 +216,17 @@ impl Session<'_> {
 
     /// Takes what copies have put down. Answers whether the connection is to go on.
     fn on_lists(&mut self) -> bool {
-        let (ready, chunks, closed) = {
+        let (ready, chunks, look_again, closed) = {
             let mut lists = lock(&self.inbound.lists);
             if self.rise_at.is_none() && !lists.risen.is_empty() {
                 self.rise_at = Some(Instant::now() + Duration::from_millis(self.shared.tuning.rise_ms));
             }
-            (std::mem::take(&mut lists.ready), std::mem::take(&mut lists.chunks), lists.closed)
+            let look_again = std::mem::take(&mut lists.look_again);
+            (std::mem::take(&mut lists.ready), std::mem::take(&mut lists.chunks), look_again, lists.closed)
         };
+        if look_again {
+            self.let_go();
+        }
         for slot in ready {
             let copy = self.copy(slot).cloned();
             let reply = copy.and_then(|copy| copy.on_ready(&self.inbound, slot));
@@ -248,6 +269,8 @@ impl Session<'_> {
                         self.refuse(slot, id, fetch.leader_epoch, fetch.offset, Refusal::NotLeader);
                         continue;
                     };
+                    // Whatever it asked for before, it asks for this now.
+                    self.held.retain(|(held, _)| *held != slot);
                     if let Some(reply) = copy.on_fetch(&self.inbound, slot, id, &fetch) {
                         self.replies.push_back((slot, reply));
                     }
@@ -286,13 +309,16 @@ impl Session<'_> {
             let Some(copy) = self.copy(slot).cloned() else { continue };
             match reply.answer {
                 Ok(Answer::Records { high_watermark, log_end, .. }) => {
-                    let read = read(
-                        copy.journal(),
-                        reply.offset,
-                        high_watermark,
-                        log_end,
-                        self.shared.tuning.answer_bytes,
-                    );
+                    let slowed = self.shared.sending.limits() && copy.is_arriving_at(self.inbound.from.node);
+                    if slowed && self.hold(slot, reply) {
+                        continue;
+                    }
+                    let most = self.shared.tuning.answer_bytes;
+                    let most = if slowed { self.shared.sending.answer_bytes(most) } else { most };
+                    let read = read(copy.journal(), reply.offset, high_watermark, log_end, most);
+                    if let (true, Ok(read)) = (slowed, &read) {
+                        self.shared.sending.charge(read.bytes, self.shared.now_ms());
+                    }
                     // Only now: whatever was cut, the leadership had ended before.
                     let stands = copy.leader_epoch() == Some(reply.epoch);
                     match read {
@@ -313,6 +339,23 @@ impl Session<'_> {
                 }
             }
         }
+    }
+
+    /// Holds an answer to a replica that is being moved back while the rate for them is used up; answers whether it does.
+    /// What it may be read from stays true meanwhile: a log that is led only grows.
+    fn hold(&mut self, slot: u32, reply: Reply) -> bool {
+        let wait_ms = self.shared.sending.wait_ms(self.shared.now_ms());
+        if wait_ms > 0 {
+            self.held.push_back((slot, reply));
+            self.held_until = Some(Instant::now() + Duration::from_millis(Throttle::look_in_ms(wait_ms)));
+        }
+        wait_ms > 0
+    }
+
+    /// What was held back is looked at again, in its order.
+    fn let_go(&mut self) {
+        self.held_until = None;
+        self.replies.append(&mut self.held);
     }
 
     /// A copy that leads nothing may be detached by now, and another one be there the next time.

@@ -12,10 +12,11 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use moim_base::BrokerId;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::frame::{ToFollower, ToLeader};
 use super::stream::{Stream, Turn};
+use super::throttle::Throttle;
 use super::{Replicated, Shared, lock};
 use crate::controller::LogEnd;
 use crate::machine::SnapshotFetch;
@@ -121,6 +122,11 @@ impl Outbound {
         }
     }
 
+    /// What was held back may be said now.
+    pub(super) fn look_again(&self) {
+        self.notify.notify_one();
+    }
+
     /// Ends the connection, and makes a new one.
     pub(super) fn reconnect(&self) {
         lock(&self.wishes).reconnect = true;
@@ -216,6 +222,8 @@ struct Session<'a> {
     copies: Vec<Option<Arc<Replicated>>>,
     next_call: u64,
     asked: HashMap<u64, oneshot::Sender<LogEnds>>,
+    /// When wishes of copies that are being moved, above the rate for them, are looked at again.
+    held_until: Option<Instant>,
 }
 
 impl<'a> Session<'a> {
@@ -228,6 +236,7 @@ impl<'a> Session<'a> {
             copies: Vec::new(),
             next_call: 1,
             asked: HashMap::new(),
+            held_until: None,
         }
     }
 
@@ -240,6 +249,7 @@ impl<'a> Session<'a> {
             if self.stream.unsent() < UNSENT && !self.say() {
                 return Ok(());
             }
+            let held_until = self.held_until;
             tokio::select! {
                 turn = self.stream.turn((self.stream.unsent() >= UNSENT).then_some(UNSENT)) => {
                     if let Turn::Frame(frame) = turn? {
@@ -248,6 +258,7 @@ impl<'a> Session<'a> {
                     }
                 }
                 () = outbound.notify.notified() => {}
+                () = tokio::time::sleep_until(held_until.unwrap_or_else(Instant::now)), if held_until.is_some() => {}
                 _ = beats.tick() => {
                     if shared.now_ms().saturating_sub(heard_ms) > shared.tuning.silence_ms {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -267,15 +278,25 @@ impl<'a> Session<'a> {
         }
         let mut names = Vec::new();
         let forgotten: Vec<u32> = wishes.forgotten.drain(..).filter_map(|id| self.release(id)).collect();
-        let fetches = wishes.fetches.drain();
-        let wants: Vec<_> =
-            fetches.map(|(_, (copy, id, fetch))| (self.slot_of(&copy, &mut names), id, fetch)).collect();
-        let reports = wishes.reports.drain();
-        let reports: Vec<_> =
-            reports.map(|(_, (copy, report))| (self.slot_of(&copy, &mut names), report)).collect();
-        let snapshots = wishes.snapshots.drain();
-        let snapshots: Vec<_> =
-            snapshots.map(|(_, (copy, fetch))| (self.slot_of(&copy, &mut names), fetch)).collect();
+        let wait_ms = self.shared.taking_in.wait_ms(self.shared.now_ms());
+        let may = |copy: &Replicated| wait_ms == 0 || !copy.is_arriving();
+        let Wishes { fetches, reports, snapshots, .. } = &mut *wishes;
+        let wants: Vec<_> = fetches
+            .extract_if(|_, (copy, ..)| may(copy))
+            .map(|(_, (copy, id, fetch))| (self.slot_of(&copy, &mut names), id, fetch))
+            .collect();
+        // A report never overtakes its fetch, held back or not.
+        let reports: Vec<_> = reports
+            .extract_if(|id, _| !fetches.contains_key(id))
+            .map(|(_, (copy, report))| (self.slot_of(&copy, &mut names), report))
+            .collect();
+        let snapshots: Vec<_> = snapshots
+            .extract_if(|_, (copy, _)| may(copy))
+            .map(|(_, (copy, fetch))| (self.slot_of(&copy, &mut names), fetch))
+            .collect();
+        let holds = !wishes.fetches.is_empty() || !wishes.snapshots.is_empty();
+        self.held_until =
+            holds.then(|| Instant::now() + Duration::from_millis(Throttle::look_in_ms(wait_ms)));
         let asks = std::mem::take(&mut wishes.asks);
         drop(wishes);
         let out = self.stream.out();
@@ -327,6 +348,12 @@ impl<'a> Session<'a> {
         self.copies.get(slot as usize)?.as_ref()
     }
 
+    fn charge(&self, copy: &Replicated, bytes: usize) {
+        if bytes > 0 && copy.is_arriving() {
+            self.shared.taking_in.charge(bytes, self.shared.now_ms());
+        }
+    }
+
     fn on_frame(&mut self, said: ToFollower) -> io::Result<()> {
         match said {
             ToFollower::Hello(_) => return Err(io::Error::other("a second hello")),
@@ -334,6 +361,7 @@ impl<'a> Session<'a> {
             ToFollower::Answer { slot, id, epoch, answer, records } => {
                 // An answer to a slot that was forgotten meanwhile finds nobody, or somebody who does not wait for it.
                 if let Some(copy) = self.copy(slot) {
+                    self.charge(copy, records.bytes.len());
                     copy.on_answer(id, epoch, answer, &records);
                 }
             }
@@ -346,6 +374,7 @@ impl<'a> Session<'a> {
             }
             ToFollower::Chunk(slot, epoch, chunk) => {
                 if let Some(copy) = self.copy(slot) {
+                    self.charge(copy, chunk.as_ref().map_or(0, |chunk| chunk.bytes.len()));
                     copy.on_chunk(epoch, chunk);
                 }
             }

@@ -293,6 +293,43 @@ fn a_node_that_has_no_part_any_more_is_told_to_drop_its_copy() {
 }
 
 #[test]
+fn a_replica_that_is_being_moved_is_slowed_down_and_nobody_else() {
+    // By whoever sends, or by whoever takes in.
+    for (sending, taking_in) in [(Some(1), None), (None, Some(1))] {
+        run(async {
+            let cluster = Cluster::start(Kind::default()).await;
+            let rates = |sending, taking_in| {
+                (1..=3).for_each(|node| cluster.node(node).driver.set_move_rates(sending, taking_in));
+            };
+            cluster.leads(1).await;
+            cluster.change(|draft| assert!(draft.begin_move(&[BrokerId(1), BrokerId(2)]))).await;
+            cluster.change(|draft| assert!(draft.finish_move(2))).await;
+            until("the drop", || cluster.told(3).dropped.load(Ordering::SeqCst) == 1).await;
+            cluster.fill(1, 300, 10_000).await;
+            cluster.committed(2, 300).await;
+
+            rates(sending, taking_in);
+            let target = [BrokerId(1), BrokerId(2), BrokerId(3)];
+            cluster.change(|draft| assert!(draft.begin_move(&target))).await;
+            // One answer goes, and what it costs at a byte a second is most of a day.
+            until("the first answer", || cluster.journal(3).end() > 0).await;
+            for n in 0..100 {
+                cluster.append(1, b"others go on").unwrap();
+                cluster.committed(2, 301 + n).await;
+            }
+            assert!(cluster.journal(3).end() < 300, "{}", cluster.journal(3).end());
+            assert!(cluster.record().await.value.is_arriving(BrokerId(3)));
+
+            rates(None, None);
+            cluster.in_sync(&[1, 2, 3]).await;
+            cluster.append(1, b"and now all").unwrap();
+            cluster.committed(3, 401).await;
+            cluster.same(1, 3).await;
+        });
+    }
+}
+
+#[test]
 fn log_ends_can_be_asked_for() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;

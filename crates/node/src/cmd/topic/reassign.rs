@@ -5,16 +5,18 @@
 //! watching or not.
 
 mod plan;
+mod progress;
+mod throttle;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use moim_wire_kafka::messages::AlterPartitionReassignmentsRequest;
 use moim_wire_kafka::messages::alter_partition_reassignments::{ReassignablePartition, ReassignableTopic};
-use moim_wire_kafka::messages::{AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest};
 use serde::Serialize;
 
 use self::plan::{Move, Seat};
-use super::ReassignArgs;
+use super::{Rate, ReassignArgs};
 use crate::client::{Client, errors};
 use crate::cmd::joined;
 use crate::exit::{Failure, Outcome, Status};
@@ -26,6 +28,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(client: &ClientArgs, args: &ReassignArgs, output: Output) -> Outcome {
     let mut client = Client::connect(client).await?;
+    if args.status {
+        return progress::show(&mut client, &args.names, args.partition, output).await;
+    }
+    let (names_nothing, moves_nothing) = (args.names.is_empty(), args.to.is_none() && args.drain.is_none());
+    if let (Some(Rate(rate)), true, true, None) = (args.throttle, names_nothing, moves_nothing, &args.plan) {
+        return throttle::set(&mut client, rate).await;
+    }
     let seats = seats(&mut client, args).await?;
     if args.cancel || args.to.as_deref() == Some("cancel") {
         return cancel(&mut client, &seats, output).await;
@@ -50,9 +59,18 @@ pub(super) async fn run(client: &ClientArgs, args: &ReassignArgs, output: Output
     if args.dry_run || moves.is_empty() {
         return output.print(&report);
     }
+    if let Some(Rate(rate)) = args.throttle {
+        throttle::set(&mut client, rate).await?;
+    }
     send(&mut client, &moves, &mut report).await?;
     if !args.no_wait {
         watch(&mut client, &mut report).await?;
+    }
+    if let Some(Rate(Some(_))) = args.throttle {
+        match args.no_wait {
+            true => note("the rate stays until `moim topic reassign --throttle none`"),
+            false => throttle::set(&mut client, None).await?,
+        }
     }
     output.print(&report)?;
     match report.moves.iter().find(|row| row.state == "refused") {
@@ -160,7 +178,8 @@ async fn watch(client: &mut Client, report: &mut Moves) -> Outcome {
     let deadline = client.deadline();
     let mut last = None;
     loop {
-        let moving = under_way(client).await?;
+        let progress = progress::look(client).await?;
+        let moving: BTreeSet<_> = progress.iter().map(|one| (one.topic.clone(), one.partition)).collect();
         for row in report.moves.iter_mut().filter(|row| row.state == "moving") {
             if !moving.contains(&(row.topic.clone(), row.partition)) {
                 row.state = "moved";
@@ -170,12 +189,20 @@ async fn watch(client: &mut Client, report: &mut Moves) -> Outcome {
         if left == 0 {
             return Ok(());
         }
-        if last != Some(left) {
-            note(format!("{} of {} still moving", left, counted(report.moves.len() as u64, "partition")));
-            last = Some(left);
+        let here = |one: &&progress::Progress| {
+            report.moves.iter().any(|row| row.topic == one.topic && row.partition == one.partition)
+        };
+        let said = format!(
+            "{left} of {} still moving, {}",
+            counted(report.moves.len() as u64, "partition"),
+            progress::sum(progress.iter().filter(here))
+        );
+        if last.as_ref() != Some(&said) {
+            note(&said);
+            last = Some(said);
         }
         if tokio::time::Instant::now() >= deadline {
-            note("the moves go on; `moim cluster status` counts them");
+            note("the moves go on; `moim topic reassign --status` shows how far they are");
             return Err(Failure::new(
                 Status::Timeout,
                 format!("{} still moving", counted(left as u64, "partition")),
@@ -187,14 +214,8 @@ async fn watch(client: &mut Client, report: &mut Moves) -> Outcome {
 
 /// The partitions that are being moved.
 async fn under_way(client: &mut Client) -> Outcome<BTreeSet<(String, i32)>> {
-    let request = ListPartitionReassignmentsRequest { timeout_ms: client.timeout_ms(), topics: None };
-    let answer = client.controller(&request, |answer| answer.error_code).await?;
-    errors::check(answer.error_code, answer.error_message.as_deref())?;
-    let named = |topic: moim_wire_kafka::messages::list_partition_reassignments::OngoingTopicReassignment| {
-        let name = topic.name.to_string();
-        topic.partitions.into_iter().map(move |one| (name.clone(), one.partition_index))
-    };
-    Ok(answer.topics.into_iter().flat_map(named).collect())
+    let moving = progress::list(client).await?;
+    Ok(moving.into_iter().map(|one| (one.topic, one.partition)).collect())
 }
 
 /// Gives moves up: those of the partitions that are meant, as far as any are under way.
