@@ -22,6 +22,7 @@ mod presence;
 pub(crate) mod pulse;
 pub(crate) mod records;
 pub(crate) mod report;
+mod room;
 mod ruler;
 mod steward;
 mod thread;

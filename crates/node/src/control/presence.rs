@@ -44,6 +44,10 @@ pub(crate) struct Presence {
     touch: watch::Sender<bool>,
     /// The node stops: the mark is not made again.
     leaving: AtomicBool,
+    /// The node is about to stop: others lead from now on.
+    resigned: AtomicBool,
+    /// Others are asked to lead for a while, by an order of this revision under this lease.
+    aside: Mutex<Option<(LeaseId, i64)>>,
 }
 
 impl Presence {
@@ -61,6 +65,8 @@ impl Presence {
             run: watch::Sender::new(None),
             touch: watch::Sender::new(true),
             leaving: AtomicBool::new(false),
+            resigned: AtomicBool::new(false),
+            aside: Mutex::default(),
         }
     }
 
@@ -190,11 +196,50 @@ impl Presence {
 
     /// Asks the controller to let others lead, for as long as this run lasts. An operator's order stays what it is.
     pub(crate) async fn resign(&self) -> Result<(), RepositoryError> {
+        self.resigned.store(true, Ordering::Relaxed);
+        self.order_drain().await
+    }
+
+    /// The same until [`Presence::step_back`].
+    pub(crate) async fn step_aside(&self) -> Result<(), RepositoryError> {
+        self.order_drain().await
+    }
+
+    /// Whether others are asked to lead for a while. An operator's order counts: there is nothing to add to it.
+    pub(crate) fn is_aside(&self) -> bool {
+        let lease = self.lease();
+        lock(&self.aside).is_some_and(|(under, _)| lease == Some(under))
+    }
+
+    /// May lead again, unless an operator wants otherwise or the node is about to stop.
+    pub(crate) async fn step_back(&self) -> Result<(), RepositoryError> {
+        let aside = *lock(&self.aside);
+        let Some((_, revision)) = aside.filter(|_| !self.resigned.load(Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        let key = order_key(lock(&self.record).node_id);
+        let ours = Compare::ModRevision(key.clone(), revision);
+        self.repository.txn(Txn::new().when(ours).delete(key)).await?;
+        *lock(&self.aside) = None;
+        Ok(())
+    }
+
+    async fn order_drain(&self) -> Result<(), RepositoryError> {
         let Some(lease) = self.lease() else { return Ok(()) };
         let key = order_key(lock(&self.record).node_id);
         let order = NodeOrder::Drain.as_str();
         let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, order, lease);
-        self.repository.txn(txn).await.map(drop)
+        let revision = match self.repository.txn(txn).await? {
+            TxnOutcome::Done { revision } => revision,
+            // Somebody wants it already; no order has this revision, so it is never taken back.
+            TxnOutcome::Conflict { .. } => 0,
+        };
+        let mut aside = lock(&self.aside);
+        // What was asked for in this run stays: a second order of ours finds the first.
+        if aside.is_none_or(|(under, _)| under != lease) {
+            *aside = Some((lease, revision));
+        }
+        Ok(())
     }
 
     /// Takes the mark away: nobody has to wait for the lease to end.
@@ -296,6 +341,39 @@ mod tests {
             second.data.set_intact_since(None).unwrap();
             drop(second);
             assert_eq!(fixture.start().data.identity().intact_since, None);
+        });
+    }
+
+    #[test]
+    fn who_steps_aside_steps_back_unless_somebody_else_gave_the_order() {
+        block_on(async {
+            let fixture = Fixture::new();
+            let presence = fixture.start();
+            presence.enlist().await.unwrap();
+            let order = async || fixture.repository.get(&order_key(4)).await.unwrap();
+            presence.step_aside().await.unwrap();
+            assert!(order().await.is_some() && presence.is_aside());
+            presence.step_back().await.unwrap();
+            assert!(order().await.is_none() && !presence.is_aside());
+
+            // An operator's order is left alone.
+            fixture.repository.txn(Txn::new().put(order_key(4), "drain")).await.unwrap();
+            presence.step_aside().await.unwrap();
+            assert!(presence.is_aside());
+            presence.step_back().await.unwrap();
+            assert!(order().await.is_some());
+            fixture.repository.txn(Txn::new().delete(order_key(4))).await.unwrap();
+
+            // Who is about to stop stays aside.
+            presence.step_aside().await.unwrap();
+            presence.resign().await.unwrap();
+            presence.step_back().await.unwrap();
+            assert!(order().await.is_some());
+
+            // A new run has to ask anew.
+            fixture.repository.revoke(presence.lease().unwrap()).await.unwrap();
+            presence.renew().await.unwrap();
+            assert!(!presence.is_aside());
         });
     }
 

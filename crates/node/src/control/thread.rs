@@ -24,7 +24,7 @@ use super::pulse::Pulse;
 use super::records::{self, SUPPORTED_LEVEL};
 use super::ruler::Ruler;
 use super::view::View;
-use super::{Control, ControlParts, metrics, migrate, publish, steward};
+use super::{Control, ControlParts, metrics, migrate, publish, room, steward};
 use crate::data_dir::{Admission, Identity, decode_id};
 use crate::exit::{Failure, Outcome, Status};
 use crate::formation::{Card, Doorkeeper, Entrant, Inside, Way};
@@ -135,6 +135,9 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     let removed = Shutdown::new();
     let (readiness, shutdown) = (parts.readiness.clone(), scope.shutdown().clone());
     scope.spawn("presence", Arc::clone(&presence).keep(readiness, shutdown.clone()));
+    let room =
+        room::watch(Arc::clone(&presence), coordinator.clone(), Arc::clone(&parts.store), shutdown.clone());
+    scope.spawn("room", room);
     scope.spawn("steward", steward::run(coordinator.clone(), Arc::clone(&repository), shutdown.clone()));
     let pulse = Pulse::new(record.node_id, Arc::clone(&transport), Arc::clone(&parts.clock));
     let pulse = Arc::new(pulse);
