@@ -29,6 +29,9 @@ pub(crate) struct InteropArgs {
     /// Run against this etcd instead of three fresh nodes
     #[arg(long, value_name = "HOST:PORT,…")]
     etcd: Option<String>,
+    /// How many fresh nodes the clients of the queue meet
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "kafka")]
+    nodes: usize,
     /// Run these tests of librdkafka's suite instead of the allow-list (`0011,0103`, or `all`)
     #[arg(long, value_name = "TESTS", value_delimiter = ',')]
     rdkafka_tests: Vec<String>,
@@ -78,6 +81,8 @@ pub(crate) struct Bench {
     pub(crate) home: PathBuf,
     /// A broker somebody else runs.
     kafka: Option<String>,
+    /// How many nodes ours has.
+    nodes: usize,
     /// An etcd somebody else runs.
     etcd: Option<String>,
     /// Tests of librdkafka's suite, when they are not those of the allow-list.
@@ -128,6 +133,7 @@ pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
         root: root.to_path_buf(),
         home,
         kafka: args.kafka.clone(),
+        nodes: args.nodes.max(1),
         etcd: args.etcd.clone(),
         rdkafka_tests: args.rdkafka_tests.clone(),
     };
@@ -187,6 +193,10 @@ fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
         return (suite.run)(bench, address);
     }
     let options = suite.settings.iter().fold(Options::new(), |options, (key, value)| options.set(key, value));
+    if bench.nodes > 1 {
+        let first = |cluster: &Cluster| cluster.server(0).map(|server| server.kafka().to_owned());
+        return on_nodes(bench, suite, bench.nodes, &options, |cluster| first(cluster).unwrap_or_default());
+    }
     let mut server = Server::start(options)?;
     let mut result = (suite.run)(bench, server.kafka());
     if !server.is_running() {
@@ -205,9 +215,20 @@ fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     if let Some(addresses) = &bench.etcd {
         return (suite.run)(bench, addresses);
     }
-    let mut cluster = Cluster::moim(3, &Options::new(), false)?;
-    let mut result = (suite.run)(bench, &cluster.endpoints().join(","));
-    if let Some(node) = (0..3).find(|node| !cluster.is_running(*node)) {
+    on_nodes(bench, suite, 3, &Options::new(), |cluster| cluster.endpoints().join(","))
+}
+
+/// On fresh nodes, found at the address that `address` gives.
+fn on_nodes(
+    bench: &Bench,
+    suite: &Suite,
+    nodes: usize,
+    options: &Options,
+    address: impl FnOnce(&Cluster) -> String,
+) -> Result<usize, Trouble> {
+    let mut cluster = Cluster::moim(nodes, options, false)?;
+    let mut result = (suite.run)(bench, &address(&cluster));
+    if let Some(node) = (0..nodes).find(|node| !cluster.is_running(*node)) {
         result = Err(Trouble::Failed { passed: 0, reason: format!("node {} ended", node + 1) });
     }
     if let Err(Trouble::Failed { reason, .. }) = &mut result {

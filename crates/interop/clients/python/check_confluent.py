@@ -107,7 +107,7 @@ assert settings["cleanup.policy"].value == "delete"
 listed = admin.list_offsets({TopicPartition(out, 0): OffsetSpec.latest()})
 assert listed[TopicPartition(out, 0)].result(30).offset == 6, "three records and their three markers"
 cluster = admin.describe_cluster().result(30)
-assert len(cluster.nodes) == 1
+assert len(cluster.nodes) >= 1
 described = admin.describe_consumer_groups([group])[group].result(30)
 assert described.group_id == group
 ok("admin")

@@ -2,7 +2,7 @@
 //! transactions.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ use super::{COPY, ORIGINAL, PARTITIONS};
 const CALL: Duration = Duration::from_secs(20);
 /// For the clients to get somewhere after a fault has ended.
 const PROGRESS: Duration = Duration::from_secs(30);
+/// A copier that does nothing for so long hangs: longer than any of its calls may take.
+const HANGS: Duration = Duration::from_secs(35);
 
 /// What every client has: patience that is shorter than the faults are long.
 pub(super) fn client(brokers: &str) -> ClientConfig {
@@ -39,11 +41,11 @@ pub(super) fn client(brokers: &str) -> ClientConfig {
     config
 }
 
-/// Makes a topic, however often that has to be tried.
-pub(super) fn topic(brokers: &str, name: &str, partitions: i32) {
+/// Makes a topic with so many replicas; -1: as many as the cluster gives of its own accord.
+pub(super) fn topic(brokers: &str, name: &str, partitions: i32, replicas: i32) {
     let admin: AdminClient<DefaultClientContext> = client(brokers).create().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let new = NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
+    let new = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
     let made = runtime.block_on(admin.create_topics([&new], &AdminOptions::new())).unwrap();
     assert!(matches!(&made[0], Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))), "{made:?}");
 }
@@ -57,6 +59,10 @@ pub(super) struct Written {
     pub(super) unknown: Vec<(i32, u64)>,
     /// Errors a client cannot live with.
     pub(super) fatal: Vec<String>,
+    /// What made the copier begin anew, each time.
+    pub(super) copier_failures: Vec<String>,
+    /// How often it hung, and another took its place.
+    pub(super) copier_hung: u32,
 }
 
 /// The clients.
@@ -75,7 +81,8 @@ impl Load {
         let (brokers_of_writer, stop, reports) = (brokers.to_owned(), Arc::clone(stop), Arc::clone(&written));
         let writer = std::thread::spawn(move || write(&brokers_of_writer, &stop, reports));
         let (brokers_of_copier, ends) = (brokers.to_owned(), Arc::clone(&copier_stop));
-        let copier = std::thread::spawn(move || copy(&brokers_of_copier, &ends));
+        let failures = Arc::clone(&written);
+        let copier = std::thread::spawn(move || keep_copying(&brokers_of_copier, &ends, &failures));
         Self { written, writer, copier, copier_stop, brokers: brokers.to_owned() }
     }
 
@@ -97,12 +104,21 @@ impl Load {
         }
     }
 
+    /// Waits until the copier has committed something.
+    pub(super) fn await_copied(&self, cluster: &Cluster) {
+        let began = Instant::now();
+        while super::verify::copied(&self.brokers) == 0 {
+            assert!(began.elapsed() < PROGRESS, "nothing is copied\n{}", cluster.log_tails());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// Ends the clients when all is written and copied.
     pub(super) fn finish(self, cluster: &Cluster) -> Written {
         self.writer.join().unwrap();
         let began = Instant::now();
         while super::verify::lag(&self.brokers) > 0 {
-            let late = began.elapsed() > 2 * PROGRESS;
+            let late = began.elapsed() > HANGS + 2 * PROGRESS;
             assert!(!late, "the copy does not get done\n{}", cluster.log_tails());
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -166,58 +182,105 @@ fn write(brokers: &str, stop: &AtomicBool, reports: Arc<Mutex<Written>>) {
     producer.flush(Duration::from_secs(120)).unwrap();
 }
 
-/// Copies the original, a transaction at a time. Whatever goes wrong, everything begins anew under the same name, which
-/// ends the transaction that was open.
-fn copy(brokers: &str, stop: &AtomicBool) {
+/// Keeps one copier going. A call of librdkafka may never return: a request for the coordinator of a group waits for a
+/// connection to a broker object that was given up when its node was away from the metadata, whatever the timeout of the
+/// call. Then another copier begins under the same name. That fences the one that hangs, as it would a process that was
+/// paused: should it wake up, its transaction is refused.
+fn keep_copying(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>) {
     while !stop.load(Ordering::SeqCst) {
-        if let Err(error) = copy_until_it_fails(brokers, stop) {
-            if std::env::var_os("MOIM_CHAOS_VERBOSE").is_some() {
-                println!("the copier begins anew: {error}");
+        let copier = Arc::new(Copier::default());
+        let (working, brokers, reports) = (Arc::clone(&copier), brokers.to_owned(), Arc::clone(written));
+        let thread = std::thread::spawn(move || working.run(&brokers, &reports));
+        let (mut steps, mut since) = (0, Instant::now());
+        while !stop.load(Ordering::SeqCst) && since.elapsed() < HANGS {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = copier.steps.load(Ordering::SeqCst);
+            if now != steps {
+                (steps, since) = (now, Instant::now());
             }
-            std::thread::sleep(Duration::from_millis(100));
+        }
+        copier.stop.store(true, Ordering::SeqCst);
+        if since.elapsed() < HANGS {
+            thread.join().unwrap();
+        } else {
+            println!("the copier hangs; another takes its place");
+            written.lock().unwrap().copier_hung += 1;
         }
     }
 }
 
-fn copy_until_it_fails(brokers: &str, stop: &AtomicBool) -> KafkaResult<()> {
-    let producer: BaseProducer = client(brokers)
-        .set("transactional.id", "copier")
-        .set("transaction.timeout.ms", "20000")
-        .set("linger.ms", "2")
-        .create()?;
-    producer.init_transactions(CALL)?;
-    let consumer: BaseConsumer = client(brokers)
-        .set("group.id", "copier")
-        .set("isolation.level", "read_committed")
-        .set("enable.auto.commit", "false")
-        .set("auto.offset.reset", "earliest")
-        .set("session.timeout.ms", "6000")
-        .create()?;
-    consumer.subscribe(&[ORIGINAL])?;
-    while !stop.load(Ordering::SeqCst) {
-        let Some(first) = consumer.poll(Duration::from_millis(100)) else { continue };
-        producer.begin_transaction()?;
-        let mut next = BTreeMap::new();
-        let mut message = first?;
-        // Whatever was polled is in the transaction: the next one begins after it.
-        for left in (0..500).rev() {
-            send(&producer, &message)?;
-            next.insert(message.partition(), message.offset() + 1);
-            let another = if left > 0 { consumer.poll(Duration::ZERO) } else { None };
-            match another {
-                Some(another) => message = another?,
-                None => break,
+/// Copies the original, a transaction at a time. Whatever goes wrong, everything begins anew under the same name, which
+/// ends the transaction that was open.
+#[derive(Default)]
+struct Copier {
+    stop: AtomicBool,
+    /// Counts what it does.
+    steps: AtomicU64,
+}
+
+impl Copier {
+    fn run(&self, brokers: &str, written: &Mutex<Written>) {
+        while !self.stop.load(Ordering::SeqCst) {
+            if let Err(error) = self.copy_until_it_fails(brokers) {
+                if std::env::var_os("MOIM_CHAOS_VERBOSE").is_some() {
+                    println!("the copier begins anew: {error}");
+                }
+                written.lock().unwrap().copier_failures.push(error.to_string());
+                std::thread::sleep(Duration::from_millis(100));
             }
         }
-        let mut offsets = TopicPartitionList::new();
-        for (partition, offset) in next {
-            offsets.add_partition_offset(ORIGINAL, partition, Offset::Offset(offset))?;
-        }
-        let group = consumer.group_metadata().expect("it is subscribed");
-        producer.send_offsets_to_transaction(&offsets, &group, CALL)?;
-        producer.commit_transaction(CALL)?;
     }
-    Ok(())
+
+    fn step(&self) {
+        self.steps.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn copy_until_it_fails(&self, brokers: &str) -> KafkaResult<()> {
+        let producer: BaseProducer = client(brokers)
+            .set("transactional.id", "copier")
+            .set("transaction.timeout.ms", "20000")
+            .set("linger.ms", "2")
+            .create()?;
+        self.step();
+        producer.init_transactions(CALL)?;
+        self.step();
+        let consumer: BaseConsumer = client(brokers)
+            .set("group.id", "copier")
+            .set("isolation.level", "read_committed")
+            .set("enable.auto.commit", "false")
+            .set("auto.offset.reset", "earliest")
+            .set("session.timeout.ms", "6000")
+            // One that hangs does not keep its partitions.
+            .set("max.poll.interval.ms", "30000")
+            .create()?;
+        consumer.subscribe(&[ORIGINAL])?;
+        while !self.stop.load(Ordering::SeqCst) {
+            self.step();
+            let Some(first) = consumer.poll(Duration::from_millis(100)) else { continue };
+            producer.begin_transaction()?;
+            let mut next = BTreeMap::new();
+            let mut message = first?;
+            // Whatever was polled is in the transaction: the next one begins after it.
+            for left in (0..500).rev() {
+                send(&producer, &message)?;
+                next.insert(message.partition(), message.offset() + 1);
+                let another = if left > 0 { consumer.poll(Duration::ZERO) } else { None };
+                match another {
+                    Some(another) => message = another?,
+                    None => break,
+                }
+            }
+            let mut offsets = TopicPartitionList::new();
+            for (partition, offset) in next {
+                offsets.add_partition_offset(ORIGINAL, partition, Offset::Offset(offset))?;
+            }
+            let group = consumer.group_metadata().expect("it is subscribed");
+            producer.send_offsets_to_transaction(&offsets, &group, CALL)?;
+            self.step();
+            producer.commit_transaction(CALL)?;
+        }
+        Ok(())
+    }
 }
 
 fn send(producer: &BaseProducer, message: &BorrowedMessage<'_>) -> KafkaResult<()> {

@@ -2,7 +2,8 @@
 //! reads from them and copies from one topic to another in transactions.
 //!
 //! Checked: nothing acknowledged is lost, moved or doubled; the copy is the original, exactly once and in order; after
-//! every fault the cluster is whole again within [`whole_within`]. `cargo xtask chaos --rounds N --seed S` runs more of
+//! every fault the cluster is whole again within [`whole_within`]. And without a fault (`moves.rs`): every partition is
+//! moved from node to node, and no client hears of it. `cargo xtask chaos --rounds N --seed S` runs more of
 //! it; the same seed gives the same faults, at times that differ as machines do.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
@@ -11,10 +12,11 @@
 mod disk;
 mod faults;
 mod load;
+mod moves;
 mod verify;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use moim_interop::Options;
@@ -35,6 +37,12 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
+/// One cluster at a time: each wants the machine for itself.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// How long the cluster may take to be whole after a fault has ended.
 fn whole_within() -> Duration {
     Duration::from_secs(number("MOIM_CHAOS_WHOLE_S", 10))
@@ -51,6 +59,7 @@ fn options() -> Options {
 
 #[test]
 fn nothing_acknowledged_is_lost_and_nothing_happens_twice() {
+    let _alone = alone();
     let (rounds, seed) = (number("MOIM_CHAOS_ROUNDS", 3), number("MOIM_CHAOS_SEED", 1));
     let mut rng = fastrand::Rng::with_seed(seed);
     let small = SmallDisk::mount();
@@ -60,10 +69,9 @@ fn nothing_acknowledged_is_lost_and_nothing_happens_twice() {
     })
     .unwrap();
     await_whole(&mut cluster, "the start", Duration::from_secs(30));
-    let brokers: Vec<String> = (0..3).map(|node| cluster.server(node).unwrap().kafka().to_owned()).collect();
-    let brokers = brokers.join(",");
-    topic(&brokers, ORIGINAL, PARTITIONS);
-    topic(&brokers, COPY, PARTITIONS);
+    let brokers = brokers(&cluster);
+    topic(&brokers, ORIGINAL, PARTITIONS, -1);
+    topic(&brokers, COPY, PARTITIONS, -1);
 
     let stop = Arc::new(AtomicBool::new(false));
     let load = Load::start(&brokers, &stop);
@@ -79,6 +87,11 @@ fn nothing_acknowledged_is_lost_and_nothing_happens_twice() {
     stop.store(true, Ordering::SeqCst);
     let written = load.finish(&cluster);
     verify::check(&brokers, &written, &cluster);
+}
+
+fn brokers(cluster: &Cluster) -> String {
+    let all: Vec<&str> = (0..cluster.len()).map(|node| cluster.server(node).unwrap().kafka()).collect();
+    all.join(",")
 }
 
 /// Waits until every node runs, every partition is led and everybody is in sync; says how long that took.
