@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use moim_base::{BrokerId, LeaderEpoch, Offset};
-use moim_journal::Journal;
+use moim_journal::{AppendError, Journal};
 
 use self::log::Change;
 use super::inbound::Inbound;
@@ -25,7 +25,7 @@ use super::owner::Owner;
 use super::{Shared, lock};
 use crate::acks::AckError;
 use crate::controller::LogEnd;
-use crate::follower::ResetPolicy;
+use crate::follower::{Follower, ResetPolicy};
 use crate::leader::Outcome;
 use crate::log::{JournalView, LogView};
 use crate::machine::{Chunk, Snapshot, SnapshotFetch};
@@ -417,13 +417,16 @@ impl Replicated {
             return;
         }
         let follower = state.replica.as_mut().and_then(Replica::follower);
-        if !follower.is_some_and(|follower| follower.leader().1 == epoch && follower.accepts(fetch)) {
-            return;
-        }
+        let awaits = |follower: &&mut Follower| follower.leader().1 == epoch && follower.accepts(fetch);
+        let Some(leader) = follower.filter(awaits).map(|follower| follower.leader().0) else { return };
         if answer.is_ok()
             && let Err(error) = self.append(state.owner.as_deref(), &frames, records)
         {
             tracing::debug!(partition = %self.id, %error, "what a leader sent was not taken");
+            if matches!(error, AppendError::Full) {
+                // Commits are not to wait for a disk without room: the leader hears that nobody follows here for now.
+                self.shared.outbound(leader).forget(self.id);
+            }
             self.step(state, |replica, _, now_ms, _| {
                 if let Some(follower) = replica.follower() {
                     follower.on_failed(fetch, now_ms);

@@ -258,8 +258,9 @@ impl Session<'_> {
             ToLeader::Forget(slots) => {
                 for slot in slots {
                     let known = self.slots.get_mut(slot as usize).and_then(Option::take);
+                    // As good as gone: it has let go of its copy, or has no room for what is to come.
                     if let Some(copy) = known.and_then(|slot| slot.copy) {
-                        copy.on_unsubscribed(&self.inbound, false);
+                        copy.on_unsubscribed(&self.inbound, true);
                     }
                 }
             }

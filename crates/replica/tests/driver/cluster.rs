@@ -183,11 +183,19 @@ pub(crate) struct Kind {
     pub(crate) durability: Durability,
     pub(crate) partitions: u32,
     pub(crate) lag_ms: u64,
+    /// The node whose disk takes nothing.
+    pub(crate) full: Option<i32>,
 }
 
 impl Default for Kind {
     fn default() -> Self {
-        Self { policy: ResetPolicy::LogStart, durability: Durability::Fsync, partitions: 1, lag_ms: 10_000 }
+        Self {
+            policy: ResetPolicy::LogStart,
+            durability: Durability::Fsync,
+            partitions: 1,
+            lag_ms: 10_000,
+            full: None,
+        }
     }
 }
 
@@ -279,7 +287,7 @@ impl Cluster {
         let options = StoreOptions {
             commit_file_bytes: 4 << 20,
             first_commit_file_bytes: 1 << 20,
-            min_free_bytes: 0,
+            min_free_bytes: if self.kind.full == Some(node) { u64::MAX } else { 0 },
             recent_bytes: 512 << 10,
             bypass_bytes: 64 << 10,
             ..StoreOptions::default()

@@ -293,6 +293,20 @@ fn a_node_that_has_no_part_any_more_is_told_to_drop_its_copy() {
 }
 
 #[test]
+fn commits_do_not_wait_for_a_disk_without_room() {
+    run(async {
+        // Nobody is given up for being slow here.
+        let kind = Kind { lag_ms: 600_000, full: Some(3), ..Kind::default() };
+        let cluster = Cluster::start(kind).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"one").unwrap();
+        cluster.committed(2, 1).await;
+        cluster.in_sync(&[1, 2]).await;
+        assert_eq!(cluster.journal(3).end(), 0);
+    });
+}
+
+#[test]
 fn a_replica_that_is_being_moved_is_slowed_down_and_nobody_else() {
     // By whoever sends, or by whoever takes in.
     for (sending, taking_in) in [(Some(1), None), (None, Some(1))] {
