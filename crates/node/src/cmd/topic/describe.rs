@@ -1,5 +1,7 @@
 //! `moim topic describe`: partitions with their offsets, and settings with where they come from.
 
+use std::time::Duration;
+
 use moim_wire_kafka::messages::describe_configs::{DescribeConfigsResource, DescribeConfigsResult};
 use moim_wire_kafka::messages::{DescribeConfigsRequest, MetadataResponseTopic};
 use moim_wire_kafka::{KString, Uuid};
@@ -7,7 +9,7 @@ use serde::Serialize;
 
 use super::DescribeArgs;
 use crate::client::offsets::{EARLIEST, Isolation, LATEST};
-use crate::client::{Client, TopicPartition, errors};
+use crate::client::{Client, Patience, TopicPartition, errors};
 use crate::cmd::{joined, or_dash};
 use crate::exit::Outcome;
 use crate::output::{Output, Report, Section};
@@ -16,11 +18,29 @@ use crate::target::ClientArgs;
 /// The number of a topic among the kinds of things that have settings.
 pub(super) const TOPIC_RESOURCE: i8 = 2;
 
+/// How long a leader that cannot be reached may take to be replaced.
+const FAILOVER: Duration = Duration::from_secs(5);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(100);
+
 pub(super) async fn run(client: &ClientArgs, args: &DescribeArgs, output: Output) -> Outcome {
     let mut client = Client::connect(client).await?;
     let names: Vec<KString> = args.names.iter().map(Into::into).collect();
-    let found = client.topics(&names, false, |_, _| false).await?;
-    let configs = describe_configs(&mut client, &names).await?;
+    let mut patience = Patience::default();
+    let topics = loop {
+        // A node that has just died leads on, as far as the others know.
+        let looked = look(&mut client, &names, args.all).await;
+        match patience.forgive(looked, FAILOVER)? {
+            Some(topics) => break topics,
+            None => tokio::time::sleep(PAUSE).await,
+        }
+    };
+    output.print(&Topics { topics })
+}
+
+async fn look(client: &mut Client, names: &[KString], all: bool) -> Outcome<Vec<Topic>> {
+    let found = client.topics(names, false, |_, _| false).await?;
+    let configs = describe_configs(client, names).await?;
     let mut topics = Vec::new();
     for topic in found {
         let name = topic.name.clone().unwrap_or_default();
@@ -29,17 +49,17 @@ pub(super) async fn run(client: &ClientArgs, args: &DescribeArgs, output: Output
             settings.map_or(0, |one| one.error_code),
             settings.and_then(|one| one.error_message.as_deref()),
         )?;
-        let partitions = partitions(&mut client, &name, &topic).await?;
+        let partitions = partitions(client, &name, &topic).await?;
         topics.push(Topic {
             topic_id: Some(topic.topic_id).filter(|id| *id != Uuid::default()).map(|id| id.to_string()),
             name: name.to_string(),
             internal: topic.is_internal,
             replication_factor: topic.partitions.first().map_or(0, |one| one.replica_nodes.len()),
             partitions,
-            configs: settings.map(|one| shown_configs(one, args.all)).unwrap_or_default(),
+            configs: settings.map(|one| shown_configs(one, all)).unwrap_or_default(),
         });
     }
-    output.print(&Topics { topics })
+    Ok(topics)
 }
 
 async fn describe_configs(client: &mut Client, names: &[KString]) -> Outcome<Vec<DescribeConfigsResult>> {
