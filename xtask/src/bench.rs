@@ -64,7 +64,7 @@ struct Queue {
     /// The other broker
     #[arg(long, value_enum, default_value_t = Peer::Kafka)]
     peer: Peer,
-    /// Compare clusters of this many processes instead of single brokers (metrics 19 to 21)
+    /// Compare clusters of this many processes instead of single brokers (metrics 19 to 21 and 27)
     #[arg(long, default_value_t = 1, value_name = "N")]
     nodes: usize,
     /// Partitions of the start-up test (metric 15)

@@ -171,6 +171,16 @@ pub async fn leaders(addr: SocketAddr, topic: &str, in_sync: usize) -> Result<Ve
     Ok(leaders)
 }
 
+/// Where the controller is, as a server says.
+pub async fn controller(addr: SocketAddr) -> Result<SocketAddr> {
+    let question = MetadataRequest { topics: Some(Vec::new()), ..Default::default() };
+    let answer: MetadataResponse = Connection::open(addr).await?.call(METADATA_VERSION, &question).await?;
+    let broker = answer.brokers.iter().find(|broker| broker.node_id == answer.controller_id);
+    let broker = broker.context("no controller is named")?;
+    let address = format!("{}:{}", broker.host.as_str(), broker.port);
+    address.parse().with_context(|| address)
+}
+
 /// The end offset of a partition.
 pub async fn end_offset(addr: SocketAddr, topic: &str, partition: i32) -> Result<i64> {
     let partitions =

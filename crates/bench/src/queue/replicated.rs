@@ -1,8 +1,9 @@
-//! Metrics 19 to 21: clusters of several processes on this machine, every partition on all of them, acks=all.
+//! Metrics 19 to 21 and 27: clusters of several processes on this machine, every partition on all of them, acks=all.
 //!
 //! 19 and 20 alternate slices between our cluster and Kafka's, under both meanings an acknowledgement can have; beside the
 //! rates they tell how many bytes crossed the loopback for each byte acknowledged (client, replication and all). 21 kills
-//! the leader of a partition and tells for how long nothing was acknowledged.
+//! the leader of a partition and tells for how long nothing was acknowledged. 27 kills the controller of a cluster with many
+//! partitions and tells how long it takes until every one of them is led by somebody who is there.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -23,10 +24,12 @@ use crate::report::{Aim, Figure, Metric, Report, Side};
 use crate::slices::{Subject, Work, alternate, median};
 
 /// Every metric of clusters.
-pub const METRICS: [u8; 3] = [19, 20, 21];
+pub const METRICS: [u8; 4] = [19, 20, 21, 27];
 
 /// How often a leader is killed.
 const FAILOVERS: usize = 3;
+/// Partitions of the cluster whose controller is killed.
+const CONTROLLED: i32 = 10_000;
 /// A cluster that does not take writes again by then does not count as one.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -90,6 +93,9 @@ pub(super) fn run(options: &Options, nodes: usize, progress: &mut dyn FnMut(&str
     }
     if wanted(21) {
         report.metrics.push(bench.failover(kafka, progress)?);
+    }
+    if wanted(27) {
+        report.metrics.push(bench.controller_failover(progress)?);
     }
     Ok(report)
 }
@@ -202,6 +208,25 @@ impl Bench<'_> {
         let title = format!("failover of a partition on {} nodes, default timers", self.nodes);
         Ok(Metric { number: 21, title, figures, ..Metric::default() })
     }
+
+    fn controller_failover(&self, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+        let mut gaps = Vec::new();
+        for round in 0..FAILOVERS {
+            let cluster = self.start_moim(&format!("controller-{round}"))?;
+            let gap = self.runtime.block_on(kill_the_controller(cluster, &self.topic()))?;
+            progress(&format!("controller failover {round}: {:.0} ms", gap.as_secs_f64() * 1e3));
+            gaps.push(gap.as_secs_f64() * 1e3);
+        }
+        let worst = gaps.iter().copied().fold(0.0, f64::max);
+        let middle = median(gaps).unwrap_or_default();
+        let what = format!("until all is led again, median of {FAILOVERS}");
+        let figures = vec![
+            Figure::new("Moim", &what, middle, "ms", Some(Aim::AtMost(3_000.0))),
+            Figure::new("Moim", "the same, worst", worst, "ms", None),
+        ];
+        let title = format!("kill -9 of the controller, {} nodes, {CONTROLLED} partitions on each", self.nodes);
+        Ok(Metric { number: 27, title, figures, ..Metric::default() })
+    }
 }
 
 /// A cluster that is produced to, every partition at its leader.
@@ -310,6 +335,28 @@ async fn kill_the_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> 
             return Ok(killed.elapsed());
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Kills the node that is the controller, and leads its share, and answers how long it takes until every partition is led
+/// by another.
+async fn kill_the_controller(mut cluster: Cluster, topic: &str) -> Result<Duration> {
+    let new = NewTopic { name: topic.to_owned(), partitions: CONTROLLED, configs: Vec::new() };
+    let factor = i16::try_from(cluster.servers.len())?;
+    admin::create_replicated(cluster.addr(), &new, factor).await?;
+    let controller = admin::controller(cluster.addr()).await?;
+    let at = cluster.servers.iter().position(|server| server.addr == controller);
+    let at = at.context("an unknown controller")?;
+    let killed = Instant::now();
+    cluster.servers.remove(at).kill()?;
+    loop {
+        ensure!(killed.elapsed() < PATIENCE, "not all is led within {PATIENCE:?} of the controller's death");
+        let asked = Instant::now();
+        let leaders = admin::leaders(cluster.addr(), topic, 1).await.unwrap_or_default();
+        if leaders.len() == usize::try_from(CONTROLLED)? && !leaders.contains(&controller) {
+            return Ok(asked - killed);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
