@@ -224,7 +224,8 @@ impl Bench<'_> {
             Figure::new("Moim", &what, middle, "ms", Some(Aim::AtMost(3_000.0))),
             Figure::new("Moim", "the same, worst", worst, "ms", None),
         ];
-        let title = format!("kill -9 of the controller, {} nodes, {CONTROLLED} partitions on each", self.nodes);
+        let title =
+            format!("kill -9 of the controller, {} nodes, {CONTROLLED} partitions on each", self.nodes);
         Ok(Metric { number: 27, title, figures, ..Metric::default() })
     }
 }
