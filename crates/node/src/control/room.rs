@@ -45,14 +45,15 @@ pub(super) async fn watch(
             Step::Stay => continue,
             // Nobody else is there to lead.
             Step::StepAside if View::of(&coordinator).members.len() < 2 => continue,
-            Step::StepAside => {
-                tracing::warn!("no room on the disk: others are asked to lead");
-                presence.step_aside().await
-            }
-            Step::StepBack => {
+            Step::StepAside => presence.step_aside().await.map(|()| {
+                // Before the node has a mark there is nothing to step aside from.
+                if presence.is_aside() {
+                    tracing::warn!("no room on the disk: others are asked to lead");
+                }
+            }),
+            Step::StepBack => presence.step_back().await.map(|()| {
                 tracing::info!("there is room again: this node may lead");
-                presence.step_back().await
-            }
+            }),
         };
         if let Err(error) = done {
             tracing::debug!(%error, "the cluster was not told about the room on the disk; trying again");
