@@ -200,7 +200,12 @@ impl Presence {
         self.order_drain().await
     }
 
-    /// The same until [`Presence::step_back`].
+    /// Whether the node is about to stop.
+    pub(crate) fn has_resigned(&self) -> bool {
+        self.resigned.load(Ordering::Relaxed)
+    }
+
+    /// Asks the same until [`Presence::step_back`].
     pub(crate) async fn step_aside(&self) -> Result<(), RepositoryError> {
         self.order_drain().await
     }
@@ -214,7 +219,7 @@ impl Presence {
     /// May lead again, unless an operator wants otherwise or the node is about to stop.
     pub(crate) async fn step_back(&self) -> Result<(), RepositoryError> {
         let aside = *lock(&self.aside);
-        let Some((_, revision)) = aside.filter(|_| !self.resigned.load(Ordering::Relaxed)) else {
+        let Some((_, revision)) = aside.filter(|_| !self.has_resigned()) else {
             return Ok(());
         };
         let key = order_key(lock(&self.record).node_id);

@@ -28,7 +28,7 @@ enum Step {
     StepBack,
 }
 
-/// Looks at the disk until the node stops.
+/// Looks at the disk until the node stops, or is about to.
 pub(super) async fn watch(
     presence: Arc<Presence>,
     coordinator: Coordinator,
@@ -40,6 +40,9 @@ pub(super) async fn watch(
         tokio::select! {
             () = shutdown.stopped() => return,
             () = tokio::time::sleep(LOOK) => {}
+        }
+        if presence.has_resigned() {
+            return;
         }
         let done = match step(store.is_full(), presence.is_aside(), &mut roomy) {
             Step::Stay => continue,
