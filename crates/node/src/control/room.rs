@@ -17,6 +17,8 @@ use super::view::View;
 
 /// Between two looks at the disk.
 const LOOK: Duration = Duration::from_millis(100);
+/// The same while nobody else could lead: a node at rest is to rest.
+const ALONE: Duration = Duration::from_secs(1);
 /// There is room again when it was seen so many times in a row: a disk on the edge would have leaderships go to and fro.
 const LOOKS: u32 = 20;
 
@@ -37,9 +39,10 @@ pub(super) async fn watch(
 ) {
     let mut roomy = 0;
     loop {
+        let alone = coordinator.group().metrics().voters.len() < 2;
         tokio::select! {
             () = shutdown.stopped() => return,
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(if alone { ALONE } else { LOOK }) => {}
         }
         if presence.has_resigned() {
             return;

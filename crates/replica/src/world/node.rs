@@ -379,7 +379,8 @@ impl World {
         let (epoch, high_watermark) = (leader.epoch(), leader.high_watermark());
         let log = &mut me.disks[part];
         let knows = self.scenario.is_idempotent(part) && !self.scenario.mutants.has(Mutant::ForgetProducers);
-        match if knows { Repeat::of(value, log) } else { Repeat::No } {
+        let repeat = if knows { Repeat::of(value, log) } else { Repeat::No };
+        match repeat {
             Repeat::No => {}
             Repeat::Gap => return,
             Repeat::Of(offset) if offset < high_watermark => return self.on_acked(part, offset, value),
