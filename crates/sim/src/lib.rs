@@ -11,6 +11,7 @@
 //! | `clients.rs` | who uses them, and what they were promised |
 //! | `faults.rs` | what goes wrong, and when |
 //! | `run.rs` | one run from beginning to verdict |
+//! | `store.rs` | the same for the store |
 
 #![warn(missing_docs)]
 
@@ -18,6 +19,8 @@ mod clients;
 mod cluster;
 mod faults;
 mod run;
+mod store;
 pub mod world;
 
 pub use run::{Failure, Options, Report, run, run_traced};
+pub use store::{StoreOptions, StoreReport, run_store};

@@ -38,6 +38,7 @@ pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
             tracing::error!(shard = shard.index, %error, "a snapshot could not be written");
         }
         tokio::select! {
+            biased;
             () = shard.news.notified() => {}
             () = tokio::time::sleep(TICK) => {}
         }

@@ -25,6 +25,8 @@ mod keeper;
 pub mod keyspace;
 pub mod log;
 pub mod ops;
+#[cfg(feature = "planted")]
+pub mod planted;
 pub mod pubsub;
 pub mod rdb;
 pub mod replicated;

@@ -104,10 +104,10 @@ impl Copy {
 }
 
 impl Owner for Copy {
-    fn on_lead(&self, _epoch: LeaderEpoch, high_watermark: Offset) {
+    fn on_lead(&self, epoch: LeaderEpoch, high_watermark: Offset) {
         // Whoever led before may answer until its right has run out; the service takes this back where nobody can.
         let wait_ms = FenceTuning::default().length_ms;
-        self.shard.set_right_from(self.clock.monotonic_ms() + wait_ms);
+        self.shard.set_right_from(epoch.0, self.clock.monotonic_ms() + wait_ms);
         self.shard.on_committed(high_watermark.0);
         self.shard.news.notify_one();
     }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -36,6 +37,8 @@ pub struct Server {
     threads: Mutex<Vec<JoinHandle<()>>>,
     shutdown: Shutdown,
     turn: Arc<AtomicUsize>,
+    /// Where everything runs that has no loops of its own.
+    here: Option<Scope>,
 }
 
 impl Server {
@@ -52,12 +55,38 @@ impl Server {
             senders.push(sender);
             threads.push(thread);
         }
-        Ok(Self { shared, loops: senders, threads: Mutex::new(threads), shutdown, turn: Arc::default() })
+        let (threads, turn) = (Mutex::new(threads), Arc::default());
+        Ok(Self { shared, loops: senders, threads, shutdown, turn, here: None })
+    }
+
+    /// One loop, which is the runtime that calls; nobody listens, connections are given to [`Server::adopt`]. For a store among
+    /// others on one thread.
+    pub fn here(shared: Arc<Shared>, scope: Scope) -> Self {
+        let _ = shared.this.set(Arc::downgrade(&shared));
+        let shutdown = scope.shutdown().clone();
+        let (loops, threads, turn) = (Vec::new(), Mutex::default(), Arc::default());
+        Self { shared, loops, threads, shutdown, turn, here: Some(scope) }
+    }
+
+    /// Whether nobody listens.
+    pub fn is_here(&self) -> bool {
+        self.here.is_some()
+    }
+
+    /// Serves a client that came some other way; only where nobody listens.
+    pub fn adopt(&self, shard: &Arc<Shard>, socket: Box<dyn Socket>) {
+        let Some(scope) = &self.here else { return };
+        let (shared, shard) = (Arc::clone(&self.shared), Arc::clone(shard));
+        shared.connections.fetch_add(1, Ordering::AcqRel);
+        scope.spawn("slots-client", async move {
+            connection::serve(Arc::clone(&shared), shard, socket, String::new(), String::new(), 0).await;
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+        });
     }
 
     /// How many loops there are.
     pub fn loops(&self) -> usize {
-        self.loops.len()
+        self.loops.len().max(1)
     }
 
     /// What everything here shares.
@@ -67,7 +96,7 @@ impl Server {
 
     /// Keeps a shard: reads its journal, follows its role, expires its keys.
     pub fn keep(&self, shard: &Arc<Shard>) -> io::Result<()> {
-        for index in 0..self.loops.len() {
+        for index in 0..self.loops() {
             self.spawn(index, "slots-wakes", Arc::clone(shard).wake_waiters(index))?;
         }
         self.spawn(0, "slots-keeper", keeper::run(Arc::clone(&self.shared), Arc::clone(shard)))
@@ -75,8 +104,8 @@ impl Server {
 
     /// Binds an address for a shard.
     pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-        use socket2::{Domain, Protocol, Socket, Type};
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        use socket2::{Domain, Protocol, Type};
+        let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
@@ -107,6 +136,10 @@ impl Server {
         name: &'static str,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<()> {
+        if let Some(scope) = &self.here {
+            scope.spawn(name, task);
+            return Ok(());
+        }
         let sent = self.loops[index].try_send(Job::Task(name, Box::pin(task)));
         sent.map_err(|error| io::Error::other(error.to_string()))
     }

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use moim_base::metrics::Metrics;
+use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
 use moim_cluster::nodes::{self, NodeOrder};
@@ -50,6 +51,8 @@ const SLOTS_ROOT: &str = "/moim/slots/";
 /// How long a founder waits for the others before it makes the shards without them.
 const FOUNDERS_MS: u64 = 10_000;
 const RETRY: Duration = Duration::from_millis(100);
+/// Where nobody listens, shards are told apart by ports from here on.
+const HERE_PORT: u16 = 6_379;
 /// How often everything is read although nothing was heard.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -143,18 +146,37 @@ impl Service {
     /// Opens the shards that are on disk, before the node says that it is there. Blocks.
     pub fn recover(options: Options, parts: Parts, listener: std::net::TcpListener) -> io::Result<Arc<Self>> {
         let shared = Arc::new(Shared::new(Arc::clone(&parts.clock)));
+        let server = Server::start(Arc::clone(&shared), options.loops, parts.shutdown.clone())?;
+        let address = listener.local_addr()?;
+        Self::open_all(options, parts, server, Some(listener), address)
+    }
+
+    /// The same on the runtime that calls, without threads and listeners: clients come by [`Service::adopt`], and what
+    /// [`Service::serve`] starts is [`Service::run`].
+    pub fn recover_here(options: Options, parts: Parts, scope: Scope) -> io::Result<Arc<Self>> {
+        let server = Server::here(Arc::new(Shared::new(Arc::clone(&parts.clock))), scope);
+        let address = SocketAddr::new(options.host, HERE_PORT);
+        Self::open_all(options, parts, server, None, address)
+    }
+
+    fn open_all(
+        options: Options,
+        parts: Parts,
+        server: Server,
+        listener: Option<std::net::TcpListener>,
+        address: SocketAddr,
+    ) -> io::Result<Arc<Self>> {
+        let shared = Arc::clone(server.shared());
         if options.max_memory > 0 {
             shared.settings.fix("maxmemory", options.max_memory.to_string());
         }
-        let server = Server::start(Arc::clone(&shared), options.loops, parts.shutdown.clone())?;
-        let address = listener.local_addr()?;
         shared.settings.fix("port", address.port().to_string());
         let tuning = moim_replica::fence::FenceTuning::default();
         let service = Arc::new(Self {
             shared,
             server,
             locals: Mutex::default(),
-            home: Mutex::new(Home { listener: Some(listener), address, shard: None }),
+            home: Mutex::new(Home { listener, address, shard: None }),
             published: Mutex::default(),
             records: Mutex::default(),
             right: Mutex::new(moim_replica::fence::ServingRight::new(tuning)),
@@ -253,7 +275,16 @@ impl Service {
         Ok(())
     }
 
-    async fn run(self: Arc<Self>) {
+    /// Serves a client that came by no listener, if the shard is here.
+    pub fn adopt(&self, shard: u16, socket: Box<dyn Socket>) {
+        let shard = lock(&self.locals).get(&shard).map(|local| Arc::clone(&local.shard));
+        if let Some(shard) = shard {
+            self.server.adopt(&shard, socket);
+        }
+    }
+
+    /// Follows the cluster until the shutdown.
+    pub async fn run(self: Arc<Self>) {
         let scope = Scope::new(self.parts.shutdown.clone());
         scope.spawn("slots-right", right::keep(Arc::clone(&self)));
         let (sender, receiver) = tokio::sync::mpsc::channel(1024);
@@ -261,6 +292,7 @@ impl Service {
         scope.spawn("slots-ops", ops::run(Arc::clone(&self), receiver, scope.clone()));
         let shutdown = self.parts.shutdown.clone();
         tokio::select! {
+            biased;
             () = shutdown.stopped() => {}
             () = self.follow() => {}
         }
@@ -294,6 +326,7 @@ impl Service {
                     }
                 };
                 let more = tokio::select! {
+                    biased;
                     event = shards.next() => matches!(event, Some(Ok(_))),
                     event = slots.next() => matches!(event, Some(Ok(_))),
                     event = members.next() => matches!(event, Some(Ok(_))),
@@ -351,13 +384,9 @@ impl Service {
 
     /// A new primary need not wait where nobody else can have led.
     fn note_takeover(&self, index: u16, state: &PartitionState) {
-        let alone = state.replicas == [self.options.node];
-        if (alone || state.follows_a_release())
-            && let Some(local) = lock(&self.locals).get(&index)
-        {
-            local.shard.set_alone(true);
-        } else if let Some(local) = lock(&self.locals).get(&index) {
-            local.shard.set_alone(false);
+        let is_free = state.replicas == [self.options.node] || state.follows_a_release();
+        if let Some(local) = lock(&self.locals).get(&index) {
+            local.shard.on_epoch(state.leader_epoch.0, is_free);
         }
     }
 
@@ -423,6 +452,10 @@ impl Service {
         let mut home = lock(&self.home);
         for (index, local) in lock(&self.locals).iter_mut() {
             if local.port.is_some() {
+                continue;
+            }
+            if self.server.is_here() {
+                local.port = Some(HERE_PORT + *index);
                 continue;
             }
             let listener =

@@ -43,6 +43,9 @@ pub enum Role {
     Replica = 2,
 }
 
+/// No leader epoch.
+const NO_EPOCH: i64 = -1;
+
 /// One shard on this node.
 pub struct Shard {
     /// Its number.
@@ -72,8 +75,11 @@ pub struct Shard {
     /// Until when this node may answer for the shard, and from when on, on the monotonic clock; see [`Shard::may_answer`].
     right_until_ms: AtomicU64,
     right_from_ms: AtomicU64,
-    /// Nobody else can have led: a new lead need not wait.
-    alone: AtomicBool,
+    /// The newest leader epoch that was seen on record, the one that need not wait, and the one of this node's lead. A record can
+    /// reach the driver first, so an epoch that was never looked at waits.
+    seen_epoch: AtomicI64,
+    free_epoch: AtomicI64,
+    lead_epoch: AtomicI64,
     /// A snapshot is being written.
     pub(crate) is_snapshotting: AtomicBool,
     /// Wakes the keeper.
@@ -165,7 +171,9 @@ impl Shard {
             script_wrote: AtomicBool::new(false),
             right_until_ms: AtomicU64::new(u64::MAX),
             right_from_ms: AtomicU64::new(0),
-            alone: AtomicBool::new(false),
+            seen_epoch: AtomicI64::new(NO_EPOCH),
+            free_epoch: AtomicI64::new(NO_EPOCH),
+            lead_epoch: AtomicI64::new(NO_EPOCH),
             news: Notify::new(),
         })
     }
@@ -185,14 +193,18 @@ impl Shard {
 
     /// Whether this node may speak for the shard: it holds the serving right, and nobody else can hold one any more.
     pub fn may_answer(&self, clock: &dyn Clock) -> bool {
+        #[cfg(feature = "planted")]
+        if crate::planted::is_on(crate::planted::Bug::ServePastRight) {
+            return true;
+        }
         let until = self.right_until_ms.load(Ordering::Acquire);
         if until == u64::MAX {
             return true;
         }
         let now = clock.monotonic_ms();
-        let may_begin =
-            self.alone.load(Ordering::Acquire) || now >= self.right_from_ms.load(Ordering::Acquire);
-        now < until && may_begin
+        let lead = self.lead_epoch.load(Ordering::Acquire);
+        let is_free = lead != NO_EPOCH && lead == self.free_epoch.load(Ordering::Acquire);
+        now < until && (is_free || now >= self.right_from_ms.load(Ordering::Acquire))
     }
 
     /// The right lasts until then.
@@ -200,14 +212,19 @@ impl Shard {
         self.right_until_ms.store(until_ms, Ordering::Release);
     }
 
-    /// Whoever led before may answer until then.
-    pub fn set_right_from(&self, from_ms: u64) {
+    /// This node leads in an epoch. Whoever led before may answer until then.
+    pub fn set_right_from(&self, epoch: i32, from_ms: u64) {
         self.right_from_ms.store(from_ms, Ordering::Release);
+        self.lead_epoch.store(i64::from(epoch), Ordering::Release);
     }
 
-    /// Whether nobody else can hold a right to answer.
-    pub fn set_alone(&self, alone: bool) {
-        self.alone.store(alone, Ordering::Release);
+    /// A leader epoch is on record. `is_free`: nobody else can hold a right to answer in it. What was seen first counts: a record
+    /// that says so later does so because the others left it, and they may still answer.
+    pub fn on_epoch(&self, epoch: i32, is_free: bool) {
+        let epoch = i64::from(epoch);
+        if self.seen_epoch.swap(epoch, Ordering::AcqRel) != epoch {
+            self.free_epoch.store(if is_free { epoch } else { NO_EPOCH }, Ordering::Release);
+        }
     }
 
     /// The journal was cut at `end`, or begins anew there: what memory has beyond it is forgotten. May wait.
@@ -584,6 +601,10 @@ impl Turn<'_> {
 
     /// What an answer waits for: nothing where the shard was told not to wait.
     pub(crate) fn gate(&self, gate: i64) -> i64 {
+        #[cfg(feature = "planted")]
+        if crate::planted::is_on(crate::planted::Bug::ReplyBeforeCommit) {
+            return 0;
+        }
         if self.shard.is_async.load(Ordering::Relaxed) { 0 } else { gate }
     }
 
@@ -595,3 +616,6 @@ impl Turn<'_> {
         drop(garbage);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+//! Clients of the store: registers, pairs of keys and counters, every value written once, every question sent once.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use moim_base::socket::Socket;
+use moim_history::{Counters, Fate, Found, Op, Outcome, Recorder, Seen, Step, check};
+use moim_slots::slot_of;
+use moim_wire_resp::{ReplyDecoder, Value, command};
+
+use super::{Shared, Switch, locked};
+
+const REGISTERS: usize = 4;
+const PAIRS: usize = 2;
+const COUNTERS: usize = 2;
+
+/// All clients and what they saw.
+pub(super) struct Crowd {
+    shared: Arc<Shared>,
+    host: usize,
+    registers: Recorder,
+    counters: Counters,
+    over: Switch,
+    values: AtomicU64,
+    pub(super) answered: AtomicU64,
+    pub(super) unknown: AtomicU64,
+    violations: Mutex<Vec<String>>,
+}
+
+/// How a question ended that has no answer.
+enum Lost {
+    /// It certainly had no effect.
+    Refused,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// Where a shard is: the machine, and the shard's number.
+type Place = (usize, u16);
+
+impl Crowd {
+    pub(super) fn new(shared: Arc<Shared>, host: usize) -> Arc<Self> {
+        Arc::new(Self {
+            shared,
+            host,
+            registers: Recorder::new(),
+            counters: Counters::new(),
+            over: Switch::default(),
+            values: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            unknown: AtomicU64::new(0),
+            violations: Mutex::default(),
+        })
+    }
+
+    pub(super) fn stop(&self) {
+        self.over.off();
+    }
+
+    pub(super) fn first_violation(&self) -> Option<String> {
+        locked(&self.violations).first().cloned()
+    }
+
+    /// Whether every node knows a primary for every slot.
+    pub(super) fn serves(&self) -> bool {
+        (0..self.shared.nodes).all(|host| {
+            self.shared
+                .node(host)
+                .is_some_and(|node| node.service.shared().view.load().served() == moim_slots::SLOTS)
+        })
+    }
+
+    /// What everybody saw, judged.
+    pub(super) fn judge(&self) -> Result<(), String> {
+        let history = self.registers.history();
+        let unknown = history.entries.iter().filter(|entry| entry.fate == Fate::Unknown).count();
+        self.unknown.fetch_add(unknown as u64, Ordering::Relaxed);
+        check(&history).map_err(|error| error.to_string())?;
+        self.counters.check().map_err(|error| error.to_string())
+    }
+
+    /// Where a key is, as some node believes.
+    fn place(&self, key: &str) -> Option<Place> {
+        let node = self.shared.node(fastrand::usize(..self.shared.nodes))?;
+        let view = node.service.shared().view.load();
+        let shard = view.owner(slot_of(key.as_bytes()))?;
+        Some((host_named(&view.primary(shard)?.host)?, shard))
+    }
+
+    /// Asks a node once.
+    async fn ask(&self, place: Place, words: &[&str]) -> Result<Value, Lost> {
+        let (host, shard) = place;
+        let node = self.shared.node(host).ok_or(Lost::Refused)?;
+        let (mut socket, theirs) = self.shared.wires.stream(self.host, host);
+        {
+            let _there = node.handle.enter();
+            node.service.adopt(shard, theirs);
+        }
+        drop(node);
+        let mut request = BytesMut::new();
+        command::encode(&mut request, words);
+        if socket.try_write(&[IoSlice::new(&request)]).is_err() {
+            // Nobody is at the other end: the node does not have the shard.
+            return Err(Lost::Refused);
+        }
+        let patience = Duration::from_millis(fastrand::u64(100..1_500));
+        let answer = tokio::time::timeout(patience, read(socket.as_mut())).await;
+        match answer {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) | Err(_) => Err(Lost::Unknown),
+        }
+    }
+
+    /// Asks whoever has the key, and remembers where that is.
+    async fn send(&self, known: &mut BTreeMap<u16, Place>, words: &[&str]) -> Result<Value, Lost> {
+        let slot = slot_of(words[1].as_bytes());
+        let believed = known.get(&slot).copied().or_else(|| self.place(words[1]));
+        let place = believed.ok_or(Lost::Refused)?;
+        let answer = self.ask(place, words).await;
+        self.shared.trace.note(format_args!("{words:?} at {place:?}: {}", described(&answer)));
+        match answer {
+            Ok(Value::Error(text)) => {
+                known.remove(&slot);
+                self.on_error(known, slot, &String::from_utf8_lossy(&text))
+            }
+            Ok(value) => {
+                known.insert(slot, place);
+                self.answered.fetch_add(1, Ordering::Relaxed);
+                Ok(value)
+            }
+            Err(lost) => {
+                known.remove(&slot);
+                Err(lost)
+            }
+        }
+    }
+
+    fn on_error(&self, known: &mut BTreeMap<u16, Place>, slot: u16, text: &str) -> Result<Value, Lost> {
+        let mut words = text.split(' ');
+        match words.next() {
+            Some("MOVED") => {
+                let place = words.nth(1).and_then(place_named);
+                known.extend(place.map(|place| (slot, place)));
+            }
+            Some(
+                "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "READONLY" | "MASTERDOWN" | "NOREPLICAS",
+            ) => {}
+            _ => locked(&self.violations).push(format!("a client heard: {text}")),
+        }
+        Err(Lost::Refused)
+    }
+
+    fn unique(&self) -> String {
+        format!("v{}", self.values.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+fn described(answer: &Result<Value, Lost>) -> String {
+    match answer {
+        Ok(value) => format!("{value:?}"),
+        Err(Lost::Refused) => "nobody is there".to_owned(),
+        Err(Lost::Unknown) => "nothing".to_owned(),
+    }
+}
+
+fn host_named(name: &str) -> Option<usize> {
+    name.strip_prefix("host-")?.parse().ok()
+}
+
+/// `host-1:6380` is shard 1 on machine 1.
+fn place_named(address: &str) -> Option<Place> {
+    let (host, port) = address.split_once(':')?;
+    Some((host_named(host)?, port.parse::<u16>().ok()?.checked_sub(6_379)?))
+}
+
+async fn read(socket: &mut dyn Socket) -> Option<Value> {
+    let (mut bytes, mut decoder) = (BytesMut::with_capacity(4096), ReplyDecoder::new(1 << 20));
+    loop {
+        if let Some(value) = decoder.decode(&mut bytes).ok()? {
+            return Some(value);
+        }
+        bytes.reserve(4096);
+        if poll_fn(|cx| socket.poll_read(cx, &mut bytes)).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+/// Works until the faults are over.
+pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
+    let mut known = BTreeMap::new();
+    while !crowd.over.is_off() {
+        let went_well = one(&crowd, number, &mut known).await;
+        let nap = if went_well { fastrand::u64(1..30) } else { fastrand::u64(10..60) };
+        tokio::time::sleep(Duration::from_millis(nap)).await;
+    }
+}
+
+async fn one(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>) -> bool {
+    let kind = fastrand::u8(..100);
+    if kind < 25 {
+        let counter = format!("counter-{}", fastrand::usize(..COUNTERS));
+        return count(crowd, number, known, &counter, kind < 18).await;
+    }
+    let key = format!("register-{}", fastrand::usize(..REGISTERS));
+    let pair = fastrand::usize(..PAIRS);
+    let (one, two) = (format!("{{pair-{pair}}}a"), format!("{{pair-{pair}}}b"));
+    let value = crowd.unique();
+    let op = match kind {
+        25..50 => Op::get(key),
+        50..58 => Op::delete(key),
+        58..72 => Op::put(key, value),
+        72..84 => Op { then: vec![Step::Get(key.clone()), Step::Put(key, value)], ..Op::default() },
+        84..92 => Op { then: vec![Step::Put(one, value.clone()), Step::Put(two, value)], ..Op::default() },
+        _ => Op { then: vec![Step::Get(one), Step::Get(two)], ..Op::default() },
+    };
+    register(crowd, number, known, op).await
+}
+
+async fn register(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>, op: Op) -> bool {
+    let id = crowd.registers.invoke(number, op.clone());
+    let answer = match op.then.as_slice() {
+        [Step::Get(key)] => crowd.send(known, &["GET", key]).await,
+        [Step::Delete(key)] => crowd.send(known, &["DEL", key]).await,
+        [Step::Put(key, value)] => crowd.send(known, &["SET", key, value]).await,
+        [Step::Get(key), Step::Put(_, value)] => crowd.send(known, &["SET", key, value, "GET"]).await,
+        [Step::Put(one, value), Step::Put(two, _)] => {
+            crowd.send(known, &["MSET", one, value, two, value]).await
+        }
+        [Step::Get(one), Step::Get(two)] => crowd.send(known, &["MGET", one, two]).await,
+        _ => unreachable!("no such operation"),
+    };
+    match answer {
+        Ok(value) => {
+            let seen = seen(&op, value);
+            crowd.registers.ok(id, Outcome { succeeded: true, revision: None, seen });
+            true
+        }
+        Err(Lost::Refused) => {
+            crowd.registers.failed(id);
+            false
+        }
+        Err(Lost::Unknown) => false,
+    }
+}
+
+/// What an answer shows.
+fn seen(op: &Op, value: Value) -> Vec<Seen> {
+    match (op.then.as_slice(), value) {
+        ([Step::Get(_)], value) => vec![got(&value)],
+        ([Step::Delete(_)], value) => vec![Seen::Deleted(Some(value == Value::Integer(1)))],
+        ([Step::Get(_), Step::Put(..)], value) => vec![got(&value), Seen::Put],
+        ([Step::Get(_), Step::Get(_)], Value::Array(values)) => values.iter().map(got).collect(),
+        (steps, _) => vec![Seen::Put; steps.len()],
+    }
+}
+
+fn got(value: &Value) -> Seen {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Seen::Got(match value {
+        Value::Bulk(bytes) | Value::Simple(bytes) => Some(Found { value: text(bytes), mod_revision: None }),
+        _ => None,
+    })
+}
+
+async fn count(
+    crowd: &Crowd,
+    number: u64,
+    known: &mut BTreeMap<u16, Place>,
+    counter: &str,
+    add: bool,
+) -> bool {
+    let (id, answer) = if add {
+        (crowd.counters.increment(number, counter), crowd.send(known, &["INCR", counter]).await)
+    } else {
+        (crowd.counters.read(number, counter), crowd.send(known, &["GET", counter]).await)
+    };
+    match answer {
+        Ok(value) => {
+            let value = match &value {
+                Value::Integer(value) => u64::try_from(*value).unwrap_or(0),
+                Value::Bulk(text) => String::from_utf8_lossy(text).parse().unwrap_or(0),
+                _ => 0,
+            };
+            crowd.counters.told(id, value);
+            true
+        }
+        Err(Lost::Refused) => {
+            crowd.counters.failed(id);
+            false
+        }
+        Err(Lost::Unknown) => false,
+    }
+}
+
+/// Reads every key, however often that has to be tried: what was acknowledged is there.
+pub(super) async fn read_everything(crowd: Arc<Crowd>) {
+    let mut known = BTreeMap::new();
+    let single = (0..REGISTERS).map(|number| Op::get(format!("register-{number}")));
+    let pairs = (0..PAIRS).map(|pair| Op {
+        then: vec![Step::Get(format!("{{pair-{pair}}}a")), Step::Get(format!("{{pair-{pair}}}b"))],
+        ..Op::default()
+    });
+    for op in single.chain(pairs) {
+        while !register(&crowd, 1_000, &mut known, op.clone()).await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    for number in 0..COUNTERS {
+        while !count(&crowd, 1_000, &mut known, &format!("counter-{number}"), false).await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}

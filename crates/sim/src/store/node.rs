@@ -1,0 +1,236 @@
+//! A node of the store on a machine: the shipped driver and service, and the little of a node that they need.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use moim_base::metrics::Metrics;
+use moim_base::socket::Socket;
+use moim_base::{BrokerId, Clock};
+use moim_cluster::nodes::{self, MemberRecord, NodeRecord};
+use moim_cluster::{BoxFuture, RepositoryError, StateRepository, Txn};
+use moim_journal::DurableSink;
+use moim_replica::controller::ControllerTuning;
+use moim_replica::controller::office::{self, LogEnds, OfficeParts, Peers};
+use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
+use moim_replica::message::Sender;
+use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
+use moim_slots::service::{Options, Parts, Service};
+use tokio::runtime::Handle;
+
+use super::Shared;
+use super::wires::Remote;
+use crate::world::Process;
+
+/// How long a node that says nothing is taken for one that is there.
+const TTL: Duration = Duration::from_millis(1_000);
+
+/// A node that can be asked.
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) service: Arc<Service>,
+    pub(super) driver: Arc<Driver>,
+    /// Where its code runs.
+    pub(super) handle: Handle,
+}
+
+pub(super) fn broker(host: usize) -> BrokerId {
+    BrokerId(i32::try_from(host).unwrap_or(0) + 1)
+}
+
+pub(super) fn host_of(node: BrokerId) -> usize {
+    usize::try_from(node.0 - 1).unwrap_or(0)
+}
+
+/// Reaches the other nodes.
+struct Dial {
+    shared: Arc<Shared>,
+    from: usize,
+}
+
+impl Dialler for Dial {
+    fn dial(&self, node: BrokerId) -> BoxFuture<'_, io::Result<Box<dyn Socket>>> {
+        Box::pin(async move {
+            let to = host_of(node);
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
+            if self.shared.wires.is_cut(self.from, to) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let node = self.shared.node(to).ok_or(io::ErrorKind::ConnectionRefused)?;
+            let (mine, theirs) = self.shared.wires.stream(self.from, to);
+            let _there = node.handle.enter();
+            node.driver.accept(theirs);
+            Ok(mine)
+        })
+    }
+}
+
+/// The disk has something: everybody is told.
+struct Sink(Arc<Driver>);
+
+impl DurableSink for Sink {
+    fn on_durable(&self, advanced: &[(u64, i64)]) {
+        self.0.on_durable(advanced);
+    }
+}
+
+/// Starts the node of a machine on what its disk holds.
+pub(super) async fn open(
+    shared: Arc<Shared>,
+    host: usize,
+    process: Process,
+    handle: Handle,
+) -> io::Result<()> {
+    let remote = Remote {
+        core: Arc::clone(&shared.core),
+        wires: Arc::clone(&shared.wires),
+        ends: (host, shared.core_host),
+    };
+    let repository: Arc<dyn StateRepository> = Arc::new(remote);
+    let driver = Driver::start(DriverParts {
+        node: broker(host),
+        repository: Arc::clone(&repository),
+        dialler: Arc::new(Dial { shared: Arc::clone(&shared), from: host }),
+        clock: Arc::clone(&process.clock),
+        scope: process.scope.clone(),
+        tuning: DriverTuning::default(),
+    });
+    let parts = Parts {
+        store: Arc::new(process.store.clone()),
+        repository: Arc::clone(&repository),
+        driver: Arc::clone(&driver),
+        clock: Arc::clone(&process.clock),
+        metrics: Arc::new(Metrics::new()),
+        shutdown: process.scope.shutdown().clone(),
+    };
+    let options = Options {
+        node: broker(host),
+        cluster_id: "sim".to_owned(),
+        host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        replica_ports: 0..=0,
+        advertise_host: format!("host-{host}"),
+        advertise_port: 0,
+        loops: 1,
+        founders: shared.shards,
+        // Snapshots go to a real disk, and no journal here grows so large that one is written.
+        data: PathBuf::from("/nowhere"),
+        max_memory: 0,
+    };
+    let service = Service::recover_here(options, parts, process.scope.clone())?;
+    process.store.set_sink(Arc::new(Sink(Arc::clone(&driver))));
+    let others: Vec<BrokerId> = (0..shared.nodes).filter(|other| *other != host).map(broker).collect();
+    driver.set_peers(&others);
+    let present = present(Arc::clone(&repository), Arc::clone(&driver), host);
+    process.scope.spawn("sim-presence", present);
+    process.scope.spawn("sim-service", Arc::clone(&service).run());
+    shared.arrive(host, Node { service, driver, handle });
+    Ok(())
+}
+
+/// Says that the node is there, for as long as it can.
+async fn present(repository: Arc<dyn StateRepository>, driver: Arc<Driver>, host: usize) {
+    loop {
+        let _ = register(repository.as_ref(), &driver, host).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn register(
+    repository: &dyn StateRepository,
+    driver: &Driver,
+    host: usize,
+) -> Result<(), RepositoryError> {
+    let (node, voter) = (broker(host), host as u64 + 1);
+    let record = NodeRecord {
+        node_id: node.0,
+        voter,
+        incarnation: 1,
+        directory_id: format!("disk-{host}"),
+        peer: format!("host-{host}"),
+        ..NodeRecord::default()
+    };
+    let key = keys::member(node);
+    let before = Txn::new().delete(key.as_str()).put(nodes::node_key(node.0), record.to_bytes());
+    repository.txn(before).await?;
+    let lease = repository.grant(TTL).await?;
+    let member = MemberRecord { node_id: node.0, incarnation: 1, voter, ..MemberRecord::default() };
+    repository.txn(Txn::new().put_leased(key.as_str(), member.to_bytes(), lease.id)).await?;
+    let Some(entry) = repository.get(&key).await?.filter(|entry| entry.lease == Some(lease.id)) else {
+        return Ok(());
+    };
+    let epoch = BrokerEpoch(entry.create_revision);
+    driver.set_run(Sender { node, epoch, directory: DirectoryId(voter) });
+    loop {
+        tokio::time::sleep(TTL / 4).await;
+        match repository.keep_alive(lease.id).await {
+            Ok(_) => {}
+            Err(error) if error.is_retryable() => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Who is silent, as the controller's machine sees it.
+pub(super) struct Pulse {
+    pub(super) shared: Arc<Shared>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) silent: Mutex<Vec<Option<u64>>>,
+}
+
+impl Pulse {
+    /// Looks at everybody, again and again.
+    pub(super) async fn run(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let now = self.clock.monotonic_ms();
+            let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+            for (host, since) in silent.iter_mut().enumerate() {
+                let hears = self.shared.node(host).is_some()
+                    && !self.shared.wires.is_deaf(host)
+                    && !self.shared.wires.is_cut(host, self.shared.core_host);
+                *since = if hears { None } else { Some(since.unwrap_or(now)) };
+            }
+        }
+    }
+}
+
+impl Peers for Pulse {
+    fn suspects(&self) -> Vec<(BrokerId, u64)> {
+        let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        silent.iter().enumerate().filter_map(|(host, since)| Some((broker(host), (*since)?))).collect()
+    }
+
+    fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let host = host_of(node);
+            if shared.wires.is_cut(host, shared.core_host) || shared.wires.is_deaf(host) {
+                return None;
+            }
+            let driver = shared.node(host)?.driver;
+            let (run, ends) = driver.ask_log_ends(node, partitions).await.ok()?;
+            let ends = ends.into_iter().filter_map(|(id, end)| Some((id, end?))).collect();
+            Some(LogEnds { run, ends })
+        })
+    }
+}
+
+/// The controller, on the machine of the core: it is always there, and always the same.
+pub(super) async fn control(shared: Arc<Shared>, clock: Arc<dyn Clock>) {
+    let pulse = Pulse { silent: Mutex::new(vec![None; shared.nodes]), shared, clock };
+    let pulse = Arc::new(pulse);
+    let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
+    let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;
+    let Ok(moim_cluster::TxnOutcome::Done { revision }) = put else { return };
+    let parts = OfficeParts {
+        repository: core,
+        clock: Arc::clone(&pulse.clock),
+        peers: Arc::clone(&pulse) as Arc<dyn Peers>,
+        tuning: ControllerTuning::default(),
+        settings: Default::default(),
+    };
+    futures_util::future::join(pulse.run(), office::serve(&parts, revision)).await;
+}

@@ -1,0 +1,23 @@
+//! The store from seeds: nothing acknowledged is lost and no answer is wrong, whatever happens; known bugs are found.
+#![allow(clippy::unwrap_used)]
+
+use moim_sim::{StoreOptions, run_store};
+
+/// How many seeds: more with `MOIM_SIM_SEEDS`.
+fn seeds(default: u64) -> u64 {
+    std::env::var("MOIM_SIM_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn the_store_keeps_its_promises_under_faults() {
+    let (mut answered, mut faults, seeds) = (0, 0, seeds(12));
+    for seed in 1..=seeds {
+        let options = StoreOptions { faults_ms: 4_000, ..StoreOptions::new(seed) };
+        let report = run_store(options).unwrap_or_else(|failure| panic!("{failure}"));
+        answered += report.answered;
+        faults += report.faults;
+    }
+    // A run in which nothing happens proves nothing.
+    assert!(answered > 100 * seeds, "{answered} operations were answered");
+    assert!(faults > 2 * seeds, "{faults} faults");
+}
