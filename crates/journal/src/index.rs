@@ -54,6 +54,13 @@ impl Index {
         after.checked_sub(1).map(|at| self.times[at].1)
     }
 
+    /// The position of the last entry of either kind: whoever goes on noting takes up there. One of the two may be well past
+    /// the other.
+    pub(crate) fn last_position(&self) -> Option<u32> {
+        let (offset, time) = (self.offsets.last(), self.times.last());
+        offset.map(|entry| entry.1).max(time.map(|entry| entry.1))
+    }
+
     /// Forgets entries at or past a position.
     pub(crate) fn cut(&mut self, pos: u32) {
         self.offsets.truncate(self.offsets.partition_point(|entry| entry.1 < pos));
@@ -166,6 +173,19 @@ mod tests {
         assert_eq!((index.floor(7), index.floor(8)), (Some(20_064), Some(40_064)));
         assert_eq!((index.floor_at(45_000, 100), index.floor_at(45_000, 7)), (Some(40_064), Some(20_064)));
         assert_eq!(index.time_floor(141), Some(70_064));
+    }
+
+    #[test]
+    fn who_goes_on_takes_up_past_both_kinds_of_entries() {
+        let mut index = Index::default();
+        let note =
+            |index: &mut Index, frame: u32| index.note(frame, 64 + frame * 5_000, i64::from(frame) * 10);
+        (0..15).for_each(|frame| note(&mut index, frame));
+        let (offset, time) = (index.offsets.last().unwrap().1, index.times.last().unwrap().1);
+        assert_eq!((offset, time, index.last_position()), (60_064, 70_064, Some(70_064)));
+        (14..40).for_each(|frame| note(&mut index, frame));
+        assert_eq!(index, sample());
+        assert_eq!(Index::default().last_position(), None);
     }
 
     #[test]

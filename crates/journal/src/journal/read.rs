@@ -434,7 +434,7 @@ impl Journal {
         let file = self.open_for_read(base, base, cuts)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, until, READ_BLOCK / 4);
         // Take up from the last entry: what lies between it and the covered length adds nothing.
-        let mut position = index.offsets.last().map_or(HEADER, |last| u64::from(last.1));
+        let mut position = index.last_position().map_or(HEADER, u64::from);
         let mut max_before = index.times.last().map_or(-1, |last| last.0);
         while position < until {
             let Some(frame) = self.header(&mut reader, position, (base, cuts))? else { break };
