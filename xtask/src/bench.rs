@@ -1,4 +1,4 @@
-//! `cargo xtask bench queue|coord|slots`: the side-by-side comparisons of docs/performance.md.
+//! `cargo xtask bench queue|coord|slots|pipeline`: the side-by-side comparisons of docs/performance.md.
 //!
 //! Builds the release binary, hands everything to `moim-bench`, prints what comes back. Progress goes to stderr.
 
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use moim_bench::report::Report;
 use moim_bench::slices::Plan;
-use moim_bench::{coord, queue, slots};
+use moim_bench::{coord, pipeline, queue, slots};
 
 use crate::etcd;
 
@@ -32,6 +32,9 @@ enum What {
     /// The store and its client against Redis
     #[command(after_help = "Example: cargo xtask bench slots --metric 8 --pairs 5")]
     Slots(Slots),
+    /// The pipeline on Moim, and on Kafka with a Redis Cluster
+    #[command(after_help = "Example: cargo xtask bench pipeline --metric 23 --rounds 3")]
+    Pipeline(Pipeline),
 }
 
 /// What every comparison can be told.
@@ -96,6 +99,31 @@ struct Slots {
     keys: u64,
 }
 
+#[derive(Args)]
+struct Pipeline {
+    /// Metric number of docs/performance.md; may be repeated [default: all]
+    #[arg(long = "metric", value_name = "N")]
+    metrics: Vec<u8>,
+    /// The other side
+    #[arg(long, value_enum, default_value_t = Peer::Kafka)]
+    peer: Peer,
+    /// Messages of the large run (metric 24)
+    #[arg(long, default_value_t = 1_000_000)]
+    messages: usize,
+    /// How often a run is taken; the median counts
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measure this binary instead of building one
+    #[arg(long, value_name = "PATH")]
+    moim: Option<PathBuf>,
+    /// Where the pictures of metric 26 go
+    #[arg(long, value_name = "DIR", default_value = "docs/pictures")]
+    pictures: PathBuf,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Peer {
     Kafka,
@@ -111,12 +139,13 @@ enum Output {
 /// Runs it; false never, since a missed aim is a finding and not a failure.
 #[allow(clippy::print_stdout)] // The report is this command's data.
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
-    let (common, report) = match &bench.what {
-        What::Queue(args) => (&args.common, run_queue(root, args)?),
-        What::Coord(args) => (&args.common, run_coord(root, args)?),
-        What::Slots(args) => (&args.common, run_slots(root, args)?),
+    let (output, report) = match &bench.what {
+        What::Queue(args) => (args.common.output, run_queue(root, args)?),
+        What::Coord(args) => (args.common.output, run_coord(root, args)?),
+        What::Slots(args) => (args.common.output, run_slots(root, args)?),
+        What::Pipeline(args) => (args.output, run_pipeline(root, args)?),
     };
-    match common.output {
+    match output {
         Output::Table => println!("{}", report.table()),
         Output::Json => println!("{}", report.json()?),
     }
@@ -177,6 +206,25 @@ fn run_slots(root: &Path, args: &Slots) -> Result<Report> {
     slots::run(&options, &mut |line| eprintln!("{line}"))
 }
 
+fn run_pipeline(root: &Path, args: &Pipeline) -> Result<Report> {
+    let target = target_dir(root)?;
+    let options = pipeline::Options {
+        metrics: chosen(&args.metrics, &pipeline::METRICS)?,
+        moim: match &args.moim {
+            Some(path) => std::path::absolute(path)?,
+            None => build(root, &target)?,
+        },
+        with_peer: args.peer == Peer::Kafka,
+        redis: installed_redis(),
+        scratch: target.join("bench"),
+        messages: args.messages,
+        rounds: args.rounds.max(1),
+        pictures: root.join(&args.pictures),
+    };
+    std::fs::create_dir_all(&options.scratch)?;
+    pipeline::run(&options, &mut |line| eprintln!("{line}"))
+}
+
 fn installed_redis() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join("redis-server")).find(|program| program.is_file())
@@ -184,10 +232,7 @@ fn installed_redis() -> Option<PathBuf> {
 
 impl Common {
     fn metrics(&self, known: &[u8]) -> Result<Vec<u8>> {
-        if let Some(unknown) = self.metrics.iter().find(|number| !known.contains(number)) {
-            bail!("there is no metric {unknown}; there are {known:?}");
-        }
-        Ok(if self.metrics.is_empty() { known.to_vec() } else { self.metrics.clone() })
+        chosen(&self.metrics, known)
     }
 
     fn plan(&self) -> Result<Plan> {
@@ -201,6 +246,13 @@ impl Common {
             None => build(root, target),
         }
     }
+}
+
+fn chosen(metrics: &[u8], known: &[u8]) -> Result<Vec<u8>> {
+    if let Some(unknown) = metrics.iter().find(|number| !known.contains(number)) {
+        bail!("there is no metric {unknown}; there are {known:?}");
+    }
+    Ok(if metrics.is_empty() { known.to_vec() } else { metrics.to_vec() })
 }
 
 fn build(root: &Path, target: &Path) -> Result<PathBuf> {

@@ -2,7 +2,7 @@
 //!
 //! Owns how we measure: one client for every side ([`load`]), the servers it is pointed at ([`peers`]), the limits of the
 //! machine ([`probes`]), the alternation of slices ([`slices`]), the metrics of the queue ([`queue`]), of coordination
-//! ([`coord`]) and of the store ([`slots`]), and how a result is told ([`report`]). It talks to every server through its protocol alone
+//! ([`coord`]), of the store ([`slots`]) and of the pipeline ([`pipeline`]), and how a result is told ([`report`]). It talks to every server through its protocol alone
 //! and never links the node: a benchmark that calls internals measures something no user can have.
 //!
 //! Invariant: no figure is printed that was not measured in this run, and every figure names the durability it was taken at.
@@ -14,6 +14,7 @@ pub mod coord;
 mod judge;
 pub mod load;
 pub mod peers;
+pub mod pipeline;
 pub mod probes;
 pub mod procfs;
 pub mod queue;

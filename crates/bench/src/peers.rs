@@ -24,6 +24,8 @@ pub struct Server {
     child: Child,
     /// Where it speaks the Kafka protocol.
     pub addr: SocketAddr,
+    /// Where it speaks the Redis protocol, if it does.
+    pub redis: Option<SocketAddr>,
     /// From the start of the process to the first moment it serves.
     pub ready_after: Duration,
     data: PathBuf,
@@ -146,6 +148,7 @@ fn moim(binary: &Path, data: &Path, args: &[String]) -> Result<Server> {
         name: "Moim",
         child,
         addr: placeholder,
+        redis: None,
         ready_after: Duration::ZERO,
         data: data.to_owned(),
         keep_data: false,
@@ -153,13 +156,14 @@ fn moim(binary: &Path, data: &Path, args: &[String]) -> Result<Server> {
     let told = receiver.recv_timeout(READY_WITHIN).ok().flatten();
     let (line, at) =
         told.with_context(|| format!("no ready line; see {}", data.with_extension("log").display()))?;
-    server.addr = kafka_address(&line).with_context(|| format!("no kafka address in {line:?}"))?;
+    server.redis = address(&line, "redis=");
+    server.addr = address(&line, "kafka=").with_context(|| format!("no kafka address in {line:?}"))?;
     server.ready_after = at - started;
     Ok(server)
 }
 
-fn kafka_address(ready: &str) -> Option<SocketAddr> {
-    ready.split_whitespace().find_map(|word| word.strip_prefix("kafka="))?.parse().ok()
+fn address(ready: &str, listener: &str) -> Option<SocketAddr> {
+    ready.split_whitespace().find_map(|word| word.strip_prefix(listener))?.parse().ok()
 }
 
 /// Brings Kafka's artifacts into `home/lib`, once. The error says what is missing.
@@ -264,6 +268,7 @@ fn kafka(
         name: "Kafka",
         child,
         addr,
+        redis: None,
         ready_after: Duration::ZERO,
         data: data.to_owned(),
         keep_data: false,
@@ -286,14 +291,17 @@ fn kafka_properties(port: u16, controllers: &[u16], at: usize, data: &Path) -> S
     let voters: Vec<String> =
         controllers.iter().enumerate().map(|(at, port)| format!("{}@127.0.0.1:{port}", at + 1)).collect();
     let (voters, controller, node) = (voters.join(","), controllers[at], at + 1);
+    // Of its own topics as many copies as Moim keeps.
+    let (copies, in_sync) = if controllers.len() < 3 { (1, 1) } else { (3, 2) };
     format!(
         "process.roles=broker,controller\nnode.id={node}\n\
          listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
          advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
          controller.listener.names=CONTROLLER\ncontroller.quorum.voters={voters}\n\
          listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
-         log.dirs={}\noffsets.topic.replication.factor=1\ntransaction.state.log.replication.factor=1\n\
-         transaction.state.log.min.isr=1\nlog.segment.delete.delay.ms=100\n",
+         log.dirs={}\noffsets.topic.replication.factor={copies}\ntransaction.state.log.replication.factor={copies}\n\
+         transaction.state.log.min.isr={in_sync}\ndefault.replication.factor={copies}\nmin.insync.replicas={in_sync}\n\
+         log.segment.delete.delay.ms=100\n",
         data.display()
     )
 }
@@ -310,8 +318,8 @@ mod tests {
     #[test]
     fn ready_line_gives_the_kafka_address() {
         let line = "ready node=1 cluster=abc kafka=127.0.0.1:4711 admin=127.0.0.1:1";
-        assert_eq!(kafka_address(line), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 4711))));
-        assert_eq!(kafka_address("ready node=1"), None);
+        assert_eq!(address(line, "kafka="), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 4711))));
+        assert_eq!((address(line, "redis="), address("ready node=1", "kafka=")), (None, None));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::cmd::bench::BenchArgs;
 use crate::cmd::cluster::ClusterArgs;
 use crate::cmd::coord::CoordArgs;
 use crate::cmd::demo::DemoArgs;
@@ -62,6 +63,8 @@ pub(crate) enum Command {
     Coord(CoordArgs),
     /// Run the exactly-once pipeline, its load and its verifier
     Pipeline(Box<PipelineArgs>),
+    /// Put a load on a cluster and measure it
+    Bench(Box<BenchArgs>),
     /// Run a command while a lock is held
     Lock(LockArgs),
     /// Run a command while leading

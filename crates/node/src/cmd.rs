@@ -1,5 +1,6 @@
 //! What the commands do, one file per noun or verb. A command gets its parsed flags and prints one report.
 
+pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod coord;

@@ -51,6 +51,7 @@ fn run(cli: Cli) -> Outcome {
         }
         Command::Demo(args) => cmd::demo::run(args, output),
         Command::Pipeline(args) => cmd::pipeline::run(*args, output),
+        Command::Bench(args) => cmd::bench::run(*args, output),
         Command::Dev(args) => cmd::dev::run(*args, output),
         Command::Cluster(args) => cmd::cluster::run(args, output),
         Command::Topic(args) => cmd::topic::run(args, output),

@@ -8,22 +8,27 @@ mod state;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use crate::frame::{self, Frame, FrameError};
 use crate::identity::{self, Claim, Secret};
+use crate::latency::Latency;
+use crate::tls::{ClientTls, Socket};
 
 pub use self::state::{ClientState, StateError};
 
 /// No word from a gateway for so long: try another.
 const SILENCE: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(3);
+/// How often a client that is held back looks whether it may send again.
+const PACE: Duration = Duration::from_millis(2);
 /// At most so much is written at once.
 const CHUNK: usize = 64 << 10;
 
@@ -38,6 +43,12 @@ pub struct ClientOptions {
     pub gateways: Vec<SocketAddr>,
     /// What clients and gateways share.
     pub secret: Secret,
+    /// How gateways are spoken to in secret; none is in the clear.
+    pub tls: Option<ClientTls>,
+    /// How long to go on trying while nothing is acknowledged; none is for ever.
+    pub patience: Option<Duration>,
+    /// At most so many lines a second.
+    pub rate: Option<f64>,
 }
 
 /// How far a client has got, for whoever watches.
@@ -49,6 +60,8 @@ pub struct Sending {
     pub acked: AtomicU64,
     /// How often it had to connect again.
     pub reconnects: AtomicU64,
+    /// How long messages take, where somebody measures it.
+    pub latency: OnceLock<Arc<Latency>>,
 }
 
 /// Why a client gave up.
@@ -57,6 +70,14 @@ pub enum ClientError {
     /// A gateway said no, and another would say the same.
     #[error("refused: {0}")]
     Refused(String),
+    /// No gateway has taken anything for as long as was to be waited.
+    #[error("nothing was acknowledged for {} s: {last}", .waited.as_secs())]
+    GaveUp {
+        /// How long.
+        waited: Duration,
+        /// What the last gateway said, or what came in the way.
+        last: String,
+    },
     /// There is no gateway to try.
     #[error("no gateway was given")]
     NoGateway,
@@ -89,19 +110,38 @@ pub async fn send(
     }
     let mut at = usize::try_from(options.incarnation).unwrap_or(0) + options.client.len();
     let mut pause = Duration::from_millis(20);
+    let mut moved_at = Instant::now();
     loop {
         let before = watched.acked.load(Ordering::Relaxed);
-        match talk(options, options.gateways[at % options.gateways.len()], lines, watched).await {
+        let broken = match talk(options, options.gateways[at % options.gateways.len()], lines, watched).await
+        {
             Ok(()) => return Ok(()),
             Err(Broken::Final(reason)) => return Err(ClientError::Refused(reason)),
-            Err(error) => tracing::debug!(client = options.client, %error, "trying another gateway"),
-        }
+            Err(error) => error,
+        };
+        tracing::debug!(client = options.client, error = %broken, "trying another gateway");
         watched.reconnects.fetch_add(1, Ordering::Relaxed);
         at += 1;
         let moved = watched.acked.load(Ordering::Relaxed) > before;
+        if moved {
+            moved_at = Instant::now();
+        }
+        let waited = moved_at.elapsed();
+        if options.patience.is_some_and(|patience| waited >= patience) {
+            return Err(ClientError::GaveUp { waited, last: broken.to_string() });
+        }
         pause = if moved { Duration::from_millis(20) } else { (pause * 2).min(Duration::from_secs(1)) };
         // A little of chance, so that many clients do not come back together.
         tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+    }
+}
+
+async fn connect(options: &ClientOptions, gateway: SocketAddr) -> std::io::Result<Socket> {
+    let stream = TcpStream::connect(gateway).await?;
+    stream.set_nodelay(true)?;
+    match &options.tls {
+        None => Ok(Socket::Plain(stream)),
+        Some(tls) => tls.connect(gateway, stream).await,
     }
 }
 
@@ -112,8 +152,7 @@ async fn talk(
     watched: &Sending,
 ) -> Result<(), Broken> {
     let stream =
-        tokio::time::timeout(CONNECT, TcpStream::connect(gateway)).await.map_err(|_| Broken::Silent)??;
-    stream.set_nodelay(true)?;
+        tokio::time::timeout(CONNECT, connect(options, gateway)).await.map_err(|_| Broken::Silent)??;
     let mut talk = Talk {
         stream,
         input: BytesMut::new(),
@@ -125,13 +164,25 @@ async fn talk(
         window: 0,
         beyond: BTreeSet::new(),
         said_bye: false,
+        client: &options.client,
+        pace: options.rate.map(|rate| Pace { rate, since: Instant::now(), from: 0 }),
     };
     talk.greet(options).await?;
     talk.run().await
 }
 
+/// Writes what there is, or flushes when there is nothing; says whether to come again. Cancel-safe.
+async fn push(writer: &mut (impl AsyncWrite + Unpin), output: &mut BytesMut) -> std::io::Result<bool> {
+    if output.is_empty() {
+        writer.flush().await?;
+        return Ok(false);
+    }
+    writer.write_buf(output).await?;
+    Ok(true)
+}
+
 struct Talk<'a> {
-    stream: TcpStream,
+    stream: Socket,
     input: BytesMut,
     output: BytesMut,
     lines: &'a [Bytes],
@@ -141,6 +192,23 @@ struct Talk<'a> {
     window: u64,
     beyond: BTreeSet<u64>,
     said_bye: bool,
+    client: &'a str,
+    pace: Option<Pace>,
+}
+
+/// A client that is not to send as fast as it can.
+struct Pace {
+    rate: f64,
+    since: Instant,
+    /// What had been acknowledged by then.
+    from: u64,
+}
+
+impl Pace {
+    /// The last line that may go out by now.
+    fn allowed(&self) -> u64 {
+        self.from + (self.since.elapsed().as_secs_f64() * self.rate) as u64
+    }
 }
 
 impl Talk<'_> {
@@ -162,7 +230,8 @@ impl Talk<'_> {
 
     async fn say(&mut self, frame: &Frame) -> Result<(), Broken> {
         frame::encode(frame, &mut self.output);
-        Ok(self.stream.write_all_buf(&mut self.output).await?)
+        self.stream.write_all_buf(&mut self.output).await?;
+        Ok(self.stream.flush().await?)
     }
 
     async fn greet(&mut self, options: &ClientOptions) -> Result<(), Broken> {
@@ -187,6 +256,9 @@ impl Talk<'_> {
         }
         self.on_ack(acked, window, Vec::new());
         self.next = acked + 1;
+        if let Some(pace) = &mut self.pace {
+            (pace.since, pace.from) = (Instant::now(), acked);
+        }
         Ok(())
     }
 
@@ -201,7 +273,8 @@ impl Talk<'_> {
     /// Puts lines into the output, as many as the window allows.
     fn fill(&mut self) {
         let last = self.lines.len() as u64;
-        while self.output.len() < CHUNK && self.next <= last && self.next <= self.acked + self.window {
+        let until = self.pace.as_ref().map_or(last, Pace::allowed).min(last).min(self.acked + self.window);
+        while self.output.len() < CHUNK && self.next <= until {
             let sn = self.next;
             self.next += 1;
             if self.beyond.contains(&sn) {
@@ -210,6 +283,9 @@ impl Talk<'_> {
             let message = self.lines[sn as usize - 1].clone();
             frame::encode(&Frame::Data { sn, message }, &mut self.output);
             self.watched.written.fetch_add(1, Ordering::Relaxed);
+            if let Some(latency) = self.watched.latency.get() {
+                latency.on_sent(self.client, sn);
+            }
         }
         if self.next > last && !self.said_bye && self.output.len() < CHUNK {
             self.said_bye = true;
@@ -218,11 +294,12 @@ impl Talk<'_> {
     }
 
     async fn run(&mut self) -> Result<(), Broken> {
-        let mut heard = tokio::time::Instant::now();
+        let mut heard = Instant::now();
+        let mut unflushed = false;
         loop {
             self.fill();
             while let Some(frame) = frame::decode(&mut self.input)? {
-                heard = tokio::time::Instant::now();
+                heard = Instant::now();
                 match frame {
                     Frame::Ack { acked, window, beyond } => self.on_ack(acked, window, beyond),
                     Frame::Done => return Ok(()),
@@ -232,16 +309,17 @@ impl Talk<'_> {
                 }
                 self.fill();
             }
-            let (mut reader, mut writer) = self.stream.split();
+            let (mut reader, mut writer) = tokio::io::split(&mut self.stream);
             tokio::select! {
                 read = reader.read_buf(&mut self.input) => {
                     if read? == 0 {
                         return Err(Broken::Refused("the gateway closed the connection".into()));
                     }
                 }
-                written = writer.write_buf(&mut self.output), if !self.output.is_empty() => {
-                    written?;
+                written = push(&mut writer, &mut self.output), if unflushed || !self.output.is_empty() => {
+                    unflushed = written?;
                 }
+                () = tokio::time::sleep(PACE), if self.pace.is_some() && !self.said_bye => {}
                 // With everything said, the queue may take its time; without, silence is a fault.
                 () = tokio::time::sleep_until(heard + SILENCE), if self.acked < self.lines.len() as u64 => {
                     return Err(Broken::Silent);

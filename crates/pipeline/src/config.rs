@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gateway::{Faults, GatewayOptions};
 use crate::queue::QueueOptions;
+use crate::tls::{ServerTls, TlsError};
 
 /// A pipeline, as its file has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,10 @@ pub struct GatewayConfig {
     pub ack_after_queue: bool,
     /// Clients that no gateway has served for so long are adopted by another.
     pub adopt_after_ms: u64,
+    /// The certificate gateways show, PEM, with those that lead to its authority; without it nothing is encrypted.
+    pub tls_cert_file: Option<PathBuf>,
+    /// Its key, PEM.
+    pub tls_key_file: Option<PathBuf>,
 }
 
 /// The counters.
@@ -104,19 +109,21 @@ impl Default for GatewayConfig {
             report_timeout_ms: options.report_timeout.as_millis() as u64,
             ack_after_queue: options.ack_after_queue,
             adopt_after_ms: options.adopt_after.as_millis() as u64,
+            tls_cert_file: None,
+            tls_key_file: None,
         }
     }
 }
 
 impl Default for CounterConfig {
     fn default() -> Self {
-        Self { instances: 3, transaction_size: 100 }
+        Self { instances: 3, transaction_size: 1_000 }
     }
 }
 
 impl Default for AggregatorConfig {
     fn default() -> Self {
-        Self { instances: 3, batch: 500 }
+        Self { instances: 3, batch: 2_000 }
     }
 }
 
@@ -132,13 +139,18 @@ impl PipelineConfig {
     }
 
     /// The gateway with this number, from 0.
-    pub fn gateway(&self, instance: usize, faults: Faults) -> GatewayOptions {
+    pub fn gateway(&self, instance: usize, faults: Faults) -> Result<GatewayOptions, TlsError> {
         let gateway = &self.gateway;
+        let tls = match (&gateway.tls_cert_file, &gateway.tls_key_file) {
+            (None, None) => None,
+            (Some(certificates), Some(key)) => Some(ServerTls::load(certificates, key)?),
+            (Some(_), None) | (None, Some(_)) => return Err(TlsError::Half),
+        };
         let mut listen = gateway.listen;
         if listen.port() != 0 {
             listen.set_port(listen.port().saturating_add(instance as u16));
         }
-        GatewayOptions {
+        Ok(GatewayOptions {
             listen,
             window: gateway.window.max(1),
             client_bytes: gateway.client_bytes,
@@ -146,7 +158,8 @@ impl PipelineConfig {
             report_timeout: Duration::from_millis(gateway.report_timeout_ms.max(100)),
             ack_after_queue: gateway.ack_after_queue,
             adopt_after: Duration::from_millis(gateway.adopt_after_ms.max(100)),
+            tls,
             faults,
-        }
+        })
     }
 }

@@ -226,6 +226,10 @@ impl Counter {
 
     fn note(&self, outs: &[Out<'_>]) {
         let counted = outs.iter().filter(|out| out.verdict == Verdict::Counted);
+        if let Some(latency) = self.progress.latency.get() {
+            let origins = counted.clone().filter_map(|out| out.origin.as_ref());
+            latency.on_counted(origins.map(|(client, sn)| (client.as_str(), *sn)));
+        }
         let (mut fine, mut dead) = (0, 0);
         counted.for_each(|out| if out.dead.is_some() { dead += 1 } else { fine += 1 });
         progress::add(&self.progress.counted, fine);

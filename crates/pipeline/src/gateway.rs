@@ -28,6 +28,7 @@ use crate::identity::Secret;
 use crate::progress::Progress;
 use crate::queue::QueueOptions;
 use crate::store::{Store, Taken};
+use crate::tls::{ServerTls, TlsError};
 
 use self::relaying::{Context, Handle, Relaying};
 
@@ -48,6 +49,8 @@ pub struct GatewayOptions {
     pub ack_after_queue: bool,
     /// Clients that nobody has served for so long are adopted.
     pub adopt_after: Duration,
+    /// With what clients are spoken to in secret; none is in the clear.
+    pub tls: Option<ServerTls>,
     /// What to do wrong, for tests of what puts it right.
     pub faults: Faults,
 }
@@ -62,6 +65,7 @@ impl Default for GatewayOptions {
             report_timeout: Duration::from_secs(120),
             ack_after_queue: false,
             adopt_after: Duration::from_secs(5),
+            tls: None,
             faults: Faults::default(),
         }
     }
@@ -84,6 +88,9 @@ pub enum GatewayError {
     /// The port.
     #[error("cannot listen on {0}: {1}")]
     Listen(SocketAddr, std::io::Error),
+    /// The certificate.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The queue's client.
     #[error("cannot make a producer: {0}")]
     Producer(#[from] KafkaError),

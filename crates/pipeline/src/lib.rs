@@ -8,14 +8,14 @@
 //! | module | owns |
 //! |---|---|
 //! | [`lines`] | the built-in text |
-//! | [`frame`], [`identity`] | what clients and gateways say to each other, and how a client proves who it is |
+//! | [`frame`], [`identity`], [`tls`] | what clients and gateways say to each other, how a client proves who it is, and in secret |
 //! | [`client`] | a load client |
 //! | [`gateway`], [`relay`] | from the client into the store, from the store into the queue |
 //! | [`store`], [`queue`] | the two as the pipeline sees them: keys and scripts, topics and settings |
 //! | [`counter`], [`aggregator`] | the consumers |
 //! | [`verify`] | the verdict |
 //! | [`config`], [`run`] | settings, and all roles in one process |
-//! | [`progress`] | counts for people to watch |
+//! | [`progress`], [`latency`] | counts for people to watch, and how long messages take |
 
 #![warn(missing_docs)]
 
@@ -27,20 +27,24 @@ pub mod counter;
 pub mod frame;
 pub mod gateway;
 pub mod identity;
+pub mod latency;
 pub mod lines;
 pub mod progress;
 pub mod queue;
 pub mod relay;
 pub mod run;
 pub mod store;
+pub mod tls;
 pub mod verify;
 
 pub use client::{ClientOptions, ClientState, Sending};
 pub use config::PipelineConfig;
 pub use gateway::{Faults, Gateway, GatewayOptions};
 pub use identity::Secret;
+pub use latency::Latency;
 pub use progress::{Counts, Progress};
 pub use queue::QueueOptions;
 pub use run::{Parts, Pipeline, RunError};
 pub use store::{Commands, Reply, Store, StoreError};
+pub use tls::{ClientTls, ServerTls};
 pub use verify::{Verdict, judge, observe};

@@ -1,7 +1,9 @@
 //! Counts of what each stage has done in this process, for people to watch. Verdicts never come from here.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::latency::Latency;
 
 /// One count per stage.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ pub struct Counts {
     pub resent: AtomicU64,
     /// Transactions that had to be undone.
     pub aborted: AtomicU64,
+    /// How long messages take, where somebody measures it.
+    pub latency: OnceLock<Arc<Latency>>,
 }
 
 /// Shared by all stages.

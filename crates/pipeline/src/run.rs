@@ -125,7 +125,7 @@ impl Pipeline {
         }
         if parts.gateways {
             for instance in 0..config.gateway.instances {
-                let options = config.gateway(instance, parts.faults);
+                let options = config.gateway(instance, parts.faults).map_err(GatewayError::Tls)?;
                 let gateway =
                     Gateway::start(options, &queue, store.clone(), secret.clone(), progress.clone()).await?;
                 pipeline.gateways.push(gateway);

@@ -174,9 +174,10 @@ impl Store {
 
     /// Every client there is.
     pub async fn clients(&self) -> Result<Vec<String>, StoreError> {
+        let keys: Vec<String> = (0..INDEX).map(|at| format!("producer:index:{{{at}}}")).collect();
+        let names = keys.iter().map(|key| async move { self.call(&[b"SMEMBERS", key.as_bytes()]).await });
         let mut clients = Vec::new();
-        for at in 0..INDEX {
-            let reply = self.call(&[b"SMEMBERS", format!("producer:index:{{{at}}}").as_bytes()]).await?;
+        for reply in futures_util::future::try_join_all(names).await? {
             let names = reply.list().iter().filter_map(Reply::bytes);
             clients.extend(names.map(|name| String::from_utf8_lossy(name).into_owned()));
         }

@@ -9,12 +9,12 @@ mod trace;
 
 use std::collections::BTreeMap;
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
 use crate::store::{Store, StoreError, state};
 
-pub use self::trace::{Finding, Seen, Stage, locate, trace};
+pub use self::trace::{Finding, Passed, Seen, Stage, locate, locate_text, trace, trace_text};
 
 /// What the store says of one client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -96,6 +96,8 @@ pub struct Verdict {
     pub first_wrong: Option<Finding>,
 }
 
+/// Questions to the store at a time.
+const AT_ONCE: usize = 128;
 /// At most so many messages are named.
 pub const MAX_WRONG: usize = 100;
 
@@ -155,12 +157,7 @@ fn same_lines(observed: &Observed) -> Option<u64> {
 
 /// Reads everything from the store.
 pub async fn observe(store: &Store) -> Result<Observed, StoreError> {
-    const AT_ONCE: usize = 128;
-    let mut observed = Observed::default();
-    for client in store.clients().await? {
-        let counts = observe_client(store, &client).await?;
-        observed.clients.insert(client, counts);
-    }
+    let mut observed = Observed { clients: observe_clients(store).await?, ..Observed::default() };
     let mut keys = store.commands().keys("message:{*}:count").await?;
     keys.sort();
     keys.dedup();
@@ -177,6 +174,14 @@ pub async fn observe(store: &Store) -> Result<Observed, StoreError> {
     Ok(observed)
 }
 
+/// Reads what the store says of the clients.
+pub async fn observe_clients(store: &Store) -> Result<BTreeMap<String, ClientCounts>, StoreError> {
+    let clients = store.clients().await?.into_iter();
+    let counts = clients
+        .map(|client| async move { observe_client(store, &client).await.map(|counts| (client, counts)) });
+    futures_util::stream::iter(counts).buffer_unordered(AT_ONCE).try_collect().await
+}
+
 async fn observe_client(store: &Store, client: &str) -> Result<ClientCounts, StoreError> {
     let produced = store.numbers(&state(client), &["sent", "acked", "stored"]).await?;
     let position = store.numbers(&format!("consumer:{{{client}}}:position"), &["dead"]).await?;
@@ -191,6 +196,17 @@ async fn observe_client(store: &Store, client: &str) -> Result<ClientCounts, Sto
         dead_lettered: field(&position, 0),
         last,
     })
+}
+
+/// The last number of each client that counted for a text.
+pub async fn counted_for(store: &Store, hash: &str) -> Result<BTreeMap<String, u64>, StoreError> {
+    let reply =
+        store.commands().call(vec!["HGETALL".into(), format!("message:{{{hash}}}:by").into()]).await?;
+    let pairs = reply.list().chunks_exact(2).filter_map(|pair| {
+        let client = String::from_utf8_lossy(pair[0].bytes()?).into_owned();
+        Some((client, pair[1].int()?.unsigned_abs()))
+    });
+    Ok(pairs.collect())
 }
 
 /// Adds the texts of wrong messages, for people.

@@ -15,7 +15,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 use moim_base::BrokerId;
 use moim_wire_kafka::ErrorCode;
@@ -33,6 +33,10 @@ use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
 use crate::transactions::{
     self, Config, Coordinator, Effect, Input, MarkersToken, PersistToken, Reply, Token, TopicPartition,
 };
+
+/// How long a request that begins a transaction waits for the end of the one before. Clients that are told to come back
+/// wait longer than the markers take.
+const ENDING: Duration = Duration::from_millis(100);
 
 /// The end of something a coordinator asked for.
 enum Done {
@@ -81,6 +85,8 @@ struct Shard {
     /// Nothing while another node leads the partition, or while it is being read.
     machine: Mutex<Option<Machine>>,
     waiting: Mutex<HashMap<Token, oneshot::Sender<Reply>>>,
+    /// Told when a write has ended: a transaction may be over.
+    ended: Notify,
 }
 
 struct Machine {
@@ -227,6 +233,30 @@ impl TransactionService {
         receiver.await.map_err(|_| ErrorCode::NotCoordinator)
     }
 
+    /// The same for a request that may be the first of a transaction while the one before it is still ending: it waits
+    /// for that, for a moment.
+    pub(crate) async fn call_next(
+        &self,
+        broker: &Broker,
+        transactional_id: &str,
+        input: impl Fn(Token) -> Input,
+    ) -> Result<Reply, ErrorCode> {
+        let until = Instant::now() + ENDING;
+        loop {
+            let Some(shard) = self.shard(self.partition_of(transactional_id)) else {
+                return self.call(broker, transactional_id, input).await;
+            };
+            let mut ended = std::pin::pin!(shard.ended.notified());
+            // Before the question: an end between answer and wait is not missed.
+            ended.as_mut().enable();
+            let reply = self.call(broker, transactional_id, &input).await?;
+            let busy = reply.error == ErrorCode::ConcurrentTransactions;
+            if !busy || tokio::time::timeout_at(until, ended).await.is_err() {
+                return Ok(reply);
+            }
+        }
+    }
+
     /// Whether this node may have to ask another about a transactional id.
     pub(crate) fn is_elsewhere(&self, transactional_id: &str) -> bool {
         let index = self.partition_of(transactional_id);
@@ -318,6 +348,9 @@ impl TransactionService {
         match done {
             Done::Record((index, life), token, result) => {
                 self.run(broker, index, Some(life), |c, now_ms| c.on_persisted(now_ms, token, result));
+                if let Some(shard) = self.shard(index) {
+                    shard.ended.notify_waiters();
+                }
             }
             Done::Marker((index, life), token, at, result, marker) => {
                 if result.is_ok() && *at.topic == *OFFSETS_TOPIC {

@@ -1,29 +1,55 @@
-//! What a gateway does with clients that misbehave: a clear answer, and nothing of it in the counts.
+//! What a pipeline does with bad input: a clear answer, nothing lost, nothing of it counted twice.
+//!
+//! On a node of its own; or on the Kafka and the Redis Cluster that `INTEROP_KAFKA` and `INTEROP_REDIS` name, which are
+//! cleaned of earlier runs first.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 
 use moim_interop::{Options, Server, moim_binary};
 
-/// A node and a gateway on it.
-struct Gateway {
-    _server: Server,
+use crate::client::{Client, Said, connect, frame, hello};
+
+/// A queue and a store, and programs of a pipeline on them.
+pub(crate) struct Pipeline {
+    _server: Option<Server>,
+    kafka: String,
+    redis: String,
+    name: String,
     process: Child,
-    address: String,
+    pub(crate) address: String,
     folder: tempfile::TempDir,
 }
 
-impl Gateway {
-    fn start() -> Self {
-        let server = Server::start(Options::new()).unwrap();
+impl Pipeline {
+    /// `moim pipeline VERB`: the gateway alone, or all roles.
+    pub(crate) fn start(verb: &str, more: &[&str]) -> Self {
+        let outside = std::env::var("INTEROP_KAFKA").ok().zip(std::env::var("INTEROP_REDIS").ok());
         let folder = tempfile::tempdir().unwrap();
+        let (server, kafka, redis, stack): (_, _, _, &[&str]) = match outside {
+            None => {
+                let server = Server::start(Options::new()).unwrap();
+                let (kafka, redis) = (server.kafka().to_owned(), server.redis().to_owned());
+                (Some(server), kafka, redis, &[])
+            }
+            Some((kafka, redis)) => {
+                let args = ["pipeline", "clean", "--yes", "--kafka", &kafka, "--redis", &redis];
+                let clean = Command::new(moim_binary().unwrap()).args(args).output().unwrap();
+                assert!(clean.status.success(), "{}", String::from_utf8_lossy(&clean.stderr));
+                (None, kafka, redis, &["--ack-after-queue"])
+            }
+        };
+        // Groups of earlier tests may still have members.
+        let name = format!("test-{:x}", fastrand::u64(..));
         let mut process = Command::new(moim_binary().unwrap())
-            .args(["pipeline", "gateway", "--listen", "127.0.0.1:0", "-o", "json"])
-            .args(["--kafka", server.kafka(), "--redis", server.redis()])
+            .args(["pipeline", verb, "--listen", "127.0.0.1:0", "-o", "json"])
+            .args(["--kafka", &kafka, "--redis", &redis, "--name", &name])
+            .args(stack)
+            .args(more)
             .current_dir(folder.path())
             .stdout(Stdio::piped())
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
@@ -35,18 +61,58 @@ impl Gateway {
                     .map(|rest| format!("127.{}", rest.trim_end_matches(['"', ','])))
             })
             .unwrap();
-        Self { _server: server, process, address, folder }
+        Self { _server: server, kafka, redis, name, process, address, folder }
     }
 
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        stream
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
-    /// Says something, and gives back the reason for which it is refused.
+    pub(crate) fn kafka(&self) -> &str {
+        &self.kafka
+    }
+
+    pub(crate) fn redis(&self) -> &str {
+        &self.redis
+    }
+
+    fn greet(&self, name: &str, incarnation: u64) -> (Client, Said) {
+        Client::greet(&self.address, self.folder(), name, incarnation)
+    }
+
+    /// `moim` with this pipeline's addresses.
+    fn moim(&self, args: &[&str]) -> Output {
+        Command::new(moim_binary().unwrap())
+            .args(args)
+            .args(["--kafka", &self.kafka])
+            .current_dir(self.folder())
+            .output()
+            .unwrap()
+    }
+
+    pub(crate) fn load(&self, more: &[&str]) -> Output {
+        let mut args = vec!["pipeline", "load", "--gateway", &self.address];
+        args.extend(more);
+        self.moim(&args)
+    }
+
+    pub(crate) fn verify(&self, more: &[&str]) -> Output {
+        let mut args = vec!["pipeline", "verify", "-o", "json", "--redis", &self.redis, "--name", &self.name];
+        args.extend(more);
+        self.moim(&args)
+    }
+
+    /// The verdict, once nothing is under way; it must be fine.
+    fn verdict(&self) -> String {
+        let output = self.verify(&["--wait", "60s"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    /// Says something before any greeting, and gives back the reason for which it is refused.
     fn refusal(&self, bytes: &[u8]) -> String {
-        let mut stream = self.connect();
+        let mut stream = connect(&self.address);
         stream.write_all(bytes).unwrap();
         let mut answer = Vec::new();
         // A reset after the answer is an end as well.
@@ -56,72 +122,189 @@ impl Gateway {
     }
 }
 
-impl Drop for Gateway {
+impl Drop for Pipeline {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-fn frame(body: &[u8]) -> Vec<u8> {
-    let mut frame = u32::try_from(body.len()).unwrap().to_be_bytes().to_vec();
-    frame.extend_from_slice(body);
-    frame
+fn expect(text: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(text.contains(line), "no {line} in\n{text}");
+    }
 }
 
-fn hello(client: &[u8]) -> Vec<u8> {
-    let mut body = vec![1, 1];
-    body.extend_from_slice(&7u64.to_be_bytes());
-    body.extend_from_slice(&[0; 16]);
-    body.extend_from_slice(client);
-    frame(&body)
+fn reason(said: &Said) -> (bool, &str) {
+    match said {
+        Said::Refused { retry, reason } => (*retry, reason),
+        other => panic!("not a refusal: {other:?}"),
+    }
 }
 
 #[test]
-fn misbehaving_clients_are_told_why() {
+fn misbehaving_strangers_are_told_why() {
     let _turn = super::one_at_a_time();
-    let gateway = Gateway::start();
+    let gateway = Pipeline::start("gateway", &[]);
     let too_long = gateway.refusal(&u32::MAX.to_be_bytes());
     assert!(too_long.contains("4294967295 bytes"), "{too_long}");
     let garbage = gateway.refusal(&frame(b"GET / HTTP/1.1\r\n"));
     assert!(garbage.contains("malformed"), "{garbage}");
     let version = gateway.refusal(&frame(&[1, 9]));
     assert!(version.contains("version 9"), "{version}");
-    let name = gateway.refusal(&hello(b"a}b"));
+    let name = gateway.refusal(&hello(b"a}b", 7));
     assert!(name.contains("client id"), "{name}");
     let early = gateway.refusal(&frame(&[8, 0, 0, 0, 0, 0, 0, 0, 1]));
     assert!(early.contains("first frame"), "{early}");
+
+    let mut liar = connect(&gateway.address);
+    liar.write_all(&hello(b"liar", 7)).unwrap();
+    let mut challenge = [0; 21];
+    liar.read_exact(&mut challenge).unwrap();
+    assert_eq!(challenge[4], 2, "a challenge");
+    liar.write_all(&frame(&[&[3][..], &[0; 32]].concat())).unwrap();
+    let mut answer = Vec::new();
+    let _ = liar.read_to_end(&mut answer);
+    assert!(String::from_utf8_lossy(&answer).contains("the proof of liar is wrong"), "{answer:?}");
+
+    // A text with nothing in it is no load.
+    std::fs::write(gateway.folder().join("empty"), "\n\n").unwrap();
+    let empty = gateway.load(&["--file", "empty"]);
+    assert_eq!(empty.status.code(), Some(2), "{}", String::from_utf8_lossy(&empty.stderr));
 }
 
 #[test]
-fn a_client_that_does_not_know_the_secret_is_refused() {
+fn numbers_that_jump_or_go_back_count_once() {
     let _turn = super::one_at_a_time();
-    let gateway = Gateway::start();
-    let mut stream = gateway.connect();
-    stream.write_all(&hello(b"liar")).unwrap();
-    let mut challenge = [0; 21];
-    stream.read_exact(&mut challenge).unwrap();
-    assert_eq!(challenge[4], 2, "a challenge");
-    let mut proof = vec![3];
-    proof.extend_from_slice(&[0; 32]);
-    stream.write_all(&frame(&proof)).unwrap();
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    assert!(String::from_utf8_lossy(&answer).contains("the proof of liar is wrong"), "{answer:?}");
+    let pipeline = Pipeline::start("run", &[]);
+    // Out of order, twice, and again from the beginning: each number counts once.
+    let (mut client, said) = pipeline.greet("zigzag", 1);
+    assert_eq!(said, Said::Welcome { acked: 0 });
+    for sn in [2u64, 4, 1, 2, 3, 1, 2, 3, 4, 5] {
+        client.send(sn, format!("line {sn}").as_bytes());
+    }
+    client.bye(5);
+    assert_eq!(client.outcome(), Said::Done);
+    client.send(3, b"another text under an old number");
+    client.send(6, b"line 6");
+    client.bye(6);
+    assert_eq!(client.outcome(), Said::Done);
+    // Numbers that cannot be: the answer says which.
+    for sn in [0u64, 1_000_000] {
+        client.send(sn, b"x");
+        let said = client.outcome();
+        let (retry, why) = reason(&said);
+        assert!(!retry && why.contains(&format!("message {sn} is outside the window")), "{why}");
+        let said;
+        (client, said) = pipeline.greet("zigzag", 1);
+        assert_eq!(said, Said::Welcome { acked: 6 }, "what was acknowledged stays so");
+    }
+    // A frame too long after the greeting ends the conversation, and only that.
+    client.send(7, &vec![b'x'; 2 << 20]);
+    let said = client.outcome();
+    assert!(
+        matches!(&said, Said::Refused { retry: false, reason } if reason.contains("bytes"))
+            || said == Said::Closed,
+        "{said:?}"
+    );
+    expect(
+        &pipeline.verdict(),
+        &["\"sent\": 6", "\"counted\": 6", "\"distinct\": 6", "\"lost\": 0", "\"duplicated\": 0"],
+    );
+}
 
-    // The same gateway serves those who do, meanwhile.
-    let load = Command::new(moim_binary().unwrap())
-        .args(["pipeline", "load", "--gateway", &gateway.address, "--client", "honest"])
-        .current_dir(gateway.folder.path())
-        .output()
+#[test]
+fn of_two_connections_of_one_client_the_newer_goes_on() {
+    let _turn = super::one_at_a_time();
+    let pipeline = Pipeline::start("run", &[]);
+    let (mut first, _) = pipeline.greet("twin", 5);
+    first.send(1, b"one");
+    first.bye(1);
+    assert_eq!(first.outcome(), Said::Done);
+    let (mut second, said) = pipeline.greet("twin", 5);
+    assert_eq!(said, Said::Welcome { acked: 1 });
+    // The older connection may come back, but not go on beside the newer.
+    first.send(2, b"two");
+    let said = first.outcome();
+    assert!(reason(&said).0 && reason(&said).1.contains("another gateway"), "{said:?}");
+    second.send(2, b"two");
+    second.bye(2);
+    assert_eq!(second.outcome(), Said::Done);
+    // A newer life takes over for good.
+    let (mut third, said) = pipeline.greet("twin", 6);
+    assert_eq!(said, Said::Welcome { acked: 2 });
+    let (_, said) = pipeline.greet("twin", 5);
+    assert!(!reason(&said).0 && reason(&said).1.contains("a newer client of the name twin"), "{said:?}");
+    third.send(3, b"three");
+    third.bye(3);
+    assert_eq!(third.outcome(), Said::Done);
+    expect(&pipeline.verdict(), &["\"sent\": 3", "\"counted\": 3", "\"duplicated\": 0"]);
+}
+
+#[test]
+fn what_is_no_text_goes_to_the_dead_letters_and_the_next_goes_on() {
+    let _turn = super::one_at_a_time();
+    let pipeline = Pipeline::start("run", &[]);
+    let (mut client, _) = pipeline.greet("poison", 1);
+    client.send(1, b"fine");
+    client.send(2, &[0xff, 0xfe, 0x00]);
+    client.send(3, b"fine again");
+    client.bye(3);
+    assert_eq!(client.outcome(), Said::Done);
+    // A record that somebody else has put into the topic, without saying whose it is.
+    let mut stray = Command::new(moim_binary().unwrap())
+        .args(["topic", "produce", "client_message", "--kafka", pipeline.kafka()])
+        .current_dir(pipeline.folder())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
         .unwrap();
-    assert!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
-    // And a text with nothing in it is no load.
-    std::fs::write(gateway.folder.path().join("empty"), "\n\n").unwrap();
-    let empty = Command::new(moim_binary().unwrap())
-        .args(["pipeline", "load", "--gateway", &gateway.address, "--file", "empty"])
-        .current_dir(gateway.folder.path())
-        .output()
-        .unwrap();
-    assert_eq!(empty.status.code(), Some(2), "{}", String::from_utf8_lossy(&empty.stderr));
+    stray.stdin.take().unwrap().write_all(b"stray\n").unwrap();
+    assert!(stray.wait().unwrap().success());
+    let letters = pipeline.moim(&[
+        "topic",
+        "consume",
+        "pipeline_dead_letter",
+        "--offset",
+        "start",
+        "-n",
+        "2",
+        "-o",
+        "json",
+    ]);
+    let letters = String::from_utf8_lossy(&letters.stdout).into_owned();
+    expect(&letters, &["not text", "poison", "client_message", "no client or sequence number", "stray"]);
+    let verdict = pipeline.verdict();
+    expect(
+        &verdict,
+        &["\"sent\": 3", "\"counted\": 2", "\"dead_lettered\": 1", "\"lost\": 0", "\"distinct\": 2"],
+    );
+}
+
+#[test]
+fn a_second_run_on_the_first_ones_topics_is_told_apart() {
+    let _turn = super::one_at_a_time();
+    let pipeline = Pipeline::start("run", &[]);
+    std::fs::write(pipeline.folder().join("text"), "a\nb\nc\n").unwrap();
+    std::fs::write(pipeline.folder().join("short"), "a\n").unwrap();
+    let fine = |output: Output| {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    fine(pipeline.load(&["--file", "text", "--client", "ann"]));
+    // The same client with the same text: all of it is there already.
+    fine(pipeline.load(&["--file", "text", "--client", "ann"]));
+    // The same name with less to say than is known of it.
+    let short = pipeline.load(&["--file", "short", "--client", "ann"]);
+    let why = String::from_utf8_lossy(&short.stderr).into_owned();
+    assert_eq!(short.status.code(), Some(5), "{why}");
+    assert!(why.contains("3 messages of ann are known already") && why.contains("another run"), "{why}");
+    // Another name is another client.
+    fine(pipeline.load(&["--file", "text", "--client", "bob"]));
+    expect(
+        &pipeline.verdict(),
+        &["\"counted\": 6", "\"distinct\": 3", "\"expected_each\": 2", "\"duplicated\": 0"],
+    );
+    // A measurement does not mix with it.
+    let bench = pipeline.moim(&["bench", "pipeline", "--redis", pipeline.redis()]);
+    assert_eq!(bench.status.code(), Some(7), "{}", String::from_utf8_lossy(&bench.stderr));
 }

@@ -5,7 +5,10 @@
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test
 
+mod client;
 mod gateway;
+mod planted;
+mod tls;
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -87,11 +90,16 @@ fn counters_come_and_go() {
 }
 
 #[test]
+fn a_primary_of_the_store_killed() {
+    check_fault("primary-kill", &[]);
+}
+
+#[test]
 fn a_gateway_killed() {
     check_fault("gateway-kill", &[]);
 }
 
 #[test]
-fn a_storm_of_kills_and_pauses() {
+fn a_storm_of_kills_pauses_and_cut_offs() {
     check_fault("storm", &["--storm", "6s"]);
 }

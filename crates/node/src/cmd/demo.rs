@@ -124,6 +124,9 @@ impl Demo {
                 incarnation: 1,
                 gateways: pipeline.gateways(),
                 secret: self.stand.secret.clone(),
+                tls: None,
+                patience: None,
+                rate: None,
             })
             .collect();
         let watched: Vec<Arc<Sending>> = options.iter().map(|_| Arc::default()).collect();
@@ -146,7 +149,7 @@ impl Demo {
         })?
         .map_err(|error| Failure::error(error.to_string()))?;
         let progress = pipeline.progress().clone();
-        let show = |_: &Verdict| live.borrow_mut().show(&progress);
+        let show = || live.borrow_mut().show(&progress);
         let expected = Some(u64::from(args.clients));
         let verdict =
             settle(&self.stand.store, &self.stand.config.queue(), args.timeout, expected, show).await?;

@@ -13,6 +13,7 @@
 //! | `up.rs` | the supervisor |
 //! | `readmit.rs` | nodes whose folder is gone |
 //! | `embed.rs` | a cluster that another command runs |
+//! | `wires.rs` | nodes in networks of their own, which can be cut |
 //! | `detach.rs` | `-d` |
 //! | `purge.rs` | the end of it all |
 
@@ -25,6 +26,7 @@ mod readmit;
 mod roster;
 mod runner;
 mod up;
+pub(crate) mod wires;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -6,6 +6,7 @@
 //! | `load.rs` | clients that send lines |
 //! | `verify.rs` | the verdict, and cleaning up |
 //! | `fault.rs` | faults injected into a cluster made for it |
+//! | `storm.rs` | the storm among them |
 //! | `stand.rs` | such a cluster with a pipeline on it |
 //! | `live.rs` | counts while they grow |
 
@@ -14,6 +15,7 @@ pub(crate) mod live;
 pub(crate) mod load;
 mod roles;
 pub(crate) mod stand;
+mod storm;
 pub(crate) mod verify;
 
 use std::net::SocketAddr;
@@ -107,13 +109,19 @@ struct RoleArgs {
     /// The number of the first counter and aggregator: every one of a pipeline needs its own
     #[arg(long, value_name = "N", default_value_t = 0)]
     first_instance: usize,
+    /// The certificate gateways show, with those that lead to its authority (PEM); without it nothing is encrypted
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Acknowledge what is in the queue, not what is in the store: for a store that can lose what it acknowledged
     #[arg(long)]
     ack_after_queue: bool,
     /// A message without a report from the queue for so long goes out again [default: 2m]
     #[arg(long, value_name = "DURATION", value_parser = crate::target::duration)]
     report_timeout: Option<std::time::Duration>,
-    /// At most so many messages in one transaction [default: 100]
+    /// At most so many messages in one transaction [default: 1000]
     #[arg(long, value_name = "N")]
     transaction_size: Option<usize>,
     /// Faults of the gateways, for tests.
@@ -136,6 +144,9 @@ pub(crate) fn run(args: PipelineArgs, output: Output) -> Outcome {
         | PipelineVerb::Counter(role)
         | PipelineVerb::Aggregator(role) => crate::parent::die_with(role.die_with)?,
         _ => {}
+    }
+    if let PipelineVerb::Fault(args) = &verb {
+        fault::maybe_enter(args)?;
     }
     block_on(async {
         match verb {

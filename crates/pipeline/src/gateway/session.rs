@@ -19,6 +19,7 @@ use crate::gateway::relaying::Handle;
 use crate::identity::{self, Claim};
 use crate::progress;
 use crate::store::{StoreError, Taken};
+use crate::tls::Socket;
 
 /// A stranger has so long to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -41,6 +42,14 @@ enum End {
 
 pub(super) async fn run(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
     let _ = stream.set_nodelay(true);
+    let stream = match &shared.options.tls {
+        None => Socket::Plain(stream),
+        Some(tls) => match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS"),
+            Err(_) => return tracing::debug!(%peer, "too slow for TLS"),
+        },
+    };
     let mut wire = Wire { stream, input: BytesMut::with_capacity(16 << 10), output: BytesMut::new() };
     let end = match serve(&shared, &mut wire).await {
         Ok(never) => match never {},
@@ -59,7 +68,7 @@ pub(super) async fn run(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr
 }
 
 struct Wire {
-    stream: TcpStream,
+    stream: Socket,
     input: BytesMut,
     output: BytesMut,
 }
@@ -70,7 +79,8 @@ impl Wire {
     }
 
     async fn flush(&mut self) -> io::Result<()> {
-        self.stream.write_all_buf(&mut self.output).await
+        self.stream.write_all_buf(&mut self.output).await?;
+        self.stream.flush().await
     }
 
     /// Reads what there is. Cancel-safe.

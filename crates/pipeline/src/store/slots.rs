@@ -50,6 +50,10 @@ fn reply(value: Value) -> Result<Reply, StoreError> {
         Value::Array(list) | Value::Set(list) => {
             Reply::Array(list.into_iter().map(reply).collect::<Result<_, _>>()?)
         }
+        Value::Map(pairs) => {
+            let flat = pairs.into_iter().flat_map(|(key, value)| [key, value]);
+            Reply::Array(flat.map(reply).collect::<Result<_, _>>()?)
+        }
         other => match other.as_bytes() {
             Some(bytes) => Reply::Bytes(bytes.clone()),
             None => return Err(StoreError::Strange(format!("{other:?}"))),

@@ -1,7 +1,7 @@
-//! Where a message went wrong: follows one client's sequence numbers through the topics and says at which stage the
-//! first of them is missing. [`locate`] judges, [`trace`] reads.
+//! Where a message went wrong: follows one client's sequence numbers, or one text, through the topics and says at which
+//! stage the first of them is missing or comes twice. [`locate`] and [`locate_text`] judge, [`trace`] and [`trace_text`] read.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -11,11 +11,11 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use serde::Serialize;
 
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
-use crate::verify::ClientCounts;
+use crate::verify::{ClientCounts, WrongMessage};
 
 const CALL: Duration = Duration::from_secs(10);
 
-/// Between which two places a message was lost.
+/// Between which two places a message was lost, or came to be two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
@@ -25,11 +25,11 @@ pub enum Stage {
     Relay,
     /// It stands in the topic before the message it should follow, and nowhere else.
     Order,
-    /// It stands in the topic and was not counted.
+    /// It stands in the topic and was not counted, or was counted more than once.
     Counter,
-    /// It was counted and not passed on.
+    /// It was counted and not passed on, or was passed on twice.
     Transaction,
-    /// It was passed on and not counted by its text.
+    /// It was passed on and not counted by its text, or was counted more than once.
     Aggregator,
 }
 
@@ -51,8 +51,19 @@ pub struct Finding {
 pub struct Seen {
     /// Sequence numbers in the order they stand in `client_message`, with partition and offset.
     pub received: Vec<(u64, i32, i64)>,
-    /// Those that were passed on or set aside.
-    pub passed_on: BTreeSet<u64>,
+    /// Where those stand that were passed on or set aside.
+    pub passed_on: BTreeMap<u64, Vec<(i32, i64)>>,
+}
+
+/// A record of `message_aggregation`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// Whose.
+    pub client: String,
+    /// Which.
+    pub sn: u64,
+    /// Where it stands.
+    pub at: (i32, i64),
 }
 
 /// The first message of a client that is not through, and the stage that lost it. None when all are.
@@ -87,13 +98,45 @@ pub fn locate(client: &str, counts: &ClientCounts, seen: &Seen) -> Option<Findin
             format!("the topic has messages up to {}, the counter stands at {}", next - 1, counts.last);
         return finding(counts.last + 1, Stage::Counter, detail);
     }
-    let missing = (1..=counts.last.min(counts.sent)).find(|sn| !seen.passed_on.contains(sn));
-    match missing {
-        Some(sn) => {
-            finding(sn, Stage::Transaction, format!("it was counted, {MESSAGE_AGGREGATION} does not have it"))
-        }
-        None => None,
+    let done = counts.counted + counts.dead_lettered;
+    if done != counts.last {
+        let detail = format!("the last message counted is {}, the counter has counted {done}", counts.last);
+        return finding(counts.last, Stage::Counter, detail);
     }
+    let missing = (1..=counts.last.min(counts.sent)).find(|sn| !seen.passed_on.contains_key(sn));
+    if let Some(sn) = missing {
+        let detail = format!("it was counted, {MESSAGE_AGGREGATION} does not have it");
+        return finding(sn, Stage::Transaction, detail);
+    }
+    let twice = seen.passed_on.iter().find(|(_, places)| places.len() > 1);
+    twice.and_then(|(sn, places)| {
+        finding(*sn, Stage::Transaction, format!("it was passed on more than once: {}", told(places)))
+    })
+}
+
+/// The message of a text with a wrong count that its aggregator has missed, or counted twice. `by` is the last number the
+/// store has for each client. None when the count is what was passed on.
+pub fn locate_text(wrong: &WrongMessage, passed: &[Passed], by: &BTreeMap<String, u64>) -> Option<Finding> {
+    let distinct: BTreeSet<_> = passed.iter().map(|record| (&record.client, record.sn)).collect();
+    let (count, sent) = (wrong.count, distinct.len() as u64);
+    let known = |record: &&Passed| by.get(&record.client).is_some_and(|last| record.sn <= *last);
+    let record = match count.cmp(&sent) {
+        std::cmp::Ordering::Equal => return None,
+        // The first that the store does not know of.
+        std::cmp::Ordering::Less => passed.iter().find(|record| !known(record)).or(passed.first()),
+        std::cmp::Ordering::Greater => passed.iter().rfind(known).or(passed.last()),
+    }?;
+    let detail = format!(
+        "its text ({}) was passed on {sent} times and counted {count} times; it stands at {}",
+        wrong.hash,
+        told(&[record.at])
+    );
+    Some(Finding { client: record.client.clone(), sn: record.sn, stage: Stage::Aggregator, detail })
+}
+
+fn told(places: &[(i32, i64)]) -> String {
+    let one = |(partition, offset): &(i32, i64)| format!("partition {partition} offset {offset}");
+    places.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// Reads what the topics hold of one client. Blocks.
@@ -107,11 +150,24 @@ pub fn trace(options: &QueueOptions, client: &str) -> Result<Seen, KafkaError> {
     for topic in [MESSAGE_AGGREGATION, DEAD_LETTER] {
         scan(options, topic, |message| {
             if let Some((_, sn)) = queue::origin(message).filter(|(name, _)| name == client) {
-                seen.passed_on.insert(sn);
+                seen.passed_on.entry(sn).or_default().push((message.partition(), message.offset()));
             }
         })?;
     }
     Ok(seen)
+}
+
+/// Reads where a text was passed on. Blocks.
+pub fn trace_text(options: &QueueOptions, hash: &str) -> Result<Vec<Passed>, KafkaError> {
+    let mut passed = Vec::new();
+    scan(options, MESSAGE_AGGREGATION, |message| {
+        if message.key() == Some(hash.as_bytes())
+            && let Some((client, sn)) = queue::origin(message)
+        {
+            passed.push(Passed { client, sn, at: (message.partition(), message.offset()) });
+        }
+    })?;
+    Ok(passed)
 }
 
 /// Shows every committed record of a topic, partition by partition in order.
@@ -152,7 +208,11 @@ mod tests {
 
     fn seen(received: &[u64], passed_on: &[u64]) -> Seen {
         let received = received.iter().enumerate().map(|(at, sn)| (*sn, 0, at as i64)).collect();
-        Seen { received, passed_on: passed_on.iter().copied().collect() }
+        let mut seen = Seen { received, passed_on: BTreeMap::new() };
+        passed_on.iter().enumerate().for_each(|(at, sn)| {
+            seen.passed_on.entry(*sn).or_default().push((0, at as i64));
+        });
+        seen
     }
 
     #[test]
@@ -168,5 +228,39 @@ mod tests {
         check(counts(3, 3, 2), seen(&[1, 3, 2], &[1, 2]), Some((3, Stage::Order)));
         check(counts(3, 3, 1), seen(&[1, 2, 3], &[1]), Some((2, Stage::Counter)));
         check(counts(3, 3, 3), seen(&[1, 2, 3], &[1, 3]), Some((2, Stage::Transaction)));
+        // Duplicates.
+        check(counts(3, 3, 3), seen(&[1, 2, 3], &[1, 2, 2, 3]), Some((2, Stage::Transaction)));
+        let twice = ClientCounts { counted: 4, ..counts(3, 3, 3) };
+        check(twice, seen(&[1, 2, 3], &[1, 2, 3]), Some((3, Stage::Counter)));
+        let less = ClientCounts { counted: 2, ..counts(3, 3, 3) };
+        check(less, seen(&[1, 2, 3], &[1, 2, 3]), Some((3, Stage::Counter)));
+        let dead = ClientCounts { counted: 2, dead_lettered: 1, ..counts(3, 3, 3) };
+        check(dead, seen(&[1, 2, 3], &[1, 2, 3]), None);
+    }
+
+    #[test]
+    fn a_text_counted_wrong_points_to_its_record() {
+        let passed = |records: &[(&str, u64)]| -> Vec<Passed> {
+            let one = |(at, (client, sn)): (usize, &(&str, u64))| Passed {
+                client: (*client).into(),
+                sn: *sn,
+                at: (1, at as i64),
+            };
+            records.iter().enumerate().map(one).collect()
+        };
+        let check =
+            |count, records: &[(&str, u64)], by: &[(&str, u64)], expected: Option<(&str, u64, &str)>| {
+                let wrong = WrongMessage { hash: "h".into(), text: None, count, expected: 2 };
+                let by = by.iter().map(|(client, sn)| ((*client).to_owned(), *sn)).collect();
+                let found = locate_text(&wrong, &passed(records), &by);
+                let told =
+                    found.as_ref().map(|f| (f.client.as_str(), f.sn, f.detail.rsplit(' ').next().unwrap()));
+                assert_eq!(told, expected, "{found:?}");
+                assert!(found.is_none_or(|found| found.stage == Stage::Aggregator));
+            };
+        check(2, &[("a", 1), ("b", 1)], &[("a", 1), ("b", 1)], None);
+        check(2, &[("a", 1), ("b", 1), ("b", 1)], &[("a", 1), ("b", 1)], None);
+        check(1, &[("a", 1), ("b", 1)], &[("a", 1)], Some(("b", 1, "1")));
+        check(3, &[("a", 1), ("b", 1)], &[("a", 1), ("b", 1)], Some(("b", 1, "1")));
     }
 }

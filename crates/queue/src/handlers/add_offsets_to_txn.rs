@@ -26,7 +26,11 @@ pub(crate) async fn handle(
                 producer_epoch: request.producer_epoch,
                 offsets_partition: broker.groups.partition_of(&request.group_id),
             };
-            broker.transactions.call(&broker, &id, input).await.map_or_else(|code| code, |reply| reply.error)
+            broker
+                .transactions
+                .call_next(&broker, &id, input)
+                .await
+                .map_or_else(|code| code, |reply| reply.error)
         }
     };
     AddOffsetsToTxnResponse { error_code: code as i16, ..Default::default() }

@@ -73,9 +73,9 @@ async fn add(
         transactional_id: Arc::clone(&id),
         producer_id: transaction.producer_id,
         producer_epoch: transaction.producer_epoch,
-        partitions,
+        partitions: partitions.clone(),
     };
-    let code = match broker.transactions.call(broker, &id, input).await {
+    let code = match broker.transactions.call_next(broker, &id, input).await {
         Ok(reply) => reply.error,
         Err(code) => code,
     };

@@ -26,6 +26,9 @@ pub(super) async fn run(demo: &Demo, args: &DemoArgs) -> Outcome {
         incarnation: 1,
         gateways: demo.pipeline()?.gateways(),
         secret: demo.stand.secret.clone(),
+        tls: None,
+        patience: None,
+        rate: None,
     };
     let load = load(options);
     tokio::pin!(load);

@@ -23,6 +23,9 @@ pub(crate) use super::plan::Member;
 /// Marks folders that may be deleted.
 const MARK: &str = "dev.lock";
 
+/// Where ports begin when every node has a network of its own.
+const APART_BASE: u16 = 20_000;
+
 /// A running cluster.
 pub(crate) struct Embedded {
     cluster: Arc<Cluster>,
@@ -33,12 +36,20 @@ pub(crate) struct Embedded {
 impl Embedded {
     /// Starts nodes on free ports in an empty folder, and returns once all are ready.
     pub(crate) async fn start(data: &Path, nodes: u16, patience: Duration) -> Outcome<Self> {
+        Self::start_as(data, Plan::anywhere_free(nodes)?, patience).await
+    }
+
+    /// The same, with every node in the namespace that [`super::wires::node`] says.
+    pub(crate) async fn start_apart(data: &Path, nodes: u16, patience: Duration) -> Outcome<Self> {
+        Self::start_as(data, Plan::apart(nodes, APART_BASE)?, patience).await
+    }
+
+    async fn start_as(data: &Path, plan: Plan, patience: Duration) -> Outcome<Self> {
         let data = &std::path::absolute(data)?;
         clear(data)?;
         std::fs::create_dir_all(data)
             .map_err(|error| Failure::error(format!("cannot make {}: {error}", data.display())))?;
         let lock = up::lock(data)?;
-        let plan = Plan::anywhere_free(nodes)?;
         let (stop_all, _) = mpsc::channel(1);
         let cluster = Arc::new(Cluster::new(data, plan, stop_all)?);
         let socket = Socket::bind(data)

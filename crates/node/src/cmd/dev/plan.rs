@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use serde::{Deserialize, Serialize};
 
+use super::wires;
 use crate::exit::{Failure, Outcome, Status};
 
 /// Ports of one node, from base + 100 * node.
@@ -25,6 +26,8 @@ pub(super) struct Plan {
     pub(super) nodes: u16,
     /// Where ports begin.
     pub(super) base: u16,
+    /// Whether every node has a network of its own, with an address of its own.
+    pub(super) apart: bool,
 }
 
 /// The addresses of one node, as cluster.json has them.
@@ -54,7 +57,7 @@ impl Plan {
             return Err(Failure::usage(format!("--base-port {base}: the last port would be {last}"))
                 .hint("choose a lower one, or 0 for any that is free"));
         }
-        Ok(Self { nodes, base })
+        Ok(Self { nodes, base, apart: false })
     }
 
     /// A plan in a range where nobody listens now.
@@ -67,6 +70,11 @@ impl Plan {
             }
         }
         Err(Failure::new(Status::Conflict, "no free range of ports was found"))
+    }
+
+    /// A plan in which every node has the namespace that [`wires::node`] says.
+    pub(super) fn apart(nodes: u16, base: u16) -> Outcome<Self> {
+        Ok(Self { apart: true, ..Self::new(nodes, base)? })
     }
 
     /// Refuses when somebody listens on one of the ports.
@@ -89,7 +97,8 @@ impl Plan {
 
     /// Every node with its addresses, none of them running.
     pub(super) fn members(&self) -> Vec<Member> {
-        let at = |node, listener| format!("127.0.0.1:{}", self.port(node, listener));
+        let host = |node: u16| if self.apart { wires::node(i32::from(node)).1 } else { Ipv4Addr::LOCALHOST };
+        let at = |node, listener| format!("{}:{}", host(node), self.port(node, listener));
         let member = |node: u16| Member {
             id: i32::from(node),
             pid: None,

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::plan::Member;
 use super::roster::Roster;
+use super::wires;
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::note;
 
@@ -55,6 +56,8 @@ pub(super) struct Recipe {
     pub(super) initial_cluster: String,
     /// The peer addresses of the others.
     pub(super) others: String,
+    /// Whether it has a network of its own.
+    pub(super) apart: bool,
 }
 
 /// A handle on a runner.
@@ -176,10 +179,19 @@ impl Task {
         let Member { id, kafka, redis, etcd, admin, peer, .. } = &self.recipe.member;
         let log = log_path(&self.recipe.data, *id);
         let log = OpenOptions::new().create(true).append(true).open(&log)?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = match self.recipe.apart {
+            false => Command::new(std::env::current_exe()?),
+            true => {
+                let [enter, where_to] = wires::prefix(&wires::node(*id).0);
+                let mut command = Command::new(enter);
+                command.arg(where_to).arg(std::env::current_exe()?);
+                command
+            }
+        };
         command
             .arg("serve")
-            .args(["--node-id", &id.to_string(), "--host", "127.0.0.1"])
+            .args(["--node-id", &id.to_string(), "--host", host(kafka)])
+            .args(self.recipe.apart.then_some("--insecure"))
             .arg("--data")
             .arg(node_folder(&self.recipe.data, *id))
             .args(["--kafka-port", port(kafka), "--etcd-port", port(etcd)])
@@ -289,6 +301,10 @@ fn redis_ports(redis: Option<&str>) -> Vec<String> {
     let first = home.saturating_add(9);
     let range = format!("{first}-{}", first.saturating_add(79));
     vec!["--redis-port".to_owned(), home.to_string(), "--redis-replica-ports".to_owned(), range]
+}
+
+fn host(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 fn port(address: &str) -> &str {

@@ -124,6 +124,7 @@ impl Cluster {
                 data: data.to_owned(),
                 initial_cluster: initial_cluster.clone(),
                 others: listed(&others, |node| &node.peer),
+                apart: plan.apart,
             };
             Runner::spawn(recipe, roster.clone(), &scope)
         };

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use moim_pipeline::{ClientOptions, QueueOptions, Sending, client};
+use moim_pipeline::{ClientOptions, QueueOptions, Sending, StoreError, client};
 use tokio::time::Instant;
 
 use super::load::built_in;
-use super::stand::{Role, RoleProcess, Stand, free_address, pause};
+use super::stand::{Role, RoleProcess, Stand};
 use super::verify::{conclude, settle};
+use crate::cmd::dev::embed::Member;
+use crate::cmd::dev::wires;
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::{Output, note};
 use crate::target::duration;
@@ -39,6 +42,9 @@ pub(crate) struct FaultArgs {
     /// How long the run may take
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "2m")]
     timeout: Duration,
+    /// Set by the command itself: it is in a network of its own.
+    #[arg(long, hide = true)]
+    apart: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,7 +65,7 @@ enum Fault {
     GatewayKill,
     /// The node with a primary of the store is killed
     PrimaryKill,
-    /// Kills and pauses of everything, several at once
+    /// Kills, pauses and cut-offs of everything, several at once
     Storm,
 }
 
@@ -88,16 +94,33 @@ impl Fault {
 }
 
 /// Everything that runs.
-struct Scene {
-    stand: Stand,
-    roles: Vec<RoleProcess>,
+pub(super) struct Scene {
+    pub(super) stand: Stand,
+    pub(super) roles: Vec<RoleProcess>,
+}
+
+/// A storm cuts off as well: everything then runs in networks of its own, where that is possible.
+pub(super) fn maybe_enter(args: &FaultArgs) -> Outcome {
+    if args.fault != Fault::Storm || args.apart {
+        return Ok(());
+    }
+    match wires::possible() {
+        Ok(()) => Err(wires::enter("--apart")),
+        Err(why) => {
+            note(format_args!("without cut-offs: no network namespaces can be made here ({why})"));
+            Ok(())
+        }
+    }
 }
 
 pub(super) async fn run(args: &FaultArgs, output: Output) -> Outcome {
     let clients = args.clients.unwrap_or_else(|| args.fault.clients()).max(1);
     let total = args.lines.min(moim_pipeline::lines::COUNT) * clients;
     note(format_args!("starting three nodes, two gateways, three counters and three aggregators"));
-    let stand = Stand::start(&args.data, args.timeout).await?;
+    let stand = match args.apart {
+        false => Stand::start(&args.data, args.timeout).await?,
+        true => Stand::start_apart(&args.data, args.timeout).await?,
+    };
     moim_pipeline::queue::create_topics(&stand.config.queue()).await.map_err(|e| super::kafka_failure(&e))?;
     let mut scene = Scene { roles: Vec::new(), stand };
     let outcome = scene.play(args, clients, total, output).await;
@@ -112,7 +135,7 @@ pub(super) async fn run(args: &FaultArgs, output: Output) -> Outcome {
 
 impl Scene {
     async fn play(&mut self, args: &FaultArgs, clients: usize, total: usize, output: Output) -> Outcome {
-        let gateways = [free_address()?, free_address()?];
+        let gateways = self.stand.gateway_addresses()?;
         for address in gateways {
             self.add(Role::Gateway(address, args.fault.gateway_flags()))?;
         }
@@ -127,6 +150,9 @@ impl Scene {
             incarnation: 1,
             gateways: gateways.to_vec(),
             secret: self.stand.secret.clone(),
+            tls: None,
+            patience: None,
+            rate: None,
         });
         let options: Vec<_> = options.collect();
         note(format_args!("{clients} clients send {} lines each", lines.len()));
@@ -144,12 +170,13 @@ impl Scene {
         note(format_args!("all sent after {:.1} s; verifying", since.elapsed().as_secs_f64()));
         let queue: QueueOptions = self.stand.config.queue();
         let each = Some(clients as u64);
-        let verdict = settle(&self.stand.store, &queue, args.timeout, each, |_| ()).await?;
+        let verdict = settle(&self.stand.store, &queue, args.timeout, each, || ()).await?;
         output.print(&verdict)?;
         conclude(&verdict)
     }
 
     fn add(&mut self, role: Role) -> Outcome {
+        self.stand.join(&role)?;
         self.roles.push(self.stand.spawn(role)?);
         Ok(())
     }
@@ -169,18 +196,47 @@ impl Scene {
                 note(format_args!("restarting node {node}, which leads most"));
                 self.stand.cluster.restart(node).await
             }
-            Fault::BrokerKill | Fault::PrimaryKill => {
+            Fault::BrokerKill => {
                 let node = self.busiest().await?;
-                note(format_args!("kill -9 of node {node}, which leads most"));
-                self.stand.cluster.kill(node).await?;
-                tokio::time::sleep(Duration::from_secs(2)).await;
-                note(format_args!("node {node} starts again"));
-                self.stand.cluster.restart(node).await
+                self.kill_node(node, "which leads most").await
+            }
+            Fault::PrimaryKill => {
+                let node = self.primary_of("client-0").await?;
+                self.kill_node(node, "which has the primary of client-0's keys").await
             }
             Fault::GatewayKill => self.kill_and_restart(0).await,
             Fault::ConsumerChurn => self.churn().await,
-            Fault::Storm => self.storm(args).await,
+            Fault::Storm => self.storm(args.seed, args.storm).await,
         }
+    }
+
+    async fn kill_node(&self, node: i32, which: &str) -> Outcome {
+        note(format_args!("kill -9 of node {node}, {which}"));
+        self.stand.cluster.kill(node).await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        note(format_args!("node {node} starts again"));
+        self.stand.cluster.restart(node).await
+    }
+
+    /// The node that answers for a client's keys. Its stores have the ports after its first one.
+    async fn primary_of(&self, client: &str) -> Outcome<i32> {
+        let strange = || Failure::error("the store does not say who has which slot");
+        let ask = |words: &[&str]| words.iter().map(|word| Bytes::from((*word).to_owned())).collect();
+        let commands = self.stand.store.commands();
+        let unreachable = |error: StoreError| Failure::new(Status::Unreachable, error.to_string());
+        let slot = commands.call(ask(&["CLUSTER", "KEYSLOT", client])).await.map_err(unreachable)?;
+        let slot = slot.int().ok_or_else(strange)?;
+        let ranges = commands.call(ask(&["CLUSTER", "SLOTS"])).await.map_err(unreachable)?;
+        let port = ranges.list().iter().find_map(|range| {
+            let range = range.list();
+            let (first, last) = (range.first()?.int()?, range.get(1)?.int()?);
+            (first..=last).contains(&slot).then(|| range.get(2)?.list().get(1)?.int())?
+        });
+        let port = port.ok_or_else(strange)?;
+        let home = |member: &Member| member.redis.as_ref()?.rsplit_once(':')?.1.parse::<i64>().ok();
+        let nearest = self.stand.cluster.members().into_iter();
+        let nearest = nearest.filter_map(|m| home(&m).filter(|home| *home <= port).map(|home| (home, m.id)));
+        nearest.max().map(|(_, id)| id).ok_or_else(strange)
     }
 
     async fn busiest(&self) -> Outcome<i32> {
@@ -213,37 +269,5 @@ impl Scene {
         self.roles[counters[0]] = self.stand.spawn(role)?;
         tokio::time::sleep(Duration::from_secs(1)).await;
         self.kill_and_restart(counters[1]).await
-    }
-
-    async fn storm(&mut self, args: &FaultArgs) -> Outcome {
-        let mut chance = fastrand::Rng::with_seed(args.seed);
-        let until = Instant::now() + args.storm;
-        while Instant::now() < until {
-            let node = chance.i32(1..=3);
-            let role = chance.usize(..self.roles.len());
-            match chance.u8(..4) {
-                0 => {
-                    note(format_args!("kill -9 of node {node} and of {}", self.roles[role].role.name()));
-                    self.stand.cluster.kill(node).await?;
-                    self.kill_and_restart(role).await?;
-                    tokio::time::sleep(Duration::from_millis(chance.u64(200..1_500))).await;
-                    self.stand.cluster.restart(node).await?;
-                    note(format_args!("node {node} is back"));
-                }
-                1 => {
-                    let member = self.stand.cluster.members().into_iter().find(|m| m.id == node);
-                    let Some(member) = member else { continue };
-                    let pause_ms = chance.u64(300..3_000);
-                    note(format_args!("node {node} stands still for {pause_ms} ms"));
-                    pause(&member, true)?;
-                    tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-                    pause(&member, false)?;
-                }
-                _ => self.kill_and_restart(role).await?,
-            }
-            tokio::time::sleep(Duration::from_millis(chance.u64(100..1_000))).await;
-        }
-        note("the storm is over");
-        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use moim_base::{Clock as _, SystemClock};
 use moim_pipeline::client::{self, ClientError};
-use moim_pipeline::{ClientOptions, ClientState, Secret, Sending, lines};
+use moim_pipeline::{ClientOptions, ClientState, ClientTls, Secret, Sending, lines};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -38,6 +38,18 @@ pub(crate) struct LoadArgs {
     /// Send the lines that are typed
     #[arg(long = "type")]
     typed: bool,
+    /// At most so many lines a second and client [default: as fast as the gateways take them]
+    #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "typed")]
+    rate: Option<f64>,
+    /// Speak TLS with gateways whose certificate an authority in this file has signed (PEM)
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// The name their certificate must be for [default: the address in --gateway]
+    #[arg(long, value_name = "NAME", requires = "tls_ca")]
+    tls_name: Option<String>,
+    /// Give up when nothing was acknowledged for so long [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = crate::target::duration)]
+    patience: Option<Duration>,
     /// Where clients remember who they are
     #[arg(long, value_name = "DIR", default_value = ".moim/pipeline-clients")]
     state: PathBuf,
@@ -104,6 +116,18 @@ pub(super) async fn run(common: &CommonArgs, args: &LoadArgs, output: Output) ->
     })
 }
 
+fn tls(args: &LoadArgs) -> Outcome<Option<ClientTls>> {
+    let load = |file: &PathBuf| ClientTls::load(file, args.tls_name.as_deref());
+    args.tls_ca.as_ref().map(load).transpose().map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|rate: &f64| *rate > 0.0 && rate.is_finite())
+        .ok_or_else(|| "not a rate".to_owned())
+}
+
 /// The built-in text.
 pub(crate) fn built_in() -> Vec<Bytes> {
     lines::all().into_iter().map(Bytes::from).collect()
@@ -126,11 +150,20 @@ fn read(path: &std::path::Path) -> Outcome<Vec<Bytes>> {
 
 fn options(args: &LoadArgs, secret: &Secret) -> Outcome<Vec<ClientOptions>> {
     let now_ms = u64::try_from(SystemClock::new().wall_ms()).unwrap_or(0);
+    let tls = tls(args)?;
     let one = |client: String| {
         let state =
             ClientState::begin(&args.state, &client, now_ms).map_err(|e| Failure::error(e.to_string()))?;
         let (gateways, secret) = (args.gateway.clone(), secret.clone());
-        Ok(ClientOptions { client, incarnation: state.incarnation(), gateways, secret })
+        Ok(ClientOptions {
+            client,
+            incarnation: state.incarnation(),
+            gateways,
+            secret,
+            tls: tls.clone(),
+            patience: args.patience,
+            rate: args.rate,
+        })
     };
     match args.clients {
         0 => Err(Failure::usage("--clients 0: nobody would send anything")),
@@ -149,6 +182,9 @@ async fn typed(args: &LoadArgs, secret: Secret) -> Outcome {
         incarnation: state.incarnation(),
         gateways: args.gateway.clone(),
         secret,
+        tls: tls(args)?,
+        patience: args.patience,
+        rate: None,
     };
     let mut lines = state.typed().map_err(|e| Failure::error(e.to_string()))?;
     let watched = Arc::default();
@@ -182,6 +218,7 @@ async fn typed(args: &LoadArgs, secret: Secret) -> Outcome {
 fn failure(error: ClientError) -> Failure {
     match &error {
         ClientError::Refused(_) => Failure::new(Status::NotAllowed, error.to_string()),
+        ClientError::GaveUp { .. } => Failure::new(Status::Unreachable, error.to_string()),
         ClientError::NoGateway => Failure::usage(error.to_string()),
     }
 }

@@ -52,6 +52,10 @@ pub(super) async fn run(common: &CommonArgs, role: &RoleArgs, which: Which, outp
     if let Some(size) = role.transaction_size {
         config.counter.transaction_size = size;
     }
+    if role.tls_cert.is_some() {
+        config.gateway.tls_cert_file.clone_from(&role.tls_cert);
+        config.gateway.tls_key_file.clone_from(&role.tls_key);
+    }
     config.gateway.ack_after_queue |= role.ack_after_queue;
     let parts = Parts {
         gateways: matches!(which, Which::All | Which::Gateway),

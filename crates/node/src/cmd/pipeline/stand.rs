@@ -12,7 +12,13 @@ use tokio::process::{Child, Command};
 
 use super::store;
 use crate::cmd::dev::embed::{Embedded, Member};
+use crate::cmd::dev::wires::{self, Wires};
 use crate::exit::{Failure, Outcome};
+
+/// Last numbers of the addresses of roles in networks of their own; nodes are below.
+const GATEWAYS: u8 = 20;
+const COUNTERS: u8 = 30;
+const AGGREGATORS: u8 = 40;
 
 /// The cluster, and how it is reached.
 pub(crate) struct Stand {
@@ -20,13 +26,29 @@ pub(crate) struct Stand {
     pub(crate) config: PipelineConfig,
     pub(crate) store: Store,
     pub(crate) secret: Secret,
+    /// What joins the processes, when each has a network of its own.
+    pub(crate) wires: Option<Wires>,
     data: PathBuf,
 }
 
 impl Stand {
     /// Three nodes on free ports.
     pub(crate) async fn start(data: &Path, patience: Duration) -> Outcome<Self> {
-        let cluster = Embedded::start(data, 3, patience).await?;
+        Self::on(Embedded::start(data, 3, patience).await?, data, None).await
+    }
+
+    /// Three nodes in networks of their own, and more such for the roles: anything can be cut off. Only in the namespace
+    /// that [`wires::enter`] made.
+    pub(crate) async fn start_apart(data: &Path, patience: Duration) -> Outcome<Self> {
+        let wires = Wires::lay()?;
+        for id in 1..=3 {
+            let (name, address) = wires::node(id);
+            wires.join(&name, address)?;
+        }
+        Self::on(Embedded::start_apart(data, 3, patience).await?, data, Some(wires)).await
+    }
+
+    async fn on(cluster: Embedded, data: &Path, wires: Option<Wires>) -> Outcome<Self> {
         let members = cluster.members();
         let redis: Option<Vec<String>> = members.iter().map(|member| member.redis.clone()).collect();
         let redis = redis.ok_or_else(|| Failure::error("the nodes have no store"))?;
@@ -40,7 +62,29 @@ impl Stand {
         config.gateway.listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let secret = super::secret(&config)?;
         let store = store(&config).await?;
-        Ok(Self { cluster, config, store, secret, data: data.to_owned() })
+        Ok(Self { cluster, config, store, secret, wires, data: data.to_owned() })
+    }
+
+    /// Where two gateways can listen.
+    pub(crate) fn gateway_addresses(&self) -> Outcome<[SocketAddr; 2]> {
+        match &self.wires {
+            None => Ok([free_address()?, free_address()?]),
+            Some(_) => {
+                Ok([GATEWAYS, GATEWAYS + 1].map(|last| SocketAddr::from((wires::address(last), 9_700))))
+            }
+        }
+    }
+
+    /// A network of its own for a role, where every process has one.
+    pub(crate) fn join(&self, role: &Role) -> Outcome {
+        let Some(wires) = &self.wires else { return Ok(()) };
+        let address = match role {
+            Role::Gateway(SocketAddr::V4(address), _) => *address.ip(),
+            Role::Gateway(SocketAddr::V6(_), _) => return Err(Failure::error("gateways here have IPv4")),
+            Role::Counter(n) => wires::address(COUNTERS + u8::try_from(*n).unwrap_or(0)),
+            Role::Aggregator(n) => wires::address(AGGREGATORS + u8::try_from(*n).unwrap_or(0)),
+        };
+        wires.join(&role.name(), address)
     }
 
     /// A role as a process of its own.
@@ -50,7 +94,15 @@ impl Stand {
             .create(true)
             .append(true)
             .open(self.data.join(format!("{}.log", role.name())))?;
-        let mut command = Command::new(executable);
+        let mut command = match &self.wires {
+            None => Command::new(executable),
+            Some(_) => {
+                let [enter, where_to] = wires::prefix(&role.name());
+                let mut command = Command::new(enter);
+                command.arg(where_to).arg(executable);
+                command
+            }
+        };
         command
             .args(["pipeline", role.verb(), "--instances", "1"])
             .args(["--kafka", &self.config.kafka, "--redis", &self.config.redis])
@@ -91,6 +143,9 @@ impl Role {
 
     pub(crate) fn name(&self) -> String {
         match self {
+            Self::Gateway(SocketAddr::V4(address), _) if !address.ip().is_loopback() => {
+                format!("gateway-{}", address.ip().octets()[3])
+            }
             Self::Gateway(address, _) => format!("gateway-{}", address.port()),
             Self::Counter(n) => format!("counter-{n}"),
             Self::Aggregator(n) => format!("aggregator-{n}"),
@@ -116,6 +171,11 @@ pub(crate) struct RoleProcess {
 }
 
 impl RoleProcess {
+    /// Its id, while it runs.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// `kill -9`; returns once it is gone.
     pub(crate) async fn kill(&mut self) -> Outcome {
         Ok(self.child.kill().await?)
@@ -145,6 +205,6 @@ pub(crate) fn pause(member: &Member, paused: bool) -> Outcome {
 }
 
 /// An address nobody listens on.
-pub(crate) fn free_address() -> Outcome<SocketAddr> {
+fn free_address() -> Outcome<SocketAddr> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
 }

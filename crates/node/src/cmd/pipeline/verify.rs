@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use moim_pipeline::verify::{Verdict, judge, locate, name_wrong, observe, trace};
-use moim_pipeline::{QueueOptions, Store};
+use moim_pipeline::verify::{
+    Observed, Verdict, counted_for, judge, locate, locate_text, name_wrong, observe, observe_clients, trace,
+    trace_text,
+};
+use moim_pipeline::{QueueOptions, Store, StoreError};
 use tokio::time::Instant;
 
 use super::live::grouped;
@@ -14,7 +17,7 @@ use crate::output::{Output, Report, Section, confirm, note};
 use crate::target::duration;
 
 /// Between looks at a run that is not done yet.
-const LOOK: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_millis(100);
 /// A run that has not moved for so long will not.
 const STUCK: Duration = Duration::from_secs(20);
 
@@ -77,7 +80,7 @@ pub(super) async fn run(common: &CommonArgs, args: &VerifyArgs, output: Output) 
     let config = common.settings()?;
     let store = store(&config).await?;
     let wait = args.wait.unwrap_or(Duration::ZERO);
-    let verdict = settle(&store, &config.queue(), wait, args.expect_each, |_| ()).await?;
+    let verdict = settle(&store, &config.queue(), wait, args.expect_each, || ()).await?;
     output.print(&verdict)?;
     conclude(&verdict)
 }
@@ -96,20 +99,33 @@ pub(crate) fn conclude(verdict: &Verdict) -> Outcome {
     Err(Failure::new(Status::Unhealthy, message))
 }
 
+/// Reads everything; or only the clients, while one of them has messages under way and there is time to wait: reading
+/// every message again and again would slow down what is looked at. Says whether it was everything.
+async fn look(store: &Store, may_wait: bool) -> std::result::Result<(Observed, bool), StoreError> {
+    if may_wait {
+        let clients = observe_clients(store).await?;
+        if clients.values().any(|counts| counts.in_flight() > 0) {
+            return Ok((Observed { clients, ..Observed::default() }, false));
+        }
+    }
+    Ok((observe(store).await?, true))
+}
+
 /// Looks until everything is through, or nothing moves any more, or `wait` is over. A wrong verdict says where.
 pub(crate) async fn settle(
     store: &Store,
     queue: &QueueOptions,
     wait: Duration,
     expect_each: Option<u64>,
-    mut show: impl FnMut(&Verdict),
+    mut show: impl FnMut(),
 ) -> Outcome<Verdict> {
     let until = Instant::now() + wait;
     let mut moved = Instant::now();
     let mut last = None;
     loop {
-        let verdict = match observe(store).await {
-            Ok(observed) => judge(&observed, expect_each),
+        let over = Instant::now() >= until || moved.elapsed() > STUCK;
+        let (observed, whole) = match look(store, !over).await {
+            Ok(looked) => looked,
             // A store in the middle of a failover answers again soon.
             Err(error) if Instant::now() < until => {
                 tracing::debug!(%error, "cannot look; trying again");
@@ -118,13 +134,15 @@ pub(crate) async fn settle(
             }
             Err(error) => return Err(Failure::new(Status::Unreachable, error.to_string())),
         };
-        show(&verdict);
-        let mark = (verdict.counted, verdict.lost, verdict.dead_lettered, verdict.duplicated);
+        show();
+        let counted: u64 =
+            observed.clients.values().map(|client| client.counted + client.dead_lettered).sum();
+        let mark = (counted, observed.messages.values().sum::<u64>());
         if last.replace(mark) != Some(mark) {
             moved = Instant::now();
         }
-        let over = Instant::now() >= until || moved.elapsed() > STUCK;
-        if verdict.is_ok() || over {
+        let verdict = judge(&observed, expect_each);
+        if whole && (verdict.is_ok() || over) {
             return explain(store, queue, verdict).await;
         }
         tokio::time::sleep(LOOK).await;
@@ -150,8 +168,16 @@ async fn explain(store: &Store, queue: &QueueOptions, mut verdict: Verdict) -> O
         let counts = &verdict.clients[&client];
         if let Some(found) = locate(&client, counts, &seen) {
             verdict.first_wrong = Some(found);
-            break;
+            return Ok(verdict);
         }
+    }
+    if let Some(wrong) = verdict.messages.wrong.first() {
+        let (queue, hash) = (queue.clone(), wrong.hash.clone());
+        let passed = tokio::task::spawn_blocking(move || trace_text(&queue, &hash)).await;
+        let passed = passed.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| kafka_failure(&e))?;
+        let by = counted_for(store, &wrong.hash).await;
+        let by = by.map_err(|e| Failure::new(Status::Unreachable, e.to_string()))?;
+        verdict.first_wrong = locate_text(wrong, &passed, &by);
     }
     Ok(verdict)
 }
