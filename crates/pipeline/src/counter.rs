@@ -22,7 +22,8 @@ use crate::progress::{self, Progress};
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
 use crate::store::{Counting, Store, StoreError, Verdict, hash_of};
 
-const CALL: Duration = Duration::from_secs(15);
+/// A transaction that cannot be carried on for so long is undone: meanwhile the group waits for us.
+const CALL: Duration = Duration::from_secs(10);
 /// How long one look for delivery reports may last.
 const REPORT_POLL: Duration = Duration::from_millis(5);
 /// The store is asked again for so long before the batch is given up.

@@ -49,19 +49,26 @@ impl Latency {
 
     /// A client writes a message; only the first time counts.
     pub(crate) fn on_sent(&self, client: &str, sn: u64) {
+        self.sent_by(self.now_us(), client, sn);
+    }
+
+    fn sent_by(&self, now_us: u64, client: &str, sn: u64) {
         if let Some(at) = self.sent(client, sn) {
-            let _ = at.compare_exchange(0, self.now_us(), Ordering::Relaxed, Ordering::Relaxed);
+            let _ = at.compare_exchange(0, now_us, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
     /// A transaction that counted these messages is committed.
     pub(crate) fn on_counted<'a>(&self, messages: impl Iterator<Item = (&'a str, u64)>) {
-        let now = self.now_us();
+        self.counted_by(self.now_us(), messages);
+    }
+
+    fn counted_by<'a>(&self, now_us: u64, messages: impl Iterator<Item = (&'a str, u64)>) {
         let mut took = self.took_us.lock().unwrap_or_else(PoisonError::into_inner);
         for (client, sn) in messages {
             let sent = self.sent(client, sn).map_or(0, |at| at.load(Ordering::Relaxed));
             if sent > 0 {
-                took.push(now.saturating_sub(sent));
+                took.push(now_us.saturating_sub(sent));
             }
         }
     }
@@ -82,18 +89,15 @@ impl Latency {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn the_first_write_counts_and_strangers_do_not() {
+    #[test]
+    fn the_first_write_counts_and_strangers_do_not() {
         let latency = Latency::of(["a".to_owned()], 100);
-        tokio::time::advance(Duration::from_millis(1)).await;
-        (1..=100).for_each(|sn| latency.on_sent("a", sn));
-        tokio::time::advance(Duration::from_millis(10)).await;
-        latency.on_sent("a", 1);
-        latency.on_sent("b", 1);
-        latency.on_sent("a", 101);
-        latency.on_counted((1..=98).map(|sn| ("a", sn)));
-        tokio::time::advance(Duration::from_millis(20)).await;
-        latency.on_counted([("a", 99), ("a", 100), ("b", 1), ("a", 0), ("a", 101)].into_iter());
+        (1..=100).for_each(|sn| latency.sent_by(1_000, "a", sn));
+        for (client, sn) in [("a", 1), ("b", 1), ("a", 101)] {
+            latency.sent_by(11_000, client, sn);
+        }
+        latency.counted_by(11_000, (1..=98).map(|sn| ("a", sn)));
+        latency.counted_by(31_000, [("a", 99), ("a", 100), ("b", 1), ("a", 0), ("a", 101)].into_iter());
         let ms = Duration::from_millis;
         assert_eq!(latency.spread(), Spread { messages: 100, p50: ms(10), p99: ms(30), max: ms(30) });
         assert_eq!(Latency::of([], 0).spread(), Spread::default());

@@ -67,7 +67,7 @@ impl QueueOptions {
             // The next transaction may begin before the last one's markers are written: it is told to try again.
             .set("retry.backoff.ms", "5")
             .set("transaction.timeout.ms", "15000")
-            .set("message.timeout.ms", "12000");
+            .set("message.timeout.ms", "9000");
         config
     }
 
@@ -80,6 +80,8 @@ impl QueueOptions {
             .set("auto.offset.reset", "earliest")
             .set("isolation.level", "read_committed")
             .set("session.timeout.ms", "6000")
+            // One that hangs in a call, because the queue or the store does not answer it, holds up a rebalance for so long.
+            .set("max.poll.interval.ms", "30000")
             .set("heartbeat.interval.ms", "1000")
             .set("fetch.wait.max.ms", "100")
             .set("partition.assignment.strategy", "range");

@@ -36,8 +36,9 @@ pub(crate) fn prefix(namespace: &str) -> [String; 2] {
 
 /// Whether namespaces can be made here; else why not.
 pub(crate) fn possible() -> Result<(), String> {
-    let script = "mount -t tmpfs tmpfs /run && ip link add b type bridge && ip netns add n \
-                  && ip link add v type veth peer name w netns n && nsenter --net=/run/netns/n true";
+    let script = "mount -t tmpfs tmpfs /run && ip link add name bridge0 type bridge && ip netns add probe \
+                  && ip link add name wire0 type veth peer name eth0 netns probe \
+                  && nsenter --net=/run/netns/probe true";
     let tried = unshare().args(["sh", "-c", script]).stdin(Stdio::null()).output();
     match tried {
         Ok(output) if output.status.success() => Ok(()),
@@ -73,7 +74,7 @@ impl Wires {
     pub(crate) fn lay() -> Outcome<Self> {
         run("mount", &["-t", "tmpfs", "tmpfs", "/run"])?;
         ip(&["link", "set", "lo", "up"])?;
-        ip(&["link", "add", BRIDGE, "type", "bridge"])?;
+        ip(&["link", "add", "name", BRIDGE, "type", "bridge"])?;
         ip(&["address", "add", &format!("{}/24", address(1)), "dev", BRIDGE])?;
         ip(&["link", "set", BRIDGE, "up"])?;
         Ok(Self)
@@ -83,7 +84,7 @@ impl Wires {
     pub(crate) fn join(&self, name: &str, at: Ipv4Addr) -> Outcome {
         let wire = wire(name);
         ip(&["netns", "add", name])?;
-        ip(&["link", "add", &wire, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+        ip(&["link", "add", "name", &wire, "type", "veth", "peer", "name", "eth0", "netns", name])?;
         ip(&["link", "set", &wire, "master", BRIDGE, "up"])?;
         ip(&["-n", name, "address", "add", &format!("{at}/24"), "dev", "eth0"])?;
         ip(&["-n", name, "link", "set", "eth0", "up"])?;

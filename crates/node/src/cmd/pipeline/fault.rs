@@ -145,6 +145,9 @@ impl Scene {
         }
         let lines: Vec<_> = built_in().into_iter().take(args.lines.max(1)).collect();
         let sending: Vec<Arc<Sending>> = (0..clients).map(|_| Arc::default()).collect();
+        // A storm needs a load that lasts as long as it does.
+        let storm = args.fault == Fault::Storm;
+        let rate = storm.then(|| lines.len() as f64 / args.storm.as_secs_f64().max(0.1));
         let options = (0..clients).map(|n| ClientOptions {
             client: format!("client-{n}"),
             incarnation: 1,
@@ -152,7 +155,7 @@ impl Scene {
             secret: self.stand.secret.clone(),
             tls: None,
             patience: None,
-            rate: None,
+            rate,
         });
         let options: Vec<_> = options.collect();
         note(format_args!("{clients} clients send {} lines each", lines.len()));
@@ -183,9 +186,10 @@ impl Scene {
 
     async fn inject(&mut self, args: &FaultArgs, total: usize, acked: &dyn Fn() -> usize) -> Outcome {
         if !matches!(args.fault, Fault::StoreFailure | Fault::ReportLost | Fault::BufferFull) {
-            // In the middle of the load.
+            // In the middle of the load; a storm from its beginning on.
             let until = Instant::now() + args.timeout;
-            while acked() < total / 4 && Instant::now() < until {
+            let enough = if args.fault == Fault::Storm { 1 } else { total / 4 };
+            while acked() < enough && Instant::now() < until {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }

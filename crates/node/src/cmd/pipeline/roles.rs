@@ -1,5 +1,7 @@
 //! `moim pipeline run|gateway|counter|aggregator`: roles that run until they are told to stop.
 
+use std::io::IsTerminal as _;
+
 use moim_pipeline::{Faults, Parts, Pipeline};
 use serde::Serialize;
 
@@ -7,6 +9,7 @@ use super::live::Live;
 use super::{CommonArgs, RoleArgs, secret, store};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, Report, Section};
+use crate::serve::start_logs;
 use crate::signals::Signals;
 
 /// Which roles.
@@ -41,6 +44,9 @@ impl Report for Started {
 }
 
 pub(super) async fn run(common: &CommonArgs, role: &RoleArgs, which: Which, output: Output) -> Outcome {
+    // What goes wrong and is put right is for a log; on a terminal there are the counts.
+    let quiet = std::io::stderr().is_terminal();
+    start_logs(if quiet { "warn" } else { "warn,moim_pipeline=info" });
     let mut signals = Signals::listen()?;
     let mut config = common.settings()?;
     if let Some(listen) = role.listen {
