@@ -84,6 +84,7 @@ fn is_fresh(binary: &Path) -> bool {
     let parts = [
         "base",
         "wire-kafka",
+        "wire-resp",
         "wire-grpc",
         "journal",
         "raft",
@@ -91,6 +92,8 @@ fn is_fresh(binary: &Path) -> bool {
         "cluster",
         "replica",
         "queue",
+        "slots",
+        "pipeline",
         "node",
     ];
     let mut parts = parts.iter().filter(|part| crates.join(part).is_dir());

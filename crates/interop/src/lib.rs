@@ -14,6 +14,7 @@ pub mod net;
 mod process;
 pub mod proxy;
 pub mod raw;
+pub mod redis;
 mod server;
 mod wait;
 

@@ -215,16 +215,30 @@ fn pump(
     let _ = sink.shutdown(Shutdown::Both);
 }
 
+/// Whether a process listens at a port of this machine.
+pub fn listens(pid: u32, port: u16) -> bool {
+    let Ok(table) = std::fs::read_to_string("/proc/net/tcp") else { return false };
+    let suffix = format!(":{port:04X}");
+    // A listening socket is in state 0A.
+    let sockets = table.lines().skip(1).filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_it = words.get(1)?.ends_with(&suffix) && *words.get(3)? == "0A";
+        is_it.then(|| format!("socket:[{}]", words.get(9).unwrap_or(&"")))
+    });
+    sockets.into_iter().any(|socket| has_file(pid, &socket))
+}
+
 /// The node whose process has the other end of this connection.
 fn who(shared: &Shared, client: &TcpStream) -> Option<usize> {
     let (theirs, ours) = (client.peer_addr().ok()?, client.local_addr().ok()?);
-    let deadline = Instant::now() + WHO_PATIENCE;
+    let (deadline, own) = (Instant::now() + WHO_PATIENCE, std::process::id());
     while Instant::now() < deadline {
         let pids = shared.lock().pids.clone();
         if let Some(inode) = socket_inode(theirs, ours) {
             let socket = format!("socket:[{inode}]");
             let found = pids.iter().position(|pid| pid.is_some_and(|pid| has_file(pid, &socket)));
-            if found.is_some() {
+            // A client in this process is no node; others may be nodes that just began.
+            if found.is_some() || (!pids.contains(&Some(own)) && has_file(own, &socket)) {
                 return found;
             }
         }

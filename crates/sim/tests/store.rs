@@ -21,3 +21,17 @@ fn the_store_keeps_its_promises_under_faults() {
     assert!(answered > 100 * seeds, "{answered} operations were answered");
     assert!(faults > 2 * seeds, "{faults} faults");
 }
+
+/// Seeds within which each known bug must be found.
+#[cfg(feature = "planted")]
+#[test]
+fn every_planted_bug_of_the_store_is_found() {
+    use moim_slots::planted::{Bug, plant};
+    for bug in Bug::ALL {
+        plant(Some(bug));
+        let found = (1..=60).find_map(|seed| run_store(StoreOptions::new(seed)).err());
+        plant(None);
+        let found = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        println!("{bug:?}: seed {}: {}", found.seed, found.what.lines().next().unwrap_or_default());
+    }
+}
