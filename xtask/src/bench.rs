@@ -1,4 +1,4 @@
-//! `cargo xtask bench queue|coord|slots|pipeline`: the side-by-side comparisons of docs/performance.md.
+//! `cargo xtask bench queue|coord|slots|pipeline|cluster`: the side-by-side comparisons of docs/performance.md.
 //!
 //! Builds the release binary, hands everything to `moim-bench`, prints what comes back. Progress goes to stderr.
 
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use moim_bench::report::Report;
 use moim_bench::slices::Plan;
-use moim_bench::{coord, pipeline, queue, slots};
+use moim_bench::{cluster, coord, pipeline, queue, slots};
 
 use crate::etcd;
 
@@ -35,6 +35,15 @@ enum What {
     /// The pipeline on Moim, and on Kafka with a Redis Cluster
     #[command(after_help = "Example: cargo xtask bench pipeline --metric 23 --rounds 3")]
     Pipeline(Pipeline),
+    /// The cluster library: a table pushed to 1,500 subscribers, plans, detection
+    #[command(after_help = "Example: cargo xtask bench cluster --metric 28 --rounds 40")]
+    Cluster(Cluster),
+    /// A member of a cluster until it is killed: what metric 32 kills
+    #[command(hide = true)]
+    Member {
+        /// The store
+        etcd: String,
+    },
 }
 
 /// What every comparison can be told.
@@ -124,6 +133,31 @@ struct Pipeline {
     output: Output,
 }
 
+#[derive(Args)]
+struct Cluster {
+    /// Metric number of docs/performance.md; may be repeated [default: all]
+    #[arg(long = "metric", value_name = "N")]
+    metrics: Vec<u8>,
+    /// Servers that are simulated
+    #[arg(long, default_value_t = 1_000)]
+    servers: usize,
+    /// SDKs that are simulated
+    #[arg(long, default_value_t = 500)]
+    sdks: usize,
+    /// Partitions of the table
+    #[arg(long, default_value_t = 100_000)]
+    partitions: usize,
+    /// Changes that are pushed (metric 28); members that are killed, ten at most (metric 32)
+    #[arg(long, default_value_t = 40)]
+    rounds: usize,
+    /// Measure this binary instead of building one
+    #[arg(long, value_name = "PATH")]
+    moim: Option<PathBuf>,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Peer {
     Kafka,
@@ -144,6 +178,10 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
         What::Coord(args) => (args.common.output, run_coord(root, args)?),
         What::Slots(args) => (args.common.output, run_slots(root, args)?),
         What::Pipeline(args) => (args.output, run_pipeline(root, args)?),
+        // Here the client is measured, too: its plans, its library. So it is the release build, as the server is.
+        What::Cluster(_) if cfg!(debug_assertions) => return again_in_release(root),
+        What::Cluster(args) => (args.output, run_cluster(root, args)?),
+        What::Member { etcd } => return cluster::member(etcd).map(|()| true),
     };
     match output {
         Output::Table => println!("{}", report.table()),
@@ -223,6 +261,37 @@ fn run_pipeline(root: &Path, args: &Pipeline) -> Result<Report> {
     };
     std::fs::create_dir_all(&options.scratch)?;
     pipeline::run(&options, &mut |line| eprintln!("{line}"))
+}
+
+fn run_cluster(root: &Path, args: &Cluster) -> Result<Report> {
+    let target = target_dir(root)?;
+    ensure!(args.servers > 0 && args.partitions > 0 && args.rounds > 0, "there must be something to measure");
+    let myself = std::env::current_exe().context("this program")?.display().to_string();
+    let options = cluster::Options {
+        metrics: chosen(&args.metrics, &cluster::METRICS)?,
+        moim: match &args.moim {
+            Some(path) => path.clone(),
+            None => build(root, &target)?,
+        },
+        member: vec![myself, "bench".into(), "member".into()],
+        servers: args.servers,
+        sdks: args.sdks,
+        partitions: args.partitions,
+        rounds: args.rounds,
+    };
+    cluster::run(&options, &mut |line| eprintln!("{line}"))
+}
+
+/// The same command by the release build of this program.
+fn again_in_release(root: &Path) -> Result<bool> {
+    let status = Command::new(env!("CARGO"))
+        .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
+        .args(std::env::args_os().skip(1))
+        .current_dir(root)
+        .status()
+        .context("running cargo")?;
+    ensure!(status.success(), "the release build failed");
+    Ok(true)
 }
 
 fn installed_redis() -> Option<PathBuf> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::assignment::PartitionSpec;
+use crate::assignment::{HandoffOptions, PartitionSpec};
 
 /// What the variables begin with.
 pub const ENVIRONMENT: &str = "EES_CLUSTER__";
@@ -137,8 +137,64 @@ pub enum Mode {
     Kafka,
 }
 
+/// The Raft groups of this process: one port and one folder for all of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RaftConfig {
+    /// Where members of groups reach this process; port 0 picks a free one.
+    pub listen: String,
+    /// The address that they are told; the one it listens on if empty.
+    pub advertise: String,
+    /// Where logs and snapshots are, in a folder for each application.
+    pub data: String,
+}
+
+impl Default for RaftConfig {
+    fn default() -> Self {
+        Self { listen: "127.0.0.1:0".to_owned(), advertise: String::new(), data: String::new() }
+    }
+}
+
+/// Sizes and times of hand-offs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct HandoffConfig {
+    /// Compressed above, in bytes.
+    pub compress_over: usize,
+    /// Kept outside of the record above, in bytes.
+    pub refer_over: usize,
+    /// Refused above, in bytes.
+    pub max_bytes: usize,
+    /// Not used any more when it is older, by wall clocks; 0 for never. Must be longer than the topics keep messages.
+    pub ttl: Time,
+}
+
+impl Default for HandoffConfig {
+    fn default() -> Self {
+        let options = HandoffOptions::default();
+        Self {
+            compress_over: options.compress_over,
+            refer_over: options.refer_over,
+            max_bytes: options.max_bytes,
+            ttl: Time(Duration::ZERO),
+        }
+    }
+}
+
+impl HandoffConfig {
+    /// As the services take it.
+    pub fn options(&self) -> HandoffOptions {
+        HandoffOptions {
+            compress_over: self.compress_over,
+            refer_over: self.refer_over,
+            max_bytes: self.max_bytes,
+            ttl: (!self.ttl.0.is_zero()).then_some(self.ttl.0),
+        }
+    }
+}
+
 /// One application.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct AppConfig {
     /// Who decides.
@@ -155,10 +211,66 @@ pub struct AppConfig {
     pub topics: Vec<String>,
     /// Kafka mode: the equipment of a partition, as `topic/partition`.
     pub equipment: BTreeMap<String, Vec<String>>,
-    /// The peers of the application's own Raft group, as `node=host:port`.
+    /// Kafka mode: further settings of the client.
+    pub settings: BTreeMap<String, String>,
+    /// Raft mode: the first members of the application's own Raft group, as `node=host:port`; or the one word `store`,
+    /// for a group whose members are written there. Empty for an application that is led through the store.
     pub peers: Vec<String>,
-    /// The resources the group is for.
+    /// Raft mode: the resources the group is for.
     pub equipment_group: String,
+    /// Raft mode: whether whoever wants to join the group waits until somebody approves.
+    pub manual_approval: bool,
+    /// Raft mode: how long joining may take.
+    pub join_timeout: Time,
+}
+
+impl Default for AppConfig {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            partitions: Vec::new(),
+            role: String::new(),
+            bootstrap: String::new(),
+            group: String::new(),
+            topics: Vec::new(),
+            equipment: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            peers: Vec::new(),
+            equipment_group: String::new(),
+            manual_approval: false,
+            join_timeout: Time(Duration::from_secs(30)),
+        }
+    }
+}
+
+/// Where the members of an application's group are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// It has no group of its own.
+    None,
+    /// In the store.
+    Store,
+    /// Here: names and addresses.
+    Listed(Vec<(String, String)>),
+}
+
+impl AppConfig {
+    /// Where the members of the application's group are found, or what is wrong with what is said about it.
+    pub fn members(&self) -> Result<Peers, String> {
+        match self.peers.as_slice() {
+            [] => Ok(Peers::None),
+            [one] if one == "store" => Ok(Peers::Store),
+            peers => {
+                let pair = |peer: &String| match peer.split_once('=') {
+                    Some((node, address)) if !node.is_empty() && address.contains(':') => {
+                        Ok((node.to_owned(), address.to_owned()))
+                    }
+                    _ => Err(format!("{peer:?} is no peer: it is written as node=host:port")),
+                };
+                peers.iter().map(pair).collect::<Result<_, _>>().map(Peers::Listed)
+            }
+        }
+    }
 }
 
 /// Everything.
@@ -189,6 +301,10 @@ pub struct ClusterConfig {
     pub lease: LeaseConfig,
     /// Assignments.
     pub assignments: AssignmentsConfig,
+    /// Hand-offs.
+    pub handoff: HandoffConfig,
+    /// Raft groups.
+    pub raft: RaftConfig,
     /// The applications of this node, each with its mode.
     pub apps: BTreeMap<String, AppConfig>,
 }
@@ -208,6 +324,8 @@ impl Default for ClusterConfig {
             heartbeat: HeartbeatConfig::default(),
             lease: LeaseConfig::default(),
             assignments: AssignmentsConfig::default(),
+            handoff: HandoffConfig::default(),
+            raft: RaftConfig::default(),
             apps: BTreeMap::new(),
         }
     }
@@ -250,13 +368,44 @@ impl ClusterConfig {
         if self.node_id.contains('/') {
             return wrong("node-id: a slash cannot be in it");
         }
+        if self.raft.listen.parse::<std::net::SocketAddr>().is_err() {
+            return wrong("raft.listen: it is an address and a port");
+        }
+        if self.handoff.refer_over > self.handoff.max_bytes {
+            return wrong("handoff.refer-over: it is over handoff.max-bytes");
+        }
         if !["memory", "etcd"].contains(&self.store.kind.as_str()) {
             return wrong("store.kind: it is `memory` or `etcd`");
         }
         for (name, app) in &self.apps {
-            if app.mode == Mode::Kafka && (app.bootstrap.is_empty() || app.topics.is_empty()) {
-                let text = format!("apps.{name}: Kafka mode needs `bootstrap` and `topics`");
-                return Err(ConfigError::Wrong(text));
+            self.check_app(app).map_err(|text| ConfigError::Wrong(format!("apps.{name}: {text}")))?;
+        }
+        Ok(())
+    }
+
+    fn check_app(&self, app: &AppConfig) -> Result<(), String> {
+        let peers = app.members().map_err(|text| format!("peers: {text}"))?;
+        match app.mode {
+            Mode::Kafka if app.bootstrap.is_empty() || app.topics.is_empty() => {
+                return Err("Kafka mode needs `bootstrap` and `topics`".to_owned());
+            }
+            Mode::Kafka if peers != Peers::None || !app.partitions.is_empty() || !app.role.is_empty() => {
+                return Err("`peers`, `partitions` and `role` are for Raft mode".to_owned());
+            }
+            Mode::Raft if !app.bootstrap.is_empty() || !app.topics.is_empty() => {
+                return Err("`bootstrap` and `topics` are for Kafka mode".to_owned());
+            }
+            Mode::Kafka | Mode::Raft => {}
+        }
+        if peers != Peers::None && self.raft.data.is_empty() {
+            return Err("a Raft group needs a folder: set raft.data".to_owned());
+        }
+        for partition in app.equipment.keys() {
+            let number = partition.rsplit_once('/').and_then(|(_, number)| number.parse::<u32>().ok());
+            if number.is_none() {
+                return Err(format!(
+                    "equipment: {partition:?} is no partition: it is written as topic/number"
+                ));
             }
         }
         Ok(())
@@ -266,6 +415,7 @@ impl ClusterConfig {
 /// Puts a value of the environment where its name says. What looks like JSON is JSON; lists may be written with commas.
 fn set(tree: &mut Value, path: &[String], text: &str) -> Result<(), String> {
     const LISTS: [&str; 5] = ["roles", "endpoints", "topics", "peers", "equipment-ids"];
+    const PLAIN: [&str; 5] = ["port", "compress-over", "refer-over", "max-bytes", "manual-approval"];
     let mut at = tree;
     let Some((last, folders)) = path.split_last() else { return Err("a name is missing".to_owned()) };
     for part in folders {
@@ -277,7 +427,7 @@ fn set(tree: &mut Value, path: &[String], text: &str) -> Result<(), String> {
     let value = if LISTS.contains(&last.as_str()) && !text.trim_start().starts_with('[') {
         let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
         Value::Array(items.map(|item| Value::String(item.to_owned())).collect())
-    } else if last == "port" || text.trim_start().starts_with(['{', '[']) {
+    } else if PLAIN.contains(&last.as_str()) || text.trim_start().starts_with(['{', '[']) {
         serde_json::from_str(text).map_err(|error| error.to_string())?
     } else {
         Value::String(text.to_owned())
@@ -361,9 +511,14 @@ mod tests {
             (vec![("EES_CLUSTER__STORE__KIND", "paper")], "store.kind"),
             (vec![("EES_CLUSTER__NODE_ID", "a/b")], "node-id"),
             (vec![("EES_CLUSTER__APPS__X__MODE", "kafka")], "needs `bootstrap`"),
-            (vec![("EES_CLUSTER__ZONE__X", "1"), ("EES_CLUSTER__ZONE", "2")], ""),
+            (vec![("EES_CLUSTER__APPS__X__TOPICS", "t")], "for Kafka mode"),
+            (vec![("EES_CLUSTER__APPS__X__PEERS", "a=h:1")], "set raft.data"),
+            (vec![("EES_CLUSTER__APPS__X__PEERS", "a")], "node=host:port"),
+            (vec![("EES_CLUSTER__APPS__X__EQUIPMENT", r#"{"t": ["e"]}"#)], "topic/number"),
+            (vec![("EES_CLUSTER__RAFT__LISTEN", "here")], "raft.listen"),
+            (vec![("EES_CLUSTER__HANDOFF__MAX_BYTES", "1")], "handoff.refer-over"),
         ];
-        for (variables, text) in cases.into_iter().take(7) {
+        for (variables, text) in cases {
             let error = ClusterConfig::load(None, env(&variables)).unwrap_err().to_string();
             assert!(error.contains(text), "{error:?} says {text:?}");
         }

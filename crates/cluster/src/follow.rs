@@ -31,6 +31,7 @@ impl Follower {
         let (context, stop) = (context.clone(), context.scope.shutdown().clone());
         context.scope.clone().spawn("cluster follower", async move {
             tokio::select! {
+                biased;
                 () = stop.stopped() => {}
                 () = sender.closed() => {}
                 _ = follow(&context, &prefix, &sender) => {}

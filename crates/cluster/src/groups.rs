@@ -12,6 +12,7 @@
 //! | `desk.rs` | the members' side of joining: requests, approval, activation, expiry |
 //! | `join.rs` | the newcomer's side: ticket, acceptance, sync |
 //! | `election.rs` | leadership by the group's own leader |
+//! | `port.rs` | one port for the groups of a process |
 //!
 //! Invariants: a voter id belongs to one folder and is never given out again; the first members begin only when all of
 //! them have shown the same list of folders; a newcomer votes only after it has caught up; a request that is not
@@ -22,6 +23,7 @@ mod election;
 mod founding;
 mod identity;
 mod join;
+mod port;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,8 +35,7 @@ use moim_base::task::{Scope, Shutdown};
 use moim_coord::{Coordinator, CoordinatorOptions};
 use moim_journal::{DurableSink, RealDisk, Store, StoreOptions};
 use moim_raft::{
-    GroupId, GroupOptions, Host, LocalPeer, Member, PeerId, Router, ServiceId, TcpServer, TcpTransport,
-    Timers, VoterId,
+    GroupId, GroupOptions, Host, LocalPeer, Member, PeerId, Router, TcpTransport, Timers, VoterId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -42,11 +43,17 @@ use self::desk::Desk;
 pub use self::election::RaftElection;
 use self::identity::Identity;
 pub use self::join::{JoinAcceptance, JoinClient, JoinError, JoinRequest, JoinTicket};
+pub use self::port::GroupPort;
 use crate::clock::BootClock;
 use crate::context::Context;
 use crate::embedded::CoordRepository;
+use crate::events::EventBus;
 use crate::keys;
+use crate::metrics::ClusterMetrics;
 use crate::repository::{Expect, RepositoryError};
+
+/// How long a member may take to take the leadership over.
+const TAKE_OVER: Duration = Duration::from_millis(500);
 
 /// A member of the first hour.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +76,8 @@ pub struct GroupConfig {
     pub listen: SocketAddr,
     /// The address that others are told; the one it listens on if empty.
     pub advertise: String,
+    /// The port of this process, where it has one for all its groups; `listen` and `advertise` say nothing then.
+    pub port: Option<GroupPort>,
     /// Where log and snapshots are. Belongs to this member alone.
     pub data: PathBuf,
     /// The resources the group is for.
@@ -79,6 +88,10 @@ pub struct GroupConfig {
     pub join_timeout: Duration,
     /// Raft's timers, in milliseconds: heartbeat, least and most patience.
     pub timers_ms: (u64, u64, u64),
+    /// Who is told about joins.
+    pub events: EventBus,
+    /// Where joins are counted.
+    pub metrics: Arc<ClusterMetrics>,
 }
 
 impl GroupConfig {
@@ -90,11 +103,14 @@ impl GroupConfig {
             node_id: node_id.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: String::new(),
+            port: None,
             data: data.into(),
             equipment_group: String::new(),
             manual_approval: false,
             join_timeout: Duration::from_secs(30),
             timers_ms: (timers.heartbeat_ms, timers.election_min_ms, timers.election_max_ms),
+            events: EventBus::new(),
+            metrics: Arc::default(),
         }
     }
 }
@@ -168,6 +184,7 @@ pub struct AppGroup {
 struct Inner {
     config: GroupConfig,
     identity: Identity,
+    port: GroupPort,
     address: String,
     coordinator: Coordinator,
     repository: Arc<CoordRepository>,
@@ -176,10 +193,11 @@ struct Inner {
     scope: Scope,
 }
 
-/// The port of a member, before it is known who it is in the group.
+/// A member before it is known who it is in the group: reached, and nobody yet.
 struct Port {
     router: Router,
     local: LocalPeer,
+    port: GroupPort,
     address: String,
     scope: Scope,
 }
@@ -187,11 +205,13 @@ struct Port {
 impl Port {
     async fn open(config: &GroupConfig) -> Result<Self, GroupError> {
         let (router, local, scope) = (Router::new(), LocalPeer::nobody(), Scope::new(Shutdown::new()));
-        let server = TcpServer::bind(config.listen, local.clone(), router.clone(), &scope);
-        let server = server.await.map_err(GroupError::Port)?;
-        let address =
-            if config.advertise.is_empty() { server.address().to_string() } else { config.advertise.clone() };
-        Ok(Self { router, local, address, scope })
+        let port = match &config.port {
+            Some(port) => port.clone(),
+            None => GroupPort::bind(config.listen, &config.advertise).await.map_err(GroupError::Port)?,
+        };
+        port.doors().open(local.clone(), router.clone());
+        let address = port.address().to_owned();
+        Ok(Self { router, local, port, address, scope })
     }
 }
 
@@ -254,7 +274,7 @@ impl AppGroup {
         let clock: Arc<dyn Clock> = Arc::new(BootClock);
         let store = Store::open(&config.data, disk.clone(), Arc::clone(&clock), options);
         let store = store.map_err(|error| folder(&error))?;
-        let Port { router, local, address, scope } = port;
+        let Port { router, local, port, address, scope } = port;
         store.set_sink(Arc::new(Sink(router.clone())));
         store.start();
         let cluster = u128::from_str_radix(&identity.cluster, 16).map_err(|error| folder(&error))?;
@@ -271,7 +291,7 @@ impl AppGroup {
         let coordinator = Coordinator::open(&host, options, clock, &scope).await?;
         let repository = Arc::new(CoordRepository::new(coordinator.clone()));
         let desk = Arc::new(Desk::new(&config, &identity, &address, coordinator.clone(), repository.clone()));
-        router.serve(ServiceId::NODE, desk.clone());
+        port.seat(&config.app, desk.clone());
         let (tending, stop) = (Arc::clone(&desk), scope.shutdown().clone());
         scope.spawn("group desk", async move {
             tokio::select! {
@@ -279,7 +299,7 @@ impl AppGroup {
                 () = tending.tend() => {}
             }
         });
-        let inner = Inner { config, identity, address, coordinator, repository, store, desk, scope };
+        let inner = Inner { config, identity, port, address, coordinator, repository, store, desk, scope };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -288,9 +308,18 @@ impl AppGroup {
         Arc::clone(&self.inner.repository)
     }
 
+    /// Whose group.
+    pub fn app(&self) -> &str {
+        &self.inner.config.app
+    }
+
     /// The surroundings of this node's services, with the group as their store.
     pub fn context(&self, scope: &Scope) -> Context {
-        Context::new(self.inner.config.node_id.as_str(), self.repository(), scope)
+        Context {
+            events: self.inner.config.events.clone(),
+            metrics: Arc::clone(&self.inner.config.metrics),
+            ..Context::new(self.inner.config.node_id.as_str(), self.repository(), scope)
+        }
     }
 
     /// Leadership by the group's own leader.
@@ -375,16 +404,22 @@ impl AppGroup {
         Ok(())
     }
 
-    /// Hands the leadership to another member, if this one has it and there is one.
+    /// Hands the leadership to another member, if this one has it and one is there to take it.
     pub async fn step_down(&self) {
         let group = self.inner.coordinator.group();
-        let metrics = group.metrics();
         let me = VoterId(self.inner.identity.voter);
-        let other = metrics.voters.iter().map(|member| member.id).find(|id| *id != me);
-        if let (true, Some(other)) = (group.is_leader(), other)
-            && let Err(error) = self.inner.coordinator.move_leader(other).await
-        {
-            tracing::debug!(%error, "the leadership was not handed over");
+        let others = group.metrics().voters.into_iter().map(|member| member.id).filter(|id| *id != me);
+        for other in others {
+            if !group.is_leader() {
+                return;
+            }
+            // One that is gone takes nothing: the next is asked.
+            let moved = tokio::time::timeout(TAKE_OVER, self.inner.coordinator.move_leader(other)).await;
+            match moved {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => tracing::debug!(%error, %other, "the leadership was not handed over"),
+                Err(_) => tracing::debug!(%other, "the leadership was not taken over in time"),
+            }
         }
     }
 
@@ -392,6 +427,13 @@ impl AppGroup {
     pub async fn stop(&self) {
         self.inner.coordinator.stop().await;
         self.inner.scope.shutdown().stop();
+        self.inner.port.unseat(&self.inner.config.app);
+        if let Ok(cluster) = u128::from_str_radix(&self.inner.identity.cluster, 16) {
+            self.inner.port.doors().close(PeerId { cluster, voter: VoterId(self.inner.identity.voter) });
+        }
+        if self.inner.config.port.is_none() {
+            self.inner.port.close();
+        }
         let store = self.inner.store.clone();
         let closed = moim_base::task::offload(move || store.close().map_err(std::io::Error::other)).await;
         if let Err(error) = closed {
@@ -409,4 +451,4 @@ fn group_id(app: &str) -> GroupId {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

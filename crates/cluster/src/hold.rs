@@ -22,6 +22,7 @@ pub(crate) fn watch_over(
     let (store, session) = (context.repository.clone(), session.watcher());
     context.scope.spawn("cluster hold", async move {
         let end = tokio::select! {
+            biased;
             end = session.lost() => end,
             () = gone(&*store, &key, created) => {
                 session.end(SessionEnd::Taken(format!("the key {key} was deleted or taken by somebody else")));

@@ -1,18 +1,30 @@
-//! The cluster library: what a program needs to know about the cluster it runs in.
+//! The cluster library: what a program needs to run on several machines. Who is there, who leads, who may touch what, who
+//! owns which share of the work and what the owner before left, and which server has which key.
 //!
-//! Today that is the [state repository](repository::StateRepository): keys with revisions, compare-and-swap,
-//! leases and watches, with the meaning etcd gives them. Metadata stands behind it and nowhere else, so that
-//! the coordination core, or a real etcd, can take the place of the single-node backend without a second
-//! format to migrate from.
+//! One call starts it ([`Cluster::start`], [`Cluster::builder`]) from one configuration ([`ClusterConfig`]); every part also
+//! works by itself on a [`Context`].
+//!
+//! | part | for |
+//! |---|---|
+//! | [`membership`], [`events`] | joining and leaving, heartbeats, a view of the others; what happened, as a stream |
+//! | [`leadership`], [`lock`] | at most one at a time, with fencing tokens |
+//! | [`assignment`] | shares of work over members, handed over with their state |
+//! | `kafka` (feature `kafka`) | the same, decided by the consumer group of a Kafka |
+//! | `groups` (feature `raft`) | a Raft group of the application's own processes, as the store of all of this |
+//! | [`registry`], [`routing`], [`manager`] | servers by ranges of keys: the table, who keeps it, who follows it |
+//!
+//! Everything stands on the [state repository](repository::StateRepository): keys with revisions, compare-and-swap, leases and
+//! watches, with the meaning etcd gives them.
 //!
 //! | backend | keeps | for |
 //! |---|---|---|
 //! | [`MemoryRepository`] | nothing | tests, the simulator, throw-away nodes |
 //! | [`EtcdRepository`] | an etcd, or a Moim, by its protocol | applications; nodes on an external etcd |
-//! | [`LocalRepository`] | a journal | one node, before it had a coordination core |
-//! | [`CoordRepository`] | the coordination core | a node of a cluster, also of one |
+//! | `CoordRepository` (feature `embedded`) | the coordination core | a node of a cluster, a member of an application's group |
+//! | `LocalRepository` (feature `embedded`) | a journal | one node, before it had a coordination core |
 //!
-//! Every backend passes the same suite (module `testing`).
+//! Every backend passes the same suite (module `testing`). [`election`] and [`nodes`] are what Moim's own nodes use: an election
+//! without tasks and events, kept alive by whoever won it, since the thread that rules must be the one that renews.
 
 #![warn(missing_docs)]
 

@@ -156,6 +156,7 @@ impl Locks {
         let mut waited = false;
         loop {
             let listed = tokio::select! {
+                biased;
                 end = session.lost() => return Err(lost(end)),
                 listed = backoff::read(PATIENCE, || self.context.repository.list(&queue)) => listed?.1,
             };
@@ -164,14 +165,16 @@ impl Locks {
             }
             let before = listed.iter().filter(|entry| entry.create_revision < token);
             let Some(before) = before.max_by_key(|entry| entry.create_revision) else { break };
+            // Contention, whether it is waited for or not.
+            if !std::mem::replace(&mut waited, true) {
+                self.context.metrics.lock_waits.inc();
+            }
             if once {
                 let _ = session.close().await;
                 return Err(LockError::Timeout(name.to_owned()));
             }
-            if !std::mem::replace(&mut waited, true) {
-                self.context.metrics.lock_waits.inc();
-            }
             tokio::select! {
+                biased;
                 end = session.lost() => return Err(lost(end)),
                 () = hold::gone(&*self.context.repository, &before.key, before.create_revision) => {}
             }

@@ -29,6 +29,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -186,21 +187,25 @@ impl Shared {
         let mut servers = Servers::new();
         let mut is_listed = false;
         while let Some(change) = follower.next().await {
-            match change {
-                Change::Put(entry) => {
-                    if let Some(info) = registry::read(&self.context, &entry)
-                        && entry.key == format!("{prefix}{}", info.id)
-                    {
-                        let epoch = entry.create_revision;
-                        servers.insert(info.id.clone(), Registered { info, epoch });
+            // What is known already is told together: a thousand servers that come are not a thousand tellings.
+            let mut next = Some(change);
+            while let Some(change) = next.take().or_else(|| follower.next().now_or_never().flatten()) {
+                match change {
+                    Change::Put(entry) => {
+                        if let Some(info) = registry::read(&self.context, &entry)
+                            && entry.key == format!("{prefix}{}", info.id)
+                        {
+                            let epoch = entry.create_revision;
+                            servers.insert(info.id.clone(), Registered { info, epoch });
+                        }
                     }
-                }
-                Change::Gone(key) => {
-                    if let Some(id) = key.strip_prefix(&prefix) {
-                        servers.remove(id);
+                    Change::Gone(key) => {
+                        if let Some(id) = key.strip_prefix(&prefix) {
+                            servers.remove(id);
+                        }
                     }
+                    Change::Listed => is_listed = true,
                 }
-                Change::Listed => is_listed = true,
             }
             if is_listed {
                 self.servers.send_if_modified(|known| {

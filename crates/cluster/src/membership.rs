@@ -177,6 +177,7 @@ impl Membership {
         let stop = context.scope.shutdown().clone();
         let beats = context.scope.spawn("cluster heartbeats", async move {
             tokio::select! {
+                biased;
                 () = stop.stopped() => {}
                 () = beats.run() => {}
             }
@@ -291,6 +292,7 @@ impl Beats {
         let mut pause = self.interval;
         loop {
             tokio::select! {
+                biased;
                 _ = self.session.lost() => return,
                 () = tokio::time::sleep(pause) => {}
             }

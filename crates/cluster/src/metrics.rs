@@ -5,7 +5,7 @@ use std::time::Duration;
 use moim_base::metrics::{Counter, Gauge, Histogram, Metrics, exponential_buckets};
 
 /// Counters and times of one node's services.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[allow(missing_docs)] // each is described where it is registered
 pub struct ClusterMetrics {
     pub heartbeat_delay: Histogram,

@@ -82,6 +82,7 @@ impl NodeRegistry {
         let stop = context.scope.shutdown().clone();
         context.scope.clone().spawn("cluster registration", async move {
             tokio::select! {
+                biased;
                 () = stop.stopped() => {}
                 () = sender.closed() => {}
                 () = keep(&context, &key, &server, ttl, &sender) => {}
@@ -238,6 +239,7 @@ impl MembershipWatcher {
             let mut known: BTreeMap<String, ServerInfo> = BTreeMap::new();
             loop {
                 let change = tokio::select! {
+                    biased;
                     () = sender.closed() => return,
                     change = follower.next() => change,
                 };

@@ -79,6 +79,20 @@ pub(crate) fn everywhere<F: Future<Output = ()>>(scenario: impl Fn(Store) -> F) 
     }
 }
 
+/// An address that nobody listens on now, each given out once, below the ports that the kernel takes for outgoing
+/// connections: one of those that is free now may not be later.
+pub(crate) fn free_address() -> std::net::SocketAddr {
+    static NEXT: std::sync::OnceLock<std::sync::atomic::AtomicU32> = std::sync::OnceLock::new();
+    let first = || (std::process::id().wrapping_mul(131) % 20_000).into();
+    loop {
+        let turn = NEXT.get_or_init(first).fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let port = u16::try_from(12_000 + turn % 20_000).unwrap_or(12_000);
+        if let Ok(listener) = std::net::TcpListener::bind(("127.0.0.1", port)) {
+            return listener.local_addr().unwrap();
+        }
+    }
+}
+
 /// Looks again and again until there is something.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let start = BootClock.monotonic_ms();

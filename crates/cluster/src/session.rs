@@ -88,6 +88,7 @@ impl Session {
         let (kept, stop) = (Arc::clone(&shared), context.scope.shutdown().clone());
         context.scope.spawn("cluster session", async move {
             tokio::select! {
+                biased;
                 () = kept.keep() => {}
                 () = stop.stopped() => kept.end(SessionEnd::Closed),
             }
@@ -217,6 +218,7 @@ impl Shared {
     /// Renews until the session ends.
     async fn keep(&self) {
         tokio::select! {
+            biased;
             _ = self.lost() => {}
             () = self.renew() => {}
         }

@@ -1,12 +1,19 @@
 //! One call that starts everything: [`Cluster::start`].
 //!
-//! In this order: the store, the membership, the view of the members; then each application that was registered, in the mode
-//! that the configuration says. [`Cluster::stop`] goes the other way: partitions are handed over, leaderships given up, the
-//! node says goodbye. A node whose membership was lost, because the store was away or the process was paused, joins again
-//! by itself and goes on with what it is given then.
+//! In this order: the store, the view of the members, the Raft groups of applications that have one of their own, the
+//! membership at each of these places (`place.rs`); then each application that was registered, in the mode that the
+//! configuration says. [`Cluster::stop`] goes the other way: consumers are closed, partitions handed over, leaderships given
+//! up, the node says goodbye. A node whose membership was lost, because the store was away or the process was paused, joins
+//! again by itself and goes on with what it is given then.
+
+#[cfg(any(test, feature = "raft"))]
+mod own_groups;
+mod place;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+#[cfg(feature = "kafka")]
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use moim_base::metrics::Metrics;
@@ -14,19 +21,18 @@ use moim_base::task::{Scope, Shutdown};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use crate::assignment::{
-    AssignmentLeader, AssignmentWorker, HandoffOptions, HandoffStore, LeaderOptions, PartitionHandler,
-    PartitionSpec,
-};
-use crate::backoff::Backoff;
+use self::place::Place;
+use crate::assignment::{HandoffOptions, PartitionHandler, PartitionSpec};
 use crate::clock::BootClock;
-use crate::config::{ClusterConfig, ConfigError, Mode};
+use crate::config::{ClusterConfig, ConfigError, Mode, Peers};
 use crate::context::Context;
 use crate::etcd::{EtcdClient, EtcdOptions, EtcdRepository};
 use crate::events::{EventBus, EventStream};
+#[cfg(feature = "kafka")]
+use crate::kafka::{KafkaElection, KafkaHandler, KafkaOptions, KafkaWorker};
 use crate::leadership::{CasElection, ElectionOptions, LeaderElection};
 use crate::lock::Locks;
-use crate::membership::{HeartbeatOptions, JoinError, Membership, Monitor, NodeInfo};
+use crate::membership::{HeartbeatOptions, JoinError, Monitor, NodeInfo};
 use crate::memory::MemoryRepository;
 use crate::repository::{BoxFuture, RepositoryError, StateRepository};
 
@@ -75,8 +81,10 @@ pub struct ClusterBuilder {
     config: ClusterConfig,
     repository: Option<Arc<dyn StateRepository>>,
     apps: BTreeMap<String, App>,
+    #[cfg(feature = "kafka")]
+    kafka: BTreeMap<String, Box<dyn KafkaHandler>>,
     lifecycle: Option<Arc<dyn Lifecycle>>,
-    handoffs: HandoffOptions,
+    handoffs: Option<HandoffOptions>,
     metrics: Option<Arc<Metrics>>,
 }
 
@@ -107,6 +115,14 @@ impl ClusterBuilder {
         self
     }
 
+    /// Works on the messages of an application that is configured in Kafka mode.
+    #[cfg(feature = "kafka")]
+    #[must_use]
+    pub fn kafka_app(mut self, name: &str, handler: Box<dyn KafkaHandler>) -> Self {
+        self.kafka.insert(name.to_owned(), handler);
+        self
+    }
+
     /// Tells the application about the turns of the node's life.
     #[must_use]
     pub fn lifecycle(mut self, lifecycle: Arc<dyn Lifecycle>) -> Self {
@@ -114,10 +130,10 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sizes from which hand-offs are kept differently.
+    /// Sizes from which hand-offs are kept differently, instead of what the configuration says.
     #[must_use]
     pub fn handoffs(mut self, options: HandoffOptions) -> Self {
-        self.handoffs = options;
+        self.handoffs = Some(options);
         self
     }
 
@@ -128,76 +144,93 @@ impl ClusterBuilder {
         self
     }
 
-    /// Starts everything, on the current runtime.
+    /// Starts everything, on the current runtime. With Raft groups of its own it returns when they answer: founders wait for
+    /// each other.
     pub async fn start(self) -> Result<Cluster, StartError> {
-        let Self { mut config, repository, apps, lifecycle, handoffs, metrics } = self;
+        let mut config = self.config.clone();
         config.check()?;
         if config.node_id.is_empty() {
             let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
             config.node_id = format!("{host}-{}", std::process::id());
         }
-        check_apps(&config, &apps)?;
+        self.check_apps()?;
         let scope = Scope::new(Shutdown::new());
-        let repository = match repository {
-            Some(repository) => repository,
+        let repository = match &self.repository {
+            Some(repository) => Arc::clone(repository),
             None => open_store(&config, &scope),
         };
         let context = Context::new(config.node_id.as_str(), repository, &scope);
-        if let Some(metrics) = &metrics {
+        if let Some(metrics) = &self.metrics {
             context.metrics.register(metrics);
         }
         let beats =
             HeartbeatOptions { interval: config.heartbeat.interval.0, timeout: config.heartbeat.timeout.0 };
         let monitor = Monitor::start(&context, &beats).await?;
-        let membership = Membership::join(&context, info(&config), &beats).await?;
-        let mut specs = BTreeMap::new();
-        for (name, app) in &config.apps {
-            if app.mode == Mode::Raft {
-                specs.insert(name.clone(), watch::channel(app.partitions.clone()).0);
-            }
-        }
-        let inner = Arc::new(Inner {
+        let raft = || config.apps.iter().filter(|(_, app)| app.mode == Mode::Raft);
+        let specs = raft().map(|(name, app)| (name.clone(), watch::channel(app.partitions.clone()).0));
+        let specs = specs.collect();
+        let in_store = raft().filter(|(_, app)| app.members() == Ok(Peers::None));
+        let in_store = in_store.map(|(name, _)| name.clone()).collect();
+        #[cfg(any(test, feature = "raft"))]
+        let groups = own_groups::open(&config, &context).await?;
+        #[cfg(not(any(test, feature = "raft")))]
+        let groups = Vec::new();
+        let places = std::iter::once(Place::store(&context, in_store)).chain(groups).map(Arc::new).collect();
+        let setup = Arc::new(Setup {
+            handoffs: self.handoffs.unwrap_or_else(|| config.handoff.options()),
             config,
+            specs,
+            apps: self.apps,
+            lifecycle: self.lifecycle,
+            beats,
+        });
+        let inner = Inner {
+            setup,
             context,
             monitor,
-            specs,
-            apps,
-            lifecycle,
-            handoffs,
-            beats,
-            state: Mutex::default(),
-        });
-        for name in inner.specs.keys() {
-            inner.lead(name);
+            places,
+            #[cfg(feature = "kafka")]
+            kafka: Mutex::default(),
+        };
+        let cluster = Cluster { inner: Arc::new(inner) };
+        for place in &cluster.inner.places {
+            place.start(&cluster.inner.setup).await?;
         }
-        inner.become_member(membership).await;
-        let (kept, stop) = (Arc::clone(&inner), scope.shutdown().clone());
-        let keeper = scope.spawn("cluster", async move {
-            tokio::select! {
-                () = stop.stopped() => {}
-                () = kept.keep() => {}
-            }
-        });
-        inner.state().keeper = Some(keeper);
-        Ok(Cluster { inner })
+        #[cfg(feature = "kafka")]
+        cluster.inner.start_kafka(self.kafka)?;
+        Ok(cluster)
     }
-}
 
-fn check_apps(config: &ClusterConfig, apps: &BTreeMap<String, App>) -> Result<(), StartError> {
-    for (name, app) in &config.apps {
-        match app.mode {
-            Mode::Raft if !apps.contains_key(name) => {
-                return Err(StartError::App(format!(
-                    "apps.{name}: nobody works on its partitions: register it"
-                )));
+    /// Whether what is configured and what was registered are the same applications.
+    fn check_apps(&self) -> Result<(), StartError> {
+        #[cfg(feature = "kafka")]
+        let kafka: Vec<&String> = self.kafka.keys().collect();
+        #[cfg(not(feature = "kafka"))]
+        let kafka: Vec<&String> = Vec::new();
+        let wrong = |text: String| Err(StartError::App(text));
+        for (name, app) in &self.config.apps {
+            let is_registered = match app.mode {
+                Mode::Kafka if cfg!(not(feature = "kafka")) => {
+                    return wrong(format!("apps.{name}: Kafka mode needs the feature `kafka`"));
+                }
+                Mode::Kafka => kafka.contains(&name),
+                Mode::Raft if cfg!(not(any(test, feature = "raft"))) && !app.peers.is_empty() => {
+                    return wrong(format!("apps.{name}: a Raft group of its own needs the feature `raft`"));
+                }
+                Mode::Raft => self.apps.contains_key(name),
+            };
+            if !is_registered {
+                return wrong(format!("apps.{name}: nobody works on its partitions: register it"));
             }
-            // Kafka decides: the application starts a `kafka::KafkaWorker` itself.
-            Mode::Raft | Mode::Kafka => {}
         }
-    }
-    match apps.keys().find(|name| config.apps.get(*name).is_none_or(|app| app.mode == Mode::Kafka)) {
-        Some(name) => Err(StartError::App(format!("{name} is not configured in Raft mode: add apps.{name}"))),
-        None => Ok(()),
+        let mode_of = |name: &str| self.config.apps.get(name).map(|app| app.mode);
+        if let Some(name) = self.apps.keys().find(|name| mode_of(name.as_str()) != Some(Mode::Raft)) {
+            return wrong(format!("{name} is not configured in Raft mode: add apps.{name}"));
+        }
+        match kafka.into_iter().find(|name| mode_of(name.as_str()) != Some(Mode::Kafka)) {
+            Some(name) => wrong(format!("{name} is not configured in Kafka mode: add apps.{name}")),
+            None => Ok(()),
+        }
     }
 }
 
@@ -222,103 +255,54 @@ fn info(config: &ClusterConfig) -> NodeInfo {
     }
 }
 
-#[derive(Default)]
-struct State {
-    membership: Option<Arc<Membership>>,
-    workers: Vec<AssignmentWorker>,
-    leaders: Vec<tokio::task::JoinHandle<()>>,
-    keeper: Option<tokio::task::JoinHandle<()>>,
-}
-
-struct Inner {
+/// What every place of a node is started with.
+struct Setup {
     config: ClusterConfig,
-    context: Context,
-    monitor: Monitor,
     specs: BTreeMap<String, watch::Sender<Vec<PartitionSpec>>>,
     apps: BTreeMap<String, App>,
     lifecycle: Option<Arc<dyn Lifecycle>>,
     handoffs: HandoffOptions,
     beats: HeartbeatOptions,
-    state: Mutex<State>,
 }
 
+struct Inner {
+    setup: Arc<Setup>,
+    context: Context,
+    monitor: Monitor,
+    /// The cluster's store first.
+    places: Vec<Arc<Place>>,
+    #[cfg(feature = "kafka")]
+    kafka: Mutex<BTreeMap<String, KafkaWorker>>,
+}
+
+#[cfg(feature = "kafka")]
 impl Inner {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kafka(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, KafkaWorker>> {
+        self.kafka.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn election(&self, name: &str) -> CasElection {
-        let ttl = self.config.lease.duration.0;
-        CasElection::new(&self.context, name, ElectionOptions { ttl, ..ElectionOptions::default() })
-    }
-
-    /// Campaigns for leading an application's assignment.
-    fn lead(&self, name: &str) {
-        let (Some(app), Some(specs)) = (self.apps.get(name), self.specs.get(name)) else { return };
-        let options = LeaderOptions {
-            interval: self.config.assignments.rebalance_interval.0,
-            role: self.config.apps.get(name).map(|app| app.role.clone()).unwrap_or_default(),
-            ..LeaderOptions::default()
-        };
-        let leader = AssignmentLeader::new(&self.context, name, specs.subscribe(), options);
-        let election = app.election.clone().unwrap_or_else(|| Arc::new(self.election(name)));
-        let stop = self.context.scope.shutdown().clone();
-        let task = self.context.scope.spawn("cluster assignment leader", async move {
-            tokio::select! {
-                () = stop.stopped() => {}
-                () = leader.run(election) => {}
+    fn start_kafka(&self, handlers: BTreeMap<String, Box<dyn KafkaHandler>>) -> Result<(), StartError> {
+        for (name, handler) in handlers {
+            let Some(app) = self.setup.config.apps.get(&name) else { continue };
+            let topics: Vec<&str> = app.topics.iter().map(String::as_str).collect();
+            let group = if app.group.is_empty() { name.as_str() } else { app.group.as_str() };
+            let mut options = KafkaOptions::new(&app.bootstrap, group, &topics);
+            options.handoffs = self.setup.handoffs.clone();
+            options.settings.clone_from(&app.settings);
+            let session = app.settings.get("session.timeout.ms").and_then(|text| text.parse().ok());
+            if let Some(session) = session {
+                options.session_timeout = Duration::from_millis(session);
             }
-        });
-        self.state().leaders.push(task);
-    }
-
-    /// Starts what stands under the membership.
-    async fn become_member(&self, membership: Membership) {
-        let workers = self.specs.keys().filter_map(|name| {
-            let app = self.apps.get(name)?;
-            let handoffs = HandoffStore::new(Arc::clone(&self.context.repository), self.handoffs.clone());
-            let handler = Arc::clone(&app.handler);
-            Some(AssignmentWorker::start(&self.context, &membership, name.as_str(), handoffs, handler))
-        });
-        let workers: Vec<_> = workers.collect();
-        {
-            let mut state = self.state();
-            state.workers = workers;
-            state.membership = Some(Arc::new(membership));
+            let equipment = app.equipment.iter().filter_map(|(partition, equipment)| {
+                let (topic, number) = partition.rsplit_once('/')?;
+                Some((format!("{topic}-{number}"), equipment.clone()))
+            });
+            options.equipment = equipment.collect();
+            let worker = KafkaWorker::start(&self.context, options, handler)
+                .map_err(|error| StartError::App(format!("apps.{name}: {error}")))?;
+            self.kafka().insert(name, worker);
         }
-        if let Some(lifecycle) = &self.lifecycle {
-            lifecycle.on_joined().await;
-        }
-    }
-
-    /// Joins again whenever the membership was lost.
-    async fn keep(&self) {
-        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
-        loop {
-            let membership = self.state().membership.clone();
-            if let Some(membership) = membership {
-                let end = membership.lost().await;
-                tracing::warn!(%end, node = %self.context.node_id, "the membership was lost");
-                let (workers, gone) = {
-                    let mut state = self.state();
-                    (std::mem::take(&mut state.workers), state.membership.take())
-                };
-                drop((workers, gone, membership));
-                if let Some(lifecycle) = &self.lifecycle {
-                    lifecycle.on_lost();
-                }
-            }
-            match Membership::join(&self.context, info(&self.config), &self.beats).await {
-                Ok(membership) => {
-                    backoff.reset();
-                    self.become_member(membership).await;
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "not joined yet");
-                    backoff.pause().await;
-                }
-            }
-        }
+        Ok(())
     }
 }
 
@@ -328,7 +312,7 @@ impl Inner {
 pub struct Health {
     /// Whether the node is a member and its store answers.
     pub ready: bool,
-    /// Whether the node is a member at this moment.
+    /// Whether the node is a member at this moment, also of the groups of its applications.
     pub member: bool,
     /// Whether the store answers.
     pub store: bool,
@@ -357,8 +341,10 @@ impl Cluster {
             config,
             repository: None,
             apps: BTreeMap::new(),
+            #[cfg(feature = "kafka")]
+            kafka: BTreeMap::new(),
             lifecycle: None,
-            handoffs: HandoffOptions::default(),
+            handoffs: None,
             metrics: None,
         }
     }
@@ -390,7 +376,21 @@ impl Cluster {
 
     /// An election for work that nothing else coordinates.
     pub fn election(&self, name: &str) -> CasElection {
-        self.inner.election(name)
+        let ttl = self.inner.setup.config.lease.duration.0;
+        CasElection::new(&self.inner.context, name, ElectionOptions { ttl, ..ElectionOptions::default() })
+    }
+
+    /// The Raft group of an application that has one of its own: to approve who joins it, to see its members.
+    #[cfg(any(test, feature = "raft"))]
+    pub fn group(&self, app: &str) -> Option<crate::groups::AppGroup> {
+        let mut groups = self.inner.places.iter().filter_map(|place| place.group.clone());
+        groups.find(|group| group.app() == app)
+    }
+
+    /// Leadership of a partition of an application in Kafka mode: active while this node owns it.
+    #[cfg(feature = "kafka")]
+    pub fn kafka_election(&self, app: &str, partition: &str) -> Option<KafkaElection> {
+        self.inner.kafka().get(app).map(|worker| worker.election(partition))
     }
 
     /// Everything that happens, from now on.
@@ -405,16 +405,18 @@ impl Cluster {
 
     /// Changes the partitions of an application, whoever leads; false when it is not one of this node's.
     pub fn set_partitions(&self, app: &str, partitions: Vec<PartitionSpec>) -> bool {
-        let Some(specs) = self.inner.specs.get(app) else { return false };
+        let Some(specs) = self.inner.setup.specs.get(app) else { return false };
         specs.send_replace(partitions);
         true
     }
 
     /// What this node owns of an application, with the fencing tokens.
     pub fn owned(&self, app: &str) -> BTreeMap<String, i64> {
-        let at = self.inner.specs.keys().position(|name| name == app);
-        let state = self.inner.state();
-        at.and_then(|at| state.workers.get(at)).map(AssignmentWorker::owned).unwrap_or_default()
+        #[cfg(feature = "kafka")]
+        if let Some(worker) = self.inner.kafka().get(app) {
+            return worker.owned();
+        }
+        self.inner.places.iter().find_map(|place| place.owned(app)).unwrap_or_default()
     }
 
     /// How this node is.
@@ -422,11 +424,11 @@ impl Cluster {
         let key = crate::keys::node(self.node_id());
         let asked = self.inner.context.repository.get(&key);
         let store = matches!(tokio::time::timeout(Duration::from_secs(2), asked).await, Ok(Ok(_)));
-        let (member, partitions) = {
-            let state = self.inner.state();
-            let member = state.membership.as_ref().is_some_and(|membership| membership.is_valid());
-            (member, state.workers.iter().map(|worker| worker.owned().len()).sum())
-        };
+        let member = self.inner.places.iter().all(|place| place.is_member());
+        let partitions: usize = self.inner.places.iter().map(|place| place.partitions()).sum();
+        #[cfg(feature = "kafka")]
+        let partitions =
+            partitions + self.inner.kafka().values().map(|worker| worker.owned().len()).sum::<usize>();
         let view = self.inner.monitor.view();
         let count = |status| view.iter().filter(|one| one.status == status).count();
         use crate::membership::MemberStatus::{Down, Suspect, Up};
@@ -463,6 +465,7 @@ impl Cluster {
                 }
             };
             tokio::select! {
+                biased;
                 () = stop.stopped() => {}
                 () = forward => {}
             }
@@ -471,32 +474,21 @@ impl Cluster {
 
     /// Hands over what this node owns, gives up what it leads, and says goodbye.
     pub async fn stop(self) -> Result<(), RepositoryError> {
-        if let Some(lifecycle) = &self.inner.lifecycle {
+        if let Some(lifecycle) = &self.inner.setup.lifecycle {
             lifecycle.on_leaving().await;
         }
-        let keeper = self.inner.state().keeper.take();
-        if let Some(keeper) = keeper {
-            keeper.abort();
-            // Ended or aborted: either way it does not join again.
-            let _ = keeper.await;
+        #[cfg(feature = "kafka")]
+        {
+            let workers = std::mem::take(&mut *self.inner.kafka());
+            for worker in workers.into_values() {
+                worker.stop().await;
+            }
         }
-        let (workers, leaders, membership) = {
-            let mut state = self.inner.state();
-            let membership = state.membership.take();
-            (std::mem::take(&mut state.workers), std::mem::take(&mut state.leaders), membership)
-        };
-        for worker in workers {
-            worker.stop().await;
+        let mut left = Ok(());
+        for place in self.inner.places.iter().rev() {
+            // The first failure is told; the other places are left all the same.
+            left = left.and(place.stop(&self.inner.setup).await);
         }
-        for leader in leaders {
-            leader.abort();
-            // Its leadership is given back when it is dropped.
-            let _ = leader.await;
-        }
-        let left = match membership {
-            Some(membership) => membership.leave().await,
-            None => Ok(()),
-        };
         self.inner.context.scope.shutdown().stop();
         left
     }

@@ -362,14 +362,14 @@ pub(crate) fn start_logs(level: &str) {
 
 /// The allocator asks for huge pages; a node at rest would hold three times the memory it uses, because every thread
 /// touches a little of many of them. The journals' own buffers are long-lived and warm, so the load does not miss them.
-fn use_small_pages() {
+pub(crate) fn use_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         tracing::debug!(%error, "huge pages stay on");
     }
 }
 
 /// Each connection and each open segment is a file; the soft limit of most shells is 1024.
-fn raise_file_limit(connections: u64) {
+pub(crate) fn raise_file_limit(connections: u64) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

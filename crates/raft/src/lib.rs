@@ -39,7 +39,7 @@ pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers}
 pub use machine::{SnapshotWriter, StateMachine};
 pub use seed::{SEED_INDEX, seed};
 pub use transport::{
-    BoxFuture, LocalPeer, MemoryNetwork, MemoryTransport, PeerId, Router, Service, ServiceError, ServiceId,
-    TcpServer, TcpTransport, Transport, TransportError, open_stream, visit,
+    BoxFuture, Doors, LocalPeer, MemoryNetwork, MemoryTransport, PeerId, Router, Service, ServiceError,
+    ServiceId, TcpServer, TcpTransport, Transport, TransportError, open_stream, visit,
 };
 pub use types::{Applied, GroupError, GroupId, GroupMetrics, Leadership, Member, OpenError, Role, VoterId};

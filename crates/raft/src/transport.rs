@@ -23,7 +23,7 @@ use bytes::Bytes;
 
 pub use self::memory::{MemoryNetwork, MemoryTransport};
 pub use self::service::{Service, ServiceError, ServiceId};
-pub use self::tcp::{LocalPeer, PeerId, TcpServer, TcpTransport, open_stream, visit};
+pub use self::tcp::{Doors, LocalPeer, PeerId, TcpServer, TcpTransport, open_stream, visit};
 use crate::group::Core;
 use crate::log::Logs;
 use crate::rpc::Reply;

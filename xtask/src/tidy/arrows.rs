@@ -47,8 +47,8 @@ const ONLY: [(&str, &[&str]); 10] = [
     ("slot-client", &["base", "wire-resp"]),
     ("pipeline", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client"]),
     ("interop", &["base", "history", "wire-kafka", "wire-resp", "wire-grpc", "slot-client"]),
-    // Of interop it uses the harness that starts servers.
-    ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "slot-client", "interop"]),
+    // Of interop it uses the harness that starts servers; the libraries are what users link.
+    ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client", "interop"]),
     ("xtask", &["base", "bench", "interop"]),
 ];
 

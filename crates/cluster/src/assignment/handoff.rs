@@ -101,11 +101,14 @@ pub struct HandoffOptions {
     pub refer_over: usize,
     /// Refuse above.
     pub max_bytes: usize,
+    /// One that is older, by the wall clocks of whoever wrote it and whoever reads it, is not used any more. Never, if
+    /// there is no such time: a clock that jumps cannot lose anything then. Longer than the work can be repeated from.
+    pub ttl: Option<Duration>,
 }
 
 impl Default for HandoffOptions {
     fn default() -> Self {
-        Self { compress_over: 4 << 10, refer_over: 128 << 10, max_bytes: 256 << 20 }
+        Self { compress_over: 4 << 10, refer_over: 128 << 10, max_bytes: 256 << 20, ttl: None }
     }
 }
 
@@ -215,6 +218,12 @@ impl HandoffStore {
             crc32c: crc32c::crc32c(&small),
         });
         Ok(stored)
+    }
+
+    /// Whether what was recorded at `recorded_ms` is too old to be used at `now_ms`, both by wall clocks.
+    pub fn is_expired(&self, recorded_ms: i64, now_ms: i64) -> bool {
+        let age = u128::try_from(now_ms.saturating_sub(recorded_ms)).unwrap_or(0);
+        self.options.ttl.is_some_and(|ttl| age > ttl.as_millis())
     }
 
     /// What was handed over.

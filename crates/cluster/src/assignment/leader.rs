@@ -93,6 +93,7 @@ impl AssignmentLeader {
             };
             backoff.reset();
             tokio::select! {
+                biased;
                 _ = leadership.lost() => {}
                 () = self.lead(&leadership) => {}
             }
@@ -120,6 +121,7 @@ impl AssignmentLeader {
                 }
                 backoff.reset();
                 tokio::select! {
+                    biased;
                     () = tokio::time::sleep(self.options.interval) => {}
                     changed = self.partitions.changed() => if changed.is_err() { std::future::pending().await },
                     more = membership_changed(&mut members) => if !more { break },

@@ -330,3 +330,42 @@ fn elections_are_objects() {
         let _: Arc<dyn StateRepository> = store.repository.clone();
     });
 }
+
+#[test]
+fn a_hand_off_of_100_mib_goes_by_reference_or_is_compressed() {
+    in_memory(async |store| {
+        let handoffs = HandoffStore::new(store.repository.clone(), HandoffOptions::default());
+        let mut random = fastrand::Rng::with_seed(5);
+        // What repeats after a mebibyte is noise to a compressor that looks back 64 KiB.
+        let noise: Vec<u8> = (0..1 << 20).map(|_| random.u8(..)).collect();
+        for (block, encoding, pieces) in [(noise, "reference", 200), (vec![7; 1 << 20], "reference", 1)] {
+            let checkpoint: Bytes = block.repeat(100).into();
+            let handoff = Handoff { checkpoint, ..Handoff::default() };
+            let stored = handoffs.save("g", "p", &handoff).await.unwrap();
+            assert_eq!(stored.encoding, encoding);
+            let reference = stored.reference.clone().unwrap();
+            assert_eq!(reference.bytes, 100 << 20);
+            assert!(reference.pieces >= pieces && reference.pieces <= pieces * 2, "{reference:?}");
+            assert!(stored.checkpoint.is_empty(), "the record itself stays small");
+            assert_eq!(handoffs.load(&stored).await.unwrap(), handoff);
+            handoffs.sweep("g", "p", Some(&stored)).await;
+            let (_, kept) = store.repository.list("cluster:handoffs/g/p/").await.unwrap();
+            assert_eq!(kept.len(), reference.pieces, "what the one before left is gone");
+        }
+    });
+}
+
+#[test]
+fn a_hand_off_that_is_too_old_is_not_used_and_without_a_limit_none_is() {
+    in_memory(async |store| {
+        let day = 86_400_000;
+        let with = |ttl| HandoffOptions { ttl, ..HandoffOptions::default() };
+        let kept = HandoffStore::new(store.repository.clone(), with(None));
+        let limited =
+            HandoffStore::new(store.repository.clone(), with(Some(Duration::from_secs(86_400 * 14))));
+        for (age, is_expired) in [(0, false), (14 * day, false), (14 * day + 1, true), (-day, false)] {
+            assert_eq!(limited.is_expired(1_000 * day, 1_000 * day + age), is_expired, "{age}");
+            assert!(!kept.is_expired(1_000 * day, 1_000 * day + age));
+        }
+    });
+}

@@ -5,6 +5,7 @@
 //! let go, in one compare-and-swap. So the next owner never begins before this one has ended.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -109,6 +110,9 @@ struct Inner {
     owned: Mutex<BTreeMap<String, Held>>,
     /// One change of one partition's record by this process at a time.
     writing: AsyncMutex<()>,
+    /// When this member began to wait for work, and whether it has got some.
+    began: u64,
+    is_at_work: AtomicBool,
 }
 
 /// Owns partitions of one group for this node.
@@ -136,10 +140,13 @@ impl AssignmentWorker {
             handler,
             owned: Mutex::default(),
             writing: AsyncMutex::new(()),
+            began: context.clock.monotonic_ns(),
+            is_at_work: AtomicBool::new(false),
         });
         let (running, stop) = (Arc::clone(&inner), context.scope.shutdown().clone());
         let task = context.scope.spawn("cluster assignments", async move {
             tokio::select! {
+                biased;
                 () = stop.stopped() => {}
                 _ = running.session.lost() => {}
                 () = running.run() => {}
@@ -232,15 +239,31 @@ impl Inner {
             None if record.owner_node_id.is_empty() && record.target_node_id == me => {
                 self.take(&partition, entry, record).await;
             }
-            None if is_ours => {
-                // Taken, but the answer was lost.
-                self.adopt(&partition, entry.mod_revision, record).await;
-            }
+            None if is_ours => self.on_own(&partition, &entry.key).await,
             None if !record.owner_node_id.is_empty() && record.target_node_id.is_empty() => {
                 let event = TopologyEvent::new(&self.group, &partition, TopologyChange::Moved, &record);
                 self.context.events.publish(ClusterEvent::Topology(event));
             }
             None => {}
+        }
+    }
+
+    /// A record says that a partition is ours, and we do not have it: taken by a try whose answer was lost, or given away
+    /// since, and this is the word of a moment before. Only the store can tell which.
+    async fn on_own(self: &Arc<Self>, partition: &str, key: &str) {
+        let mut backoff = Backoff::default();
+        let entry = loop {
+            match self.context.repository.get(key).await {
+                Ok(Some(entry)) => break entry,
+                Ok(None) => return,
+                Err(_) => backoff.pause().await,
+            }
+        };
+        if let Ok(record) = AssignmentRecord::from_bytes(&entry.value)
+            && *record.owner_node_id == *self.context.node_id
+            && record.owner_epoch == self.epoch
+        {
+            self.adopt(partition, entry.mod_revision, record).await;
         }
     }
 
@@ -289,8 +312,13 @@ impl Inner {
     async fn adopt(self: &Arc<Self>, partition: &str, revision: i64, record: AssignmentRecord) {
         let began = self.context.clock.monotonic_ns();
         let mut backoff = Backoff::default();
+        let now = self.context.clock.wall_ms();
         let handed_over = loop {
             let Some(stored) = &record.workflow_handoff else { break None };
+            if self.handoffs.is_expired(record.updated_at, now) {
+                self.alert(partition, &backoff, "it is over the limit of its age and not used any more");
+                break None;
+            }
             match self.handoffs.load(stored).await {
                 Ok(handoff) => break Some(HandedOver { handoff, last_offset: record.last_offset }),
                 Err(error) => {
@@ -314,8 +342,11 @@ impl Inner {
         self.remember(partition, revision, record);
         self.context.events.publish(ClusterEvent::Topology(event));
         self.handler.on_assigned(owned, handed_over).await;
-        let took = self.context.clock.monotonic_ns().saturating_sub(began);
-        self.context.metrics.assigned_to_ready_time.observe(seconds(took));
+        let now = self.context.clock.monotonic_ns();
+        self.context.metrics.assigned_to_ready_time.observe(seconds(now.saturating_sub(began)));
+        if !self.is_at_work.swap(true, Ordering::SeqCst) {
+            self.context.metrics.join_to_rebalance_time.observe(seconds(now.saturating_sub(self.began)));
+        }
         if moves {
             self.give(partition).await;
         }
@@ -324,12 +355,17 @@ impl Inner {
     /// Drains a partition, records its hand-off and lets it go.
     async fn give(self: &Arc<Self>, partition: &str) {
         let Some((version, _)) = self.held(partition) else { return };
+        // Without the membership nothing is ours to hand over, and nobody would believe us.
+        if !self.session.is_valid() {
+            return self.lose(partition);
+        }
         let state = self.handler.on_revoked(partition).await;
         let mut backoff = Backoff::default();
         loop {
             match self.record(partition, version, &state, true).await {
                 Ok(()) => return,
                 Err(HandoffError::NotOwner(_)) => return self.lose(partition),
+                Err(_) if !self.session.is_valid() => return self.lose(partition),
                 Err(error) => {
                     self.context.metrics.handoff_retries.inc();
                     self.alert(partition, &backoff, &error.to_string());

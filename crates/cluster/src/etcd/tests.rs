@@ -26,9 +26,10 @@ fn the_end_of_a_prefix() {
     }
 }
 
-/// An etcd of one member.
+/// An etcd of one member. It ends with this process, however that ends.
 pub(crate) struct Etcd {
-    /// `None` when it is somebody else's, or stopped.
+    /// `None` when it is somebody else's, or stopped. A shell that runs the server and kills it at the end of its input,
+    /// which we hold.
     child: Option<Child>,
     dir: Option<tempfile::TempDir>,
     address: String,
@@ -55,12 +56,14 @@ impl Etcd {
         let (client, peer) = (format!("http://{}", self.address), format!("http://{}", self.peer));
         let dir = self.dir.as_ref().unwrap().path();
         let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
-        let child = Command::new(binary().unwrap())
+        let child = Command::new("sh")
+            .args(["-c", "\"$@\" </dev/null & read _; kill -9 $!; wait $!", "sh"])
+            .arg(binary().unwrap())
             .args(["--name", "one", "--data-dir", dir.join("data").to_str().unwrap()])
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("one={peer}")])
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -70,7 +73,7 @@ impl Etcd {
 
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
+            drop(child.stdin.take());
             child.wait().unwrap();
         }
     }
@@ -104,7 +107,7 @@ fn binary() -> Option<PathBuf> {
 }
 
 fn free() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    crate::scenario::free_address().to_string()
 }
 
 /// Where connections live, whatever runtime a test runs on.

@@ -4,7 +4,7 @@
 //! has to be done follows from the record and the group's members alone, so any leader can go on with it; when the
 //! lease ends, a learner without a record is removed by whoever leads.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use super::join::{Answer, JoinAcceptance, JoinRequest, JoinTicket, Question};
 use super::{GroupConfig, GroupRecord, PeerRecord, group_id};
 use crate::backoff::{self, Change};
 use crate::embedded::CoordRepository;
+use crate::events::ClusterEvent;
 use crate::keys;
 use crate::repository::{Compare, Entry, RepositoryError, StateRepository as _, Txn, TxnOutcome};
 
@@ -42,6 +43,8 @@ struct Record {
     /// `requested`, `approved`, `accepted`, `rejected`.
     state: String,
     reason: String,
+    /// By the leader's wall clock.
+    accepted_at: i64,
 }
 
 pub(super) struct Desk {
@@ -69,16 +72,14 @@ impl Desk {
     }
 
     async fn answer(&self, question: Question) -> Answer {
-        if let Question::Status = question {
-            return Answer::Pending; // answered before
-        }
         // Only the leader decides; a quorum must confirm that it is one.
         if !self.coordinator.group().is_leader() {
             let leader = self.coordinator.group().leader().map(|leader| leader.address);
             return Answer::Redirect { leader: leader.filter(|leader| *leader != self.address) };
         }
         let answered = match question {
-            Question::Status => return Answer::Pending,
+            // Answered before.
+            Question::Status { .. } => return Answer::Pending,
             Question::Request { app, request } => self.on_request(&app, request).await,
             Question::Await { ticket } => self.on_await(&ticket).await,
             Question::Complete { ticket } => self.on_complete(&ticket).await,
@@ -86,8 +87,22 @@ impl Desk {
         answered.unwrap_or_else(|error| Answer::Busy { reason: error.to_string() })
     }
 
+    /// Tells whoever listens how a join goes.
+    fn tell(&self, node: &str, step: &str, reason: &str) {
+        if matches!(step, "rejected" | "expired") {
+            self.config.metrics.join_failures.inc();
+        }
+        tracing::info!(app = self.config.app, node, step, reason, "a join");
+        let (app, node, step) = (self.config.app.clone(), node.to_owned(), step.to_owned());
+        self.config.events.publish(ClusterEvent::Join { app, node, step, reason: reason.to_owned() });
+    }
+
     async fn on_request(&self, app: &str, request: JoinRequest) -> Result<Answer, RepositoryError> {
-        let rejected = |reason: String| Ok(Answer::Rejected { reason });
+        let node = request.node_id.clone();
+        let rejected = |reason: String| {
+            self.tell(&node, "rejected", &reason);
+            Ok(Answer::Rejected { reason })
+        };
         if app != self.config.app {
             return rejected(format!("this is the group of {}, not of {app}", self.config.app));
         }
@@ -111,10 +126,11 @@ impl Desk {
             let entry = Record {
                 request: request.clone(),
                 ticket: format!("{:016x}", fastrand::u64(1..)),
-                requested_at: moim_base::Clock::wall_ms(&crate::clock::BootClock),
+                requested_at: now_ms(),
                 peer_id,
                 state: "requested".to_owned(),
                 reason: String::new(),
+                accepted_at: 0,
             };
             let expected = match &next {
                 Some(next) => Compare::ModRevision(counter.clone(), next.mod_revision),
@@ -127,6 +143,7 @@ impl Desk {
                 .put_leased(&key, to_bytes(&entry), lease.id);
             if let TxnOutcome::Done { .. } = self.repository.txn(txn).await? {
                 let valid_ms = u64::try_from(lease.ttl.as_millis()).unwrap_or(u64::MAX);
+                self.tell(&request.node_id, "requested", "");
                 let ticket =
                     JoinTicket { app: app.to_owned(), node_id: request.node_id, id: entry.ticket, valid_ms };
                 return Ok(Answer::Ticket { ticket });
@@ -156,12 +173,14 @@ impl Desk {
             Ok(()) => {}
             Err(CoordError::MemberExists) => {
                 let reason = format!("{} is the address of another member", record.request.endpoint);
+                self.tell(&ticket.node_id, "rejected", &reason);
                 return Ok(Answer::Rejected { reason });
             }
             Err(error) => return Err(RepositoryError::Unavailable(error.to_string())),
         }
         if record.state != "accepted" {
             record.state = "accepted".to_owned();
+            record.accepted_at = now_ms();
             let same = Compare::ModRevision(entry.key.clone(), entry.mod_revision);
             let mut txn = Txn::new().when(same);
             txn = match entry.lease {
@@ -171,6 +190,8 @@ impl Desk {
             if let TxnOutcome::Conflict { .. } = self.repository.txn(txn).await? {
                 return Ok(Answer::Pending);
             }
+            self.config.metrics.join_approval_time.observe(since(record.requested_at));
+            self.tell(&ticket.node_id, "accepted", "");
         }
         let acceptance = JoinAcceptance {
             peer_id: record.peer_id,
@@ -204,6 +225,8 @@ impl Desk {
         };
         self.add_peer(peer).await?;
         self.repository.txn(Txn::new().delete(entry.key)).await?;
+        self.config.metrics.sync_time.observe(since(record.accepted_at));
+        self.tell(&ticket.node_id, "active", "");
         Ok(Answer::Active)
     }
 
@@ -268,43 +291,68 @@ impl Desk {
                 None => txn.put(&key, to_bytes(&record)),
             };
             if let TxnOutcome::Done { .. } = self.repository.txn(txn).await? {
+                if let Some(reason) = rejection {
+                    self.tell(node, "rejected", reason);
+                }
                 return Ok(());
             }
         }
     }
 
-    /// Removes learners whose requests have ended, while this member leads.
+    /// Removes learners whose requests have ended, while this member leads, and tells of requests that have.
     pub(super) async fn tend(&self) {
-        let mut seen: std::collections::BTreeMap<u64, u32> = Default::default();
+        let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut open = BTreeSet::new();
         loop {
             tokio::time::sleep(LOOK).await;
             if !self.coordinator.group().is_leader() {
                 seen.clear();
-                continue;
-            }
-            let learners = self.coordinator.group().metrics().learners;
-            if learners.is_empty() {
-                seen.clear();
+                open.clear();
                 continue;
             }
             let Ok((_, entries)) = self.repository.list(&self.key("")).await else { continue };
-            let wanted: BTreeSet<u64> = entries
-                .iter()
-                .filter_map(|entry| serde_json::from_slice::<Record>(&entry.value).ok())
-                .map(|record| record.peer_id)
-                .collect();
+            let records: Vec<Record> =
+                entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect();
+            self.tell_expired(&mut open, &records).await;
+            let wanted: BTreeSet<u64> = records.iter().map(|record| record.peer_id).collect();
+            let learners = self.coordinator.group().metrics().learners;
+            seen.retain(|id, _| learners.iter().any(|learner| learner.id.0 == *id));
             for learner in learners.iter().filter(|learner| !wanted.contains(&learner.id.0)) {
                 let looks = seen.entry(learner.id.0).or_default();
                 *looks += 1;
-                if *looks >= LOOKS {
-                    tracing::info!(peer = %learner.id, "a join has expired");
-                    if let Err(error) = self.coordinator.remove_member(learner.id).await {
-                        tracing::debug!(%error, "it is tried again");
-                    }
+                if *looks >= LOOKS
+                    && let Err(error) = self.coordinator.remove_member(learner.id).await
+                {
+                    tracing::debug!(%error, "it is tried again");
                 }
             }
         }
     }
+
+    /// Of the requests that were open: those that are gone, and neither rejected nor completed, have expired.
+    async fn tell_expired(&self, open: &mut BTreeSet<String>, records: &[Record]) {
+        let is_gone = |node: &&String| records.iter().all(|record| record.request.node_id != **node);
+        let gone: Vec<String> = open.iter().filter(is_gone).cloned().collect();
+        if !gone.is_empty() {
+            let Ok(members) = self.record().await else { return };
+            for node in gone {
+                if members.peers.iter().all(|peer| peer.node_id != node) {
+                    self.tell(&node, "expired", "it was not completed in time");
+                }
+            }
+        }
+        let still = records.iter().filter(|record| record.state != "rejected");
+        *open = still.map(|record| record.request.node_id.clone()).collect();
+    }
+}
+
+fn now_ms() -> i64 {
+    moim_base::Clock::wall_ms(&crate::clock::BootClock)
+}
+
+/// Seconds since a time by the wall clock; none when the clock went back.
+fn since(at_ms: i64) -> f64 {
+    now_ms().saturating_sub(at_ms).max(0) as f64 / 1e3
 }
 
 fn to_bytes(record: &Record) -> Bytes {
@@ -316,7 +364,7 @@ impl Service for Desk {
         Box::pin(async move {
             let question = serde_json::from_slice::<Question>(&request);
             let answer = match question {
-                Ok(Question::Status) => {
+                Ok(Question::Status { .. }) => {
                     let shown = Shown {
                         app: self.config.app.clone(),
                         node_id: self.config.node_id.clone(),

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use moim_raft::{BoxFuture, Service, ServiceId, visit};
+use moim_raft::{BoxFuture, Service, visit};
 use serde::{Deserialize, Serialize};
 
 use super::identity::{Founder, Identity};
+use super::join::Question;
 use super::{GroupConfig, GroupError, GroupPeer, Port};
 use crate::backoff::Backoff;
 
@@ -36,8 +37,6 @@ impl Service for Show {
     }
 }
 
-pub(super) const STATUS: &[u8] = br#"{"op":"status"}"#;
-
 /// Returns who this member is, once all founders agree.
 pub(super) async fn agree(
     config: &GroupConfig,
@@ -59,7 +58,7 @@ pub(super) async fn agree(
         directory: identity.directory.clone(),
         acted: Vec::new(),
     };
-    port.router.serve(ServiceId::NODE, Arc::new(Show(Mutex::new(shown))));
+    port.port.seat(&config.app, Arc::new(Show(Mutex::new(shown))));
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
     let list = loop {
         let mut list: Vec<Founder> = Vec::new();
@@ -71,7 +70,7 @@ pub(super) async fn agree(
             let directory = if peer.node_id == config.node_id {
                 Some(identity.directory.clone())
             } else {
-                let seen = ask(&peer.address)
+                let seen = ask(&config.app, &peer.address)
                     .await
                     .filter(|seen| seen.app == config.app && seen.node_id == peer.node_id);
                 if let Some(seen) = &seen
@@ -106,8 +105,10 @@ pub(super) async fn agree(
     Ok(identity)
 }
 
-async fn ask(address: &str) -> Option<Shown> {
-    let answer = visit(address, Bytes::from_static(STATUS), Duration::from_secs(1)).await.ok()?;
+async fn ask(app: &str, address: &str) -> Option<Shown> {
+    let question = Question::Status { app: app.to_owned() };
+    let question = serde_json::to_vec(&question).ok()?;
+    let answer = visit(address, question.into(), Duration::from_secs(1)).await.ok()?;
     serde_json::from_slice(&answer).ok()
 }
 

@@ -75,7 +75,7 @@ pub enum JoinError {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum Question {
-    Status,
+    Status { app: String },
     Request { app: String, request: JoinRequest },
     Await { ticket: JoinTicket },
     Complete { ticket: JoinTicket },

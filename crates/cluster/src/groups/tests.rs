@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use futures_util::FutureExt as _;
+
 use super::*;
+use crate::events::ClusterEvent;
 use crate::leadership::LeaderElection as _;
 use crate::repository::{StateRepository as _, Txn, TxnOutcome};
-use crate::scenario::until;
+use crate::scenario::{free_address as free, until};
 
 fn quick(app: &str, node: &str, dir: &Path) -> GroupConfig {
     let mut config = GroupConfig::new(app, node, dir.join(node));
@@ -15,12 +18,8 @@ fn quick(app: &str, node: &str, dir: &Path) -> GroupConfig {
     config
 }
 
-fn free() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 /// Runs on two threads: the group's tasks go on while a test waits.
-fn run<F: Future<Output = ()>>(scenario: impl FnOnce(tempfile::TempDir) -> F) {
+pub(crate) fn run<F: Future<Output = ()>>(scenario: impl FnOnce(tempfile::TempDir) -> F) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let kept = dir.path().to_owned();
@@ -169,6 +168,7 @@ fn joins_are_rejected_approved_by_hand_and_expire() {
         let refused = client.request_join("a", "x:1", &JoinRequest::default()).await;
         assert!(matches!(&refused, Err(JoinError::Rejected(why)) if why.contains("already")), "{refused:?}");
 
+        let mut heard: Vec<_> = groups.iter().map(|group| group.inner.config.events.subscribe()).collect();
         let ticket = client.request_join("d", "127.0.0.1:1", &JoinRequest::default()).await.unwrap();
         assert_eq!(groups[0].pending().await.unwrap()[0].node_id, "d");
         groups[1].reject("d", "no room").await.unwrap();
@@ -192,6 +192,22 @@ fn joins_are_rejected_approved_by_hand_and_expire() {
         .await;
         let stale = JoinTicket { id: "0".into(), ..ticket };
         assert_eq!(client.await_acceptance(&stale).await, Err(JoinError::Expired));
+        // Whoever led told of every step.
+        let mut told = std::collections::BTreeSet::new();
+        until("every step is told", async || {
+            for events in &mut heard {
+                while let Some(Some(Ok(event))) = events.next().now_or_never() {
+                    if let ClusterEvent::Join { node, step, .. } = event {
+                        told.insert(format!("{node} {step}"));
+                    }
+                }
+            }
+            let wanted = ["d requested", "d rejected", "e requested", "e expired", "f accepted", "f expired"];
+            wanted.iter().all(|step| told.contains(*step)).then_some(())
+        })
+        .await;
+        let failures: u64 = groups.iter().map(|group| group.inner.config.metrics.join_failures.get()).sum();
+        assert!(failures >= 4, "{failures} of one refused, one turned away, two expired");
         stop_all(&groups).await;
     });
 }

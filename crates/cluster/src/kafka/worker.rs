@@ -214,7 +214,15 @@ impl Shared {
             }),
             None => AssignmentRecord::new(),
         };
+        let now = self.context.clock.wall_ms();
         let handed_over = match &record.workflow_handoff {
+            Some(_) if self.handoffs.is_expired(record.updated_at, now) => {
+                self.alert(partition, ALERT_AFTER, "it is over the limit of its age and not used any more");
+                // Neither state nor position: Kafka says where to begin.
+                record.last_offset = -1;
+                record.workflow_handoff = None;
+                None
+            }
             Some(stored) => {
                 let handoff = self.handoffs.load(stored).await?;
                 Some(HandedOver { handoff, last_offset: record.last_offset })

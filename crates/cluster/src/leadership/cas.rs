@@ -184,6 +184,7 @@ impl LeaderElection for CasElection {
         let stop = context.scope.shutdown().clone();
         context.scope.clone().spawn("cluster election observer", async move {
             tokio::select! {
+                biased;
                 () = stop.stopped() => {}
                 () = sender.closed() => {}
                 () = observe(&context, &name, &key, &sender) => {}

@@ -47,7 +47,7 @@ impl Published {
                     version: self.table.version,
                     index: u32::try_from(index).unwrap_or(u32::MAX),
                     count: u32::try_from(count).unwrap_or(u32::MAX),
-                    routes: some.map(crate::routing::RouteEntry::to_wire).collect(),
+                    routes: some.map(|entry| entry.to_wire()).collect(),
                 };
                 encode_frame(&FollowResponse { kind: Some(FollowResponseKind::Snapshot(snapshot)) })
             };

@@ -13,8 +13,9 @@
 //!
 //! One operation at a time holds the lock on `saved`; reactions to servers take turns with operations between batches.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -56,6 +57,19 @@ pub(super) struct Lead {
     busy: Mutex<BTreeSet<String>>,
     /// Something is to be looked at.
     wake: Notify,
+    /// Whether ranges wait for a server to connect.
+    waits: AtomicBool,
+}
+
+/// What a look at the table has led to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Something was done, and more may have to be.
+    More,
+    /// Something has to be done and cannot be yet.
+    Waiting,
+    /// Everything is as it should be.
+    Settled,
 }
 
 /// A range and where it is to go.
@@ -87,6 +101,7 @@ impl Lead {
             saved: AsyncMutex::new(None),
             busy: Mutex::default(),
             wake: Notify::new(),
+            waits: AtomicBool::new(false),
         })
     }
 
@@ -108,16 +123,18 @@ impl Lead {
         let mut backoff = Backoff::default();
         let (mut servers, mut lost) = (shared.servers.subscribe(), shared.hub.lost());
         loop {
-            match self.reconcile(&shared).await {
-                Ok(true) => continue,
-                Ok(false) => backoff.reset(),
+            let progress = match self.reconcile(&shared).await {
+                Ok(Progress::More) => continue,
+                Ok(progress) => progress,
                 Err(error) => {
                     tracing::debug!(%error, "the table was not brought up to date");
                     *self.saved.lock().await = None;
                     backoff.pause().await;
                     continue;
                 }
-            }
+            };
+            backoff.reset();
+            self.waits.store(progress == Progress::Waiting, Ordering::SeqCst);
             tokio::select! {
                 () = self.wake.notified() => {}
                 changed = servers.changed() => {
@@ -134,7 +151,7 @@ impl Lead {
                     join_all(suspects.iter().map(|node| self.probe(&shared, node))).await;
                 }
                 // What could not be done for want of a connection is tried again.
-                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                () = tokio::time::sleep(Duration::from_secs(1)), if progress == Progress::Waiting => {}
             }
         }
     }
@@ -163,7 +180,10 @@ impl Lead {
         for partition in hello.drained.iter().filter(|partition| !busy.contains(*partition)) {
             shared.hub.tell(&hello.node_id, self.command(CommandKind::Resume, partition));
         }
-        self.wake.notify_one();
+        // A thousand servers that come back are no thousand reasons to look at a table that is as it should be.
+        if self.waits.load(Ordering::SeqCst) {
+            self.wake.notify_one();
+        }
     }
 
     fn command(&self, kind: CommandKind, partition: &str) -> Command {
@@ -195,11 +215,13 @@ impl Lead {
             return Err(RoutingError::Fenced);
         }
         let before = saved.as_ref().cloned().unwrap_or_default();
-        match shared.store.save(&before, table, draining, Some(self.leadership.fence())).await {
+        let fence = Some(self.leadership.fence());
+        match shared.store.swap(&before, table, draining, fence.clone()).await {
             Ok(after) => {
                 let version = after.table.version;
                 shared.feed.publish(Arc::clone(&after.table), &shared.context.metrics);
                 *saved = Some(after);
+                shared.store.sweep(fence).await;
                 Ok(version)
             }
             Err(error) => {
@@ -210,62 +232,37 @@ impl Lead {
         }
     }
 
-    /// Brings the table closer to what it should be; true when there is more to do.
-    async fn reconcile(&self, shared: &Shared) -> Result<bool, RoutingError> {
-        let Some(servers) = shared.servers.borrow().clone() else { return Ok(false) };
+    /// Brings the table closer to what it should be.
+    async fn reconcile(&self, shared: &Shared) -> Result<Progress, RoutingError> {
+        let Some(servers) = shared.servers.borrow().clone() else { return Ok(Progress::Settled) };
         let mut saved = self.lock(shared).await?;
         let before = saved.as_ref().cloned().unwrap_or_default();
         if before.revision == 0 {
             drop(saved);
             return self.found(shared, &servers).await;
         }
-        let eligible = eligible(&servers, &before.draining);
-        let entries = before.table.entries();
-        let planned: Vec<PlanPartition> = entries
-            .iter()
-            .map(|entry| {
-                let keeps = eligible.iter().any(|node| node.id == entry.node_id);
-                let zone = String::new();
-                PlanPartition { owner: keeps.then(|| entry.node_id.clone()), zone }
-            })
-            .collect();
-        let plan = plan(&eligible, &planned);
-        let mut next = entries.to_vec();
-        let mut moves = Vec::new();
-        for (at, entry) in next.iter_mut().enumerate() {
-            let wanted = plan.owners.get(at).map(|node| eligible[*node].id.as_str());
-            let is_alive = servers.contains_key(&entry.node_id);
-            match wanted {
-                Some(wanted) if wanted != entry.node_id => {
-                    let must = before.draining.contains(&entry.node_id);
-                    if !is_alive {
-                        wanted.clone_into(&mut entry.node_id);
-                    } else if shared.options.rebalance || must {
-                        moves.push(Move { entry: entry.clone(), to: wanted.to_owned() });
-                    }
-                }
-                _ => {}
-            }
-            show(entry, &servers, &before.draining);
-        }
-        if next != entries {
+        let (next, mut moves) = wanted(&servers, &before, shared.options.rebalance);
+        if let Some(next) = next {
             let table = before.table.next(|entries| *entries = next)?;
             self.save(shared, &mut saved, table, before.draining.clone()).await?;
-            return Ok(true);
+            return Ok(Progress::More);
+        }
+        if moves.is_empty() {
+            return Ok(Progress::Settled);
         }
         moves.retain(|one| shared.hub.is_connected(&one.entry.node_id) && shared.hub.is_connected(&one.to));
         moves.truncate(BATCH);
         if moves.is_empty() {
-            return Ok(false);
+            return Ok(Progress::Waiting);
         }
         let moved = self.migrate(shared, &mut saved, moves).await?;
-        Ok(moved > 0)
+        Ok(if moved > 0 { Progress::More } else { Progress::Waiting })
     }
 
     /// The first table, once there are servers.
-    async fn found(&self, shared: &Shared, servers: &Servers) -> Result<bool, RoutingError> {
+    async fn found(&self, shared: &Shared, servers: &Servers) -> Result<Progress, RoutingError> {
         if servers.is_empty() {
-            return Ok(false);
+            return Ok(Progress::Settled);
         }
         // Those that are started together come together.
         tokio::time::sleep(FIRST).await;
@@ -273,7 +270,7 @@ impl Lead {
         let nodes = eligible(&servers, &[]);
         let mut saved = self.lock(shared).await?;
         if saved.as_ref().is_some_and(|saved| saved.revision != 0) || nodes.is_empty() {
-            return Ok(true);
+            return Ok(Progress::More);
         }
         let count = shared.options.initial_partitions.clamp(1, 95);
         let planned = vec![PlanPartition { owner: None, zone: String::new() }; count];
@@ -297,7 +294,7 @@ impl Lead {
         });
         let table = RoutingTable::new(1, entries.collect())?;
         self.save(shared, &mut saved, table, Vec::new()).await?;
-        Ok(true)
+        Ok(Progress::More)
     }
 
     /// Moves ranges between servers that live; answers how many have moved.
@@ -325,6 +322,7 @@ impl Lead {
         let table = before.table.next(|entries| {
             for entry in entries {
                 if let Some(to) = targets.get(entry.partition_id.as_str()) {
+                    let entry = Arc::make_mut(entry);
                     (*to).clone_into(&mut entry.node_id);
                     show(entry, &servers, &before.draining);
                 }
@@ -395,11 +393,12 @@ impl Lead {
         self.ask_owner(shared, &entry, command).await?;
         let table = before.table.next(|entries| {
             if let Some(lower) = entries.iter_mut().find(|one| one.partition_id == partition) {
+                let lower = Arc::make_mut(lower);
                 let mut above = lower.clone();
                 above.partition_id.clone_from(&upper);
                 key.clone_into(&mut above.key_range_start);
                 key.clone_into(&mut lower.key_range_end);
-                entries.push(above);
+                entries.push(Arc::new(above));
             }
         });
         let table = table.map_err(|error| status(error.into()))?;
@@ -434,7 +433,7 @@ impl Lead {
         let table = before.table.next(|entries| {
             entries.retain(|one| one.partition_id != above);
             if let Some(low) = entries.iter_mut().find(|one| one.partition_id == partition) {
-                low.key_range_end.clone_from(&high.key_range_end);
+                Arc::make_mut(low).key_range_end.clone_from(&high.key_range_end);
             }
         });
         let table = table.map_err(|error| status(error.into()))?;
@@ -529,7 +528,10 @@ impl Lead {
         let servers = shared.servers.borrow().clone().unwrap_or_default();
         let table = before.table.next(|entries| {
             for entry in entries {
-                show(entry, &servers, &draining);
+                let mut shown = (**entry).clone();
+                if show(&mut shown, &servers, &draining) {
+                    *entry = Arc::new(shown);
+                }
             }
         });
         let table = table.map_err(|error| status(error.into()))?;
@@ -560,8 +562,12 @@ impl Lead {
             .filter(|entry| NodeStatus::from_i32(entry.node_status) == NodeStatus::Draining)
             .map(|entry| entry.node_id.as_str())
             .collect();
+        let mut owned: HashMap<&str, usize> = HashMap::new();
+        for entry in table.entries() {
+            *owned.entry(entry.node_id.as_str()).or_default() += 1;
+        }
         let servers = servers.values().map(|server| {
-            let owned = table.entries().iter().filter(|entry| entry.node_id == server.info.id).count();
+            let owned = owned.get(server.info.id.as_str()).copied().unwrap_or(0);
             let status = match (draining.contains(server.info.id.as_str()), owned) {
                 (true, _) => NodeStatus::Draining,
                 (false, 0) => NodeStatus::Waiting,
@@ -579,7 +585,7 @@ impl Lead {
             incarnation: table.incarnation,
             version: table.version,
             servers: servers.collect(),
-            routes: table.entries().iter().map(RouteEntry::to_wire).collect(),
+            routes: table.entries().iter().map(|entry| entry.to_wire()).collect(),
             leader: shared.context.node_id.to_string(),
             subscribers: shared.feed.subscribers() as u64,
         }
@@ -597,15 +603,70 @@ fn eligible(servers: &Servers, draining: &[String]) -> Vec<PlanNode> {
     able.map(|server| PlanNode { id: server.info.id.clone(), zone: server.info.zone.clone() }).collect()
 }
 
-/// Writes into an entry how its server is.
-fn show(entry: &mut RouteEntry, servers: &Servers, draining: &[String]) {
+/// Writes into an entry how its server is; whether that changes it.
+fn show(entry: &mut RouteEntry, servers: &Servers, draining: &[String]) -> bool {
+    let mut is_new = false;
     let status = match servers.get(&entry.node_id) {
         Some(server) => {
+            is_new = entry.node_address != server.info.address;
             entry.node_address.clone_from(&server.info.address);
             if draining.contains(&entry.node_id) { NodeStatus::Draining } else { NodeStatus::Active }
         }
         None if entry.node_id.is_empty() => NodeStatus::Waiting,
         None => NodeStatus::Failed,
-    };
-    entry.node_status = status as i32;
+    } as i32;
+    is_new |= entry.node_status != status;
+    entry.node_status = status;
+    is_new
+}
+
+/// What the table should be: its entries, if they are to be others at once, and the ranges that must move between
+/// servers that live.
+fn wanted(servers: &Servers, before: &Saved, rebalance: bool) -> (Option<Vec<Arc<RouteEntry>>>, Vec<Move>) {
+    let eligible = eligible(servers, &before.draining);
+    let able: HashSet<&str> = eligible.iter().map(|node| node.id.as_str()).collect();
+    let entries = before.table.entries();
+    let planned = entries.iter().map(|entry| {
+        let keeps = able.contains(entry.node_id.as_str());
+        PlanPartition { owner: keeps.then(|| entry.node_id.clone()), zone: String::new() }
+    });
+    let plan = plan(&eligible, &planned.collect::<Vec<_>>());
+    let draining: HashSet<&str> = before.draining.iter().map(String::as_str).collect();
+    // How each server is shown, looked up once and not for each of its ranges.
+    let shown: HashMap<&str, (&str, NodeStatus)> = servers
+        .iter()
+        .map(|(id, server)| {
+            let status =
+                if draining.contains(id.as_str()) { NodeStatus::Draining } else { NodeStatus::Active };
+            (id.as_str(), (server.info.address.as_str(), status))
+        })
+        .collect();
+    let mut next: Option<Vec<Arc<RouteEntry>>> = None;
+    let mut moves = Vec::new();
+    for (at, entry) in entries.iter().enumerate() {
+        let known = shown.get(entry.node_id.as_str());
+        let mut owner = entry.node_id.as_str();
+        if let Some(wanted) = plan.owners.get(at).map(|node| eligible[*node].id.as_str())
+            && wanted != owner
+        {
+            if known.is_none() {
+                owner = wanted;
+            } else if rebalance || draining.contains(owner) {
+                moves.push(Move { entry: (**entry).clone(), to: wanted.to_owned() });
+            }
+        }
+        let (address, status) = match shown.get(owner) {
+            Some((address, status)) => (*address, *status),
+            None if owner.is_empty() => (entry.node_address.as_str(), NodeStatus::Waiting),
+            None => (entry.node_address.as_str(), NodeStatus::Failed),
+        };
+        if owner != entry.node_id || address != entry.node_address || status as i32 != entry.node_status {
+            let mut changed = (**entry).clone();
+            owner.clone_into(&mut changed.node_id);
+            address.clone_into(&mut changed.node_address);
+            changed.node_status = status as i32;
+            next.get_or_insert_with(|| entries.to_vec())[at] = Arc::new(changed);
+        }
+    }
+    (next, moves)
 }

@@ -84,6 +84,7 @@ impl Monitor {
         let (watching, stop) = (monitor.clone(), context.scope.shutdown().clone());
         context.scope.spawn("cluster members", async move {
             tokio::select! {
+                biased;
                 () = stop.stopped() => {}
                 () = watching.watch(revision) => {}
             }

@@ -159,8 +159,8 @@ impl RouteServer {
         table
             .entries()
             .iter()
-            .filter(|entry| self.check(&entry.key_range_start).as_ref() == Ok(*entry))
-            .cloned()
+            .filter(|entry| self.check(&entry.key_range_start).as_ref() == Ok(&***entry))
+            .map(|entry| (**entry).clone())
             .collect()
     }
 
@@ -214,7 +214,7 @@ impl Inner {
             .entries()
             .iter()
             .filter(|entry| entry.node_id == self.id)
-            .map(|entry| (entry.partition_id.as_str(), entry))
+            .map(|entry| (entry.partition_id.as_str(), &**entry))
             .collect();
         let gone: Vec<String> = {
             let mut state = self.state();

@@ -6,10 +6,11 @@
 //!
 //! Invariants: a piece is never changed after it was named by a head; a head never names a piece that was not written;
 //! pieces that no head names any more are removed after the swap, and a reader that was between the two reads the
-//! head again.
+//! head again. A piece that a swap on its way may still name is left alone: what was written for a swap of unknown
+//! outcome, and, without a fence that says that nobody else saves, whatever another writer has written.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -95,8 +96,56 @@ pub struct Saved {
 pub struct RoutingTableStore {
     context: Context,
     head: Arc<str>,
-    /// Pieces that are known, by their key: what has not changed is not read again.
-    cache: Arc<Mutex<HashMap<String, Arc<[RouteEntry]>>>>,
+    cache: Arc<Mutex<Cache>>,
+}
+
+/// What is known of the store: what has not changed is neither read nor written again.
+#[derive(Default)]
+struct Cache {
+    /// Pieces by their key.
+    pieces: HashMap<String, Known>,
+    last: Option<Last>,
+    /// Pieces that no head names any more and that are still there.
+    left: Vec<String>,
+    /// Whether there can be such pieces that `left` does not know.
+    is_swept: bool,
+}
+
+#[derive(Clone)]
+struct Known {
+    entries: Arc<[Arc<RouteEntry>]>,
+    crc32c: u32,
+}
+
+/// The newest table that was read or saved, and the pieces its head names.
+struct Last {
+    saved: Saved,
+    named: HashSet<String>,
+}
+
+impl Cache {
+    /// A head was read or saved.
+    fn on_head(&mut self, saved: &Saved, head: &Head) {
+        if self.last.as_ref().is_some_and(|last| last.saved.revision > saved.revision) {
+            return;
+        }
+        let named: HashSet<String> = head.pieces.iter().map(|piece| piece.key.clone()).collect();
+        self.pieces.retain(|key, _| named.contains(key));
+        self.last = Some(Last { saved: saved.clone(), named });
+    }
+
+    /// A head was saved in the place of another: what only that one named is of no use any more.
+    fn on_saved(&mut self, before: i64, saved: &Saved, head: &Head) {
+        match &self.last {
+            Some(last) if last.saved.revision == before => {
+                let is_named = |key: &String| head.pieces.iter().any(|piece| piece.key == *key);
+                let left: Vec<String> = last.named.iter().filter(|key| !is_named(key)).cloned().collect();
+                self.left.extend(left);
+            }
+            _ => self.is_swept = false,
+        }
+        self.on_head(saved, head);
+    }
 }
 
 impl RoutingTableStore {
@@ -104,6 +153,10 @@ impl RoutingTableStore {
     pub fn new(context: &Context, namespace: &str) -> Self {
         let head = format!("/{}/routing", namespace.trim_matches('/'));
         Self { context: context.clone(), head: head.into(), cache: Arc::default() }
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The table, or nothing when there is none.
@@ -126,6 +179,20 @@ impl RoutingTableStore {
         draining: Vec<String>,
         fence: Option<Compare>,
     ) -> Result<Saved, RoutingError> {
+        let saved = self.swap(before, table, draining, fence.clone()).await?;
+        self.sweep(fence).await;
+        Ok(saved)
+    }
+
+    /// Saves like [`save`](Self::save), and leaves the pieces of the table before to a [`sweep`](Self::sweep): nobody who
+    /// waits for the table need wait for that.
+    pub(crate) async fn swap(
+        &self,
+        before: &Saved,
+        table: RoutingTable,
+        draining: Vec<String>,
+        fence: Option<Compare>,
+    ) -> Result<Saved, RoutingError> {
         let (head, written) = self.write_pieces(&table, draining.clone(), fence.as_ref()).await?;
         let value: Bytes = serde_json::to_vec(&head).expect("plain fields can be written down").into();
         let expected = match before.revision {
@@ -141,12 +208,13 @@ impl RoutingTableStore {
         match outcome {
             TxnOutcome::Done { revision } => {
                 let incarnation = if before.revision == 0 { revision } else { before.table.incarnation };
-                self.sweep(&head).await;
-                Ok(Saved { table: Arc::new(table.of(incarnation)), draining, revision })
+                let saved = Saved { table: Arc::new(table.of(incarnation)), draining, revision };
+                self.cache().on_saved(before.revision, &saved, &head);
+                Ok(saved)
             }
             TxnOutcome::Conflict { current, .. } => {
                 let found = current.first().and_then(Option::as_ref).map_or(0, |entry| entry.mod_revision);
-                self.forget(&written).await;
+                self.forget(&written, None).await;
                 Err(if found == before.revision { RoutingError::Fenced } else { RoutingError::Conflict })
             }
         }
@@ -200,11 +268,17 @@ impl RoutingTableStore {
         incarnation: i64,
         revision: i64,
     ) -> Result<Option<Saved>, RoutingError> {
+        if let Some(last) = &self.cache().last
+            && last.saved.revision == revision
+        {
+            return Ok(Some(last.saved.clone()));
+        }
         let malformed = |error: String| RoutingError::Malformed(error);
-        let head: Head = serde_json::from_slice(value).map_err(|error| malformed(error.to_string()))?;
-        let mut entries = head.entries;
+        let mut head: Head = serde_json::from_slice(value).map_err(|error| malformed(error.to_string()))?;
+        let mut entries: Vec<Arc<RouteEntry>> =
+            std::mem::take(&mut head.entries).into_iter().map(Arc::new).collect();
         for piece in &head.pieces {
-            let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&piece.key).cloned();
+            let known = self.cache().pieces.get(&piece.key).cloned();
             let known = match known {
                 Some(known) => known,
                 None => {
@@ -215,25 +289,20 @@ impl RoutingTableStore {
                     }
                     let read: Vec<RouteEntry> =
                         serde_json::from_slice(&read.value).map_err(|error| malformed(error.to_string()))?;
-                    let read: Arc<[RouteEntry]> = read.into();
-                    self.remember(&piece.key, &read);
-                    read
+                    let entries = read.into_iter().map(Arc::new).collect();
+                    let known = Known { entries, crc32c: piece.crc32c };
+                    self.cache().pieces.insert(piece.key.clone(), known.clone());
+                    known
                 }
             };
-            entries.extend(known.iter().cloned());
+            entries.extend(known.entries.iter().cloned());
         }
-        self.cache
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|key, _| head.pieces.iter().any(|piece| piece.key == *key));
-        let table = RoutingTable::new(head.version, entries).map_err(|error| malformed(error.to_string()))?;
+        let table =
+            RoutingTable::shared(head.version, entries).map_err(|error| malformed(error.to_string()))?;
         let table = Arc::new(table.of(incarnation));
-        Ok(Some(Saved { table, draining: head.draining, revision }))
-    }
-
-    fn remember(&self, key: &str, entries: &Arc<[RouteEntry]>) {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.insert(key.to_owned(), Arc::clone(entries));
+        let saved = Saved { table, draining: head.draining.clone(), revision };
+        self.cache().on_head(&saved, &head);
+        Ok(Some(saved))
     }
 
     fn pieces_prefix(&self) -> String {
@@ -250,81 +319,95 @@ impl RoutingTableStore {
         let mut head = Head { version: table.version, draining, ..Head::default() };
         let mut written = Vec::new();
         if table.entries().len() <= INLINE_ENTRIES {
-            head.entries = table.entries().to_vec();
+            head.entries = table.entries().iter().map(|entry| (**entry).clone()).collect();
             return Ok((head, written));
         }
-        let known: BTreeMap<u32, Vec<Known>> = {
-            let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut known: BTreeMap<u32, Vec<_>> = BTreeMap::new();
-            for (key, entries) in cache.iter() {
-                let first = entries.first().map_or(0, |entry| crc32c::crc32c(entry.partition_id.as_bytes()));
-                known.entry(first).or_default().push((key.clone(), Arc::clone(entries)));
-            }
-            known
-        };
+        let known = self.known();
         for (at, entries) in pieces(table.entries()).into_iter().enumerate() {
-            let value: Bytes = serde_json::to_vec(entries).expect("plain fields can be written down").into();
+            let same = known.get(entries[0].partition_id.as_str());
+            if let Some((key, known)) = same.filter(|(_, known)| *known.entries == *entries) {
+                head.pieces.push(Piece { key: key.clone(), entries: entries.len(), crc32c: known.crc32c });
+                continue;
+            }
+            let plain: Vec<&RouteEntry> = entries.iter().map(|entry| &**entry).collect();
+            let value: Bytes = serde_json::to_vec(&plain).expect("plain fields can be written down").into();
             let crc32c = crc32c::crc32c(&value);
-            let first = crc32c::crc32c(entries[0].partition_id.as_bytes());
-            let same = known.get(&first).and_then(|some| some.iter().find(|(_, known)| **known == *entries));
-            let key = match same {
-                Some((key, _)) => key.clone(),
-                None => {
-                    let key = format!("{}{:016x}-{at:05}", self.pieces_prefix(), fastrand::u64(..));
-                    let mut txn = Txn::new().put(&key, value);
-                    txn.compares.extend(fence.cloned());
-                    // Writing the same again is as good as once.
-                    let put = || self.context.repository.txn(txn.clone());
-                    if let TxnOutcome::Conflict { .. } = backoff::read(PATIENCE, put).await? {
-                        self.forget(&written).await;
-                        return Err(RoutingError::Fenced);
-                    }
-                    self.remember(&key, &entries.to_vec().into());
-                    written.push(key.clone());
-                    key
-                }
-            };
+            let key = format!("{}{:016x}-{at:05}", self.pieces_prefix(), fastrand::u64(..));
+            let mut txn = Txn::new().put(&key, value);
+            txn.compares.extend(fence.cloned());
+            // Writing the same again is as good as once.
+            let put = || self.context.repository.txn(txn.clone());
+            if let TxnOutcome::Conflict { .. } = backoff::read(PATIENCE, put).await? {
+                self.forget(&written, None).await;
+                return Err(RoutingError::Fenced);
+            }
+            self.cache().pieces.insert(key.clone(), Known { entries: entries.into(), crc32c });
+            written.push(key.clone());
             head.pieces.push(Piece { key, entries: entries.len(), crc32c });
         }
         Ok((head, written))
     }
 
-    /// The outcome of a swap was not heard: reads until it is known.
+    /// The pieces of the newest head, by the name of their first partition.
+    fn known(&self) -> HashMap<String, (String, Known)> {
+        let cache = self.cache();
+        let named = cache.last.iter().flat_map(|last| &last.named);
+        let piece = |key: &String| {
+            let known = cache.pieces.get(key)?;
+            Some((known.entries.first()?.partition_id.clone(), (key.clone(), known.clone())))
+        };
+        named.filter_map(piece).collect()
+    }
+
+    /// The outcome of a swap was not heard: reads what became of it. While neither it nor another one is to be seen it
+    /// may still come, and what it names must stay.
     async fn settle(&self, ours: &Bytes, before: i64) -> Result<TxnOutcome, RoutingError> {
+        self.cache().is_swept = false;
         let head = backoff::read(PATIENCE, || self.context.repository.get(&self.head)).await?;
         let found = head.as_ref().map_or(0, |entry| entry.mod_revision);
-        Ok(match head {
-            Some(entry) if entry.value == *ours && found != before => TxnOutcome::Done { revision: found },
-            // It may still come, and then it wins over nothing newer: the caller reads again before it saves.
-            current => TxnOutcome::Conflict { revision: found, current: vec![current] },
-        })
-    }
-
-    /// Removes pieces that the head does not name.
-    async fn sweep(&self, head: &Head) {
-        let Ok((_, entries)) = self.context.repository.list(&self.pieces_prefix()).await else { return };
-        let gone: Vec<String> = entries
-            .into_iter()
-            .map(|entry| entry.key)
-            .filter(|key| !head.pieces.iter().any(|piece| piece.key == *key))
-            .collect();
-        self.forget(&gone).await;
-    }
-
-    async fn forget(&self, keys: &[String]) {
-        for some in keys.chunks(100) {
-            let txn = some.iter().fold(Txn::new(), |txn, key| txn.delete(key));
-            // Only space is lost, until the next save.
-            let _ = self.context.repository.txn(txn).await;
+        match head {
+            _ if found == before => Err(RepositoryError::Unknown.into()),
+            Some(entry) if entry.value == *ours => Ok(TxnOutcome::Done { revision: found }),
+            current => Ok(TxnOutcome::Conflict { revision: found, current: vec![current] }),
         }
+    }
+
+    /// Removes pieces that no head names any more. With a fence also those that somebody before us left behind: while it
+    /// holds nobody else writes any, so what is not named is not about to be.
+    pub(crate) async fn sweep(&self, fence: Option<Compare>) {
+        let (left, is_swept) = {
+            let mut cache = self.cache();
+            (std::mem::take(&mut cache.left), cache.is_swept)
+        };
+        self.forget(&left, None).await;
+        if fence.is_none() || is_swept {
+            return;
+        }
+        let Ok((_, entries)) = self.context.repository.list(&self.pieces_prefix()).await else { return };
+        let named = self.cache().last.as_ref().map(|last| last.named.clone()).unwrap_or_default();
+        let keys = entries.into_iter().map(|entry| entry.key);
+        let gone: Vec<String> = keys.filter(|key| !named.contains(key)).collect();
+        let is_swept = self.forget(&gone, fence.as_ref()).await;
+        self.cache().is_swept = is_swept;
+    }
+
+    /// Removes pieces, while the fence holds; whether that is done.
+    async fn forget(&self, keys: &[String], fence: Option<&Compare>) -> bool {
+        let mut is_done = true;
+        for some in keys.chunks(100) {
+            let mut txn = some.iter().fold(Txn::new(), |txn, key| txn.delete(key));
+            txn.compares.extend(fence.cloned());
+            // Only space is lost, until the next save.
+            is_done &= matches!(self.context.repository.txn(txn).await, Ok(TxnOutcome::Done { .. }));
+        }
+        let mut cache = self.cache();
+        keys.iter().for_each(|key| drop(cache.pieces.remove(key)));
+        is_done
     }
 }
 
-/// A piece that is known: its key and what it holds.
-type Known = (String, Arc<[RouteEntry]>);
-
 /// Runs of entries whose ends depend on the names in them.
-fn pieces(entries: &[RouteEntry]) -> Vec<&[RouteEntry]> {
+fn pieces(entries: &[Arc<RouteEntry>]) -> Vec<&[Arc<RouteEntry>]> {
     let mut pieces = Vec::new();
     let (mut start, mut bytes) = (0, 0);
     for (at, entry) in entries.iter().enumerate() {

@@ -2,8 +2,12 @@
 //!
 //! Keys are compared as bytes. Invariant of a valid table: entries are sorted by their start, no two overlap, ids are
 //! unique, and a range is not empty. Ranges need not cover everything.
+//!
+//! Entries are shared between versions: a table of 100,000 of them is copied for every change, and what stays is not
+//! copied with it, nor compared again when the difference is looked for.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use moim_wire_grpc::routing::{Delta, Route};
 use serde::{Deserialize, Serialize};
@@ -130,31 +134,27 @@ pub struct RoutingTable {
     pub incarnation: i64,
     /// Grows by one with every change.
     pub version: i64,
-    entries: Vec<RouteEntry>,
+    entries: Vec<Arc<RouteEntry>>,
 }
 
 impl RoutingTable {
     /// A table of these entries, sorted and checked.
-    pub fn new(version: i64, mut entries: Vec<RouteEntry>) -> Result<Self, TableError> {
+    pub fn new(version: i64, entries: Vec<RouteEntry>) -> Result<Self, TableError> {
+        Self::shared(version, entries.into_iter().map(Arc::new).collect())
+    }
+
+    /// The same, of entries that other tables have, too.
+    pub fn shared(version: i64, mut entries: Vec<Arc<RouteEntry>>) -> Result<Self, TableError> {
         entries.sort_by(|a, b| a.key_range_start.cmp(&b.key_range_start));
         let mut ids = HashSet::with_capacity(entries.len());
         for entry in &entries {
-            if entry.partition_id.is_empty() {
-                return Err(TableError::NoName);
-            }
+            check(entry)?;
             if !ids.insert(entry.partition_id.as_str()) {
                 return Err(TableError::Duplicate(entry.partition_id.clone()));
             }
-            if !entry.key_range_end.is_empty() && entry.key_range_end <= entry.key_range_start {
-                return Err(TableError::EmptyRange(entry.partition_id.clone()));
-            }
         }
-        for pair in entries.windows(2) {
-            let (low, high) = (&pair[0], &pair[1]);
-            if low.key_range_end.is_empty() || low.key_range_end > high.key_range_start {
-                return Err(TableError::Overlap(low.partition_id.clone(), high.partition_id.clone()));
-            }
-        }
+        drop(ids);
+        check_order(&entries)?;
         Ok(Self { incarnation: 0, version, entries })
     }
 
@@ -166,41 +166,74 @@ impl RoutingTable {
     }
 
     /// The entries, by their start.
-    pub fn entries(&self) -> &[RouteEntry] {
+    pub fn entries(&self) -> &[Arc<RouteEntry>] {
         &self.entries
     }
 
     /// The entry whose range holds a key.
     pub fn lookup(&self, key: &str) -> Option<&RouteEntry> {
         let after = self.entries.partition_point(|entry| entry.key_range_start.as_str() <= key);
-        self.entries[..after].last().filter(|entry| entry.contains(key))
+        self.entries[..after].last().map(|entry| &**entry).filter(|entry| entry.contains(key))
     }
 
     /// The entry of a partition.
     pub fn get(&self, partition: &str) -> Option<&RouteEntry> {
-        self.entries.iter().find(|entry| entry.partition_id == partition)
+        self.entries.iter().find(|entry| entry.partition_id == partition).map(|entry| &**entry)
     }
 
-    /// The next version, with the entries that `change` makes of these.
-    pub fn next(&self, change: impl FnOnce(&mut Vec<RouteEntry>)) -> Result<Self, TableError> {
+    /// The next version, with the entries that `change` makes of these. What it leaves alone stays shared.
+    pub fn next(&self, change: impl FnOnce(&mut Vec<Arc<RouteEntry>>)) -> Result<Self, TableError> {
         let mut entries = self.entries.clone();
         change(&mut entries);
-        Ok(Self::new(self.version + 1, entries)?.of(self.incarnation))
+        let next = match self.same_partitions(&entries) {
+            true => Self { incarnation: 0, version: 0, entries },
+            false => Self::shared(0, entries)?,
+        };
+        Ok(Self { incarnation: self.incarnation, version: self.version + 1, ..next })
+    }
+
+    /// Whether the entries are those of this table, place by place, with other servers at most: names need not be
+    /// compared with each other then.
+    fn same_partitions(&self, entries: &[Arc<RouteEntry>]) -> bool {
+        let is_same = |(old, new): (&Arc<RouteEntry>, &Arc<RouteEntry>)| {
+            Arc::ptr_eq(old, new)
+                || (old.partition_id == new.partition_id
+                    && old.key_range_start == new.key_range_start
+                    && old.key_range_end == new.key_range_end)
+        };
+        self.entries.len() == entries.len() && self.entries.iter().zip(entries).all(is_same)
     }
 
     /// What turns this table into `next`.
     pub fn delta(&self, next: &Self) -> Delta {
-        let old: BTreeMap<&str, &RouteEntry> =
-            self.entries.iter().map(|entry| (entry.partition_id.as_str(), entry)).collect();
-        let mut kept = HashSet::with_capacity(next.entries.len());
+        let (mut gone, mut new) = (BTreeMap::new(), Vec::new());
+        let (mut olds, mut news) = (self.entries.iter().peekable(), next.entries.iter().peekable());
+        // Both are sorted. What is the same in both is passed over; of the rest the names decide.
+        loop {
+            let order = match (olds.peek(), news.peek()) {
+                (None, None) => break,
+                (Some(_), None) => std::cmp::Ordering::Less,
+                (None, Some(_)) => std::cmp::Ordering::Greater,
+                (Some(old), Some(new)) if Arc::ptr_eq(old, new) => std::cmp::Ordering::Equal,
+                (Some(old), Some(new)) => old.key_range_start.cmp(&new.key_range_start),
+            };
+            let old = if order.is_le() { olds.next() } else { None };
+            let latest = if order.is_ge() { news.next() } else { None };
+            if let (Some(old), Some(latest)) = (old, latest)
+                && (Arc::ptr_eq(old, latest) || old == latest)
+            {
+                continue;
+            }
+            gone.extend(old.map(|old| (old.partition_id.as_str(), old)));
+            new.extend(latest);
+        }
         let mut upserts = Vec::new();
-        for entry in &next.entries {
-            kept.insert(entry.partition_id.as_str());
-            if old.get(entry.partition_id.as_str()) != Some(&entry) {
+        for entry in new {
+            if gone.remove(entry.partition_id.as_str()) != Some(entry) {
                 upserts.push(entry.to_wire());
             }
         }
-        let removes = old.keys().filter(|id| !kept.contains(*id)).map(|id| (*id).to_owned()).collect();
+        let removes = gone.into_keys().map(str::to_owned).collect();
         Delta { incarnation: next.incarnation, from: self.version, to: next.version, upserts, removes }
     }
 
@@ -214,16 +247,44 @@ impl RoutingTable {
             upserts.insert(route.partition_id.clone(), RouteEntry::from_wire(route));
         }
         let removes: HashSet<String> = delta.removes.into_iter().collect();
-        let mut entries = Vec::with_capacity(self.entries.len() + upserts.len());
-        for entry in &self.entries {
-            if removes.contains(&entry.partition_id) {
-                continue;
+        let next = self.next(|entries| {
+            if !removes.is_empty() {
+                entries.retain(|entry| !removes.contains(&entry.partition_id));
             }
-            entries.push(upserts.remove(&entry.partition_id).unwrap_or_else(|| entry.clone()));
-        }
-        entries.extend(upserts.into_values());
-        Ok(Self::new(delta.to, entries)?.of(delta.incarnation))
+            for entry in entries.iter_mut() {
+                if upserts.is_empty() {
+                    break;
+                }
+                if let Some(upsert) = upserts.remove(&entry.partition_id) {
+                    *entry = Arc::new(upsert);
+                }
+            }
+            entries.extend(upserts.into_values().map(Arc::new));
+        })?;
+        Ok(Self { version: delta.to, ..next })
     }
+}
+
+/// Whether an entry is one, by itself.
+fn check(entry: &RouteEntry) -> Result<(), TableError> {
+    if entry.partition_id.is_empty() {
+        return Err(TableError::NoName);
+    }
+    if !entry.key_range_end.is_empty() && entry.key_range_end <= entry.key_range_start {
+        return Err(TableError::EmptyRange(entry.partition_id.clone()));
+    }
+    Ok(())
+}
+
+/// Whether sorted entries keep off each other.
+fn check_order(entries: &[Arc<RouteEntry>]) -> Result<(), TableError> {
+    for pair in entries.windows(2) {
+        let (low, high) = (&pair[0], &pair[1]);
+        if low.key_range_end.is_empty() || low.key_range_end > high.key_range_start {
+            return Err(TableError::Overlap(low.partition_id.clone(), high.partition_id.clone()));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -290,17 +351,20 @@ mod tests {
                         if fits {
                             let mut upper = entry(&format!("p{step}"), &middle, "", "n1");
                             upper.key_range_end.clone_from(&entries[at].key_range_end);
-                            entries[at].key_range_end = middle;
-                            entries.push(upper);
+                            Arc::make_mut(&mut entries[at]).key_range_end = middle;
+                            entries.push(Arc::new(upper));
                         }
                     }
                     1 if entries.len() > 1 => drop(entries.swap_remove(at)),
-                    _ => entries[at].node_id = format!("n{}", random.u8(0..5)),
+                    _ => Arc::make_mut(&mut entries[at]).node_id = format!("n{}", random.u8(0..5)),
                 }
             });
             let next = next.unwrap();
             let delta = table.delta(&next);
             assert_eq!(table.apply(delta.clone()).unwrap(), next);
+            let stranger =
+                RoutingTable::new(next.version, next.entries().iter().map(|one| (**one).clone()).collect());
+            assert_eq!(table.delta(&stranger.unwrap().of(5)), delta, "also without anything shared");
             assert!(next.apply(delta).is_err(), "it starts from another version");
             table = next;
         }

@@ -65,10 +65,10 @@ fn a_change_of_a_large_table_writes_few_pieces() {
                 partition_id: "new".into(),
                 key_range_start: "00010000x".into(),
                 key_range_end: entries[10_000].key_range_end.clone(),
-                ..entries[10_000].clone()
+                ..(*entries[10_000]).clone()
             };
-            entries[10_000].key_range_end = "00010000x".into();
-            entries.push(upper);
+            std::sync::Arc::make_mut(&mut entries[10_000]).key_range_end = "00010000x".into();
+            entries.push(upper.into());
         });
         tables.save(&first, next.unwrap(), vec![], None).await.unwrap();
         let after = pieces(store.repository.list("/n/routing/pieces/").await.unwrap().1);

@@ -126,3 +126,118 @@ fn applications_that_do_not_fit_are_refused() {
         plain.stop().await.unwrap();
     });
 }
+
+/// Two applications with groups of their own and one that is led through the store.
+fn in_groups(node: &str, peers: &[String], data: &std::path::Path) -> ClusterConfig {
+    let partition = |at| PartitionSpec { id: format!("p{at}"), ..PartitionSpec::default() };
+    let partitions: Vec<_> = (0..6).map(partition).collect();
+    let own = AppConfig {
+        partitions: partitions.clone(),
+        peers: peers.to_vec(),
+        equipment_group: "hall-1".to_owned(),
+        ..AppConfig::default()
+    };
+    let shared = AppConfig { partitions, ..AppConfig::default() };
+    let apps = [("paint", own.clone()), ("press", own), ("store", shared)];
+    ClusterConfig {
+        node_id: node.to_owned(),
+        raft: crate::config::RaftConfig {
+            data: data.join(node).display().to_string(),
+            ..crate::config::RaftConfig::default()
+        },
+        apps: apps.into_iter().map(|(name, app)| (name.to_owned(), app)).collect(),
+        ..ClusterConfig::default()
+    }
+}
+
+/// Waits until an application's six partitions are owned, so many at least by each.
+async fn share(clusters: &[Cluster], app: &str, least: usize) {
+    until(&format!("{app} is shared"), async || {
+        let owned: Vec<usize> = clusters.iter().map(|one| one.owned(app).len()).collect();
+        (owned.iter().sum::<usize>() == 6 && owned.iter().all(|count| *count >= least)).then_some(())
+    })
+    .await;
+}
+
+#[test]
+fn applications_have_groups_of_their_own_on_one_port_and_nodes_join_them() {
+    crate::groups::tests::run(async |dir| {
+        let scope = Scope::new(Shutdown::new());
+        let repository: Arc<dyn StateRepository> = MemoryRepository::started(Arc::new(BootClock), &scope);
+        let idle = Arc::new(Idle::default());
+        let start = |config: ClusterConfig| {
+            let mut builder = Cluster::builder(config.clone()).repository(repository.clone());
+            for name in config.apps.keys() {
+                builder = builder.app(name, idle.clone());
+            }
+            builder.start()
+        };
+        let nodes = ["a", "b", "c"];
+        let peers: Vec<String> =
+            nodes.iter().map(|node| format!("{node}={}", crate::scenario::free_address())).collect();
+        let started = nodes.map(|node| start(in_groups(node, &peers, dir.path())));
+        let mut clusters: Vec<Cluster> = Vec::new();
+        for started in futures_util::future::join_all(started).await {
+            clusters.push(started.unwrap());
+        }
+        for app in ["paint", "press", "store"] {
+            share(&clusters, app, 2).await;
+        }
+        let groups: Vec<_> = ["paint", "press"].map(|app| clusters[0].group(app).unwrap()).into();
+        assert_eq!(groups[0].address(), groups[1].address(), "one port");
+        assert!(clusters[0].group("store").is_none());
+        assert!(groups[0].repository().get("cluster:assignments/press/p0").await.unwrap().is_none());
+        assert!(
+            repository.get("cluster:assignments/press/p0").await.unwrap().is_none(),
+            "it is in the group"
+        );
+
+        // A fourth one finds the groups in the store, and gets its share. Whoever leads tells.
+        let mut heard: Vec<EventStream> = clusters.iter().map(Cluster::events).collect();
+        let mut config = in_groups("d", &["store".to_owned()], dir.path());
+        config.apps.remove("paint");
+        clusters.push(start(config).await.unwrap());
+        share(&clusters, "press", 1).await;
+        let active = heard.iter_mut().map(|events| {
+            Box::pin(async move {
+                loop {
+                    let event = events.next().await;
+                    if let Some(Ok(crate::events::ClusterEvent::Join { app, node, step, .. })) = event
+                        && step == "active"
+                    {
+                        return (app, node);
+                    }
+                }
+            })
+        });
+        let (active, ..) = futures_util::future::select_all(active).await;
+        assert_eq!(active, ("press".to_owned(), "d".to_owned()));
+        let health = clusters[3].health().await;
+        assert!(health.ready && health.partitions >= 1, "{health:?}");
+
+        // It goes, and the others go on with its work.
+        clusters.pop().unwrap().stop().await.unwrap();
+        share(&clusters, "press", 1).await;
+        for cluster in clusters {
+            cluster.context().scope.shutdown().stop();
+            for app in ["paint", "press"] {
+                cluster.group(app).unwrap().stop().await;
+            }
+        }
+        scope.shutdown().stop();
+    });
+}
+
+#[test]
+fn a_group_that_nobody_knows_is_not_joined() {
+    crate::groups::tests::run(async |dir| {
+        let idle = Arc::new(Idle::default());
+        let mut config = in_groups("d", &["store".to_owned()], dir.path());
+        for app in config.apps.values_mut() {
+            app.join_timeout = Time(Duration::from_millis(50));
+        }
+        let builder = Cluster::builder(config).app("paint", idle.clone()).app("press", idle.clone());
+        let refused = builder.app("store", idle).start().await;
+        assert!(matches!(refused, Err(StartError::App(text)) if text.contains("knows no members")));
+    });
+}

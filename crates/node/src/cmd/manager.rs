@@ -13,10 +13,9 @@ use moim_base::task::{Scope, Shutdown};
 use moim_cluster::manager::{Manager, ManagerOptions};
 use moim_cluster::{Context, EtcdRepository};
 
-use crate::client::block_on;
 use crate::coordination::connect;
 use crate::exit::{Failure, Outcome};
-use crate::serve::{cannot_listen, start_logs};
+use crate::serve::{cannot_listen, raise_file_limit, start_logs, use_small_pages};
 use crate::signals::Signals;
 use crate::target::{EtcdArgs, seconds};
 
@@ -63,7 +62,12 @@ pub(crate) fn run(args: &ManagerArgs) -> Outcome {
             .hint("the port has no TLS and no authentication: add --insecure if the network is closed"));
     }
     start_logs("info");
-    block_on(serve(args))
+    raise_file_limit(0);
+    use_small_pages();
+    // A large table takes tens of milliseconds to look at; whoever is pushed to must not wait for that.
+    let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    runtime.block_on(serve(args))
 }
 
 async fn serve(args: &ManagerArgs) -> Outcome {

@@ -18,7 +18,8 @@ pub(crate) struct Etcd {
 }
 
 enum Process {
-    Etcd(Child),
+    /// And a shell that kills it at the end of its input, which we hold: however this process ends, it leaves none behind.
+    Etcd(Child, Child),
     Moim(Node),
     /// Somebody else's.
     Foreign,
@@ -62,7 +63,14 @@ impl Etcd {
             .stderr(Stdio::null())
             .spawn()
             .expect("etcd starts");
-        let etcd = Self { process: Process::Etcd(child), _dir: Some(dir), address };
+        let guard = Command::new("sh")
+            .args(["-c", "read _; kill -9 \"$0\"", &child.id().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a shell starts");
+        let etcd = Self { process: Process::Etcd(child, guard), _dir: Some(dir), address };
         eventually("etcd serves", || etcd.moim(&["coord", "status"]).status == 0);
         Some(etcd)
     }
@@ -75,7 +83,7 @@ impl Etcd {
     /// Signals the server; false when it is somebody else's.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
         match &self.process {
-            Process::Etcd(child) => kill_process(Pid::from_child(child), signal).is_ok(),
+            Process::Etcd(child, _) => kill_process(Pid::from_child(child), signal).is_ok(),
             Process::Moim(node) => {
                 node.signal(signal);
                 true
@@ -87,7 +95,10 @@ impl Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        if let Process::Etcd(child) = &mut self.process {
+        if let Process::Etcd(child, guard) = &mut self.process {
+            // The guard first: the number of the process must not be used again meanwhile.
+            let _ = guard.kill();
+            let _ = guard.wait();
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -123,6 +123,47 @@ async fn read_frame(input: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
     Ok(Frame { kind, call, group, payload: payload.into() })
 }
 
+/// Who listens at a port: members of any number of clusters, each with its own router, and one router for visitors. Cheap
+/// to clone.
+///
+/// A process that is a member of several clusters (an application's groups are clusters of their own) has one port for all
+/// of them: whoever connects says which cluster it means.
+#[derive(Clone, Default)]
+pub struct Doors {
+    visitors: Router,
+    members: Arc<RwLock<Vec<(LocalPeer, Router)>>>,
+}
+
+impl Doors {
+    /// Nobody yet; visitors are answered by this router.
+    pub fn new(visitors: Router) -> Self {
+        Self { visitors, members: Arc::default() }
+    }
+
+    /// From now on `local` is reached here, too.
+    pub fn open(&self, local: LocalPeer, router: Router) {
+        self.members.write().unwrap_or_else(PoisonError::into_inner).push((local, router));
+    }
+
+    /// From now on it is not.
+    pub fn close(&self, id: PeerId) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        members.retain(|(local, _)| local.id() != Some(id));
+    }
+
+    /// Who is meant by somebody of this cluster, and who answers.
+    fn find(&self, cluster: u128) -> (Option<PeerId>, Router) {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let found = members.iter().find(|(local, _)| local.id().is_some_and(|id| id.cluster == cluster));
+        match (found, members.as_slice()) {
+            (Some((local, router)), _) => (local.id(), router.clone()),
+            // With one member there it says who it is, so that the other side can tell what is wrong.
+            (None, [(only, _)]) => (only.id(), self.visitors.clone()),
+            (None, _) => (None, self.visitors.clone()),
+        }
+    }
+}
+
 /// Takes peers in and hands their requests to the router, until the scope's shutdown.
 pub struct TcpServer {
     address: SocketAddr,
@@ -136,6 +177,13 @@ impl TcpServer {
         router: Router,
         scope: &Scope,
     ) -> io::Result<Self> {
+        let doors = Doors::new(router.clone());
+        doors.open(local, router);
+        Self::bind_shared(address, doors, scope).await
+    }
+
+    /// Listens on `address` for everybody behind these doors.
+    pub async fn bind_shared(address: SocketAddr, doors: Doors, scope: &Scope) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let (tasks, shutdown) = (scope.clone(), scope.shutdown().clone());
@@ -153,11 +201,11 @@ impl TcpServer {
                             complaints.log(peer, &"too many connections");
                             continue;
                         };
-                        let (router, scope, local) = (router.clone(), tasks.clone(), local.clone());
+                        let (doors, scope) = (doors.clone(), tasks.clone());
                         let complaints = Arc::clone(&complaints);
                         tasks.spawn("raft-peer", async move {
                             let _place = place;
-                            if let Err(error) = serve(stream, &local, router, &scope).await {
+                            if let Err(error) = serve(stream, &doors, &scope).await {
                                 complaints.on_ended(peer, &error);
                             }
                         });
@@ -206,9 +254,9 @@ impl Complaints {
 }
 
 /// One peer's requests, answered as they finish.
-async fn serve(mut stream: TcpStream, local: &LocalPeer, router: Router, scope: &Scope) -> io::Result<()> {
+async fn serve(mut stream: TcpStream, doors: &Doors, scope: &Scope) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let standing = hello::welcome(&mut stream, local).await?;
+    let (standing, router) = hello::welcome(&mut stream, |cluster| doors.find(cluster)).await?;
     if standing == hello::Standing::Stream {
         return router.take_stream(stream.into_std()?);
     }

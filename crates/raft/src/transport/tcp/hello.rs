@@ -172,16 +172,18 @@ fn judge(dialler: Hello, listener: Hello) -> Result<Standing, Unwelcome> {
     Ok(if dialler.stream { Standing::Stream } else { Standing::Member })
 }
 
-/// The listening side's half. It answers before it judges, so that the dialler can tell why it is turned away.
-pub(super) async fn welcome(
+/// The listening side's half: `local` says who listens for the cluster that the dialler names, 0 for a visitor. It answers
+/// before it judges, so that the dialler can tell why it is turned away.
+pub(super) async fn welcome<T>(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    local: &LocalPeer,
-) -> io::Result<Standing> {
+    local: impl FnOnce(u128) -> (Option<PeerId>, T),
+) -> io::Result<(Standing, T)> {
     in_time(async {
         let theirs = read_hello(stream).await?;
-        let ours = Hello::listener(local.id());
+        let (id, found) = local(theirs.cluster);
+        let ours = Hello::listener(id);
         stream.write_all(&ours.encode()).await?;
-        Ok(judge(theirs, ours)?)
+        Ok((judge(theirs, ours)?, found))
     })
     .await
 }

@@ -184,7 +184,7 @@ fn a_call_on_a_broken_connection_fails_and_the_next_connects_anew() {
         let transport = caller(CLUSTER, scope());
         let breaks = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            hello::welcome(&mut stream, &local(CLUSTER, LISTENER)).await.unwrap();
+            hello::welcome(&mut stream, |_| (local(CLUSTER, LISTENER).id(), ())).await.unwrap();
             read_frame(&mut stream).await.unwrap();
         };
         let (broken, ()) = tokio::join!(ask(&transport, &peer, 1), breaks);
@@ -206,7 +206,7 @@ fn a_peer_that_stays_silent_is_given_up() {
         let transport = caller(CLUSTER, scope());
         let silent = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            hello::welcome(&mut stream, &local(CLUSTER, LISTENER)).await.unwrap();
+            hello::welcome(&mut stream, |_| (local(CLUSTER, LISTENER).id(), ())).await.unwrap();
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest).await;
         };

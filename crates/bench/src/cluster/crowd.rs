@@ -1,0 +1,402 @@
+//! The crowd: servers and SDKs that follow a manager, each on a connection of its own, and what they see.
+//!
+//! Metrics 28 to 30. A change is one partition that moves from a server to another: asked of the manager, drained, prepared,
+//! saved, pushed. Its time runs from the question to the sight of the change by each of the subscribers, so the store's two
+//! synced writes and the two servers' answers are in it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use moim_wire_grpc::routing::{
+    Ack, ChangeKind, ChangeRequest, ChangeResponse, FollowRequest, FollowRequestKind, FollowResponse,
+    FollowResponseKind, Hello, ShowRequest, ShowResponse, method,
+};
+use moim_wire_grpc::{FrameReader, decode, encode_frame};
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, LocalSet};
+
+use super::{Manager, NAMESPACE, Options, context, fill, partition, server, store};
+use crate::load::grpc::{Call, Channel, Stream};
+use crate::procfs;
+use crate::report::{Aim, Figure, Metric};
+use crate::slices::latencies;
+
+/// Between two changes.
+const PACE: Duration = Duration::from_millis(250);
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The most a message may have here.
+const MAX_MESSAGE: usize = 64 << 20;
+/// Connections that are opened at a time when nothing is measured.
+const CONNECTING: usize = 64;
+
+/// What a subscriber tells.
+struct Seen {
+    version: i64,
+    at: Instant,
+}
+
+/// Where everybody is.
+#[derive(Clone, Copy)]
+struct At {
+    incarnation: i64,
+    version: i64,
+}
+
+/// A subscriber that is connected.
+struct Subscriber {
+    stream: Stream,
+    reader: FrameReader,
+}
+
+/// Connects one subscriber; an SDK has no name.
+async fn connect(manager: SocketAddr, node_id: String, at: At) -> Result<Subscriber> {
+    let call = Channel::open(manager).await?.method(method::FOLLOW)?;
+    let hello = Hello {
+        namespace: NAMESPACE.to_owned(),
+        node_id,
+        incarnation: at.incarnation,
+        have_version: at.version,
+        drained: Vec::new(),
+    };
+    let hello = FollowRequest { kind: Some(FollowRequestKind::Hello(hello)) };
+    let stream = call.stream(encode_frame(&hello)).await?;
+    Ok(Subscriber { stream, reader: FrameReader::new(MAX_MESSAGE) })
+}
+
+fn names(options: &Options) -> impl Iterator<Item = String> {
+    let servers = options.servers;
+    (0..servers + options.sdks).map(move |at| if at < servers { server(at) } else { String::new() })
+}
+
+/// Connects everybody, so many at a time.
+async fn gather(options: &Options, manager: SocketAddr, at: At, width: usize) -> Result<Vec<Subscriber>> {
+    let mut names = names(options);
+    let mut connecting = JoinSet::new();
+    let mut connected = Vec::new();
+    loop {
+        while connecting.len() < width {
+            let Some(name) = names.next() else { break };
+            connecting.spawn_local(connect(manager, name, at));
+        }
+        match connecting.join_next().await {
+            Some(one) => connected.push(one.context("a subscriber's task panicked")??),
+            None => return Ok(connected),
+        }
+    }
+}
+
+/// Follows until it is dropped: answers commands, and tells every change it sees.
+async fn follow(mut subscriber: Subscriber, seen: mpsc::Sender<Seen>) -> Result<()> {
+    loop {
+        subscriber.reader.push(subscriber.stream.piece().await?);
+        let at = Instant::now();
+        while let Some(frame) = subscriber.reader.next_frame()? {
+            match decode::<FollowResponse>(frame)?.kind {
+                Some(FollowResponseKind::Delta(delta)) => {
+                    if seen.send(Seen { version: delta.to, at }).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Some(FollowResponseKind::Command(command)) if command.operation > 0 => {
+                    let ack =
+                        Ack { operation: command.operation, error: String::new(), handoff: Bytes::new() };
+                    let ack = FollowRequest { kind: Some(FollowRequestKind::Ack(ack)) };
+                    subscriber.stream.send(encode_frame(&ack))?;
+                }
+                Some(FollowResponseKind::Command(_) | FollowResponseKind::Snapshot(_)) | None => {}
+            }
+        }
+    }
+}
+
+/// Moves a partition to another server; the version after it.
+async fn change(call: &Call, options: &Options, round: usize) -> Result<i64> {
+    let number = round * 977 % options.partitions;
+    let to = (number + 1 + round) % options.servers;
+    let request = ChangeRequest {
+        namespace: NAMESPACE.to_owned(),
+        kind: ChangeKind::Migrate as i32,
+        partition_id: partition(number),
+        node_id: server(to),
+        ..ChangeRequest::default()
+    };
+    let answer: ChangeResponse = decode(call.unary(encode_frame(&request)).await?)?;
+    Ok(answer.version)
+}
+
+/// Waits until the manager leads, and everything it knows of is connected.
+async fn settled(manager: SocketAddr, wanted: usize) -> Result<ShowResponse> {
+    let show = encode_frame(&ShowRequest { namespace: NAMESPACE.to_owned() });
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let call = Channel::open(manager).await?.method(method::SHOW)?;
+        if let Ok(answer) = call.unary(show.clone()).await {
+            let shown: ShowResponse = decode(answer)?;
+            if shown.version > 0 && shown.subscribers >= wanted as u64 {
+                return Ok(shown);
+            }
+        }
+        ensure!(Instant::now() < deadline, "the manager does not settle");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Takes metrics 28 to 30 with one crowd.
+pub(super) async fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Metric>> {
+    progress("starting the store, writing the table, registering the servers");
+    let store = store(options)?;
+    let (context, scope) = context(&store.endpoint(0), "bench");
+    fill(options, &context).await?;
+    let manager = Manager::start(options, &store.endpoint(0))?;
+    let taken = LocalSet::new().run_until(Box::pin(measure(options, &manager, progress))).await;
+    scope.shutdown().stop();
+    taken
+}
+
+async fn measure(
+    options: &Options,
+    manager: &Manager,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Metric>> {
+    let shown = settled(manager.address, 0).await?;
+    let mut at = At { incarnation: shown.incarnation, version: shown.version };
+    let everybody = options.servers + options.sdks;
+    // Whoever comes first asks for the whole table: what that costs once is no subscriber's.
+    drop(connect(manager.address, String::new(), At { incarnation: 0, version: 0 }).await?);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = procfs::memory_of(manager.pid())?;
+
+    progress(&format!("connecting {everybody} subscribers"));
+    let connected = gather(options, manager.address, at, CONNECTING).await?;
+    settled(manager.address, everybody).await?;
+    let after = procfs::memory_of(manager.pid())?;
+    let memory = memory(everybody, before.anonymous, after.anonymous);
+
+    progress(&format!("metric 28: {} changes", options.rounds));
+    let (seen, mut inbox) = mpsc::channel(everybody * 4);
+    let mut following = JoinSet::new();
+    connected.into_iter().for_each(|one| drop(following.spawn_local(follow(one, seen.clone()))));
+    let call = Channel::open(manager.address).await?.method(method::CHANGE)?;
+    // The first ones fill caches.
+    for round in 0..3 {
+        at.version = change(&call, options, options.rounds + round).await?;
+    }
+    settle(&mut inbox, &mut following, everybody, at.version).await?;
+    let (reach, answered, cpu) =
+        pushes(options, manager, &call, &mut at, &mut inbox, &mut following, everybody).await?;
+    let pushed = pushed(options, &reach, &answered, cpu);
+
+    progress("metric 30: everybody comes back at once");
+    following.shutdown().await;
+    let storm = storm(options, manager, &call, &mut at, progress).await?;
+    Ok(vec![pushed, memory, storm])
+}
+
+fn memory(everybody: usize, before: u64, after: u64) -> Metric {
+    let each = after.saturating_sub(before) as f64 / everybody as f64 / 1024.0;
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let figures = vec![
+        Figure::new("manager", "memory for each subscriber", each, "KiB", Some(Aim::AtMost(64.0))),
+        Figure::new("manager", "memory with the table, nobody connected", mib(before), "MiB", None),
+        Figure::new("manager", &format!("memory with {everybody} subscribers"), mib(after), "MiB", None),
+    ];
+    Metric { number: 29, title: "what a subscriber costs".into(), figures, ..Metric::default() }
+}
+
+/// Waits until everybody has seen a version.
+async fn settle(
+    inbox: &mut mpsc::Receiver<Seen>,
+    following: &mut JoinSet<Result<()>>,
+    everybody: usize,
+    version: i64,
+) -> Result<Vec<Instant>> {
+    let mut times = Vec::with_capacity(everybody);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while times.len() < everybody {
+        tokio::select! {
+            biased;
+            seen = inbox.recv() => {
+                let seen = seen.context("nobody follows any more")?;
+                if seen.version == version {
+                    times.push(seen.at);
+                }
+            }
+            Some(ended) = following.join_next() => {
+                ended.context("a subscriber's task panicked")?.context("a subscriber was lost")?;
+            }
+            () = tokio::time::sleep_until(deadline) => {
+                anyhow::bail!("{} of {everybody} saw version {version}", times.len());
+            }
+        }
+    }
+    Ok(times)
+}
+
+/// Changes at a steady pace: from question to sight, from question to answer, and the manager's time for each.
+async fn pushes(
+    options: &Options,
+    manager: &Manager,
+    call: &Call,
+    at: &mut At,
+    inbox: &mut mpsc::Receiver<Seen>,
+    following: &mut JoinSet<Result<()>>,
+    everybody: usize,
+) -> Result<(Histogram<u64>, Histogram<u64>, Duration)> {
+    let (mut reach, mut answered) = (latencies()?, latencies()?);
+    let before = procfs::cpu_of(manager.pid())?;
+    for round in 0..options.rounds {
+        let asked = Instant::now();
+        let changing = change(call, options, round);
+        at.version += 1;
+        let (version, times) = tokio::join!(changing, settle(inbox, following, everybody, at.version));
+        ensure!(version? == at.version, "somebody else changes the table");
+        let last = times?.into_iter().map(|time| time - asked).collect::<Vec<_>>();
+        for time in &last {
+            reach.saturating_record(u64::try_from(time.as_nanos())?);
+        }
+        let worst = last.iter().max().copied().unwrap_or_default();
+        answered.saturating_record(u64::try_from(worst.as_nanos())?);
+        tokio::time::sleep(PACE.saturating_sub(asked.elapsed())).await;
+    }
+    let cpu = procfs::cpu_of(manager.pid())?.saturating_sub(before);
+    Ok((reach, answered, cpu / u32::try_from(options.rounds)?))
+}
+
+fn pushed(options: &Options, reach: &Histogram<u64>, last: &Histogram<u64>, cpu: Duration) -> Metric {
+    let ms = |histogram: &Histogram<u64>, quantile| histogram.value_at_quantile(quantile) as f64 / 1e6;
+    let figures = vec![
+        Figure::new("manager", "from question to sight, median", ms(reach, 0.5), "ms", None),
+        Figure::new(
+            "manager",
+            "from question to sight, p99",
+            ms(reach, 0.99),
+            "ms",
+            Some(Aim::AtMost(100.0)),
+        ),
+        Figure::new("manager", "until the last one sees it, worst", last.max() as f64 / 1e6, "ms", None),
+        Figure::new("manager", "CPU of the manager for one change", cpu.as_secs_f64() * 1e3, "ms", None),
+    ];
+    let title = format!(
+        "a change of {} partitions to {} servers and {} SDKs",
+        options.partitions, options.servers, options.sdks
+    );
+    Metric { number: 28, title, figures, ..Metric::default() }
+}
+
+/// Everybody is gone and comes back at once: with the table they had, and with none.
+async fn storm(
+    options: &Options,
+    manager: &Manager,
+    call: &Call,
+    at: &mut At,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Metric> {
+    let everybody = options.servers + options.sdks;
+    let began = Instant::now();
+    let connected = gather(options, manager.address, *at, everybody).await?;
+    let back = began.elapsed();
+    let (seen, mut inbox) = mpsc::channel(everybody * 4);
+    let mut following = JoinSet::new();
+    connected.into_iter().for_each(|one| drop(following.spawn_local(follow(one, seen.clone()))));
+    at.version = change(call, options, options.rounds * 2).await?;
+    settle(&mut inbox, &mut following, everybody, at.version).await?;
+    let current = began.elapsed();
+    following.shutdown().await;
+
+    progress("metric 30: the same, and nobody has a table");
+    let began = Instant::now();
+    let mut reading = JoinSet::new();
+    for name in names(options) {
+        let at = At { incarnation: 0, version: 0 };
+        let manager = manager.address;
+        reading.spawn_local(async move { whole(connect(manager, name, at).await?).await });
+    }
+    let mut bytes = 0;
+    while let Some(read) = reading.join_next().await {
+        bytes += read.context("a subscriber's task panicked")??;
+    }
+    let all = began.elapsed();
+    let peak = procfs::memory_of(manager.pid())?.anonymous;
+    let secs = |time: Duration| time.as_secs_f64();
+    let figures = vec![
+        Figure::new("manager", "all are connected again", secs(back), "s", None),
+        Figure::new("manager", "and have seen the next change", secs(current), "s", Some(Aim::AtMost(5.0))),
+        Figure::new("manager", "all have got the whole table", secs(all), "s", None),
+        Figure::new("manager", "which is, in all", bytes as f64 / f64::from(1 << 30), "GiB", None),
+        Figure::new("manager", "memory after it", peak as f64 / f64::from(1 << 20), "MiB", None),
+    ];
+    Ok(Metric { number: 30, title: "everybody comes back at once".into(), figures, ..Metric::default() })
+}
+
+/// Reads the whole table; its size.
+async fn whole(mut subscriber: Subscriber) -> Result<u64> {
+    let mut bytes = 0;
+    loop {
+        let piece = subscriber.stream.piece().await?;
+        bytes += piece.len() as u64;
+        subscriber.reader.push(piece);
+        while let Some(frame) = subscriber.reader.next_frame()? {
+            if last_part(&frame)? {
+                return Ok(bytes);
+            }
+        }
+    }
+}
+
+/// Whether a message is the last part of a table. Of the part itself only the numbers are read: they stand before its
+/// routes, and unpacking 100,000 of those 1,500 times is not what is measured.
+fn last_part(frame: &Bytes) -> Result<bool> {
+    // The message, its one field's tag and length, then incarnation, version, index and count: sixty bytes at most.
+    let mut numbers = Vec::new();
+    let mut at = 0;
+    let mut varint = || -> Option<u64> {
+        let (mut value, mut shift) = (0_u64, 0);
+        loop {
+            let byte = *frame.get(at)?;
+            at += 1;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+            shift += 7;
+        }
+    };
+    ensure!(varint() == Some(0x0a), "a snapshot was expected");
+    let _length = varint();
+    while numbers.len() < 4 {
+        match varint() {
+            // A field of a number, its number next.
+            Some(tag @ (0x08 | 0x10 | 0x18 | 0x20)) => numbers.push((tag, varint().unwrap_or(0))),
+            _ => break,
+        }
+    }
+    let find = |tag: u64| numbers.iter().find(|(known, _)| *known == tag).map_or(0, |(_, value)| *value);
+    // Zero is left out on the wire.
+    Ok(find(0x18) + 1 == find(0x20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moim_wire_grpc::routing::{Route, Snapshot};
+
+    #[test]
+    fn the_last_part_of_a_table_is_known_without_unpacking_it() {
+        for (index, count, last) in
+            [(0, 1, true), (0, 2, false), (1, 2, true), (300, 301, true), (300, 500, false)]
+        {
+            let routes = vec![Route { partition_id: "p".repeat(200), ..Route::default() }; 3];
+            let snapshot = Snapshot { incarnation: 9_000, version: 1 << 40, index, count, routes };
+            let message = FollowResponse { kind: Some(FollowResponseKind::Snapshot(snapshot)) };
+            let mut reader = FrameReader::new(MAX_MESSAGE);
+            reader.push(encode_frame(&message));
+            let frame = reader.next_frame().unwrap().unwrap();
+            assert_eq!(last_part(&frame).unwrap(), last, "{index} of {count}");
+        }
+        assert!(last_part(&Bytes::from_static(b"\x12\x00")).is_err());
+    }
+}
