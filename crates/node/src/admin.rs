@@ -6,6 +6,7 @@
 
 mod cluster;
 mod limits;
+mod slots;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -116,6 +117,8 @@ pub(crate) struct Admin {
     pub(crate) facts: Mutex<NodeFacts>,
     /// The cluster, once the node is in one.
     pub(crate) cluster: OnceLock<ClusterApi>,
+    /// The store, once it serves.
+    pub(crate) slots: OnceLock<Arc<moim_slots::service::Service>>,
     /// The addresses clients reach, known once the listeners exist.
     pub(crate) listeners: Mutex<Listeners>,
 }
@@ -180,6 +183,11 @@ fn router(admin: Arc<Admin>) -> Router {
         .route("/api/v1/cluster/nodes/{node_id}/empty", post(cluster::empty))
         .route("/api/v1/cluster/nodes/{node_id}/remove", post(cluster::remove))
         .route("/api/v1/cluster/nodes/{node_id}/replace", post(cluster::replace))
+        .route("/api/v1/slots", get(slots::report))
+        .route("/api/v1/slots/move", post(slots::begin))
+        .route("/api/v1/slots/rebalance", post(slots::rebalance))
+        .route("/api/v1/slots/moves/{id}/abort", post(slots::abort))
+        .route("/api/v1/slots/durability", post(slots::durability))
         .fallback(|| async { (StatusCode::NOT_FOUND, "not found\n") })
         .with_state(admin)
 }
@@ -220,7 +228,7 @@ async fn node(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
 }
 
 async fn index(State(admin): State<Arc<Admin>>) -> Html<String> {
-    let links = ["/livez", "/readyz", "/metrics", "/api/v1/node", "/api/v1/cluster"];
+    let links = ["/livez", "/readyz", "/metrics", "/api/v1/node", "/api/v1/cluster", "/api/v1/slots"];
     let links: String = links.iter().map(|path| format!("<li><a href=\"{path}\">{path}</a>\n")).collect();
     let facts = admin.facts();
     Html(format!(

@@ -18,6 +18,7 @@ use crate::cmd::lock::{ElectArgs, LockArgs};
 use crate::cmd::manager::ManagerArgs;
 use crate::cmd::pipeline::PipelineArgs;
 use crate::cmd::routing::RoutingArgs;
+use crate::cmd::slots::SlotsArgs;
 use crate::cmd::topic::TopicArgs;
 use crate::config::layers::FlagValue;
 use crate::exit::{Failure, Outcome};
@@ -71,6 +72,8 @@ pub(crate) enum Command {
     Elect(ElectArgs),
     /// Run a partition manager: keeps a routing table and pushes it to servers and SDKs
     Manager(Box<ManagerArgs>),
+    /// The slots of the store: who owns them, and moving them
+    Slots(SlotsArgs),
     /// Look at a routing table and change it
     Routing(RoutingArgs),
     /// Check and show the configuration of a node

@@ -11,6 +11,7 @@ pub(crate) mod lock;
 pub(crate) mod manager;
 pub(crate) mod pipeline;
 pub(crate) mod routing;
+pub(crate) mod slots;
 pub(crate) mod topic;
 pub(crate) mod version;
 

@@ -61,6 +61,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Elect(args) => cmd::lock::elect(args),
         Command::Manager(args) => cmd::manager::run(&args),
         Command::Routing(args) => cmd::routing::run(args, output),
+        Command::Slots(args) => cmd::slots::run(args, output),
         Command::Config(args) => cmd::config::run(&args.verb, output),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "moim", &mut std::io::stdout());

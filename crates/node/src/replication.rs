@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use moim_base::socket::Socket;
@@ -18,6 +18,7 @@ use moim_raft::{LocalPeer, Member, Router, VoterId, open_stream};
 use moim_replica::driver::DriverTuning;
 use moim_replica::message::Sender;
 use moim_replica::{BrokerEpoch, Dialler, DirectoryId, Driver, DriverParts};
+use moim_slots::service::PEER_MAGIC;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -29,10 +30,20 @@ use crate::exit::{Failure, Outcome};
 /// How often a node looks where the others are.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// For a connection to say what it is.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+
+/// Takes the connections of other nodes' stores, once there is one here.
+pub(crate) type StoreStreams = Arc<OnceLock<Box<dyn Fn(std::net::TcpStream) + Send + Sync>>>;
+
 /// The driver and its thread.
 pub(crate) struct Replication {
     /// The driver.
     pub(crate) driver: Arc<Driver>,
+    /// How other nodes are reached.
+    pub(crate) dialler: Arc<dyn Dialler>,
+    /// Whom their stores reach.
+    pub(crate) store_streams: StoreStreams,
     /// Given when the thread cannot go on.
     pub(crate) failed: Shutdown,
     thread: std::thread::JoinHandle<()>,
@@ -48,10 +59,13 @@ impl Replication {
     ) -> Outcome<Self> {
         let shutdown = Shutdown::new();
         let peers = Arc::new(Peers { local: control.local.clone(), members: Mutex::default() });
+        let dialler = Arc::clone(&peers) as Arc<dyn Dialler>;
+        let store_streams = StoreStreams::default();
+        let for_store = Arc::clone(&store_streams);
         let parts = DriverParts {
             node: BrokerId(identity.node_id),
             repository: Arc::clone(&control.repository),
-            dialler: Arc::clone(&peers) as Arc<dyn Dialler>,
+            dialler: Arc::clone(&dialler),
             clock,
             scope: Scope::new(shutdown.clone()),
             tuning: DriverTuning::default(),
@@ -68,7 +82,7 @@ impl Replication {
             runtime.block_on(async move {
                 let (scope, stop) = (parts.scope.clone(), parts.scope.shutdown().clone());
                 let driver = Driver::start(parts);
-                take_streams(&router, &driver);
+                take_streams(&router, &driver, for_store, &scope);
                 scope.spawn("replica-peers", follow_peers(coordinator, Arc::clone(&driver), peers, me.node));
                 scope.spawn("replica-runs", follow_runs(runs, Arc::clone(&driver), me));
                 // Whoever started it has waited for it.
@@ -78,7 +92,7 @@ impl Replication {
         });
         let thread = thread.map_err(failure)?;
         let driver = ready.recv().map_err(|error| Failure::error(error.to_string()))?.map_err(failure)?;
-        Ok(Self { driver, failed: shutdown, thread })
+        Ok(Self { driver, dialler, store_streams, failed: shutdown, thread })
     }
 
     /// Ends the thread. Blocks.
@@ -97,15 +111,46 @@ struct Me {
     directory: DirectoryId,
 }
 
-fn take_streams(router: &Router, driver: &Arc<Driver>) {
-    let (driver, home) = (Arc::clone(driver), tokio::runtime::Handle::current());
+fn take_streams(router: &Router, driver: &Arc<Driver>, store: StoreStreams, scope: &Scope) {
+    let (driver, home, scope) = (Arc::clone(driver), tokio::runtime::Handle::current(), scope.clone());
     router.serve_streams(move |stream| {
         let _home = home.enter();
+        let (driver, store) = (Arc::clone(&driver), Arc::clone(&store));
         match TcpStream::from_std(stream) {
-            Ok(stream) => driver.accept(Box::new(stream)),
+            Ok(stream) => {
+                scope.spawn("replica-stream", async move {
+                    if let Err(error) = deal(stream, &driver, &store).await {
+                        tracing::debug!(%error, "a connection of another node was not taken in");
+                    }
+                });
+            }
             Err(error) => tracing::warn!(%error, "a follower could not be taken in"),
         }
     });
+}
+
+/// Gives a connection to the store or to the driver, by what it begins with.
+async fn deal(stream: TcpStream, driver: &Driver, store: &StoreStreams) -> io::Result<()> {
+    let mut first = [0; PEER_MAGIC.len()];
+    let look = async {
+        loop {
+            match stream.peek(&mut first).await? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                len if len == first.len() || first[..len] != PEER_MAGIC[..len] => return Ok(len),
+                // A part of the word: the rest is on its way.
+                _ => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    };
+    let len = tokio::time::timeout(FIRST_WORD, look).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    if first[..len] == PEER_MAGIC[..] {
+        if let Some(take) = store.get() {
+            take(stream.into_std()?);
+        }
+    } else {
+        driver.accept(Box::new(stream));
+    }
+    Ok(())
 }
 
 /// Tells the driver in which run this node is registered.

@@ -67,6 +67,7 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
         metrics: metrics.clone(),
         facts: Mutex::new(facts(config, &data, clock.as_ref())),
         cluster: OnceLock::new(),
+            slots: OnceLock::new(),
         listeners: Mutex::new(Listeners::default()),
     });
     let listener = bind(SocketAddr::new(host, config.admin.port), "--admin-port").await?;
@@ -207,6 +208,8 @@ impl Start<'_> {
             journals: journals.clone(),
             repository: Arc::clone(&control.repository),
             driver: Arc::clone(&replication.driver),
+            dialler: Arc::clone(&replication.dialler),
+            store_streams: Arc::clone(&replication.store_streams),
             clock: Arc::clone(&self.clock),
             metrics: Arc::clone(&self.metrics),
             shutdown: self.shutdown.clone(),
@@ -215,6 +218,7 @@ impl Start<'_> {
         self.admin.readiness.waits("registering with the cluster");
         control.enlist(&journals.damaged()).await;
         slots.serve()?;
+        let _ = self.admin.slots.set(slots.service());
         let queue = off_thread(move || queue.serve()).await?;
         control.keep_in_touch(queue.broker(), &Scope::new(self.shutdown.clone()));
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;

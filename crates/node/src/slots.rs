@@ -9,7 +9,7 @@ use moim_base::metrics::Metrics;
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
 use moim_cluster::StateRepository;
-use moim_replica::Driver;
+use moim_replica::{Dialler, Driver};
 use moim_slots::server::Server;
 use moim_slots::service::{Options, Parts, Service};
 
@@ -17,6 +17,7 @@ use crate::config::{Config, RedisConfig, split_host_port};
 use crate::data_dir::DataDir;
 use crate::exit::{Failure, Outcome};
 use crate::journals::Journals;
+use crate::replication::StoreStreams;
 
 /// How long a start waits for its shards to answer.
 const SETTLE: Duration = Duration::from_secs(15);
@@ -29,6 +30,8 @@ pub(crate) struct SlotsParts {
     pub(crate) journals: Journals,
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) driver: Arc<Driver>,
+    pub(crate) dialler: Arc<dyn Dialler>,
+    pub(crate) store_streams: StoreStreams,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) shutdown: Shutdown,
@@ -49,6 +52,7 @@ pub(crate) fn recover(parts: SlotsParts) -> Outcome<Slots> {
             store: Arc::clone(&parts.journals.store),
             repository: Arc::clone(&parts.repository),
             driver: Arc::clone(&parts.driver),
+            dialler: Arc::clone(&parts.dialler),
             clock: Arc::clone(&parts.clock),
             metrics: Arc::clone(&parts.metrics),
             shutdown: parts.shutdown.clone(),
@@ -57,10 +61,17 @@ pub(crate) fn recover(parts: SlotsParts) -> Outcome<Slots> {
     );
     let service = made.map_err(|error| Failure::error(format!("cannot recover {data}: {error}")))?;
     parts.journals.progress.set_slots(service.sink());
+    let taker = Arc::clone(&service);
+    let _ = parts.store_streams.set(Box::new(move |stream| taker.take_stream(stream)));
     Ok(Slots { service })
 }
 
 impl Slots {
+    /// For the admin port.
+    pub(crate) fn service(&self) -> Arc<Service> {
+        Arc::clone(&self.service)
+    }
+
     /// Where clients reach the home shard.
     pub(crate) fn address(&self) -> SocketAddr {
         self.service.address()

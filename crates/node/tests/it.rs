@@ -24,6 +24,8 @@ mod replication;
 mod routing;
 #[path = "it/serving.rs"]
 mod serving;
+#[path = "it/slots.rs"]
+mod slots;
 #[path = "it/strangers.rs"]
 mod strangers;
 #[path = "it/support.rs"]

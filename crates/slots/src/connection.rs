@@ -37,6 +37,10 @@ const READ_BYTES: usize = 16 << 10;
 const READ_AHEAD: usize = 64 << 10;
 /// How often a connection looks whether a script has given the shard back.
 const SCRIPT_PAUSE: Duration = Duration::from_millis(1);
+/// How often a command that waits for a slot is tried again; it is woken before that.
+const HELD_PAUSE: Duration = Duration::from_millis(50);
+/// How often a client of WAIT looks whether the replicas are there.
+const WAIT_PAUSE: Duration = Duration::from_millis(2);
 /// How often a primary without the right to answer looks again.
 const RIGHT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -112,7 +116,13 @@ pub(crate) async fn serve(
         sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
         deadline: None,
     };
-    if let Err(error) = connection.run().await {
+    let gone = connection.shard.gone.clone();
+    let ended = tokio::select! {
+        biased;
+        ended = connection.run() => ended,
+        () = gone.stopped() => Ok(()),
+    };
+    if let Err(error) = ended {
         tracing::debug!(%error, "a client's connection ended");
     }
     connection.leave();
@@ -205,6 +215,11 @@ impl Connection {
             let before = self.out.len();
             let was_known = self.session.authenticated;
             let gate = turn.execute(&mut self.session, args, &mut self.out);
+            if self.session.held {
+                self.input.advance(at);
+                self.paused_until = Some(Instant::now() + HELD_PAUSE);
+                break;
+            }
             at += consumed;
             hold(
                 &self.shard,
@@ -285,6 +300,9 @@ impl Connection {
         let mail = self.session.mailbox.take();
         if mail.killed {
             return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if mail.nudged && self.session.held {
+            self.paused_until = None;
         }
         if let Some((answer, gate)) = mail.answer {
             self.session.block = None;
@@ -373,6 +391,7 @@ impl Connection {
         if self.paused_until.is_some_and(|at| at <= now) {
             self.paused_until = None;
         }
+        self.look_for_replicas();
         if self.deadline.is_some_and(|at| at <= now)
             && let Some(block) = self.session.block.take()
         {
@@ -402,6 +421,31 @@ impl Connection {
                 self.session.block = Some(block);
             }
         }
+    }
+
+    /// WAIT: whether enough replicas have what was written before it, or none ever will because this node leads no more.
+    fn look_for_replicas(&mut self) {
+        let Some((end, wanted)) = self.session.block.as_ref().and_then(|block| block.replicas) else { return };
+        let have = self.shard.log.replicas_with(end) as i64;
+        let leads = self.shard.role() == Role::Primary;
+        if have < wanted && leads {
+            return;
+        }
+        let Some(mut turn) = self.shard.turn(&self.shared) else { return };
+        turn.unblock(self.session.id);
+        turn.finish();
+        (self.session.block, self.deadline) = (None, None);
+        let before = self.out.len();
+        let mut to = Encoder::new(&mut self.out, self.session.protocol);
+        if leads {
+            to.integer(have);
+        } else {
+            to.error(
+                "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+            );
+        }
+        let len = self.out.len() - before;
+        hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, len, 0);
     }
 
     fn is_idle(&self) -> bool {
@@ -452,9 +496,11 @@ impl Connection {
             }
         }
         let right = silenced.then(|| Instant::now() + RIGHT_PAUSE);
+        let waits = self.session.block.as_ref().is_some_and(|block| block.replicas.is_some());
+        let replicas = waits.then(|| Instant::now() + WAIT_PAUSE);
         let limit = self.shared.settings.timeout_s.load(Ordering::Relaxed);
         let idle = (limit > 0).then(|| Instant::now() + Duration::from_millis(500));
-        let Some(wanted) = [self.deadline, self.paused_until, right, idle].into_iter().flatten().min() else {
+        let Some(wanted) = [self.deadline, self.paused_until, right, replicas, idle].into_iter().flatten().min() else {
             return Poll::Pending;
         };
         if self.sleep.deadline() != wanted {

@@ -64,6 +64,8 @@ errors! {
     CLUSTER_DOWN = "CLUSTERDOWN The cluster is down";
     /// Some slots have no owner here.
     SLOT_DOWN = "CLUSTERDOWN Hash slot not served";
+    /// Never sent: the command waits for its slot and comes again.
+    HELD = "HELD";
     /// Fewer replicas are in sync than a write needs.
     NO_REPLICAS = "NOREPLICAS Not enough good replicas to write.";
     /// The journal takes nothing: the disk is full.

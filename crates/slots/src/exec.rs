@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use bytes::BytesMut;
 use moim_wire_resp::{Args, Encoder, Protocol};
 
-use crate::cluster::{Asked, Route, route};
+use crate::cluster::{Asked, Route, View, route};
 use crate::cmd::{self, Keys, Spec, flag};
 use crate::ctx::{Ctx, Mode, OnTimeout};
 use crate::error::Error;
@@ -21,9 +21,16 @@ impl Turn<'_> {
     pub fn execute(&mut self, session: &mut Session, args: Args<'_>, out: &mut BytesMut) -> i64 {
         let start = out.len();
         session.last_ms = self.now;
-        session.resumed = false;
+        (session.resumed, session.held) = (false, false);
         self.state.events.gate = 0;
         let checked = self.check(session, &args);
+        if checked.as_ref().is_err_and(|error| *error == Error::HELD) {
+            // As if it had not come yet: ASKING, MULTI and CLIENT REPLY stay as they are.
+            session.held = true;
+            self.state.db.forget();
+            self.state.parked.add(&session.mailbox);
+            return 0;
+        }
         session.asking &= checked.as_ref().is_ok_and(|spec| spec.name == "asking");
         match checked {
             Ok(spec) if session.multi.is_some() && !runs_in_multi(spec) => {
@@ -123,6 +130,8 @@ impl Turn<'_> {
             self.check_slot(session, spec, args, role)?;
         } else if spec.has(flag::WRITE) && role == Role::Replica {
             return Err(Error::READ_ONLY);
+        } else if !self.state.moves.is_idle() {
+            self.check_held(session, spec)?;
         }
         if spec.has(flag::DENYOOM) {
             self.make_room()?;
@@ -151,6 +160,36 @@ impl Turn<'_> {
         Ok(())
     }
 
+    /// Whether a command that names no key has to wait for slots on their way: it is a transaction on them, or touches the
+    /// whole shard while slots leave it.
+    fn check_held(&self, session: &Session, spec: &'static Spec) -> Result<(), Error> {
+        let moves = &self.state.moves;
+        if spec.has(flag::WHOLE | flag::WRITE) && moves.has_frozen() {
+            return Err(Error::HELD);
+        }
+        let Some(multi) = session.multi.as_ref().filter(|multi| spec.name == "exec" && !multi.broken) else {
+            return Ok(());
+        };
+        let mut keys = Vec::new();
+        for (spec, command) in &multi.commands {
+            let args = command.args();
+            keys.clear();
+            spec.keys.positions(&args, &mut keys);
+            if keys.iter().any(|at| self.is_held(&self.shared.view.load(), crate::slot_of(&args[*at]))) {
+                return Err(Error::HELD);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the map says that a slot is ours, and the journal says that it is on its way.
+    fn is_held(&self, view: &View, slot: u16) -> bool {
+        let moves = &self.state.moves;
+        moves.holds(slot)
+            && view.owner(slot) == Some(self.shard.index)
+            && (self.shard.role() == Role::Primary || moves.stages(slot))
+    }
+
     /// Whether the keys are of one slot that is served here.
     fn check_slot(
         &mut self,
@@ -168,7 +207,10 @@ impl Turn<'_> {
         }
         let mut keys = Vec::new();
         spec.keys.positions(args, &mut keys);
-        let Some(first) = keys.first() else { return Ok(()) };
+        let Some(first) = keys.first() else {
+            // A script that names no keys may touch any.
+            return if self.state.moves.has_frozen() { Err(Error::HELD) } else { Ok(()) };
+        };
         let slot = crate::slot_of(&args[*first]);
         if keys.iter().any(|at| crate::slot_of(&args[*at]) != slot) {
             return Err(Error::CROSS_SLOT);
@@ -186,6 +228,9 @@ impl Turn<'_> {
         role: Role,
     ) -> Result<(), Error> {
         let view = self.shared.view.load();
+        if !self.state.moves.is_idle() && self.is_held(&view, slot) {
+            return Err(Error::HELD);
+        }
         if view.owner(slot) == Some(self.shard.index) && role == Role::Primary && view.moving.is_empty() {
             return Ok(());
         }
@@ -226,7 +271,8 @@ impl Turn<'_> {
     /// Whether there is room for more, after letting go of what the policy allows.
     fn make_room(&mut self) -> Result<(), Error> {
         let limit = self.shared.settings.max_memory.load(Ordering::Relaxed);
-        if limit == 0 || (self.state.db.memory() as u64) <= limit {
+        // Slots that leave must not change any more; that lasts for moments.
+        if limit == 0 || self.state.moves.has_frozen() || (self.state.db.memory() as u64) <= limit {
             return Ok(());
         }
         let state = &mut *self.state;

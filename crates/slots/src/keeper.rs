@@ -41,6 +41,7 @@ pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
             biased;
             () = shard.news.notified() => {}
             () = tokio::time::sleep(TICK) => {}
+            () = shard.gone.stopped() => return,
         }
     }
 }
@@ -100,7 +101,10 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
             let until = shard.log.journal().end();
             catch_up(shared, shard, until).await?;
             let mut state = shard.lock();
-            if state.applied == shard.log.journal().end() && shard.log.leads() == Some(lead) {
+            let is_current = state.applied == shard.log.journal().end() && shard.log.leads() == Some(lead);
+            if is_current && !shard.has_viewed(lead) {
+                shared.look.notify_one();
+            } else if is_current {
                 state.epoch = lead;
                 state.fx.clear();
                 // What came from the leader before may not be committed yet: nothing is said about it before.
@@ -198,6 +202,11 @@ fn replay_some(shared: &Shared, shard: &Shard, from: i64, until: i64) -> std::io
 /// What a primary does now and then. Answers whether there is more to do at once.
 fn tick(shared: &Shared, shard: &Shard) -> bool {
     let Some(mut turn) = shard.turn(shared) else { return false };
+    if turn.state.moves.has_frozen() {
+        // Slots that leave do not change any more; this lasts for moments.
+        turn.finish();
+        return false;
+    }
     let now = turn.now;
     let mut expired = 0;
     while expired < EXPIRE_AT_ONCE {

@@ -8,8 +8,9 @@
 //! It never deletes an expired key by itself: that is an effect, and the caller's.
 
 pub(crate) mod arena;
+mod aside;
 pub(crate) mod entry;
-mod image;
+pub(crate) mod image;
 mod table;
 
 use std::collections::BTreeSet;
@@ -17,6 +18,7 @@ use std::collections::BTreeSet;
 use self::arena::{Arena, MAX_ENTRY, Ref};
 use self::entry::{EXPIRES, LONG_KEY, MAX_KEY, OUTSIDE, Parts, RAW};
 use self::table::{Place, Table};
+use crate::slot_set::SlotSet;
 use crate::value::Value;
 use crate::{SLOTS, slot_of};
 
@@ -62,7 +64,10 @@ pub struct Keyspace {
     /// Entries that expire at or before this are not seen. Set for reads on replicas, which must not delete.
     hidden_until: i64,
     memo: Option<(usize, usize, KeyId)>,
-    image: Option<Box<image::Image>>,
+    images: Vec<image::Image>,
+    hidden: Option<SlotSet>,
+    hidden_keys: usize,
+    hidden_expires: BTreeSet<(i64, Ref)>,
     access_now: u32,
     /// Values whose memory takes long to give back; whoever owns the keyspace drops them elsewhere.
     garbage: Vec<Value>,
@@ -124,7 +129,10 @@ impl Keyspace {
             touched: Vec::new(),
             hidden_until: i64::MIN,
             memo: None,
-            image: None,
+            images: Vec::new(),
+            hidden: None,
+            hidden_keys: 0,
+            hidden_expires: BTreeSet::new(),
             access_now: 0,
             garbage: Vec::new(),
         }
@@ -153,12 +161,12 @@ impl Keyspace {
 
     /// How many keys there are.
     pub fn len(&self) -> usize {
-        self.keys
+        self.keys - self.hidden_keys
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.keys == 0
+        self.len() == 0
     }
 
     /// How many keys expire one day.
@@ -177,12 +185,12 @@ impl Keyspace {
 
     /// How many keys a slot has.
     pub fn slot_len(&self, slot: u16) -> usize {
-        self.tables[usize::from(slot)].as_ref().map_or(0, |table| table.len())
+        self.seen(usize::from(slot)).map_or(0, |table| table.len())
     }
 
     /// Bytes in use for keys and values.
     pub fn memory(&self) -> usize {
-        self.arena.used_bytes() + self.outside + self.expires.len() * 24
+        self.arena.used_bytes() + self.outside + (self.expires.len() + self.hidden_expires.len()) * 24
     }
 
     /// Bytes the machine gave for entries, used or not.
@@ -383,7 +391,7 @@ impl Keyspace {
             parts.write(self.arena.bytes_mut(at));
             self.insert(id, at);
             if let Some(expires_at) = expires_at {
-                self.expires.insert((expires_at, at));
+                self.expires_of(id.slot).insert((expires_at, at));
             }
             return;
         };
@@ -412,10 +420,10 @@ impl Keyspace {
         parts.write(self.arena.bytes_mut(at));
         if at != old || head.expires_at != expires_at {
             if let Some(expired_at) = head.expires_at {
-                self.expires.remove(&(expired_at, old));
+                self.expires_of(id.slot).remove(&(expired_at, old));
             }
             if let Some(expires_at) = expires_at {
-                self.expires.insert((expires_at, at));
+                self.expires_of(id.slot).insert((expires_at, at));
             }
         }
     }
@@ -433,6 +441,7 @@ impl Keyspace {
         table.insert(id.hash, at, |r| hash_at(arena, long_keys, seed, r));
         self.outside = self.outside + table.bytes() - before;
         self.keys += 1;
+        self.hidden_keys += usize::from(self.is_hidden(id.slot));
     }
 
     fn drop_value(&mut self, number: u32) {
@@ -482,7 +491,7 @@ impl Keyspace {
     fn unlink(&mut self, id: KeyId, place: Place, at: Ref) {
         let head = entry::parse(self.arena.bytes(at));
         if let Some(expires_at) = head.expires_at {
-            self.expires.remove(&(expires_at, at));
+            self.expires_of(id.slot).remove(&(expires_at, at));
         }
         let slot = usize::from(id.slot);
         let table = self.tables[slot].as_mut().expect("the entry is in it");
@@ -501,6 +510,7 @@ impl Keyspace {
         }
         self.arena.free(at);
         self.keys -= 1;
+        self.hidden_keys -= usize::from(self.is_hidden(id.slot));
     }
 
     /// When the key expires; `None` when it is not there, `Some(None)` when it stays.
@@ -538,12 +548,21 @@ impl Keyspace {
 
     /// Forgets every key. What took long to free is handed to [`Keyspace::take_garbage`].
     pub fn clear(&mut self) {
+        if self.hidden.is_some() {
+            // What is on its way here is not ours to forget.
+            for slot in 0..SLOTS as u16 {
+                if !self.is_hidden(slot) {
+                    self.clear_slot(slot);
+                }
+            }
+            return;
+        }
         self.before_clear();
         let seed = self.seed[0];
         let mut old = std::mem::replace(self, Self::new(seed));
         self.access_now = old.access_now;
         self.garbage = std::mem::take(&mut old.garbage);
-        self.image = old.image.take();
+        self.images = std::mem::take(&mut old.images);
         self.garbage.extend(old.values.items.drain(..).filter_map(|(value, _)| value));
     }
 
@@ -566,7 +585,7 @@ impl Keyspace {
     /// Shows keys of one slot, up to `most`.
     pub fn keys_in_slot(&self, slot: u16, most: usize) -> Vec<Vec<u8>> {
         let mut keys = Vec::new();
-        if let Some(table) = self.tables[usize::from(slot)].as_deref() {
+        if let Some(table) = self.seen(usize::from(slot)) {
             let mut at = Some(0);
             while let Some(position) = at.filter(|_| keys.len() < most) {
                 at = table.scan(position, |entry| {
@@ -586,7 +605,7 @@ impl Keyspace {
         let mut slot = (cursor & 0x3fff) as usize;
         let mut position = cursor & !0x3fff;
         loop {
-            if let Some(table) = self.tables[slot].as_deref() {
+            if let Some(table) = self.seen(slot) {
                 let next = table.scan(position, |at| {
                     let expires_at = entry::expiry_of(self.arena.bytes(at));
                     show(self.key_at(at), self.item(at), expires_at);
@@ -596,14 +615,14 @@ impl Keyspace {
                     return next & !0x3fff | slot as u64;
                 }
                 slot += 1;
-                while slot < SLOTS && self.tables[slot].is_none() {
+                while slot < SLOTS && self.seen(slot).is_none() {
                     slot += 1;
                 }
                 return if slot == SLOTS { 0 } else { slot as u64 };
             }
             position = 0;
             slot += 1;
-            while slot < SLOTS && self.tables[slot].is_none() {
+            while slot < SLOTS && self.seen(slot).is_none() {
                 slot += 1;
             }
             if slot == SLOTS {
@@ -614,18 +633,18 @@ impl Keyspace {
 
     /// Shows everything: key, what it holds, expiry.
     pub fn for_each(&self, mut show: impl FnMut(&[u8], Item<'_>, Option<i64>)) {
-        for table in self.tables.iter().flatten() {
+        for table in (0..SLOTS).filter_map(|slot| self.seen(slot)) {
             table.for_each(|at| show(self.key_at(at), self.item(at), entry::expiry_of(self.arena.bytes(at))));
         }
     }
 
     /// Some key, picked by `dice(n)`, which gives a number below n.
     pub fn random_key(&self, mut dice: impl FnMut(usize) -> usize) -> Option<&[u8]> {
-        if self.keys == 0 {
+        if self.is_empty() {
             return None;
         }
         let start = dice(SLOTS);
-        let table = (start..SLOTS).chain(0..start).find_map(|slot| self.tables[slot].as_deref())?;
+        let table = (start..SLOTS).chain(0..start).find_map(|slot| self.seen(slot))?;
         table.pick(dice).map(|at| self.key_at(at))
     }
 

@@ -24,9 +24,11 @@ pub mod hazard;
 mod keeper;
 pub mod keyspace;
 pub mod log;
+mod moves;
 pub mod ops;
 #[cfg(feature = "planted")]
 pub mod planted;
+mod peer;
 pub mod pubsub;
 pub mod rdb;
 pub mod replicated;
@@ -37,6 +39,7 @@ pub mod session;
 pub mod settings;
 pub mod shard;
 pub mod shared;
+pub mod slot_set;
 pub mod snapshot;
 pub mod value;
 

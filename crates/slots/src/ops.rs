@@ -50,6 +50,18 @@ pub enum MapChange {
     Remove(Vec<u16>),
 }
 
+impl MapChange {
+    /// The slots it is about.
+    pub(crate) fn slots(&self) -> Vec<u16> {
+        match self {
+            Self::Import(slot, _) | Self::Migrate(slot, _) | Self::Assign(slot, _) | Self::Stable(slot) => {
+                vec![*slot]
+            }
+            Self::Add(slots) | Self::Remove(slots) => slots.clone(),
+        }
+    }
+}
+
 impl Op {
     /// Answers the client that waits.
     pub fn answer(&self, result: Result<(), Error>) {
@@ -84,6 +96,7 @@ pub(crate) fn ask(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
         on_timeout: OnTimeout::Null,
         command: ctx.args.to_owned(),
         on_keys: false,
+        replicas: None,
     });
     Ok(())
 }

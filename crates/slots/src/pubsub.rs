@@ -6,11 +6,12 @@
 //! Lock order: a leaf. Nothing is called under the lock but mailboxes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use bytes::{Bytes, BytesMut};
 use hashbrown::HashMap;
 use moim_wire_resp::{Encoder, Protocol};
+use tokio::sync::mpsc;
 
 use crate::cmd::scan::glob;
 use crate::events::{Notification, class};
@@ -43,6 +44,21 @@ struct Listener {
 #[derive(Default)]
 pub struct PubSub {
     tables: Mutex<[Table; 3]>,
+    /// Where messages for other nodes go, once somebody takes them.
+    pub told: OnceLock<mpsc::Sender<Told>>,
+}
+
+/// A message for the subscribers of other nodes.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// Whether its channel lives with its slot.
+    pub sharded: bool,
+    /// The channel.
+    pub channel: Box<[u8]>,
+    /// The message.
+    pub message: Box<[u8]>,
+    /// What has to be committed first.
+    pub gate: Gate,
 }
 
 /// What a message waits for: nothing, or that a shard has committed what it tells of.
@@ -84,6 +100,18 @@ impl<'a> Message<'a> {
             out.freeze()
         });
         listener.mailbox.push(bytes.clone(), gate.of(listener));
+    }
+}
+
+impl Message<'_> {
+    /// As an answer to an unsubscription: with the number of channels that are left, which nobody knows here.
+    fn send_with_count(&mut self, listener: &Listener) {
+        let mut out = BytesMut::new();
+        let mut to = Encoder::new(&mut out, listener.protocol);
+        to.push(self.parts.len() + 1);
+        self.parts.iter().for_each(|part| to.bulk(part));
+        to.integer(0);
+        listener.mailbox.push(out.freeze(), 0);
     }
 }
 
@@ -145,6 +173,36 @@ impl PubSub {
         let mut message = Message::new(vec![b"smessage", channel, message]);
         listeners.values().for_each(|listener| message.send(listener, gate));
         listeners.len()
+    }
+
+    /// Sends a message on to the other nodes; one that they cannot keep up with is lost, as anywhere between nodes.
+    pub fn tell_others(&self, sharded: bool, channel: &[u8], message: &[u8], gate: Gate) {
+        if let Some(told) = self.told.get() {
+            let told_now = told.try_send(Told { sharded, channel: channel.into(), message: message.into(), gate });
+            if told_now.is_err() {
+                tracing::debug!("a message did not reach the other nodes");
+            }
+        }
+    }
+
+    /// Those who listen through a shard to channels of slots that have left it are told that they do no more.
+    pub fn leave_slots(&self, shard: u16, has_left: impl Fn(&[u8]) -> bool) {
+        let mut tables = self.tables();
+        let table = &mut tables[Kind::Sharded as usize];
+        if table.is_empty() {
+            return;
+        }
+        for (channel, listeners) in table.iter_mut().filter(|(channel, _)| has_left(channel)) {
+            let mut message = Message::new(vec![b"sunsubscribe", channel]);
+            listeners.retain(|_, listener| {
+                let stays = listener.shard != Some(shard);
+                if !stays {
+                    message.send_with_count(listener);
+                }
+                stays
+            });
+        }
+        table.retain(|_, listeners| !listeners.is_empty());
     }
 
     /// Tells what happened to keys, as `notify-keyspace-events` wants it.

@@ -522,6 +522,12 @@ impl Caller<'_, '_> {
         spec.keys.positions(&args, &mut keys);
         for at in keys {
             let slot = crate::slot_of(args.get(at).unwrap_or_default());
+            if self.slot.is_none()
+                && let Some(shard) = &self.ctx.session.shard
+                && self.ctx.shared.view.load().owner(slot) != Some(shard.index)
+            {
+                return Err(Error::err("Script attempted to access a non local key in a cluster node"));
+            }
             if *self.slot.get_or_insert(slot) != slot {
                 return Err(Error::err("Script attempted to access keys that do not hash to the same slot"));
             }

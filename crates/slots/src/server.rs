@@ -97,7 +97,14 @@ impl Server {
     /// Keeps a shard: reads its journal, follows its role, expires its keys.
     pub fn keep(&self, shard: &Arc<Shard>) -> io::Result<()> {
         for index in 0..self.loops() {
-            self.spawn(index, "slots-wakes", Arc::clone(shard).wake_waiters(index))?;
+            let shard = Arc::clone(shard);
+            self.spawn(index, "slots-wakes", async move {
+                let gone = shard.gone.clone();
+                tokio::select! {
+                    () = gone.stopped() => {}
+                    () = shard.wake_waiters(index) => {}
+                }
+            })?;
         }
         self.spawn(0, "slots-keeper", keeper::run(Arc::clone(&self.shared), Arc::clone(shard)))
     }
@@ -120,8 +127,10 @@ impl Server {
         self.spawn(0, "slots-accept", async move {
             match TcpListener::from_std(listener) {
                 Ok(listener) => {
+                    let gone = shard.gone.clone();
                     tokio::select! {
                         () = shutdown.stopped() => {}
+                        () = gone.stopped() => {}
                         () = accept(shared, shard, listener, loops, turn) => {}
                     }
                 }

@@ -7,15 +7,22 @@
 //! | key | says |
 //! |---|---|
 //! | `/moim/slots/config` | how many shards there are, and what they promise |
-//! | `/moim/slots/map` | which shard owns which slot |
+//! | `/moim/slots/map` | which shard owns which slot, and the moves of slots |
+//! | `/moim/slots/progress/<move>` | how far a move is |
 //! | `/moim/slots/nodes/<node>` | where clients reach the replicas of that node |
 //! | `/moim/partitions/<shards>/<n>` | who holds shard n, and who leads it |
 
+mod give;
+mod growth;
 mod map;
+mod moves;
 mod ops;
+mod report;
 mod right;
+mod take;
+mod tell;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -27,16 +34,19 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
-use moim_cluster::nodes::{self, NodeOrder};
+use moim_cluster::nodes;
 use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 use moim_journal::{Durability, DurableSink, JournalId, JournalOptions, PlainFraming, Store};
 use moim_replica::controller::Maker;
 use moim_replica::keys::{self, SHARDS};
-use moim_replica::{Driver, PartitionId, PartitionState, ResetPolicy, Versioned};
+use moim_replica::{Dialler, Driver, PartitionId, PartitionState, ResetPolicy, Versioned};
 use serde::{Deserialize, Serialize};
 
 use self::map::SlotMap;
+pub use self::report::{MoveReport, Refused, Selection, ShardReport, SlotsReport};
 use crate::cluster::{NodeView, ShardView, View};
+use crate::error::Error;
+pub use crate::peer::MAGIC as PEER_MAGIC;
 use crate::replicated::{Copy, ReplicatedLog};
 use crate::server::Server;
 use crate::shard::{Role, Shard};
@@ -48,11 +58,14 @@ pub const TAG: u64 = 1 << 40;
 const MAP: &str = "/moim/slots/map";
 const ADDRESSES: &str = "/moim/slots/nodes/";
 const SLOTS_ROOT: &str = "/moim/slots/";
+const PROGRESS: &str = "/moim/slots/progress/";
 /// How long a founder waits for the others before it makes the shards without them.
 const FOUNDERS_MS: u64 = 10_000;
 const RETRY: Duration = Duration::from_millis(100);
 /// Where nobody listens, shards are told apart by ports from here on.
 const HERE_PORT: u16 = 6_379;
+/// How long a node that is no shard's first choice waits to become one, before it serves another at its home port.
+const HOME_MS: u64 = 5_000;
 /// How often everything is read although nothing was heard.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -89,6 +102,8 @@ pub struct Parts {
     pub repository: Arc<dyn StateRepository>,
     /// Runs the copies.
     pub driver: Arc<Driver>,
+    /// Connects to other nodes.
+    pub dialler: Arc<dyn Dialler>,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// Where counters are registered.
@@ -103,6 +118,16 @@ struct ConfigRecord {
     shards: i32,
     factor_asked: bool,
     durability: String,
+    /// Shards that promise something else.
+    #[serde(default)]
+    shard_durability: BTreeMap<u16, String>,
+}
+
+impl ConfigRecord {
+    /// What the answers of a shard promise: `fsync` or `async`.
+    fn durability_of(&self, shard: u16) -> &str {
+        self.shard_durability.get(&shard).unwrap_or(&self.durability)
+    }
 }
 
 /// The record of a node's addresses.
@@ -133,6 +158,22 @@ pub struct Service {
     /// Records of shards, as last read.
     records: Mutex<BTreeMap<u16, PartitionState>>,
     right: Mutex<moim_replica::fence::ServingRight>,
+    /// The slot map as last read, and at which revision.
+    map: Mutex<(i64, Arc<SlotMap>)>,
+    /// Wakes whoever sees to moves.
+    moved: tokio::sync::Notify,
+    /// Moves whose keys this node takes in.
+    at_work: Mutex<BTreeSet<u64>>,
+    /// By source: the move that an image and the journal are kept for.
+    giving: Mutex<BTreeMap<u16, u64>>,
+    /// Since when a source waits for its target: by shard, move and attempt.
+    frozen_since: Mutex<BTreeMap<(u16, u64, u32), u64>>,
+    /// The other nodes that run.
+    others: Mutex<BTreeSet<i32>>,
+    /// Where connections of other stores go.
+    streams: std::sync::OnceLock<tokio::sync::mpsc::Sender<std::net::TcpStream>>,
+    /// When this node began, on the monotonic clock.
+    began_ms: u64,
 }
 
 /// The listener of the home shard, and whose it is.
@@ -180,6 +221,14 @@ impl Service {
             published: Mutex::default(),
             records: Mutex::default(),
             right: Mutex::new(moim_replica::fence::ServingRight::new(tuning)),
+            map: Mutex::default(),
+            moved: tokio::sync::Notify::new(),
+            at_work: Mutex::default(),
+            giving: Mutex::default(),
+            frozen_since: Mutex::default(),
+            others: Mutex::default(),
+            streams: std::sync::OnceLock::new(),
+            began_ms: parts.clock.monotonic_ms(),
             options,
             parts,
         });
@@ -243,6 +292,7 @@ impl Service {
         let folder = crate::snapshot::folder(&self.options.data, index);
         let shard = Shard::new(index, id, log.clone(), self.server.loops(), Some(folder));
         shard.set_right(0);
+        shard.set_viewed(-1);
         let dropped = Arc::new(AtomicBool::new(false));
         let owner = Copy::new(Arc::clone(&shard), Arc::clone(&self.parts.clock), Arc::clone(&dropped));
         let local = Local { shard: Arc::clone(&shard), log: Arc::clone(&log), dropped, port: None };
@@ -257,6 +307,19 @@ impl Service {
         );
         log.attach(copy);
         self.server.keep(&shard)
+    }
+
+    /// Takes a connection of another node's store; it begins with [`PEER_MAGIC`] and does not block.
+    pub fn take_stream(&self, stream: std::net::TcpStream) {
+        let taken = self.streams.get().is_some_and(|streams| streams.try_send(stream).is_ok());
+        if !taken {
+            tracing::debug!("a connection of another store came too early");
+        }
+    }
+
+    /// The slot map as last read.
+    fn map(&self) -> Arc<SlotMap> {
+        Arc::clone(&lock(&self.map).1)
     }
 
     /// Follows the cluster, on a thread of its own, until the shutdown.
@@ -290,6 +353,13 @@ impl Service {
         let (sender, receiver) = tokio::sync::mpsc::channel(1024);
         let _ = self.shared.ops.set(sender);
         scope.spawn("slots-ops", ops::run(Arc::clone(&self), receiver, scope.clone()));
+        let (sender, receiver) = tokio::sync::mpsc::channel(4096);
+        let _ = self.shared.pubsub.told.set(sender);
+        scope.spawn("slots-told", tell::run(Arc::clone(&self), receiver, scope.clone()));
+        let (sender, receiver) = tokio::sync::mpsc::channel(64);
+        let _ = self.streams.set(sender);
+        scope.spawn("slots-peers", tell::accept(Arc::clone(&self), receiver, scope.clone()));
+        scope.spawn("slots-moves", moves::run(Arc::clone(&self), scope.clone()));
         let shutdown = self.parts.shutdown.clone();
         tokio::select! {
             biased;
@@ -330,6 +400,7 @@ impl Service {
                     event = shards.next() => matches!(event, Some(Ok(_))),
                     event = slots.next() => matches!(event, Some(Ok(_))),
                     event = members.next() => matches!(event, Some(Ok(_))),
+                    () = self.shared.look.notified() => true,
                     () = tokio::time::sleep(pause) => true,
                 };
                 if !more {
@@ -341,20 +412,84 @@ impl Service {
 
     /// Acts on everything the cluster says. Answers whether there are shards at all.
     pub(crate) async fn refresh(&self, began: u64) -> Result<bool, RepositoryError> {
-        let (_, slots) = self.parts.repository.list(SLOTS_ROOT).await?;
-        if !slots.iter().any(|entry| entry.key == keys::SLOTS_CONFIG) {
+        self.read_records().await?;
+        // Who leads by now leads before the map is read.
+        let leads: Vec<(Arc<Shard>, Option<i32>)> = lock(&self.locals)
+            .values()
+            .map(|local| (Arc::clone(&local.shard), local.shard.log.leads()))
+            .collect();
+        let (revision, slots) = self.parts.repository.list(SLOTS_ROOT).await?;
+        let Some(config) = slots.iter().find(|entry| entry.key == keys::SLOTS_CONFIG) else {
             self.found(began).await?;
             return Ok(false);
-        }
-        self.read_records().await?;
+        };
         let (_, members) = nodes::members(self.parts.repository.as_ref()).await?;
         let up: Vec<i32> = members.iter().map(|live| live.record.node_id).collect();
-        self.choose_home();
+        *lock(&self.others) = up.iter().copied().filter(|node| *node != self.options.node.0).collect();
+        self.choose_home(members.len());
         self.open_listeners();
         self.publish().await?;
-        self.shared.view.store(Arc::new(self.view(&slots, &up)));
+        self.follow_durability(&config.value);
+        self.show(revision, &slots, &up, &leads);
         self.drop_strangers();
+        self.grow(&slots, &members).await?;
         Ok(true)
+    }
+
+    /// Goes by a newer view from now on; an older one than there is changes nothing.
+    fn show(&self, revision: i64, slots: &[Entry], up: &[i32], leads: &[(Arc<Shard>, Option<i32>)]) {
+        let map = slots.iter().find(|entry| entry.key == MAP);
+        let map = map.and_then(|entry| SlotMap::decode(&entry.value)).unwrap_or_default();
+        {
+            let mut known = lock(&self.map);
+            if revision < known.0 {
+                return;
+            }
+            let view = self.view(&map, slots, up);
+            *known = (revision, Arc::new(map));
+            let has_changed = **self.shared.view.load() != view;
+            self.shared.view.store(Arc::new(view));
+            if !has_changed && leads.iter().all(|(shard, lead)| lead.is_none_or(|lead| shard.has_viewed(lead))) {
+                return;
+            }
+        }
+        for (shard, lead) in leads {
+            if let Some(lead) = lead {
+                shard.set_viewed(*lead);
+            }
+            self.redirect(shard);
+        }
+        self.moved.notify_one();
+    }
+
+    /// Clients that wait for a slot try again; those that block on keys which have left hear where they went, and so do those
+    /// that listen to their channels.
+    fn redirect(&self, shard: &Arc<Shard>) {
+        let view = self.shared.view.load_full();
+        let me = shard.index;
+        let moved = |key: &[u8]| {
+            let slot = crate::slot_of(key);
+            let owner = view.owner(slot)?;
+            let comes = view.moving.iter().any(|(moving, _, to)| *moving == slot && *to == me);
+            let to = view.primary(owner).filter(|_| owner != me && !comes)?;
+            Some(Error::coded(format!("MOVED {slot} {}:{}", to.host, to.port)))
+        };
+        // Not while a script has the shard; the next look at the map does it then.
+        if shard.role() == Role::Primary
+            && let Some(mut state) = shard.lock_soon()
+        {
+            state.parked.wake();
+            state.redirect_blocked(moved);
+        }
+        self.shared.pubsub.leave_slots(me, |channel| moved(channel).is_some());
+    }
+
+    /// What answers promise, as the cluster's record says.
+    fn follow_durability(&self, config: &[u8]) {
+        let Ok(config) = serde_json::from_slice::<ConfigRecord>(config) else { return };
+        for (index, local) in lock(&self.locals).iter() {
+            local.shard.is_async.store(config.durability_of(*index) == "async", Ordering::Release);
+        }
     }
 
     /// Reads the shards' records and hands them to the driver. Gives the revision they were read at.
@@ -399,15 +534,15 @@ impl Service {
             return Ok(());
         }
         let (_, all) = nodes::nodes(repository).await?;
-        let (_, entries) = repository.list(nodes::ORDERS).await?;
-        let order = |entry: &Entry| {
-            let node = nodes::node_of(&entry.key, nodes::ORDERS)?;
-            Some((node, NodeOrder::parse(&entry.value)?))
-        };
-        let orders: BTreeMap<i32, NodeOrder> = entries.iter().filter_map(order).collect();
+        let orders = growth::orders(repository).await?;
         let mut maker = Maker::new(&all, &members, &orders);
-        let shards = self.options.founders.clamp(1, 100);
-        let config = ConfigRecord { shards: shards as i32, factor_asked: false, durability: "fsync".into() };
+        let shards = self.options.founders.clamp(1, growth::MOST);
+        let config = ConfigRecord {
+            shards: shards as i32,
+            factor_asked: false,
+            durability: "fsync".into(),
+            shard_durability: BTreeMap::new(),
+        };
         let mut txn = Txn::new()
             .when(Compare::Absent(keys::SLOTS_CONFIG.to_owned()))
             .put(keys::SLOTS_CONFIG, serde_json::to_vec(&config).unwrap_or_default())
@@ -436,7 +571,7 @@ impl Service {
     }
 
     /// The home shard is the one that prefers this node as its primary, else any that is here. It stays for this run.
-    fn choose_home(&self) {
+    fn choose_home(&self, members: usize) {
         let mut home = lock(&self.home);
         if home.shard.is_some() {
             return;
@@ -444,14 +579,18 @@ impl Service {
         let records = lock(&self.records);
         let me = self.options.node;
         let preferred = records.iter().find(|(_, state)| state.replicas.first() == Some(&me));
-        let any = || records.iter().find(|(_, state)| state.replicas.contains(&me));
+        // A node that has just joined gets a shard of its own in a moment.
+        let waits = records.len() < members.min(growth::MOST)
+            && self.parts.clock.monotonic_ms() < self.began_ms + HOME_MS;
+        let any = || records.iter().find(|(_, state)| !waits && state.replicas.contains(&me));
         home.shard = preferred.or_else(any).map(|(index, _)| *index);
     }
 
     fn open_listeners(&self) {
         let mut home = lock(&self.home);
         for (index, local) in lock(&self.locals).iter_mut() {
-            if local.port.is_some() {
+            // The home port is not given to another shard before it is clear whose it is.
+            if local.port.is_some() || home.shard.is_none() {
                 continue;
             }
             if self.server.is_here() {
@@ -506,9 +645,7 @@ impl Service {
     }
 
     /// What clients are shown.
-    fn view(&self, slots: &[Entry], up: &[i32]) -> View {
-        let map = slots.iter().find(|entry| entry.key == MAP);
-        let map = map.and_then(|entry| SlotMap::decode(&entry.value)).unwrap_or_default();
+    fn view(&self, map: &SlotMap, slots: &[Entry], up: &[i32]) -> View {
         let mut addresses: BTreeMap<i32, AddressRecord> = BTreeMap::new();
         for entry in slots {
             if let Some(node) = entry.key.strip_prefix(ADDRESSES).and_then(|node| node.parse().ok())
@@ -534,7 +671,8 @@ impl Service {
                 let leader = state.leader.as_ref().and_then(node);
                 let has_primary = leader.is_some();
                 let others = state.replicas.iter().filter(|id| state.leader != Some(**id)).filter_map(node);
-                let epoch = u64::try_from(state.leader_epoch.0).unwrap_or(0) + 1;
+                let gained = map.gained.get(&index).copied().unwrap_or(0);
+                let epoch = u64::try_from(state.leader_epoch.0).unwrap_or(0) + 1 + gained;
                 ShardView { nodes: leader.into_iter().chain(others).collect(), has_primary, epoch }
             })
             .collect::<Vec<_>>();
@@ -557,7 +695,23 @@ impl Service {
             if let Err(error) = self.parts.store.delete(id) {
                 tracing::warn!(shard = index, %error, "the journal of a shard was not deleted");
             }
-            lock(&self.locals).remove(&index);
+            let local = lock(&self.locals).remove(&index);
+            if let Some(local) = local {
+                self.let_go(&local.shard);
+            }
+        }
+    }
+
+    /// A shard is not here any more: its clients, its tasks and its snapshots go, too.
+    fn let_go(&self, shard: &Shard) {
+        shard.set_role(Role::Loading);
+        shard.gone.stop();
+        shard.void_answers();
+        if let Some(folder) = shard.folder()
+            && let Err(error) = std::fs::remove_dir_all(folder)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(shard = shard.index, %error, "the snapshots of a shard were not deleted");
         }
     }
 

@@ -42,6 +42,8 @@ pub struct Session {
     pub watch_flag: WatchFlag,
     /// The command that just ran wants to wait.
     pub block: Option<Block>,
+    /// The command that just came has to wait for a slot that is on its way; it comes again.
+    pub held: bool,
     /// The command ran before and made its client wait; it runs again.
     pub resumed: bool,
     /// It stands for a client that waits while its command runs away from the loops.
@@ -110,6 +112,8 @@ pub struct Block {
     pub command: OwnedArgs,
     /// Whether it waits for keys at all (WAIT does not).
     pub on_keys: bool,
+    /// It waits until so many replicas have the journal up to there: (end, replicas).
+    pub replicas: Option<(i64, i64)>,
 }
 
 impl Session {
@@ -129,6 +133,7 @@ impl Session {
             watched: Vec::new(),
             watch_flag: WatchFlag::default(),
             block: None,
+            held: false,
             resumed: false,
             away: false,
             closing: false,
@@ -173,6 +178,8 @@ pub struct Mail {
     pub answer: Option<(Bytes, i64)>,
     /// The shard's count of voided answers when it was made.
     pub answered_under: Option<u64>,
+    /// What the client's command waits for may be there.
+    pub nudged: bool,
     /// CLIENT KILL, or it reads too slowly.
     pub killed: bool,
     waker: Option<Waker>,
@@ -207,6 +214,11 @@ impl Mailbox {
     /// The same, for an answer that is void once the shard has voided others since.
     pub fn answer_under(&self, answer: Bytes, gate: i64, voided: u64) {
         self.deliver(|mail| (mail.answer, mail.answered_under) = (Some((answer, gate)), Some(voided)));
+    }
+
+    /// A command that waits may be tried again.
+    pub fn nudge(&self) {
+        self.deliver(|mail| mail.nudged = true);
     }
 
     /// Ends the connection.
@@ -259,7 +271,7 @@ impl Mailbox {
 impl Mail {
     /// Whether anything is in it.
     pub fn has_any(&self) -> bool {
-        !self.pushes.is_empty() || self.answer.is_some() || self.killed
+        !self.pushes.is_empty() || self.answer.is_some() || self.nudged || self.killed
     }
 }
 

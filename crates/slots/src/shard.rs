@@ -11,12 +11,13 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::BytesMut;
 use hashbrown::HashMap;
 use moim_base::Clock;
+use moim_base::task::Shutdown;
 use moim_wire_resp::{Encoder, OwnedArgs, Protocol};
 use tokio::sync::Notify;
 
@@ -27,6 +28,7 @@ use crate::error::Error;
 use crate::events::Events;
 use crate::keyspace::Keyspace;
 use crate::log::{LogError, ShardLog};
+use crate::moves::{self, Moves, Parked};
 use crate::session::{Block, Mailbox, Session};
 use crate::shared::{Shared, lock};
 use crate::snapshot::Loaded;
@@ -82,6 +84,12 @@ pub struct Shard {
     lead_epoch: AtomicI64,
     /// A snapshot is being written.
     pub(crate) is_snapshotting: AtomicBool,
+    /// Below this the journal is needed by a move that reads it.
+    keep_from: AtomicI64,
+    /// The lead for which the slot map has been read; see [`Shard::set_viewed`].
+    viewed: AtomicI32,
+    /// Given when the shard is not here any more: whatever serves it ends.
+    pub gone: Shutdown,
     /// Wakes the keeper.
     pub news: Notify,
 }
@@ -109,6 +117,10 @@ pub struct State {
     pub blocked: Blocked,
     /// Whose lead the keyspace is valid for; anything else has to be loaded anew.
     pub epoch: i32,
+    /// Slots that come or leave.
+    pub(crate) moves: Moves,
+    /// Who waits for them.
+    pub(crate) parked: Parked,
     settings_version: u64,
     /// Whether the newest snapshot was taken in.
     pub(crate) is_read: bool,
@@ -128,6 +140,19 @@ struct Waiting {
 }
 
 impl Blocked {
+    fn remove(&mut self, client: u64) -> Option<Waiting> {
+        let waiting = self.clients.remove(&client)?;
+        for key in &waiting.block.keys {
+            if let Some(line) = self.by_key.get_mut(key) {
+                line.retain(|who| *who != client);
+                if line.is_empty() {
+                    self.by_key.remove(key);
+                }
+            }
+        }
+        Some(waiting)
+    }
+
     /// What a client hears when its time runs out, if it waits.
     pub(crate) fn on_timeout(&self, client: u64) -> Option<OnTimeout> {
         self.clients.get(&client).map(|waiting| waiting.block.on_timeout)
@@ -148,17 +173,7 @@ impl Shard {
             id,
             log,
             folder,
-            state: Mutex::new(State {
-                db: Keyspace::new(fastrand::u64(..)),
-                fx: Effects::default(),
-                events: Events::default(),
-                applied: 0,
-                time_ms: 0,
-                blocked: Blocked::default(),
-                epoch: -1,
-                settings_version: 0,
-                is_read: false,
-            }),
+            state: Mutex::new(State::empty()),
             committed: AtomicI64::new(0),
             role: AtomicU8::new(Role::Loading as u8),
             is_async: AtomicBool::new(false),
@@ -174,6 +189,9 @@ impl Shard {
             seen_epoch: AtomicI64::new(NO_EPOCH),
             free_epoch: AtomicI64::new(NO_EPOCH),
             lead_epoch: AtomicI64::new(NO_EPOCH),
+            keep_from: AtomicI64::new(i64::MAX),
+            viewed: AtomicI32::new(i32::MAX),
+            gone: Shutdown::new(),
             news: Notify::new(),
         })
     }
@@ -225,6 +243,28 @@ impl Shard {
         if self.seen_epoch.swap(epoch, Ordering::AcqRel) != epoch {
             self.free_epoch.store(if is_free { epoch } else { NO_EPOCH }, Ordering::Release);
         }
+    }
+
+    /// The slot map was read after this node began to lead in `epoch`. A primary that went by an older map could serve
+    /// slots that its shard gave away before; so nobody becomes one before.
+    pub(crate) fn set_viewed(&self, epoch: i32) {
+        if self.viewed.swap(epoch, Ordering::AcqRel) != epoch {
+            self.news.notify_one();
+        }
+    }
+
+    pub(crate) fn has_viewed(&self, epoch: i32) -> bool {
+        let viewed = self.viewed.load(Ordering::Acquire);
+        viewed == epoch || viewed == i32::MAX
+    }
+
+    /// The journal from here on is needed by a move; `i64::MAX` when none is.
+    pub(crate) fn keep_from(&self, position: i64) {
+        self.keep_from.store(position, Ordering::Release);
+    }
+
+    pub(crate) fn keeps_from(&self) -> i64 {
+        self.keep_from.load(Ordering::Acquire)
     }
 
     /// The journal was cut at `end`, or begins anew there: what memory has beyond it is forgotten. May wait.
@@ -346,6 +386,27 @@ impl Shard {
         lock(&self.state)
     }
 
+    /// The state, if it can be had in a moment: a script may have it for long.
+    pub(crate) fn lock_soon(&self) -> Option<MutexGuard<'_, State>> {
+        (0..50).find_map(|_| {
+            let state = self.try_lock();
+            if state.is_none() {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
+            state
+        })
+    }
+
+    /// Looks at the state, once a script that may have it has given it back.
+    pub(crate) async fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        loop {
+            if let Some(mut state) = self.lock_soon() {
+                return look(&mut state);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
     /// The state, if nobody has it.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock().ok()
@@ -373,8 +434,26 @@ impl Shard {
 }
 
 impl State {
+    /// Nothing has been read.
+    pub(crate) fn empty() -> Self {
+        Self {
+            db: Keyspace::new(fastrand::u64(..)),
+            fx: Effects::default(),
+            events: Events::default(),
+            applied: 0,
+            time_ms: 0,
+            blocked: Blocked::default(),
+            epoch: -1,
+            moves: Moves::default(),
+            parked: Parked::default(),
+            settings_version: 0,
+            is_read: false,
+        }
+    }
+
     /// Throws the keyspace away: it is read anew.
     pub(crate) fn forget(&mut self) {
+        self.moves = Moves::default();
         self.db = Keyspace::new(fastrand::u64(..));
         self.is_read = false;
         self.applied = 0;
@@ -399,11 +478,28 @@ impl State {
             waiting.mailbox.answer(out.freeze(), 0);
         }
         self.blocked.by_key.clear();
+        self.parked.wake();
+    }
+
+    /// Clients that wait for keys of slots which have left hear where they went.
+    pub(crate) fn redirect_blocked(&mut self, moved: impl Fn(&[u8]) -> Option<Error>) {
+        let of = |(client, waiting): (&u64, &Waiting)| {
+            let error = waiting.block.keys.iter().find_map(|key| moved(key))?;
+            waiting.block.on_keys.then_some((*client, error))
+        };
+        let clients: Vec<(u64, Error)> = self.blocked.clients.iter().filter_map(of).collect();
+        for (client, error) in clients {
+            let Some(waiting) = self.blocked.remove(client) else { continue };
+            let mut out = BytesMut::new();
+            Encoder::new(&mut out, waiting.protocol).error(error.0.as_bytes());
+            self.events.blocked -= 1;
+            waiting.mailbox.answer(out.freeze(), 0);
+        }
     }
 
     /// The keyspace is what a snapshot says.
     pub(crate) fn take_in(&mut self, loaded: Loaded) {
-        self.db = loaded.db;
+        (self.db, self.moves) = (loaded.db, loaded.moves);
         (self.applied, self.time_ms, self.is_read) = (loaded.end, loaded.time_ms, true);
     }
 
@@ -429,6 +525,12 @@ impl State {
         let mut out = BytesMut::new();
         for command in commands {
             let args = command.args();
+            if moves::is_step(args.name()) {
+                if let Err(error) = self.apply_step(&args) {
+                    tracing::error!(%error, "the journal holds a step that is not understood");
+                }
+                continue;
+            }
             // A command that this program does not know was written by a newer one; the frame's version would say so.
             let Some(spec) = cmd::resolve(&args) else {
                 tracing::error!(command = ?args.name(), "the journal holds a command that is not known");
@@ -503,6 +605,20 @@ impl Turn<'_> {
         }
     }
 
+    /// Records a step of a move and does what it says.
+    pub(crate) fn step(&mut self, args: &[&[u8]]) {
+        let owned = OwnedArgs::from_slices(args);
+        match self.state.apply_step(&owned.args()) {
+            Ok(()) => self.state.fx.push_slices(args),
+            Err(error) => tracing::error!(%error, "a step of a move was not made"),
+        }
+    }
+
+    /// The journal end that commits everything so far.
+    pub(crate) fn end(&self) -> i64 {
+        self.state.applied + i64::from(!self.state.fx.is_empty())
+    }
+
     /// Makes a client wait for keys.
     pub(crate) fn block(&mut self, session: &mut Session, block: Block) {
         let state = &mut *self.state;
@@ -520,14 +636,8 @@ impl Turn<'_> {
     /// A client waits no more: it was answered, its time ran out, or it is gone. Answers whether it did.
     pub fn unblock(&mut self, client: u64) -> bool {
         let state = &mut *self.state;
-        let Some(waiting) = state.blocked.clients.remove(&client) else { return false };
-        for key in &waiting.block.keys {
-            if let Some(line) = state.blocked.by_key.get_mut(key) {
-                line.retain(|who| *who != client);
-                if line.is_empty() {
-                    state.blocked.by_key.remove(key);
-                }
-            }
+        if state.blocked.remove(client).is_none() {
+            return false;
         }
         state.events.blocked -= 1;
         true

@@ -39,6 +39,8 @@ pub struct Shared {
     pub view: ArcSwap<View>,
     /// Where requests to the cluster go, once somebody takes them.
     pub ops: OnceLock<tokio::sync::mpsc::Sender<crate::ops::Op>>,
+    /// Has the service look at the cluster's records now.
+    pub look: tokio::sync::Notify,
     /// When this node started, in milliseconds since 1970.
     pub started_ms: i64,
     /// Forty hexadecimal digits that no other run has.
@@ -143,6 +145,7 @@ impl Shared {
             slow: Mutex::default(),
             view: ArcSwap::from_pointee(View::default()),
             ops: OnceLock::new(),
+            look: tokio::sync::Notify::new(),
             started_ms,
             run_id: hex_id(),
             this: OnceLock::new(),

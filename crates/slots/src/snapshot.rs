@@ -4,8 +4,9 @@
 //! leader's. The state is written slot by slot while the shard works (`keyspace/image.rs`), so there is neither a copy of the
 //! keyspace nor a long pause. A snapshot counts once everything it shows is committed; then the journal below it may go.
 //!
-//! File `<end>.snap`: magic and version (8), shard (4), end (8), epoch (4), time (8), then per key: length, key, expiry, length,
-//! type and body as in a DUMP payload; then a zero length's mark, the number of keys (8) and a CRC32C of everything before (4).
+//! File `<end>.snap`: magic and version (8), shard (4), end (8), epoch (4), time (8), the moves under way (length and JSON;
+//! since version 2), then per key: length, key, expiry, length, type and body as in a DUMP payload; then a zero length's mark, the
+//! number of keys (8) and a CRC32C of everything before (4).
 //! Written beside, synced, renamed: a file with the right name is whole, and checked all the same.
 
 use std::fs::{self, File};
@@ -17,13 +18,17 @@ use bytes::{Buf, Bytes};
 use moim_base::{LeaderEpoch, Offset};
 use moim_replica::machine::{InstallError, Snapshot};
 
+use crate::keyspace::image::SNAPSHOT;
 use crate::keyspace::{Item, Keyspace, Owned};
+use crate::moves::Moves;
 use crate::rdb::{self, Object, ObjectRef};
 use crate::shard::Shard;
 use crate::value::Value;
 use crate::value::limits::Limits;
 
-const MAGIC: &[u8; 8] = b"MOIMSHD\x01";
+const MAGIC: &[u8; 7] = b"MOIMSHD";
+/// The version that is written; 1 is read, too.
+const VERSION: u8 = 2;
 const HEADER: usize = 8 + 4 + 8 + 4 + 8;
 const NO_EXPIRY: i64 = i64::MIN;
 /// What is written under the lock at a time.
@@ -36,7 +41,8 @@ pub fn folder(data: &Path, shard: u16) -> PathBuf {
     data.join("slots").join(format!("snapshots-{shard}"))
 }
 
-fn write_key(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, expires_at: Option<i64>) {
+/// Writes a key down, as a snapshot and a move have it.
+pub(crate) fn write_key(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, expires_at: Option<i64>) {
     out.extend_from_slice(&(key.len() as u32).to_le_bytes());
     out.extend_from_slice(key);
     out.extend_from_slice(&expires_at.unwrap_or(NO_EXPIRY).to_le_bytes());
@@ -75,13 +81,14 @@ pub(crate) struct Loaded {
     pub(crate) db: Keyspace,
     pub(crate) end: i64,
     pub(crate) time_ms: i64,
+    pub(crate) moves: Moves,
 }
 
 /// Reads a snapshot; checks all of it.
 pub(crate) fn read(bytes: &[u8], shard: u16) -> Result<Loaded, InstallError> {
     let bad = |why: &str| InstallError(why.to_owned());
-    if bytes.len() < HEADER + 16 || &bytes[..8] != MAGIC {
-        return Err(bad("not a snapshot of this version"));
+    if bytes.len() < HEADER + 16 || &bytes[..7] != MAGIC || !(1..=VERSION).contains(&bytes[7]) {
+        return Err(bad("not a snapshot of a version that is known"));
     }
     let (covered, mut sum) = bytes.split_at(bytes.len() - 4);
     if crc32c::crc32c(covered) != sum.get_u32_le() {
@@ -92,29 +99,52 @@ pub(crate) fn read(bytes: &[u8], shard: u16) -> Result<Loaded, InstallError> {
         return Err(bad("of another shard"));
     }
     let (end, _epoch, time_ms) = (rest.get_i64_le(), rest.get_i32_le(), rest.get_i64_le());
-    let mut db = Keyspace::new(fastrand::u64(..));
-    let limits = Limits::default();
-    loop {
-        let short = || bad("it ends in the middle");
-        let len = rest.try_get_u32_le().map_err(|_| short())?;
-        if len == END {
-            break;
-        }
-        let (key, tail) = rest.split_at_checked(len as usize).ok_or_else(short)?;
+    let mut moves = Moves::default();
+    if bytes[7] > 1 {
+        let len = rest.try_get_u32_le().map_err(|_| bad("it ends in the middle"))? as usize;
+        let (json, tail) = rest.split_at_checked(len).ok_or_else(|| bad("it ends in the middle"))?;
+        moves = Moves::decode(json).ok_or_else(|| bad("its moves are not understood"))?;
         rest = tail;
-        let expires_at = rest.try_get_i64_le().map_err(|_| short())?;
-        let len = rest.try_get_u32_le().map_err(|_| short())? as usize;
-        let (body, tail) = rest.split_at_checked(len).ok_or_else(short)?;
-        rest = tail;
-        let object = rdb::read_object(body, &limits).map_err(|_| bad("a value is not understood"))?;
-        db.put_owned(key, owned(object), Some(expires_at).filter(|at| *at != NO_EXPIRY));
     }
+    let mut db = Keyspace::new(fastrand::u64(..));
+    moves.hide_staged(&mut db);
+    let limits = Limits::default();
+    while read_key(&mut rest, &mut db, &limits)? {}
     let keys = rest.try_get_u64_le().map_err(|_| bad("it has no end"))?;
-    if keys != db.len() as u64 {
+    if keys != db.total() as u64 {
         return Err(bad("keys are missing"));
     }
     drop(db.take_garbage());
-    Ok(Loaded { db, end, time_ms })
+    Ok(Loaded { db, end, time_ms, moves })
+}
+
+/// Reads what [`write_key`] wrote and puts it into the keyspace; false at the end of the keys.
+fn read_key(rest: &mut &[u8], db: &mut Keyspace, limits: &Limits) -> Result<bool, InstallError> {
+    let short = || InstallError("it ends in the middle".to_owned());
+    let len = rest.try_get_u32_le().map_err(|_| short())?;
+    if len == END {
+        return Ok(false);
+    }
+    let (key, tail) = rest.split_at_checked(len as usize).ok_or_else(short)?;
+    *rest = tail;
+    let expires_at = rest.try_get_i64_le().map_err(|_| short())?;
+    let len = rest.try_get_u32_le().map_err(|_| short())? as usize;
+    let (body, tail) = rest.split_at_checked(len).ok_or_else(short)?;
+    *rest = tail;
+    let object =
+        rdb::read_object(body, limits).map_err(|_| InstallError("a value is not understood".to_owned()))?;
+    db.put_owned(key, owned(object), Some(expires_at).filter(|at| *at != NO_EXPIRY));
+    Ok(true)
+}
+
+/// Puts keys into the keyspace that [`write_key`] wrote one after the other.
+pub(crate) fn read_keys(mut bytes: &[u8], db: &mut Keyspace) -> Result<(), InstallError> {
+    let limits = Limits::default();
+    while !bytes.is_empty() {
+        read_key(&mut bytes, db, &limits)?;
+    }
+    drop(db.take_garbage());
+    Ok(())
 }
 
 /// The newest snapshot in a folder: its end and its path.
@@ -145,20 +175,22 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
     let Some(folder) = shard.folder() else { return Ok(None) };
     fs::create_dir_all(folder)?;
     let voided = shard.voided();
-    let (end, epoch, time_ms) = {
+    let (end, epoch, time_ms, moves) = {
         let mut state = shard.lock();
-        if !state.fx.is_empty() || state.db.has_image() {
+        if !state.fx.is_empty() || state.db.has_image(SNAPSHOT) {
             return Ok(None);
         }
-        state.db.begin_image(write_key);
+        state.db.begin_image(SNAPSHOT, None, write_key);
         // Not the newest: a replica's log may go on beyond, in an epoch of which nothing is kept.
         let epoch = shard.log.journal().epoch_before(state.applied);
-        (state.applied, epoch.unwrap_or_else(|| shard.log.last_epoch()), state.time_ms)
+        let epoch = epoch.unwrap_or_else(|| shard.log.last_epoch());
+        (state.applied, epoch, state.time_ms, state.moves.encode())
     };
     let path = folder.join(format!("{end:020}.snap"));
     let partial = folder.join(format!("{end:020}.partial"));
-    let written = write_file(shard, &partial, end, epoch, time_ms, voided);
-    shard.lock().db.drop_image();
+    let header = header(shard.index, end, epoch, time_ms, &moves);
+    let written = write_file(shard, &partial, &header, voided);
+    shard.lock().db.drop_image(SNAPSHOT);
     if !written? {
         let _ = fs::remove_file(&partial);
         return Ok(None);
@@ -175,7 +207,9 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
         return Ok(None);
     }
     publish(folder, &partial, &path)?;
-    shard.log.journal().set_start(end).map_err(io::Error::other)?;
+    // A move that reads the journal still needs what is below.
+    let start = end.min(shard.keeps_from());
+    shard.log.journal().set_start(start).map_err(io::Error::other)?;
     Ok(Some(end))
 }
 
@@ -192,29 +226,29 @@ fn publish(folder: &Path, partial: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers false when the image was given up.
-fn write_file(
-    shard: &Shard,
-    path: &Path,
-    end: i64,
-    epoch: i32,
-    time_ms: i64,
-    voided: u64,
-) -> io::Result<bool> {
-    let mut file = io::BufWriter::with_capacity(1 << 20, File::create(path)?);
-    let mut header = Vec::with_capacity(HEADER);
+fn header(shard: u16, end: i64, epoch: i32, time_ms: i64, moves: &[u8]) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER + 4 + moves.len());
     header.extend_from_slice(MAGIC);
-    header.extend_from_slice(&u32::from(shard.index).to_le_bytes());
+    header.push(VERSION);
+    header.extend_from_slice(&u32::from(shard).to_le_bytes());
     header.extend_from_slice(&end.to_le_bytes());
     header.extend_from_slice(&epoch.to_le_bytes());
     header.extend_from_slice(&time_ms.to_le_bytes());
-    let mut sum = crc32c::crc32c(&header);
-    file.write_all(&header)?;
+    header.extend_from_slice(&(moves.len() as u32).to_le_bytes());
+    header.extend_from_slice(moves);
+    header
+}
+
+/// Answers false when the image was given up.
+fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Result<bool> {
+    let mut file = io::BufWriter::with_capacity(1 << 20, File::create(path)?);
+    let mut sum = crc32c::crc32c(header);
+    file.write_all(header)?;
     let mut keys = 0u64;
     loop {
         let step = {
             let mut state = shard.lock();
-            if shard.voided() != voided { None } else { state.db.image_step(STEP_BYTES) }
+            if shard.voided() != voided { None } else { state.db.image_step(SNAPSHOT, STEP_BYTES) }
         };
         let Some((bytes, done)) = step else { return Ok(false) };
         keys += count_keys(&bytes);
@@ -278,15 +312,11 @@ pub(crate) fn install(shard: &Arc<Shard>, snapshot: Snapshot) -> Result<(), Inst
 mod tests {
     use super::*;
 
-    fn written(db: &mut Keyspace) -> Vec<u8> {
-        db.begin_image(write_key);
-        let mut file = MAGIC.to_vec();
-        file.extend_from_slice(&7u32.to_le_bytes());
-        file.extend_from_slice(&42i64.to_le_bytes());
-        file.extend_from_slice(&3i32.to_le_bytes());
-        file.extend_from_slice(&99i64.to_le_bytes());
+    fn written(db: &mut Keyspace, moves: &Moves) -> Vec<u8> {
+        db.begin_image(SNAPSHOT, None, write_key);
+        let mut file = header(7, 42, 3, 99, &moves.encode());
         let mut keys = 0;
-        while let Some((bytes, done)) = db.image_step(100) {
+        while let Some((bytes, done)) = db.image_step(SNAPSHOT, 100) {
             keys += count_keys(&bytes);
             file.extend_from_slice(&bytes);
             if done {
@@ -307,7 +337,7 @@ mod tests {
             let key = format!("key:{n}");
             db.set_str(key.as_bytes(), &vec![b'v'; n * 7], (n % 3 == 0).then_some(1_000 + n as i64));
         }
-        let file = written(&mut db);
+        let file = written(&mut db, &Moves::default());
         let loaded = read(&file, 7).unwrap();
         assert_eq!((loaded.end, loaded.time_ms, loaded.db.len()), (42, 99, 500));
         db.for_each(|key, item, expires_at| {

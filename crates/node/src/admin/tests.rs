@@ -19,6 +19,7 @@ fn admin() -> Arc<Admin> {
         metrics: Arc::new(Metrics::new()),
         facts: Mutex::new(facts),
         cluster: OnceLock::new(),
+        slots: OnceLock::new(),
         listeners: Mutex::default(),
     })
 }

@@ -114,7 +114,7 @@ struct ChangeArgs {
 pub(crate) fn run(args: ClusterArgs, output: Output) -> Outcome {
     let ClusterArgs { admin, verb } = args;
     block_on(async {
-        let nodes = Nodes { target: admin.target()?, timeout: admin.timeout };
+        let nodes = Nodes::new(&admin)?;
         match verb {
             ClusterVerb::Status => status::run(&nodes, output).await,
             ClusterVerb::Members => members::run(&nodes, output).await,
@@ -129,12 +129,17 @@ pub(crate) fn run(args: ClusterArgs, output: Output) -> Outcome {
 }
 
 /// The admin ports a command may ask.
-struct Nodes {
+pub(crate) struct Nodes {
     target: Target,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl Nodes {
+    /// Those that the flags name.
+    pub(crate) fn new(admin: &AdminArgs) -> Outcome<Self> {
+        Ok(Self { target: admin.target()?, timeout: admin.timeout })
+    }
+
     fn patience(&self) -> Duration {
         self.timeout.min(ONE_NODE)
     }
@@ -171,7 +176,7 @@ impl Nodes {
     }
 
     /// What the first node that answers says to this question.
-    async fn get(&self, path: &str) -> Outcome<String> {
+    pub(crate) async fn get(&self, path: &str) -> Outcome<String> {
         let mut unreachable = Failure::usage("no admin port is named");
         for address in &self.target.addresses {
             match request(address, "GET", path, self.patience()).await {
@@ -191,6 +196,11 @@ impl Nodes {
 
     /// Asks for a change, of the first node that takes the connection.
     async fn change(&self, path: &str) -> Outcome {
+        self.ask_for(path).await.map(drop)
+    }
+
+    /// The same, and what the node says to it.
+    pub(crate) async fn ask_for(&self, path: &str) -> Outcome<String> {
         let mut unreachable = Failure::usage("no admin port is named");
         for address in &self.target.addresses {
             match request(address, "POST", path, self.timeout).await {
@@ -225,9 +235,9 @@ fn answered(address: &(String, u16), answer: Result<Answer, NoAnswer>) -> Outcom
     })
 }
 
-fn changed(address: &(String, u16), answer: Result<Answer, NoAnswer>) -> Outcome {
+fn changed(address: &(String, u16), answer: Result<Answer, NoAnswer>) -> Outcome<String> {
     let answer = answered(address, answer)?;
-    if answer.status == 200 { Ok(()) } else { Err(refused(address, &answer)) }
+    if answer.status == 200 { Ok(answer.body) } else { Err(refused(address, &answer)) }
 }
 
 /// What a refusal means for the person and the shell.
@@ -241,6 +251,7 @@ fn refused(address: &(String, u16), answer: &Answer) -> Failure {
         Err(_) => format!("{}:{} answers {} {}", address.0, address.1, answer.status, answer.body.trim()),
     };
     let status = match answer.status {
+        400 => Status::Usage,
         404 => Status::NotFound,
         409 => Status::Conflict,
         503 => Status::Unhealthy,

@@ -393,7 +393,8 @@ fn info(ctx: &mut Ctx<'_>) -> Done {
     line("cluster_known_nodes", &view.nodes().count());
     line("cluster_size", &sizes);
     line("cluster_current_epoch", &view.epoch.max(1));
-    line("cluster_my_epoch", &view.epoch.max(1));
+    let mine = ctx.session.shard.as_ref().and_then(|shard| view.shards.get(usize::from(shard.index)));
+    line("cluster_my_epoch", &mine.map_or(view.epoch, |shard| shard.epoch).max(1));
     line("cluster_stats_messages_sent", &0);
     line("cluster_stats_messages_received", &0);
     line("total_cluster_links_buffer_limit_exceeded", &0);

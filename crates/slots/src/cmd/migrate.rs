@@ -201,6 +201,10 @@ fn delete_unchanged(away: &Away, sent: &[Sent]) -> (Vec<Vec<u8>>, i64) {
     if gone.len() > 1 {
         let (mut session, mut out) = (away.session(), BytesMut::new());
         gate = turn.execute(&mut session, OwnedArgs::from_slices(&gone).args(), &mut out);
+        if session.held {
+            // The slot is leaving by another way: the keys are tried again.
+            changed.extend(gone.drain(1..));
+        }
     }
     turn.finish();
     (changed, gate)

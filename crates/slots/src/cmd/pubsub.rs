@@ -111,6 +111,7 @@ fn gate(ctx: &Ctx<'_>) -> Gate {
 fn publish(ctx: &mut Ctx<'_>) -> Done {
     let gate = gate(ctx);
     let reached = ctx.shared.pubsub.publish(ctx.arg(1), ctx.arg(2), gate);
+    ctx.shared.pubsub.tell_others(false, ctx.arg(1), ctx.arg(2), gate);
     ctx.out.integer(reached as i64);
     Ok(())
 }
@@ -118,6 +119,7 @@ fn publish(ctx: &mut Ctx<'_>) -> Done {
 fn spublish(ctx: &mut Ctx<'_>) -> Done {
     let gate = gate(ctx);
     let reached = ctx.shared.pubsub.publish_sharded(ctx.arg(1), ctx.arg(2), gate);
+    ctx.shared.pubsub.tell_others(true, ctx.arg(1), ctx.arg(2), gate);
     ctx.out.integer(reached as i64);
     Ok(())
 }

@@ -60,11 +60,18 @@ fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
     !ctx.shared.scripts.is_quick(sha)
         && away::run(ctx, move |away| {
             let (mut session, mut out) = (away.session(), BytesMut::new());
-            away.shard.scripts_away.fetch_add(1, Ordering::AcqRel);
-            let mut turn = away.turn();
-            let gate = turn.execute(&mut session, command.args(), &mut out);
-            turn.finish();
-            away.shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
+            let gate = loop {
+                away.shard.scripts_away.fetch_add(1, Ordering::AcqRel);
+                let mut turn = away.turn();
+                let gate = turn.execute(&mut session, command.args(), &mut out);
+                turn.finish();
+                away.shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
+                if !session.held {
+                    break gate;
+                }
+                // Its slot is on the way to another shard; in a moment it is clear whose it is.
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            };
             away.answer(out.freeze(), gate);
         })
 }

@@ -7,12 +7,18 @@
 //! Limit: the first change of a slot that holds very much pays for writing all of it.
 
 use super::{Item, Keyspace, SLOTS};
+use crate::slot_set::SlotSet;
 
 /// Writes one key down.
 pub(crate) type WriteKey = fn(&mut Vec<u8>, &[u8], Item<'_>, Option<i64>);
 
+/// The image that a snapshot is written from; images of moves have the number of their move.
+pub(crate) const SNAPSHOT: u64 = 0;
+
 /// An image in the making.
 pub(super) struct Image {
+    /// Whose it is: several may be made at once.
+    of: u64,
     /// Which slots are still to be written.
     pending: Vec<bool>,
     /// Everything before is written.
@@ -22,26 +28,29 @@ pub(super) struct Image {
 }
 
 impl Keyspace {
-    /// Begins an image of the keyspace as it is now.
-    pub(crate) fn begin_image(&mut self, write: WriteKey) {
-        let pending = self.tables.iter().map(Option::is_some).collect();
-        self.image = Some(Box::new(Image { pending, next: 0, out: Vec::new(), write }));
+    /// Begins an image of the keyspace, or of these slots of it, as it is now.
+    pub(crate) fn begin_image(&mut self, of: u64, slots: Option<&SlotSet>, write: WriteKey) {
+        self.drop_image(of);
+        let wanted = |slot: usize| slots.is_none_or(|slots| slots.contains(slot as u16));
+        let pending = self.tables.iter().enumerate().map(|(slot, t)| t.is_some() && wanted(slot)).collect();
+        self.images.push(Image { of, pending, next: 0, out: Vec::new(), write });
     }
 
     /// Gives an image up.
-    pub(crate) fn drop_image(&mut self) {
-        self.image = None;
+    pub(crate) fn drop_image(&mut self, of: u64) {
+        self.images.retain(|image| image.of != of);
     }
 
-    /// Whether an image is being made.
-    pub(crate) fn has_image(&self) -> bool {
-        self.image.is_some()
+    /// Whether this image is being made.
+    pub(crate) fn has_image(&self, of: u64) -> bool {
+        self.images.iter().any(|image| image.of == of)
     }
 
-    /// Writes more of the image, about `bytes`; gives what there is and whether it was the end. `None` when the image was
+    /// Writes more of an image, about `bytes`; gives what there is and whether it was the end. `None` when the image was
     /// given up.
-    pub(crate) fn image_step(&mut self, bytes: usize) -> Option<(Vec<u8>, bool)> {
-        let mut image = self.image.take()?;
+    pub(crate) fn image_step(&mut self, of: u64, bytes: usize) -> Option<(Vec<u8>, bool)> {
+        let at = self.images.iter().position(|image| image.of == of)?;
+        let mut image = self.images.swap_remove(at);
         while image.next < SLOTS && image.out.len() < bytes {
             let slot = image.next;
             image.next += 1;
@@ -49,7 +58,7 @@ impl Keyspace {
         }
         let (out, done) = (std::mem::take(&mut image.out), image.next == SLOTS);
         if !done {
-            self.image = Some(image);
+            self.images.push(image);
         }
         Some((out, done))
     }
@@ -67,24 +76,24 @@ impl Keyspace {
     /// A slot is about to change.
     #[inline]
     pub(super) fn before_change(&mut self, slot: u16) {
-        if self.image.is_some() {
-            self.write_before(usize::from(slot));
+        if !self.images.is_empty() {
+            self.write_before(usize::from(slot)..=usize::from(slot));
         }
     }
 
     #[cold]
-    fn write_before(&mut self, slot: usize) {
-        if let Some(mut image) = self.image.take() {
-            self.write_slot(&mut image, slot);
-            self.image = Some(image);
+    fn write_before(&mut self, slots: std::ops::RangeInclusive<usize>) {
+        let mut images = std::mem::take(&mut self.images);
+        for image in &mut images {
+            slots.clone().for_each(|slot| self.write_slot(image, slot));
         }
+        self.images = images;
     }
 
     /// Everything is about to go.
     pub(super) fn before_clear(&mut self) {
-        if let Some(mut image) = self.image.take() {
-            (0..SLOTS).for_each(|slot| self.write_slot(&mut image, slot));
-            self.image = Some(image);
+        if !self.images.is_empty() {
+            self.write_before(0..=SLOTS - 1);
         }
     }
 }

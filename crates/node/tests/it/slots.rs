@@ -1,0 +1,242 @@
+//! Slots on the move: `moim slots …` against real nodes under load, and with nodes killed in the middle of it.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::cluster::eventually;
+use crate::nodes::{Peer, founders};
+use crate::support::{Done, moim};
+
+/// Keys that the writers write, each of a slot of its own.
+const KEYS: usize = 60;
+
+/// The smallest client that follows redirections: what a command is answered in the end, and by which kinds of errors first.
+struct Client {
+    seeds: Vec<String>,
+    at: String,
+    stream: Option<TcpStream>,
+    redirects: usize,
+    others: Vec<String>,
+}
+
+impl Client {
+    fn new(seeds: &[String]) -> Self {
+        Self { seeds: seeds.to_vec(), at: seeds[0].clone(), stream: None, redirects: 0, others: Vec::new() }
+    }
+
+    /// Sends one command and reads one answer of one line, or of one bulk string; `None` when the connection broke.
+    fn once(&mut self, words: &[&str]) -> Option<String> {
+        if self.stream.is_none() {
+            let stream = TcpStream::connect(&self.at).ok()?;
+            stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+            stream.set_nodelay(true).ok()?;
+            self.stream = Some(stream);
+        }
+        let stream = self.stream.as_mut()?;
+        let mut request = format!("*{}\r\n", words.len());
+        words.iter().for_each(|word| request.push_str(&format!("${}\r\n{word}\r\n", word.len())));
+        stream.write_all(request.as_bytes()).ok()?;
+        let line = read_line(stream)?;
+        match line.strip_prefix('$') {
+            Some("-1") | None => Some(line),
+            Some(_) => read_line(stream),
+        }
+    }
+
+    /// The same, following a few redirections.
+    fn redirected(&mut self, words: &[&str]) -> Option<String> {
+        for _ in 0..5 {
+            let line = self.once(words)?;
+            let Some(moved) = line.strip_prefix("-MOVED ") else { return Some(line) };
+            self.redirects += 1;
+            self.at = moved.rsplit(' ').next().expect("an address").to_owned();
+            self.stream = None;
+        }
+        Some("-too many redirections".to_owned())
+    }
+
+    /// The answer of whoever answers in the end.
+    fn run(&mut self, words: &[&str]) -> String {
+        let mut answer = String::new();
+        eventually("a command is answered", || {
+            match self.redirected(words) {
+                Some(line) if line.starts_with('-') => self.others.push(line),
+                Some(line) => {
+                    answer = line;
+                    return true;
+                }
+                None => self.others.push("gone".to_owned()),
+            }
+            self.stream = None;
+            let next = self.others.len() % self.seeds.len();
+            self.at = self.seeds[next].clone();
+            false
+        });
+        answer
+    }
+}
+
+fn read_line(stream: &mut TcpStream) -> Option<String> {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while !line.ends_with(b"\r\n") {
+        stream.read_exact(&mut byte).ok()?;
+        line.push(byte[0]);
+    }
+    line.truncate(line.len() - 2);
+    String::from_utf8(line).ok()
+}
+
+/// Writes ever higher numbers to its keys until it is told to stop; gives what was acknowledged last, and its client.
+fn write_until(
+    seeds: Vec<String>,
+    keys: Vec<String>,
+    stop: Arc<AtomicBool>,
+) -> std::thread::JoinHandle<(BTreeMap<String, u64>, Client)> {
+    std::thread::spawn(move || {
+        let (mut client, mut written, mut number) = (Client::new(&seeds), BTreeMap::new(), 0u64);
+        while !stop.load(Ordering::Relaxed) {
+            for key in &keys {
+                number += 1;
+                assert_eq!(client.run(&["SET", key, &number.to_string()]), "+OK");
+                written.insert(key.clone(), number);
+            }
+        }
+        (written, client)
+    })
+}
+
+fn slots(peers: &[Peer], args: &[&str]) -> Done {
+    let admin = peers.iter().map(Peer::admin_address).collect::<Vec<_>>().join(",");
+    moim(&[&["slots"], args, &["--admin", &admin, "--timeout", "60s"]].concat())
+}
+
+fn json(peers: &[Peer], args: &[&str]) -> Value {
+    let done = slots(peers, &[args, &["-o", "json"]].concat());
+    assert_eq!(done.status, 0, "{done:?}");
+    serde_json::from_str(&done.stdout).expect("JSON")
+}
+
+fn addresses(peers: &[Peer]) -> Vec<String> {
+    let map = json(peers, &["map"]);
+    let shards = map["shards"].as_array().expect("shards");
+    shards.iter().filter_map(|shard| shard["primary"].as_str()).map(str::to_owned).collect()
+}
+
+/// Keys of these slots' shard: the first of each slot that a counter finds.
+fn keys_of(first: u16, last: u16) -> Vec<String> {
+    let names = (0..).map(|n: u32| format!("key:{n}"));
+    names.filter(|name| (first..=last).contains(&moim_slots::slot_of(name.as_bytes()))).take(KEYS).collect()
+}
+
+/// Everything that was acknowledged is there.
+fn check(seeds: &[String], written: &BTreeMap<String, u64>) {
+    let mut client = Client::new(seeds);
+    for (key, number) in written {
+        assert_eq!(client.run(&["GET", key]), number.to_string(), "{key}");
+    }
+}
+
+#[test]
+fn slots_move_under_load_and_clients_see_nothing_but_moved() {
+    let (peers, _) = founders();
+    let seeds = addresses(&peers);
+    assert_eq!(seeds.len(), 3);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = write_until(seeds.clone(), keys_of(0, 999), Arc::clone(&stop));
+    let moved = json(&peers, &["move", "--from", "0", "--to", "1", "--slots", "0-999"]);
+    let states: Vec<_> = moved["moves"].as_array().expect("moves").iter().map(|one| &one["state"]).collect();
+    assert_eq!(states, ["moved", "moved"], "512 slots at a time: {moved}");
+    let back = slots(&peers, &["move", "--from", &seeds[1], "--to", &seeds[0], "--slots", "0-99"]);
+    assert_eq!(back.status, 0, "{back:?}");
+    stop.store(true, Ordering::Relaxed);
+    let (written, client) = writer.join().expect("the writer ends");
+    assert_eq!(client.others, [""; 0], "nothing but redirections");
+    assert!(client.redirects > 0);
+    check(&seeds, &written);
+
+    let map = json(&peers, &["map"]);
+    assert_eq!((&map["assigned"], &map["moves"]), (&16_384.into(), &0.into()));
+    assert_eq!(map["shards"][0]["slots"], "0-99,1000-5460");
+    let of = |key: &str| json(&peers, &["where", key])["shard"].clone();
+    let slot = |key: &str| moim_slots::slot_of(key.as_bytes());
+    for key in written.keys() {
+        assert_eq!(of(key), if slot(key) < 100 { 0 } else { 1 }, "{key}");
+    }
+    // Nothing is left behind where the slots were.
+    let mut old = Client::new(&seeds[..1]);
+    for key in written.keys().filter(|key| slot(key) >= 100) {
+        assert_eq!(old.once(&["CLUSTER", "COUNTKEYSINSLOT", &slot(key).to_string()]).as_deref(), Some(":0"));
+    }
+    let refused = slots(&peers, &["move", "--from", "0", "--to", "2", "--slots", "200"]);
+    assert_eq!(refused.status, 7, "{refused:?}");
+    assert_eq!(slots(&peers, &["move", "--from", "9", "--to", "2", "--count", "1"]).status, 3);
+    assert_eq!(slots(&peers, &["move", "--from", "0", "--to", "2", "--slots", "x"]).status, 2);
+    assert_eq!(slots(&peers, &["rebalance"]).status, 0);
+    let map = json(&peers, &["map"]);
+    let counts: Vec<_> = map["shards"].as_array().expect("shards").iter().map(|s| &s["slot_count"]).collect();
+    assert_eq!(counts, [5461, 5462, 5461].map(Value::from).iter().collect::<Vec<_>>());
+    check(&seeds, &written);
+}
+
+#[test]
+fn a_move_survives_the_death_of_either_primary() {
+    let (mut peers, list) = founders();
+    let seeds = addresses(&peers);
+    let map = json(&peers, &["map"]);
+    let node_of = |shard: usize| map["shards"][shard]["primary_node"].as_i64().expect("a node") as i32;
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = write_until(seeds.clone(), keys_of(0, 399), Arc::clone(&stop));
+    for (victim, range) in [(node_of(0), "0-199"), (node_of(1), "200-399")] {
+        let begun = slots(&peers, &["move", "--from", "0", "--to", "1", "--slots", range, "--no-wait"]);
+        assert_eq!(begun.status, 0, "{begun:?}");
+        let at = peers.iter().position(|peer| peer.id == victim).expect("a node");
+        peers[at].kill();
+        let others: Vec<&Peer> = peers.iter().filter(|peer| peer.id != victim).collect();
+        let admin = others.iter().map(|peer| peer.admin_address()).collect::<Vec<_>>().join(",");
+        eventually("the move ends without the node", || {
+            let done = moim(&["slots", "map", "-o", "json", "--admin", &admin]);
+            serde_json::from_str::<Value>(&done.stdout).is_ok_and(|map| map["moves"] == 0)
+        });
+        peers[at].start_ready(&["--initial-cluster", &list]);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let (written, _) = writer.join().expect("the writer ends");
+    check(&addresses(&peers), &written);
+    let map = json(&peers, &["map"]);
+    assert_eq!(map["shards"][0]["slots"], "400-5460");
+}
+
+#[test]
+fn nodes_that_join_get_a_shard_and_their_share_of_the_slots() {
+    let mut peers: Vec<_> = (1..=3).map(Peer::new).collect();
+    peers[0].start_ready(&[]);
+    let seeds = addresses(&peers[..1]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = write_until(seeds, keys_of(0, 16_383), Arc::clone(&stop));
+    let first = peers[0].peer_address();
+    for peer in &mut peers[1..] {
+        peer.start_ready(&["--join", &first]);
+    }
+    eventually("three shards with a third of the slots each", || {
+        let done = slots(&peers, &["map", "-o", "json"]);
+        let Ok(map) = serde_json::from_str::<Value>(&done.stdout) else { return false };
+        let Some(shards) = map["shards"].as_array() else { return false };
+        let even = |shard: &Value| shard["slot_count"].as_u64().is_some_and(|count| (5461..=5462).contains(&count));
+        map["moves"] == 0 && shards.len() == 3 && shards.iter().all(even)
+    });
+    stop.store(true, Ordering::Relaxed);
+    let (written, client) = writer.join().expect("the writer ends");
+    assert_eq!(client.others, [""; 0], "nothing but redirections");
+    let map = json(&peers, &["map"]);
+    let mut leaders: Vec<_> =
+        map["shards"].as_array().expect("shards").iter().filter_map(|s| s["primary_node"].as_i64()).collect();
+    leaders.sort_unstable();
+    assert_eq!(leaders, [1, 2, 3]);
+    check(&addresses(&peers), &written);
+}

@@ -1,0 +1,170 @@
+//! Slots that are set aside: their keys are here and nobody sees them, because they are on their way from another
+//! shard. Commands find them by name, so that what happens at their old place can be done here, too; whatever looks at the
+//! keyspace as a whole (counting, scanning, drawing, expiring) passes them by.
+//!
+//! Invariants: `hidden_keys` is the number of keys in hidden slots; their expiries are in `hidden_expires`, all others in
+//! `expires`.
+
+use std::collections::BTreeSet;
+
+use super::entry::{self, LONG_KEY};
+use super::{Keyspace, Ref, Table};
+use crate::slot_set::SlotSet;
+
+impl Keyspace {
+    /// Every key, those set aside included.
+    pub(crate) fn total(&self) -> usize {
+        self.keys
+    }
+
+    /// How many keys a slot has, set aside or not.
+    pub(crate) fn all_in_slot(&self, slot: u16) -> usize {
+        self.tables[usize::from(slot)].as_ref().map_or(0, |table| table.len())
+    }
+
+    #[inline]
+    pub(super) fn is_hidden(&self, slot: u16) -> bool {
+        self.hidden.as_ref().is_some_and(|hidden| hidden.contains(slot))
+    }
+
+    /// The table of a slot, unless it is set aside.
+    #[inline]
+    pub(super) fn seen(&self, slot: usize) -> Option<&Table> {
+        self.tables[slot].as_deref().filter(|_| !self.is_hidden(slot as u16))
+    }
+
+    #[inline]
+    pub(super) fn expires_of(&mut self, slot: u16) -> &mut BTreeSet<(i64, Ref)> {
+        if self.is_hidden(slot) { &mut self.hidden_expires } else { &mut self.expires }
+    }
+
+    /// Sets a slot aside. What was in it is gone.
+    pub(crate) fn hide_slot(&mut self, slot: u16) {
+        self.clear_slot(slot);
+        self.hidden.get_or_insert_default().insert(slot);
+    }
+
+    /// A slot that was set aside is seen from now on, with what is in it.
+    pub(crate) fn show_slot(&mut self, slot: u16) {
+        if !self.is_hidden(slot) {
+            return;
+        }
+        if let Some(table) = self.tables[usize::from(slot)].as_deref() {
+            let (arena, hidden, expires) = (&self.arena, &mut self.hidden_expires, &mut self.expires);
+            table.for_each(|at| {
+                if let Some(expires_at) = entry::expiry_of(arena.bytes(at)) {
+                    hidden.remove(&(expires_at, at));
+                    expires.insert((expires_at, at));
+                }
+            });
+            self.hidden_keys -= table.len();
+        }
+        self.forget_hidden(slot);
+    }
+
+    fn forget_hidden(&mut self, slot: u16) {
+        if let Some(hidden) = &mut self.hidden {
+            hidden.remove(slot);
+            if hidden.is_empty() {
+                self.hidden = None;
+            }
+        }
+    }
+
+    /// Which slots are set aside.
+    pub(crate) fn hidden(&self) -> Option<&SlotSet> {
+        self.hidden.as_ref()
+    }
+
+    /// Forgets every key of a slot, set aside or not.
+    pub(crate) fn clear_slot(&mut self, slot: u16) {
+        self.before_change(slot);
+        let Some(table) = self.tables[usize::from(slot)].take() else { return };
+        let mut entries = Vec::with_capacity(table.len());
+        table.for_each(|at| entries.push(at));
+        self.outside -= table.bytes();
+        self.keys -= table.len();
+        if self.is_hidden(slot) {
+            self.hidden_keys -= table.len();
+        }
+        for at in entries {
+            let bytes = self.arena.bytes(at);
+            let head = entry::parse(bytes);
+            let value = head.is_outside().then(|| entry::number(bytes, head.value.0));
+            let long_key = (head.flags & LONG_KEY != 0).then(|| entry::number(bytes, head.key.0));
+            if let Some(expires_at) = head.expires_at {
+                self.expires_of(slot).remove(&(expires_at, at));
+            }
+            if let Some(number) = value {
+                self.drop_value(number);
+            }
+            if let Some(number) = long_key {
+                let (_, bytes) = self.long_keys.remove(number);
+                self.outside -= bytes;
+            }
+            self.arena.free(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keyspace::Owned;
+    use crate::slot_of;
+
+    /// Keys of one slot, some of which expire.
+    fn fill(db: &mut Keyspace, tag: &str) {
+        for n in 0..50 {
+            let key = format!("{{{tag}}}:{n}");
+            db.set_str(key.as_bytes(), &[b'v'; 40], (n % 2 == 0).then_some(100 + n));
+        }
+        db.put_owned(format!("{{{tag}}}{}", "k".repeat(400)).as_bytes(), Owned::Str(vec![1; 5_000]), Some(7));
+    }
+
+    #[test]
+    fn a_slot_set_aside_is_found_by_name_and_seen_by_nobody() {
+        let mut db = Keyspace::new(1);
+        let slot = slot_of(b"{a}");
+        fill(&mut db, "b");
+        let before = db.memory();
+        db.hide_slot(slot);
+        fill(&mut db, "a");
+        assert_eq!((db.len(), db.total(), db.expiring()), (51, 102, 26));
+        assert!(db.contains(b"{a}:3"), "by name");
+        let mut seen = 0;
+        db.for_each(|key, ..| {
+            assert!(key.starts_with(b"{b}"));
+            seen += 1;
+        });
+        assert_eq!((seen, db.slot_len(slot), db.keys_in_slot(slot, 9).len()), (51, 0, 0));
+        assert!((0..200).all(|_| db.random_key(|n| fastrand::usize(..n)).unwrap().starts_with(b"{b}")));
+        let (mut cursor, mut scanned) = (0, 0);
+        loop {
+            cursor = db.scan(cursor, |_, _, _| scanned += 1);
+            if cursor == 0 {
+                break;
+            }
+        }
+        assert_eq!(scanned, 51);
+        assert!(db.first_expired(1_000).unwrap().starts_with(b"{b}"));
+        db.show_slot(slot);
+        assert_eq!((db.len(), db.expiring(), db.slot_len(slot)), (102, 52, 51));
+        db.clear_slot(slot);
+        assert_eq!((db.len(), db.total(), db.expiring(), db.memory()), (51, 51, 26, before));
+    }
+
+    #[test]
+    fn forgetting_everything_leaves_what_is_on_its_way() {
+        let mut db = Keyspace::new(1);
+        db.hide_slot(slot_of(b"{a}"));
+        fill(&mut db, "a");
+        fill(&mut db, "b");
+        db.clear();
+        assert_eq!((db.len(), db.total(), db.expiring()), (0, 51, 0));
+        db.show_slot(slot_of(b"{a}"));
+        assert_eq!((db.len(), db.expiring()), (51, 26));
+        db.clear();
+        assert_eq!((db.total(), db.memory()), (0, Keyspace::new(1).memory()));
+    }
+}

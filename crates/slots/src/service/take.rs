@@ -1,0 +1,289 @@
+//! The target of a move: takes the keys in, follows what is done to them, has them frozen, and makes them its own.
+//!
+//! Everything it takes in goes through its own journal (`moves.rs`), so a new primary goes on from the position that is
+//! written there. Invariant: the slots change hands only after everything below the freeze is committed here.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use moim_base::BrokerId;
+use moim_base::task::offload;
+use moim_cluster::{RepositoryError, Txn};
+
+use super::give::{Ask, Said};
+use super::map::{Move, Phase};
+use super::{PROGRESS, Service};
+use crate::effects;
+use crate::moves::{AT, LOAD, STAGE};
+use crate::peer::Wire;
+use crate::session::Session;
+use crate::shard::{Role, Shard, State, Turn};
+use crate::shared::lock;
+
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(100);
+/// For one answer of the source.
+const ANSWER: Duration = Duration::from_secs(15);
+/// How often the others hear how far a move is.
+const TELL_MS: u64 = 500;
+
+/// Why taking stopped.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Halt {
+    /// There is nothing to take any more, or not by this node.
+    #[error("the move is not ours to go on with")]
+    Over,
+    /// What has come so far does not fit what the source has.
+    #[error("the source begins anew")]
+    Anew,
+    /// The source, or the coordination core, did not answer as it should.
+    #[error("{0}")]
+    Again(String),
+}
+
+impl From<io::Error> for Halt {
+    fn from(error: io::Error) -> Self {
+        Self::Again(error.to_string())
+    }
+}
+
+impl From<RepositoryError> for Halt {
+    fn from(error: RepositoryError) -> Self {
+        Self::Again(error.to_string())
+    }
+}
+
+/// How far a move is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Progress {
+    /// `keys`, `changes`, `frozen`.
+    pub stage: String,
+    /// Bytes taken in.
+    pub bytes: u64,
+}
+
+/// The source: on this node, or elsewhere.
+enum Giver<'a> {
+    Here(&'a Service),
+    There(Box<Wire>),
+}
+
+impl Giver<'_> {
+    async fn ask(&mut self, ask: Ask) -> Result<(Said, Bytes), Halt> {
+        let answer = async {
+            match self {
+                Self::Here(service) => service.give(ask).await,
+                Self::There(wire) => {
+                    wire.send(&ask, b"").await?;
+                    wire.receive().await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+                }
+            }
+        };
+        let answer = tokio::time::timeout(ANSWER, answer).await;
+        match answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
+            (Said::Gone, _) => Err(Halt::Anew),
+            (Said::NotHere, _) => Err(Halt::Again("the source has another primary".to_owned())),
+            said => Ok(said),
+        }
+    }
+}
+
+/// A move that is being taken in.
+struct Taking<'a> {
+    service: &'a Service,
+    shard: Arc<Shard>,
+    one: Move,
+    /// The lead under which it is done.
+    lead: i32,
+    progress: Progress,
+    told_ms: u64,
+}
+
+impl Service {
+    /// Takes a move in, to its end or until this node leads the target no more.
+    pub(super) async fn take(self: Arc<Self>, shard: Arc<Shard>, id: u64) {
+        let mut anew = false;
+        loop {
+            match self.take_once(&shard, id, &mut anew).await {
+                Ok(()) | Err(Halt::Over) => break,
+                Err(Halt::Anew) => anew = true,
+                Err(Halt::Again(why)) => tracing::info!(id, why, "a move of slots is held up"),
+            }
+            if self.parts.shutdown.is_stopped() {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        lock(&self.at_work).remove(&id);
+        self.moved.notify_one();
+    }
+
+    async fn take_once(&self, shard: &Arc<Shard>, id: u64, anew: &mut bool) -> Result<(), Halt> {
+        let lead = shard.log.leads().filter(|_| shard.role() == Role::Primary).ok_or(Halt::Over)?;
+        let map = self.read_map().await?.1;
+        let one = map.find(id).filter(|one| one.phase == Phase::Copying).ok_or(Halt::Over)?.clone();
+        let mut giver = self.giver(one.from).await?;
+        let (service, shard) = (self, Arc::clone(shard));
+        let mut taking = Taking { service, shard, one, lead, progress: Progress::default(), told_ms: 0 };
+        let mut position = match taking.staged_at().await.filter(|_| !*anew) {
+            Some(position) => position,
+            None => taking.load(&mut giver).await?,
+        };
+        *anew = false;
+        while !taking.follow(&mut giver, &mut position).await? {}
+        taking.tell("frozen").await;
+        let attempt = taking.one.attempt;
+        let (said, _) = giver.ask(Ask::Freeze { id, attempt }).await?;
+        let Said::Frozen { end } = said else { return Err(Halt::Anew) };
+        while position < end {
+            taking.follow(&mut giver, &mut position).await?;
+        }
+        taking.committed().await?;
+        let flipped = self.change_moves(|map| map.flipped(id, attempt)).await?;
+        if flipped.is_none() {
+            return Err(Halt::Again("the source did not wait".to_owned()));
+        }
+        tracing::info!(id, from = taking.one.from, to = taking.one.to, slots = %taking.one.slots, "slots have moved");
+        self.refresh(0).await?;
+        Ok(())
+    }
+
+    /// The primary of a shard, wherever it is.
+    async fn giver(&self, shard: u16) -> Result<Giver<'_>, Halt> {
+        if self.primary_here(shard).is_some() {
+            return Ok(Giver::Here(self));
+        }
+        let leader: Option<BrokerId> = lock(&self.records).get(&shard).and_then(|state| state.leader);
+        let leader = leader.filter(|node| *node != self.options.node);
+        let leader = leader.ok_or_else(|| Halt::Again(format!("shard {shard} has no primary")))?;
+        let socket = self.parts.dialler.dial(leader).await?;
+        Ok(Giver::There(Box::new(Wire::open(socket).await?)))
+    }
+}
+
+impl Taking<'_> {
+    /// Up to where the source's journal is here, if all its keys are.
+    async fn staged_at(&self) -> Option<i64> {
+        let id = self.one.id;
+        self.shard.look(|state| state.moves.staged().get(&id).and_then(|staged| staged.position)).await
+    }
+
+    /// Changes the shard in a turn, under the lead with which this began.
+    async fn turn(&self, act: impl FnOnce(&mut Turn<'_>) + Send + 'static) -> Result<(), Halt> {
+        let (shard, shared, lead) = (Arc::clone(&self.shard), Arc::clone(&self.service.shared), self.lead);
+        let led = offload(move || {
+            let mut turn = shard.turn_away(&shared);
+            let leads = shard.role() == Role::Primary && turn.state.epoch == lead;
+            if leads {
+                act(&mut turn);
+            }
+            turn.finish();
+            Ok(leads)
+        });
+        if led.await? { Ok(()) } else { Err(Halt::Over) }
+    }
+
+    /// Waits until everything that was taken in is committed.
+    async fn committed(&self) -> Result<(), Halt> {
+        let end = |state: &mut State| state.applied + i64::from(!state.fx.is_empty());
+        let (end, voided) = self.shard.look(|state| (end(state), self.shard.voided())).await;
+        let leads = || self.shard.log.leads() == Some(self.lead);
+        if !leads() || !self.service.commits(&self.shard, end, voided).await || !leads() {
+            return Err(Halt::Over);
+        }
+        Ok(())
+    }
+
+    /// Takes in all keys; gives the position of the source's journal that they show.
+    async fn load(&mut self, giver: &mut Giver<'_>) -> Result<i64, Halt> {
+        let id = self.one.id;
+        let (said, _) = giver.ask(Ask::Begin { id }).await?;
+        let Said::Begun { position } = said else { return Err(Halt::Anew) };
+        let (number, slots) = (id.to_string(), self.one.slots.to_string());
+        self.turn(move |turn| turn.step(&[STAGE, number.as_bytes(), slots.as_bytes()])).await?;
+        self.progress.bytes = 0;
+        let mut answer = giver.ask(Ask::More { id }).await?;
+        while let (Said::Keys { is_last }, keys) = answer {
+            self.progress.bytes += keys.len() as u64;
+            self.tell("keys").await;
+            // The next keys travel while these are written; no more than that is under way.
+            let next = async {
+                if is_last { Ok(None) } else { giver.ask(Ask::More { id }).await.map(Some) }
+            };
+            let (taken, next) = tokio::join!(self.take_in(keys), next);
+            taken?;
+            match next? {
+                Some(next) => answer = next,
+                None => {
+                    self.note(position).await?;
+                    return Ok(position);
+                }
+            }
+        }
+        Err(Halt::Anew)
+    }
+
+    async fn take_in(&self, mut keys: Bytes) -> Result<(), Halt> {
+        while keys.remaining() >= 4 {
+            let len = keys.get_u32_le() as usize;
+            if len > keys.len() {
+                return Err(Halt::Anew);
+            }
+            let (piece, id) = (keys.split_to(len), self.one.id.to_string());
+            self.turn(move |turn| turn.step(&[LOAD, id.as_bytes(), &piece[..]])).await?;
+        }
+        self.committed().await
+    }
+
+    async fn note(&self, position: i64) -> Result<(), Halt> {
+        let (id, position) = (self.one.id.to_string(), position.to_string());
+        self.turn(move |turn| turn.step(&[AT, id.as_bytes(), position.as_bytes()])).await
+    }
+
+    /// Does here what was done there since `position`. Answers whether that was all.
+    async fn follow(&mut self, giver: &mut Giver<'_>, position: &mut i64) -> Result<bool, Halt> {
+        let (said, bytes) = giver.ask(Ask::Tail { id: self.one.id, from: *position }).await?;
+        let Said::Tail { next, is_all } = said else { return Err(Halt::Anew) };
+        if next == *position {
+            // Frozen and not committed there yet, perhaps.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            return Ok(is_all);
+        }
+        self.progress.bytes += bytes.len() as u64;
+        self.tell("changes").await;
+        let commands = match bytes.is_empty() {
+            true => Vec::new(),
+            false => effects::read(&bytes).map_err(|error| Halt::Again(error.to_string()))?.1,
+        };
+        let (id, shared) = (self.one.id.to_string(), Arc::clone(&self.service.shared));
+        self.turn(move |turn| {
+            // In one frame with its position: a new primary does it once.
+            turn.append();
+            let now = turn.now;
+            turn.state.replay(&shared, &mut Session::nobody(), now, &commands);
+            for command in &commands {
+                turn.state.fx.push(command.args().iter());
+            }
+            turn.step(&[AT, id.as_bytes(), next.to_string().as_bytes()]);
+        })
+        .await?;
+        *position = next;
+        Ok(is_all)
+    }
+
+    /// Lets everybody know how far the move is, now and then.
+    async fn tell(&mut self, stage: &str) {
+        let now = self.service.parts.clock.monotonic_ms();
+        if self.progress.stage == stage && now < self.told_ms + TELL_MS {
+            return;
+        }
+        (self.progress.stage, self.told_ms) = (stage.to_owned(), now);
+        let key = format!("{PROGRESS}{}", self.one.id);
+        let value = serde_json::to_vec(&self.progress).unwrap_or_default();
+        if let Err(error) = self.service.parts.repository.txn(Txn::new().put(key, value)).await {
+            tracing::debug!(%error, "nobody heard how far a move is");
+        }
+    }
+}
