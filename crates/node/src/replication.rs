@@ -131,19 +131,8 @@ fn take_streams(router: &Router, driver: &Arc<Driver>, store: StoreStreams, scop
 
 /// Gives a connection to the store or to the driver, by what it begins with.
 async fn deal(stream: TcpStream, driver: &Driver, store: &StoreStreams) -> io::Result<()> {
-    let mut first = [0; PEER_MAGIC.len()];
-    let look = async {
-        loop {
-            match stream.peek(&mut first).await? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                len if len == first.len() || first[..len] != PEER_MAGIC[..len] => return Ok(len),
-                // A part of the word: the rest is on its way.
-                _ => tokio::time::sleep(Duration::from_millis(1)).await,
-            }
-        }
-    };
-    let len = tokio::time::timeout(FIRST_WORD, look).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-    if first[..len] == PEER_MAGIC[..] {
+    let is_store = tokio::time::timeout(FIRST_WORD, begins_as_store(&stream)).await;
+    if is_store.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
         if let Some(take) = store.get() {
             take(stream.into_std()?);
         }
@@ -151,6 +140,20 @@ async fn deal(stream: TcpStream, driver: &Driver, store: &StoreStreams) -> io::R
         driver.accept(Box::new(stream));
     }
     Ok(())
+}
+
+/// Looks at the first bytes, without taking them.
+async fn begins_as_store(stream: &TcpStream) -> io::Result<bool> {
+    let mut first = [0; PEER_MAGIC.len()];
+    loop {
+        match stream.peek(&mut first).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            len if first[..len] != PEER_MAGIC[..len] => return Ok(false),
+            len if len == first.len() => return Ok(true),
+            // A part of the word: the rest is on its way.
+            _ => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    }
 }
 
 /// Tells the driver in which run this node is registered.

@@ -67,7 +67,7 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
         metrics: metrics.clone(),
         facts: Mutex::new(facts(config, &data, clock.as_ref())),
         cluster: OnceLock::new(),
-            slots: OnceLock::new(),
+        slots: OnceLock::new(),
         listeners: Mutex::new(Listeners::default()),
     });
     let listener = bind(SocketAddr::new(host, config.admin.port), "--admin-port").await?;

@@ -425,7 +425,9 @@ impl Connection {
 
     /// WAIT: whether enough replicas have what was written before it, or none ever will because this node leads no more.
     fn look_for_replicas(&mut self) {
-        let Some((end, wanted)) = self.session.block.as_ref().and_then(|block| block.replicas) else { return };
+        let Some((end, wanted)) = self.session.block.as_ref().and_then(|block| block.replicas) else {
+            return;
+        };
         let have = self.shard.log.replicas_with(end) as i64;
         let leads = self.shard.role() == Role::Primary;
         if have < wanted && leads {
@@ -500,7 +502,9 @@ impl Connection {
         let replicas = waits.then(|| Instant::now() + WAIT_PAUSE);
         let limit = self.shared.settings.timeout_s.load(Ordering::Relaxed);
         let idle = (limit > 0).then(|| Instant::now() + Duration::from_millis(500));
-        let Some(wanted) = [self.deadline, self.paused_until, right, replicas, idle].into_iter().flatten().min() else {
+        let Some(wanted) =
+            [self.deadline, self.paused_until, right, replicas, idle].into_iter().flatten().min()
+        else {
             return Poll::Pending;
         };
         if self.sleep.deadline() != wanted {

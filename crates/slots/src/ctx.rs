@@ -137,8 +137,14 @@ impl<'a> Ctx<'a> {
     /// nothing. `timeout_ms` 0 waits for ever; when time runs out the client gets a null array, or what `on_timeout` says.
     pub fn block(&mut self, keys: Vec<Box<[u8]>>, timeout_ms: i64, on_timeout: OnTimeout) {
         let deadline = (timeout_ms > 0).then(|| self.now.saturating_add(timeout_ms));
-        self.session.block =
-            Some(Block { keys, deadline, on_timeout, command: self.args.to_owned(), on_keys: true, replicas: None });
+        self.session.block = Some(Block {
+            keys,
+            deadline,
+            on_timeout,
+            command: self.args.to_owned(),
+            on_keys: true,
+            replicas: None,
+        });
     }
 
     /// Runs another command in place, with the answer behind what is written. For EXEC and scripts.

@@ -48,7 +48,7 @@ pub(crate) fn is_step(name: &[u8]) -> bool {
 
 /// See the module.
 #[derive(Clone, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moves {
+pub(crate) struct Moves {
     frozen: BTreeMap<u64, Frozen>,
     staged: BTreeMap<u64, Staged>,
     /// Invariant: the slots of both.
@@ -152,7 +152,8 @@ pub(crate) struct BadStep(String);
 impl State {
     /// Does what an effect of this module says: in a turn of the primary that records it, and wherever it is replayed.
     pub(crate) fn apply_step(&mut self, args: &Args<'_>) -> Result<(), BadStep> {
-        let bad = |what: &str| BadStep(format!("{}: {what}", String::from_utf8_lossy(args.name()).escape_debug()));
+        let bad =
+            |what: &str| BadStep(format!("{}: {what}", String::from_utf8_lossy(args.name()).escape_debug()));
         let text = |at: usize| std::str::from_utf8(args.get(at).unwrap_or_default()).ok();
         let id: u64 = text(1).and_then(|id| id.parse().ok()).ok_or_else(|| bad("no number"))?;
         let slots =
@@ -181,7 +182,8 @@ impl State {
                 snapshot::read_keys(keys, &mut self.db).map_err(|error| bad(&error.to_string()))?;
             }
             AT => {
-                let position = text(2).and_then(|text| text.parse().ok()).ok_or_else(|| bad("no position"))?;
+                let position =
+                    text(2).and_then(|text| text.parse().ok()).ok_or_else(|| bad("no position"))?;
                 if let Some(staged) = self.moves.staged.get_mut(&id) {
                     staged.position = Some(position);
                 }
@@ -286,9 +288,12 @@ mod tests {
     #[test]
     fn steps_that_make_no_sense_are_refused() {
         let mut state = State::empty();
-        for wrong in
-            [&[FREEZE, b"x", b"0", b"1"][..], &[FREEZE, b"1", b"0", b"99999"], &[b"\0what", b"1"], &[STAGE, b"1", b"a"]]
-        {
+        for wrong in [
+            &[FREEZE, b"x", b"0", b"1"][..],
+            &[FREEZE, b"1", b"0", b"99999"],
+            &[b"\0what", b"1"],
+            &[STAGE, b"1", b"a"],
+        ] {
             assert!(step(&mut state, wrong).is_err(), "{wrong:?}");
         }
     }

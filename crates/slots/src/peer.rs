@@ -80,7 +80,11 @@ impl Wire {
         while self.input.len() < wanted {
             self.input.reserve((wanted - self.input.len()).clamp(READ_BYTES, 4 << 20));
             if poll_fn(|cx| self.socket.poll_read(cx, &mut self.input)).await? == 0 {
-                return if self.input.is_empty() { Ok(false) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+                return if self.input.is_empty() {
+                    Ok(false)
+                } else {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                };
             }
         }
         Ok(true)

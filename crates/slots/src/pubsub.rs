@@ -178,7 +178,8 @@ impl PubSub {
     /// Sends a message on to the other nodes; one that they cannot keep up with is lost, as anywhere between nodes.
     pub fn tell_others(&self, sharded: bool, channel: &[u8], message: &[u8], gate: Gate) {
         if let Some(told) = self.told.get() {
-            let told_now = told.try_send(Told { sharded, channel: channel.into(), message: message.into(), gate });
+            let told_now =
+                told.try_send(Told { sharded, channel: channel.into(), message: message.into(), gate });
             if told_now.is_err() {
                 tracing::debug!("a message did not reach the other nodes");
             }

@@ -48,6 +48,8 @@ pub struct Session {
     pub resumed: bool,
     /// It stands for a client that waits while its command runs away from the loops.
     pub away: bool,
+    /// While a transaction of CLUSTER commands runs: the changes it asks for.
+    pub planned: Option<Vec<crate::ops::MapChange>>,
     /// The connection ends when its answers are sent.
     pub closing: bool,
     /// Which answers it wants.
@@ -136,6 +138,7 @@ impl Session {
             held: false,
             resumed: false,
             away: false,
+            planned: None,
             closing: false,
             replies: Replies::On,
             shard: None,

@@ -39,7 +39,9 @@ enum SlotsVerb {
         moim slots move --from 127.0.0.1:20101 --to 127.0.0.1:20201 --slots 0-99,200 --timeout 10m")]
     Move(MoveArgs),
     /// Give every shard as many slots
-    #[command(after_help = "Example:\n  moim slots rebalance --timeout 10m\n  moim slots rebalance --no-wait")]
+    #[command(
+        after_help = "Example:\n  moim slots rebalance --timeout 10m\n  moim slots rebalance --no-wait"
+    )]
     Rebalance(WaitArgs),
     /// The moves: under way, waiting, and the newest that are over
     #[command(after_help = "Example:\n  moim slots status")]
@@ -51,7 +53,9 @@ enum SlotsVerb {
         id: u64,
     },
     /// What an answer promises: on disk of the in-sync replicas (fsync), or not yet (async)
-    #[command(after_help = "Example:\n  moim slots durability async --shard 2\n  moim slots durability fsync")]
+    #[command(
+        after_help = "Example:\n  moim slots durability async --shard 2\n  moim slots durability fsync"
+    )]
     Durability {
         /// fsync or async
         durability: String,

@@ -227,7 +227,8 @@ fn nodes_that_join_get_a_shard_and_their_share_of_the_slots() {
         let done = slots(&peers, &["map", "-o", "json"]);
         let Ok(map) = serde_json::from_str::<Value>(&done.stdout) else { return false };
         let Some(shards) = map["shards"].as_array() else { return false };
-        let even = |shard: &Value| shard["slot_count"].as_u64().is_some_and(|count| (5461..=5462).contains(&count));
+        let even =
+            |shard: &Value| shard["slot_count"].as_u64().is_some_and(|count| (5461..=5462).contains(&count));
         map["moves"] == 0 && shards.len() == 3 && shards.iter().all(even)
     });
     stop.store(true, Ordering::Relaxed);

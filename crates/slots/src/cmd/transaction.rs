@@ -115,6 +115,9 @@ fn exec(ctx: &mut Ctx<'_>) -> Done {
         ctx.out.null_array();
         return Ok(());
     }
+    if crate::ops::is_about_the_cluster(&multi.commands) {
+        return crate::ops::ask_several(ctx, &multi.commands);
+    }
     ctx.out.array(multi.commands.len());
     for (spec, command) in &multi.commands {
         ctx.call(spec, command);

@@ -137,10 +137,10 @@ fn an_image_shows_the_moment_it_was_begun_whatever_happens_meanwhile() {
         };
         (0..5_000).for_each(|_| change(&mut space, &mut rng));
         let wanted = lines(&space);
-        space.begin_image(write);
+        space.begin_image(1, None, write);
         let mut out = Vec::new();
         loop {
-            let (more, done) = space.image_step(500).unwrap();
+            let (more, done) = space.image_step(1, 500).unwrap();
             out.extend(more);
             if done {
                 break;

@@ -75,10 +75,7 @@ impl Service {
         let Some((one, shard)) = self.giving(id).await else { return nothing(Said::NotHere) };
         match ask {
             Ask::Begin { .. } => self.begin(&shard, &one).await,
-            Ask::More { .. } => {
-                let said = offload(move || Ok(more(&shard, id))).await?;
-                Ok(said)
-            }
+            Ask::More { .. } => offload(move || Ok(more(&shard, id))).await,
             Ask::Tail { from, .. } => {
                 shard.keep_from(from);
                 offload(move || tail(&shard, &one, from)).await
@@ -90,9 +87,8 @@ impl Service {
 
     /// The move, and its source if this node leads it.
     async fn giving(&self, id: u64) -> Option<(Move, Arc<Shard>)> {
-        let known = |map: &super::map::SlotMap| {
-            map.find(id).filter(|one| one.phase == Phase::Copying).cloned()
-        };
+        let known =
+            |map: &super::map::SlotMap| map.find(id).filter(|one| one.phase == Phase::Copying).cloned();
         let mut found = known(&self.map());
         if found.is_none() {
             // The target may have heard of it before we did.

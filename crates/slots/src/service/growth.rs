@@ -41,7 +41,8 @@ fn newcomers(
     let wanted: Vec<i32> =
         members.iter().map(|live| live.record.node_id).filter(|node| !orders.contains_key(node)).collect();
     let missing = wanted.len().min(MOST).saturating_sub(shards);
-    let preferred = |node: &i32| records.values().any(|state| state.replicas.first().is_some_and(|n| n.0 == *node));
+    let preferred =
+        |node: &i32| records.values().any(|state| state.replicas.first().is_some_and(|n| n.0 == *node));
     wanted.into_iter().filter(|node| !preferred(node)).take(missing).collect()
 }
 
@@ -93,7 +94,10 @@ impl Service {
             txn = txn.when(Compare::Absent(keys::partition(id))).put(keys::partition(id), state.encode());
         }
         let numbers: Vec<u16> = (0..config.shards as u16).collect();
-        let planned = map.evening(&numbers).iter().try_fold(map, |map, (from, to, slots)| map.with_move(*from, *to, slots));
+        let planned = map
+            .evening(&numbers)
+            .iter()
+            .try_fold(map, |map, (from, to, slots)| map.with_move(*from, *to, slots));
         txn = match planned {
             Ok(planned) => txn.put(MAP, planned.encode()),
             Err(why) => {

@@ -41,7 +41,7 @@ pub(crate) struct SlotMap {
 /// Where a move stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub(crate) enum Phase {
     /// The target takes the keys in; the source serves them, or holds them in the end.
     Copying,
     /// The slots are the target's.
@@ -52,23 +52,23 @@ pub enum Phase {
 
 /// One move of slots from a shard to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Move {
+pub(crate) struct Move {
     /// Its number; no other move of this cluster has it.
-    pub id: u64,
+    pub(crate) id: u64,
     /// Who gives.
-    pub from: u16,
+    pub(crate) from: u16,
     /// Who gets.
-    pub to: u16,
+    pub(crate) to: u16,
     /// What.
-    pub slots: SlotSet,
+    pub(crate) slots: SlotSet,
     /// Where it stands.
-    pub phase: Phase,
+    pub(crate) phase: Phase,
     /// Grows whenever the source stops waiting for the target: what was frozen under an older one may thaw.
-    pub attempt: u32,
+    pub(crate) attempt: u32,
     /// The source has thawed or dropped them.
-    pub source_done: bool,
+    pub(crate) source_done: bool,
     /// The target serves them or has discarded them.
-    pub target_done: bool,
+    pub(crate) target_done: bool,
 }
 
 /// Who of a move.
@@ -121,10 +121,15 @@ impl SlotMap {
 
     /// The moves that may be worked on: the others wait for an earlier one with the same shard.
     pub(crate) fn active(&self) -> impl Iterator<Item = &Move> {
-        self.moves.iter().enumerate().filter(|(at, one)| {
-            let shares = |other: &Move| [other.from, other.to].iter().any(|s| [one.from, one.to].contains(s));
-            !self.moves[..*at].iter().any(shares)
-        }).map(|(_, one)| one)
+        self.moves
+            .iter()
+            .enumerate()
+            .filter(|(at, one)| {
+                let shares =
+                    |other: &Move| [other.from, other.to].iter().any(|s| [one.from, one.to].contains(s));
+                !self.moves[..*at].iter().any(shares)
+            })
+            .map(|(_, one)| one)
     }
 
     /// The slots that moves of our own are about.
@@ -389,7 +394,10 @@ mod tests {
     fn evening_out_moves_as_few_slots_as_can_be() {
         let grown = SlotMap::even(1);
         let moves = grown.evening(&[0, 1, 2]);
-        assert_eq!(moves.iter().map(|(from, to, s)| (*from, *to, s.len())).collect::<Vec<_>>(), [(0, 1, 5461), (0, 2, 5461)]);
+        assert_eq!(
+            moves.iter().map(|(from, to, s)| (*from, *to, s.len())).collect::<Vec<_>>(),
+            [(0, 1, 5461), (0, 2, 5461)]
+        );
         let mut map = grown;
         for (from, to, slots) in &moves {
             map = map.with_move(*from, *to, slots).unwrap();

@@ -157,7 +157,9 @@ impl Service {
             }
             Duty::Drop { id } => self.turns(shard, id, DROP).await,
             Duty::Own { id } if !lock(&self.at_work).contains(&id) => self.turns(shard, id, OWN).await,
-            Duty::Discard { id } if !lock(&self.at_work).contains(&id) => self.turns(shard, id, DISCARD).await,
+            Duty::Discard { id } if !lock(&self.at_work).contains(&id) => {
+                self.turns(shard, id, DISCARD).await
+            }
             Duty::Own { .. } | Duty::Discard { .. } => Ok(()),
             Duty::Settle { id, side } => self.settle_move(shard, id, side).await,
             Duty::Take { id } => {
@@ -237,9 +239,8 @@ impl Service {
         if now < since + FREEZE_MS {
             return Ok(());
         }
-        let changed = self.change_moves(|map| {
-            if attempt < ATTEMPTS { map.retried(id, attempt) } else { map.aborted(id) }
-        });
+        let changed = self
+            .change_moves(|map| if attempt < ATTEMPTS { map.retried(id, attempt) } else { map.aborted(id) });
         changed.await.map_err(std::io::Error::other)?;
         lock(&self.frozen_since).remove(&key);
         tracing::warn!(id, attempt, "the target of a move took too long; its slots are served again");
@@ -250,7 +251,8 @@ impl Service {
     /// The slot map as it is now, with its revision.
     pub(super) async fn read_map(&self) -> Result<(i64, SlotMap), RepositoryError> {
         let entry = self.parts.repository.get(MAP).await?;
-        let entry = entry.ok_or_else(|| RepositoryError::Unavailable("there is no slot map yet".to_owned()))?;
+        let entry =
+            entry.ok_or_else(|| RepositoryError::Unavailable("there is no slot map yet".to_owned()))?;
         let map = SlotMap::decode(&entry.value);
         let map = map.ok_or_else(|| RepositoryError::Damaged("the slot map".to_owned()))?;
         Ok((entry.mod_revision, map))
@@ -259,7 +261,7 @@ impl Service {
     /// Changes the slot map; `None` when `edit` found nothing to change.
     pub(super) async fn change_moves(
         &self,
-        edit: impl Fn(&SlotMap) -> Option<SlotMap>,
+        edit: impl Fn(&SlotMap) -> Option<SlotMap> + Send,
     ) -> Result<Option<SlotMap>, RepositoryError> {
         loop {
             let (revision, map) = self.read_map().await?;
@@ -319,7 +321,13 @@ mod tests {
             ("target, moved", 1, &staged, &moved, vec![Duty::Own { id: 1 }]),
             ("target, given up", 1, &staged, &aborted, vec![Duty::Discard { id: 1 }]),
             ("target, owned", 1, &idle, &moved, settle(Side::Target)),
-            ("target, staged for a move that is over", 1, &staged, &over(&aborted), vec![Duty::Discard { id: 1 }]),
+            (
+                "target, staged for a move that is over",
+                1,
+                &staged,
+                &over(&aborted),
+                vec![Duty::Discard { id: 1 }],
+            ),
             ("somebody else", 7, &idle, &map, vec![]),
         ] {
             assert_eq!(duties(shard, journal, map), wanted, "{name}");

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::map::SlotMap;
 use super::{MAP, Service};
 use crate::error::Error;
-use crate::ops::{MapChange, Op, OpKind};
+use crate::ops::{MapChange, Op, OpKind, Step};
 use crate::shared::lock;
 
 /// How long a change of the cluster may take.
@@ -35,21 +35,36 @@ fn late() -> Error {
     Error::coded("CLUSTERDOWN The coordination core did not answer in time")
 }
 
+async fn in_time(work: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(late()))
+}
+
 impl Service {
     async fn carry_out(&self, op: Op) {
         let index = op.shard.index;
-        let done = match &op.kind {
-            OpKind::Map(change) => tokio::time::timeout(PATIENCE, self.change_map(index, change)).await,
-            OpKind::Failover => tokio::time::timeout(PATIENCE, self.take_lead(index)).await,
-        };
-        let result = done.unwrap_or_else(|_| Err(late()));
+        let mut results = Vec::new();
+        match &op.kind {
+            OpKind::Map(change) => results.push(in_time(self.change_map(index, change)).await),
+            OpKind::Failover => results.push(in_time(self.take_lead(index)).await),
+            OpKind::Several(steps) => {
+                for step in steps {
+                    if let Step::Change(change) = step {
+                        results.push(in_time(self.change_map(index, change)).await);
+                    }
+                }
+            }
+        }
         loop {
             if let Some(mut turn) = op.shard.turn(&self.shared) {
                 // Somebody else may have answered: CLIENT UNBLOCK, or the client is gone.
                 let waits = turn.unblock(op.client);
                 turn.finish();
-                if waits {
-                    op.answer(result);
+                match &op.kind {
+                    _ if !waits => {}
+                    OpKind::Several(steps) => op.answer_several(steps, results),
+                    OpKind::Map(_) | OpKind::Failover => {
+                        op.answer(results.pop().unwrap_or_else(|| Err(late())))
+                    }
                 }
                 return;
             }

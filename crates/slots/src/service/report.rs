@@ -1,5 +1,8 @@
 //! What operators see of the slots, and what they change: the map, moves, what an answer promises.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use moim_cluster::{Compare, RepositoryError, Txn, TxnOutcome};
 use moim_replica::keys;
 use serde::{Deserialize, Serialize};
@@ -201,26 +204,26 @@ impl Service {
 
     async fn change_map_with(
         &self,
-        edit: impl Fn(&SlotMap) -> Result<SlotMap, String>,
+        edit: impl Fn(&SlotMap) -> Result<SlotMap, String> + Send + Sync,
     ) -> Result<Vec<u64>, Refused> {
-        let (refusal, first) = (std::cell::RefCell::new(None), std::cell::Cell::new(0));
+        let (refusal, first) = (Mutex::new(None), AtomicU64::new(0));
         let changed = self
             .change_moves(|map| {
-                first.set(map.last_move);
+                first.store(map.last_move, Ordering::Relaxed);
                 match edit(map) {
                     Ok(changed) => Some(changed).filter(|changed| changed != map),
                     Err(why) => {
-                        refusal.replace(Some(why));
+                        *lock(&refusal) = Some(why);
                         None
                     }
                 }
             })
             .await?;
-        if let Some(why) = refusal.into_inner() {
+        if let Some(why) = lock(&refusal).take() {
             return Err(Refused::Conflict(why));
         }
         self.refresh(0).await?;
-        Ok(changed.map_or_else(Vec::new, |map| (first.get() + 1..=map.last_move).collect()))
+        Ok(changed.map_or_else(Vec::new, |map| (first.load(Ordering::Relaxed) + 1..=map.last_move).collect()))
     }
 
     /// Gives a move up: its slots stay where they are.
@@ -246,7 +249,9 @@ impl Service {
         let repository = self.parts.repository.as_ref();
         loop {
             let entry = repository.get(keys::SLOTS_CONFIG).await?;
-            let Some(entry) = entry else { return Err(Refused::Conflict("there are no shards yet".to_owned())) };
+            let Some(entry) = entry else {
+                return Err(Refused::Conflict("there are no shards yet".to_owned()));
+            };
             let damaged = |_| RepositoryError::Damaged(keys::SLOTS_CONFIG.to_owned());
             let mut config: ConfigRecord = serde_json::from_slice(&entry.value).map_err(damaged)?;
             match shard {

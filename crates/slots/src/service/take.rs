@@ -57,11 +57,11 @@ impl From<RepositoryError> for Halt {
 
 /// How far a move is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Progress {
+pub(super) struct Progress {
     /// `keys`, `changes`, `frozen`.
-    pub stage: String,
+    pub(super) stage: String,
     /// Bytes taken in.
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
 
 /// The source: on this node, or elsewhere.
@@ -209,9 +209,7 @@ impl Taking<'_> {
             self.progress.bytes += keys.len() as u64;
             self.tell("keys").await;
             // The next keys travel while these are written; no more than that is under way.
-            let next = async {
-                if is_last { Ok(None) } else { giver.ask(Ask::More { id }).await.map(Some) }
-            };
+            let next = async { if is_last { Ok(None) } else { giver.ask(Ask::More { id }).await.map(Some) } };
             let (taken, next) = tokio::join!(self.take_in(keys), next);
             taken?;
             match next? {

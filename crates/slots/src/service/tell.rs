@@ -61,12 +61,7 @@ async fn tell(service: Arc<Service>, node: BrokerId, mut messages: mpsc::Receive
     }
 }
 
-async fn send(
-    service: &Service,
-    node: BrokerId,
-    wire: &mut Option<Wire>,
-    message: &Told,
-) -> io::Result<()> {
+async fn send(service: &Service, node: BrokerId, wire: &mut Option<Wire>, message: &Told) -> io::Result<()> {
     let wire = match wire {
         Some(wire) => wire,
         none => none.insert(Wire::open(service.parts.dialler.dial(node).await?).await?),
@@ -76,7 +71,11 @@ async fn send(
 }
 
 /// Takes the connections that other nodes make.
-pub(super) async fn accept(service: Arc<Service>, mut streams: mpsc::Receiver<std::net::TcpStream>, scope: Scope) {
+pub(super) async fn accept(
+    service: Arc<Service>,
+    mut streams: mpsc::Receiver<std::net::TcpStream>,
+    scope: Scope,
+) {
     while let Some(stream) = streams.recv().await {
         match TcpStream::from_std(stream) {
             Ok(stream) => {

@@ -19,8 +19,7 @@ struct Map {
 
 impl Report for Map {
     fn sections(&self) -> Vec<Section> {
-        let columns =
-            [">SHARD", ">NODE", "PRIMARY", "REPLICAS", ">SLOTS", ">EPOCH", "DURABILITY", "RANGES"];
+        let columns = [">SHARD", ">NODE", "PRIMARY", "REPLICAS", ">SLOTS", ">EPOCH", "DURABILITY", "RANGES"];
         let mut table = Section::new(&columns);
         for shard in &self.shards {
             let replicas = Some(shard.replicas.join(",")).filter(|replicas| !replicas.is_empty());
