@@ -72,6 +72,7 @@ impl Keyspace {
     }
 
     /// Which slots are set aside.
+    #[cfg(test)]
     pub(crate) fn hidden(&self) -> Option<&SlotSet> {
         self.hidden.as_ref()
     }
