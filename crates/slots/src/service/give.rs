@@ -144,8 +144,21 @@ impl Service {
         });
         let Some((end, voided)) = frozen.await? else { return Ok((Said::NotHere, Bytes::new())) };
         self.moved.notify_one();
-        let said = if self.commits(shard, end, voided).await { Said::Frozen { end } } else { Said::NotHere };
-        Ok((said, Bytes::new()))
+        let is_frozen = self.commits(shard, end, voided).await && self.speaks_alone(shard, voided).await;
+        Ok((if is_frozen { Said::Frozen { end } } else { Said::NotHere }, Bytes::new()))
+    }
+
+    /// Waits until this node may answer for the shard: a primary before it, which knows of no freeze, may have the right to
+    /// answer until then, and must not see the slots change hands.
+    async fn speaks_alone(&self, shard: &Shard, voided: u64) -> bool {
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while !shard.may_answer(self.parts.clock.as_ref()) {
+            if shard.voided() != voided || tokio::time::Instant::now() >= until {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        shard.voided() == voided
     }
 
     /// Waits until a shard's journal is committed up to there; false when its lead has ended, or patience.

@@ -1,7 +1,8 @@
 //! The target of a move: takes the keys in, follows what is done to them, has them frozen, and makes them its own.
 //!
 //! Everything it takes in goes through its own journal (`moves.rs`), so a new primary goes on from the position that is
-//! written there. Invariant: the slots change hands only after everything below the freeze is committed here.
+//! written there. Invariants: the slots change hands only after everything below the freeze is committed here, and only by
+//! the primary that the target has at that moment.
 
 use std::io;
 use std::sync::Arc;
@@ -10,11 +11,13 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use moim_base::BrokerId;
 use moim_base::task::offload;
-use moim_cluster::{RepositoryError, Txn};
+use moim_cluster::{Compare, RepositoryError, Txn, TxnOutcome};
+use moim_replica::keys::{self, SHARDS};
+use moim_replica::{PartitionId, PartitionState};
 
 use super::give::{Ask, Said};
 use super::map::{Move, Phase};
-use super::{PROGRESS, Service};
+use super::{MAP, PROGRESS, Service};
 use crate::effects;
 use crate::moves::{AT, LOAD, STAGE};
 use crate::peer::Wire;
@@ -141,13 +144,34 @@ impl Service {
             taking.follow(&mut giver, &mut position).await?;
         }
         taking.committed().await?;
-        let flipped = self.change_moves(|map| map.flipped(id, attempt)).await?;
-        if flipped.is_none() {
-            return Err(Halt::Again("the source did not wait".to_owned()));
-        }
+        self.flip(&taking.one, lead).await?;
         tracing::info!(id, from = taking.one.from, to = taking.one.to, slots = %taking.one.slots, "slots have moved");
         self.refresh(0).await?;
         Ok(())
+    }
+
+    /// The commit point of a move. Fenced by the lead: another primary of the target may have begun to take the keys in anew.
+    async fn flip(&self, one: &Move, lead: i32) -> Result<(), Halt> {
+        let repository = self.parts.repository.as_ref();
+        let key = keys::partition(PartitionId { topic: SHARDS, index: u32::from(one.to) });
+        loop {
+            let entry = repository.get(&key).await?.ok_or(Halt::Over)?;
+            let state = PartitionState::decode(&entry.value).map_err(|error| Halt::Again(error.to_string()))?;
+            if state.leader != Some(self.options.node) || state.leader_epoch.0 != lead {
+                return Err(Halt::Over);
+            }
+            let (revision, map) = self.read_map().await?;
+            let Some(flipped) = map.flipped(one.id, one.attempt) else {
+                return Err(Halt::Again("the source did not wait".to_owned()));
+            };
+            let txn = Txn::new()
+                .when(Compare::ModRevision(MAP.to_owned(), revision))
+                .when(Compare::ModRevision(key.clone(), entry.mod_revision))
+                .put(MAP, flipped.encode());
+            if let TxnOutcome::Done { .. } = repository.txn(txn).await? {
+                return Ok(());
+            }
+        }
     }
 
     /// The primary of a shard, wherever it is.
