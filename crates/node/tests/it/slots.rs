@@ -148,7 +148,13 @@ fn slots_move_under_load_and_clients_see_nothing_but_moved() {
     let seeds = addresses(&peers);
     assert_eq!(seeds.len(), 3);
     let stop = Arc::new(AtomicBool::new(false));
-    let writer = write_until(seeds.clone(), keys_of(0, 999), Arc::clone(&stop));
+    let keys = keys_of(0, 999);
+    // A list in the slot of a key that leaves for good: whoever waits for it hears where it went.
+    let leaves = keys.iter().find(|key| moim_slots::slot_of(key.as_bytes()) >= 100).expect("a key");
+    let list = format!("list:{{{leaves}}}");
+    let mut blocked = Client::new(&seeds[..1]);
+    let blocked = std::thread::spawn(move || blocked.once(&["BLPOP", &list, "0"]));
+    let writer = write_until(seeds.clone(), keys, Arc::clone(&stop));
     let moved = json(&peers, &["move", "--from", "0", "--to", "1", "--slots", "0-999"]);
     let states: Vec<_> = moved["moves"].as_array().expect("moves").iter().map(|one| &one["state"]).collect();
     assert_eq!(states, ["moved", "moved"], "512 slots at a time: {moved}");
@@ -158,6 +164,8 @@ fn slots_move_under_load_and_clients_see_nothing_but_moved() {
     let (written, client) = writer.join().expect("the writer ends");
     assert_eq!(client.others, [""; 0], "nothing but redirections");
     assert!(client.redirects > 0);
+    let heard = blocked.join().expect("it ends").expect("an answer");
+    assert!(heard.starts_with("-MOVED ") && heard.ends_with(&seeds[1]), "{heard}");
     check(&seeds, &written);
 
     let map = json(&peers, &["map"]);
@@ -182,6 +190,37 @@ fn slots_move_under_load_and_clients_see_nothing_but_moved() {
     let counts: Vec<_> = map["shards"].as_array().expect("shards").iter().map(|s| &s["slot_count"]).collect();
     assert_eq!(counts, [5461, 5462, 5461].map(Value::from).iter().collect::<Vec<_>>());
     check(&seeds, &written);
+}
+
+#[test]
+fn messages_reach_the_subscribers_of_every_node_and_wait_ends() {
+    let (peers, _) = founders();
+    let seeds = addresses(&peers);
+    let mut listener = Client::new(&seeds[2..]);
+    assert_eq!(listener.once(&["SUBSCRIBE", "news"]).as_deref(), Some("*3"));
+    let stream = listener.stream.as_mut().expect("a connection");
+    let mut lines =
+        |count: usize| -> Vec<String> { (0..count).map(|_| read_line(stream).expect("a line")).collect() };
+    assert_eq!(lines(5), ["$9", "subscribe", "$4", "news", ":1"]);
+    let mut speaker = Client::new(&seeds[..1]);
+    assert_eq!(
+        speaker.once(&["PUBLISH", "news", "one"]).as_deref(),
+        Some(":0"),
+        "nobody listens at this node"
+    );
+    assert_eq!(speaker.once(&["PUBLISH", "news", "two"]).as_deref(), Some(":0"));
+    for text in ["one", "two"] {
+        assert_eq!(lines(7), ["*3", "$7", "message", "$4", "news", "$3", text]);
+    }
+
+    // WAIT behind a write, and a command behind WAIT, sent at once.
+    let key = keys_of(0, 5_460).remove(0);
+    let stream = speaker.stream.as_mut().expect("a connection");
+    let set = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$1\r\nv\r\n", key.len());
+    let rest = "*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$1\r\n0\r\n*1\r\n$4\r\nPING\r\n";
+    stream.write_all(format!("{set}{rest}").as_bytes()).expect("it reads");
+    let answers: Vec<_> = (0..3).map(|_| read_line(stream).expect("a line")).collect();
+    assert_eq!(answers, ["+OK", ":2", "+PONG"]);
 }
 
 #[test]

@@ -156,7 +156,8 @@ impl Service {
         let key = keys::partition(PartitionId { topic: SHARDS, index: u32::from(one.to) });
         loop {
             let entry = repository.get(&key).await?.ok_or(Halt::Over)?;
-            let state = PartitionState::decode(&entry.value).map_err(|error| Halt::Again(error.to_string()))?;
+            let state =
+                PartitionState::decode(&entry.value).map_err(|error| Halt::Again(error.to_string()))?;
             if state.leader != Some(self.options.node) || state.leader_epoch.0 != lead {
                 return Err(Halt::Over);
             }
