@@ -5,13 +5,12 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::cluster::eventually;
 use crate::nodes::{Peer, founders};
-use crate::support::{Done, moim};
+use crate::support::{Done, PATIENCE, moim};
 
 /// Keys that the writers write, each of a slot of its own.
 const KEYS: usize = 60;
@@ -34,7 +33,7 @@ impl Client {
     fn once(&mut self, words: &[&str]) -> Option<String> {
         if self.stream.is_none() {
             let stream = TcpStream::connect(&self.at).ok()?;
-            stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+            stream.set_read_timeout(Some(PATIENCE)).ok()?;
             stream.set_nodelay(true).ok()?;
             self.stream = Some(stream);
         }

@@ -23,7 +23,7 @@ use crate::shared::lock;
 /// Messages that wait for one node.
 const BACKLOG: usize = 4_096;
 /// For one message to leave.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// After a node could not be reached.
 const PAUSE: Duration = Duration::from_millis(200);
 
