@@ -288,12 +288,13 @@ mod tests {
     #[test]
     fn steps_that_make_no_sense_are_refused() {
         let mut state = State::empty();
-        for wrong in [
-            &[FREEZE, b"x", b"0", b"1"][..],
+        let wrong: [&[&[u8]]; 4] = [
+            &[FREEZE, b"x", b"0", b"1"],
             &[FREEZE, b"1", b"0", b"99999"],
             &[b"\0what", b"1"],
             &[STAGE, b"1", b"a"],
-        ] {
+        ];
+        for wrong in wrong {
             assert!(step(&mut state, wrong).is_err(), "{wrong:?}");
         }
     }

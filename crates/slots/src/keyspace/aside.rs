@@ -134,7 +134,7 @@ mod tests {
         assert_eq!((db.len(), db.total(), db.expiring()), (51, 102, 26));
         assert!(db.contains(b"{a}:3"), "by name");
         let mut seen = 0;
-        db.for_each(|key, ..| {
+        db.for_each(|key, _, _| {
             assert!(key.starts_with(b"{b}"));
             seen += 1;
         });
