@@ -26,9 +26,9 @@ pub mod keyspace;
 pub mod log;
 mod moves;
 pub mod ops;
+mod peer;
 #[cfg(feature = "planted")]
 pub mod planted;
-mod peer;
 pub mod pubsub;
 pub mod rdb;
 pub mod replicated;

@@ -101,6 +101,7 @@ impl Server {
             self.spawn(index, "slots-wakes", async move {
                 let gone = shard.gone.clone();
                 tokio::select! {
+                    biased;
                     () = gone.stopped() => {}
                     () = shard.wake_waiters(index) => {}
                 }

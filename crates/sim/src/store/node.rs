@@ -89,10 +89,11 @@ pub(super) async fn open(
         ends: (host, shared.core_host),
     };
     let repository: Arc<dyn StateRepository> = Arc::new(remote);
+    let dialler: Arc<dyn Dialler> = Arc::new(Dial { shared: Arc::clone(&shared), from: host });
     let driver = Driver::start(DriverParts {
         node: broker(host),
         repository: Arc::clone(&repository),
-        dialler: Arc::new(Dial { shared: Arc::clone(&shared), from: host }),
+        dialler: Arc::clone(&dialler),
         clock: Arc::clone(&process.clock),
         scope: process.scope.clone(),
         tuning: DriverTuning::default(),
@@ -101,6 +102,7 @@ pub(super) async fn open(
         store: Arc::new(process.store.clone()),
         repository: Arc::clone(&repository),
         driver: Arc::clone(&driver),
+        dialler,
         clock: Arc::clone(&process.clock),
         metrics: Arc::new(Metrics::new()),
         shutdown: process.scope.shutdown().clone(),

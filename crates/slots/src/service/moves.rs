@@ -93,6 +93,7 @@ pub(super) async fn run(service: Arc<Service>, scope: Scope) {
     loop {
         let busy = service.tend(&scope).await;
         tokio::select! {
+            biased;
             () = service.moved.notified() => {}
             () = tokio::time::sleep(if busy { LOOK } else { REST }) => {}
         }
