@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use super::entry::{self, LONG_KEY};
 use super::{Keyspace, Ref, Table};
+#[cfg(test)]
 use crate::slot_set::SlotSet;
 
 impl Keyspace {
