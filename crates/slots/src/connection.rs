@@ -423,28 +423,34 @@ impl Connection {
         }
     }
 
-    /// WAIT: whether enough replicas have what was written before it, or none ever will because this node leads no more.
+    /// WAIT: how many replicas have what was written before it, once they are enough; an error when none ever will have it,
+    /// because this node leads no more.
+    fn has_replicas(&self) -> Option<Result<i64, ()>> {
+        let (end, wanted) = self.session.block.as_ref().and_then(|block| block.replicas)?;
+        if self.shard.role() != Role::Primary {
+            return Some(Err(()));
+        }
+        let have = self.shard.log.replicas_with(end) as i64;
+        (have >= wanted).then_some(Ok(have))
+    }
+
     fn look_for_replicas(&mut self) {
-        let Some((end, wanted)) = self.session.block.as_ref().and_then(|block| block.replicas) else {
+        let Some(have) = self.has_replicas() else { return };
+        let Some(mut turn) = self.shard.turn(&self.shared) else {
+            // A script has the shard.
+            self.paused_until = Some(Instant::now() + SCRIPT_PAUSE);
             return;
         };
-        let have = self.shard.log.replicas_with(end) as i64;
-        let leads = self.shard.role() == Role::Primary;
-        if have < wanted && leads {
-            return;
-        }
-        let Some(mut turn) = self.shard.turn(&self.shared) else { return };
         turn.unblock(self.session.id);
         turn.finish();
         (self.session.block, self.deadline) = (None, None);
         let before = self.out.len();
         let mut to = Encoder::new(&mut self.out, self.session.protocol);
-        if leads {
-            to.integer(have);
-        } else {
-            to.error(
+        match have {
+            Ok(have) => to.integer(have),
+            Err(()) => to.error(
                 "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-            );
+            ),
         }
         let len = self.out.len() - before;
         hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, len, 0);
@@ -499,6 +505,10 @@ impl Connection {
         }
         let right = silenced.then(|| Instant::now() + RIGHT_PAUSE);
         let waits = self.session.block.as_ref().is_some_and(|block| block.replicas.is_some());
+        if waits && self.paused_until.is_none() && self.has_replicas().is_some() {
+            return Poll::Ready(Ok(Event::Timer));
+        }
+        // Whatever wakes this looks again, this timer for one.
         let replicas = waits.then(|| Instant::now() + WAIT_PAUSE);
         let limit = self.shared.settings.timeout_s.load(Ordering::Relaxed);
         let idle = (limit > 0).then(|| Instant::now() + Duration::from_millis(500));

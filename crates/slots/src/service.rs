@@ -447,6 +447,9 @@ impl Service {
                 return;
             }
             let view = self.view(&map, slots, up);
+            if *known.1 != map {
+                self.moved.notify_one();
+            }
             *known = (revision, Arc::new(map));
             let has_changed = **self.shared.view.load() != view;
             self.shared.view.store(Arc::new(view));

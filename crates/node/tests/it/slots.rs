@@ -121,10 +121,16 @@ fn json(peers: &[Peer], args: &[&str]) -> Value {
     serde_json::from_str(&done.stdout).expect("JSON")
 }
 
+/// Where the primaries are, once all of them are known.
 fn addresses(peers: &[Peer]) -> Vec<String> {
-    let map = json(peers, &["map"]);
-    let shards = map["shards"].as_array().expect("shards");
-    shards.iter().filter_map(|shard| shard["primary"].as_str()).map(str::to_owned).collect()
+    let mut found = Vec::new();
+    eventually("every shard has a primary", || {
+        let map = json(peers, &["map"]);
+        let shards = map["shards"].as_array().expect("shards");
+        found = shards.iter().filter_map(|shard| shard["primary"].as_str()).map(str::to_owned).collect();
+        found.len() == shards.len() && found.len() >= peers.len()
+    });
+    found
 }
 
 /// Keys of these slots' shard: the first of each slot that a counter finds.
@@ -156,7 +162,7 @@ fn slots_move_under_load_and_clients_see_nothing_but_moved() {
     let writer = write_until(seeds.clone(), keys, Arc::clone(&stop));
     let moved = json(&peers, &["move", "--from", "0", "--to", "1", "--slots", "0-999"]);
     let states: Vec<_> = moved["moves"].as_array().expect("moves").iter().map(|one| &one["state"]).collect();
-    assert_eq!(states, ["moved", "moved"], "512 slots at a time: {moved}");
+    assert_eq!(states, ["moved"], "{moved}");
     let back = slots(&peers, &["move", "--from", &seeds[1], "--to", &seeds[0], "--slots", "0-99"]);
     assert_eq!(back.status, 0, "{back:?}");
     stop.store(true, Ordering::Relaxed);

@@ -79,7 +79,7 @@ pub(crate) enum Side {
 }
 
 /// Slots of one move at most: what an interrupted move has to do again is bounded.
-const MOVE_SLOTS: usize = 512;
+const MOVE_SLOTS: usize = 2048;
 /// Moves that are over and still shown.
 const SHOWN: usize = 64;
 
@@ -382,11 +382,11 @@ mod tests {
     #[test]
     fn moves_that_share_a_shard_wait_for_each_other() {
         let map = SlotMap::even(4)
-            .with_move(0, 1, &SlotSet::of(&[(0, 599)]))
+            .with_move(0, 1, &SlotSet::of(&[(0, 2999)]))
             .and_then(|map| map.with_move(2, 3, &SlotSet::of(&[(8192, 8192)])))
             .and_then(|map| map.with_move(3, 0, &SlotSet::of(&[(16_383, 16_383)])))
             .unwrap();
-        assert_eq!(map.moves.iter().map(|one| one.slots.len()).collect::<Vec<_>>(), [512, 88, 1, 1]);
+        assert_eq!(map.moves.iter().map(|one| one.slots.len()).collect::<Vec<_>>(), [2048, 952, 1, 1]);
         assert_eq!(map.active().map(|one| one.id).collect::<Vec<_>>(), [1, 3]);
     }
 

@@ -129,7 +129,8 @@ impl Service {
         let one = map.find(id).filter(|one| one.phase == Phase::Copying).ok_or(Halt::Over)?.clone();
         let mut giver = self.giver(one.from).await?;
         let (service, shard) = (self, Arc::clone(shard));
-        let mut taking = Taking { service, shard, one, lead, progress: Progress::default(), told_ms: 0 };
+        let told_ms = self.parts.clock.monotonic_ms();
+        let mut taking = Taking { service, shard, one, lead, progress: Progress::default(), told_ms };
         let mut position = match taking.staged_at().await.filter(|_| !*anew) {
             Some(position) => position,
             None => taking.load(&mut giver).await?,
@@ -299,10 +300,12 @@ impl Taking<'_> {
     /// Lets everybody know how far the move is, now and then.
     async fn tell(&mut self, stage: &str) {
         let now = self.service.parts.clock.monotonic_ms();
-        if self.progress.stage == stage && now < self.told_ms + TELL_MS {
+        stage.clone_into(&mut self.progress.stage);
+        // What is over in a moment need not be told.
+        if now < self.told_ms + TELL_MS {
             return;
         }
-        (self.progress.stage, self.told_ms) = (stage.to_owned(), now);
+        self.told_ms = now;
         let key = format!("{PROGRESS}{}", self.one.id);
         let value = serde_json::to_vec(&self.progress).unwrap_or_default();
         if let Err(error) = self.service.parts.repository.txn(Txn::new().put(key, value)).await {
