@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MoveArgs, WaitArgs, report};
 use crate::cmd::cluster::Nodes;
+use crate::cmd::or_dash;
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::{Output, Report, Section};
 
@@ -36,7 +37,7 @@ impl Report for Moves {
                 one.to.to_string(),
                 one.slot_count.to_string(),
                 one.state.clone(),
-                one.bytes.to_string(),
+                or_dash(Some(one.bytes).filter(|bytes| *bytes > 0)),
                 one.slots.clone(),
             ]);
         }
