@@ -21,6 +21,8 @@ pub struct View {
     pub epoch: u64,
     /// Slots on their way: (slot, from, to).
     pub moving: Vec<(u16, u16, u16)>,
+    /// The epoch of the slot map that it shows.
+    pub map_epoch: u64,
 }
 
 /// One shard.
@@ -49,7 +51,7 @@ pub struct NodeView {
 
 impl Default for View {
     fn default() -> Self {
-        Self { owners: vec![NOBODY; SLOTS], shards: Vec::new(), epoch: 0, moving: Vec::new() }
+        Self { owners: vec![NOBODY; SLOTS], shards: Vec::new(), epoch: 0, moving: Vec::new(), map_epoch: 0 }
     }
 }
 
@@ -171,6 +173,7 @@ pub fn alone(id: String, host: String, port: u16) -> View {
         }],
         epoch: 1,
         moving: Vec::new(),
+        map_epoch: 1,
     }
 }
 
@@ -257,6 +260,7 @@ mod tests {
             shards: vec![shard(vec![node('a', 1), node('b', 2)]), shard(vec![node('c', 3)])],
             epoch: 5,
             moving: vec![(7, 0, 1)],
+            map_epoch: 5,
         }
     }
 

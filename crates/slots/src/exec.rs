@@ -130,7 +130,7 @@ impl Turn<'_> {
             self.check_slot(session, spec, args, role)?;
         } else if spec.has(flag::WRITE) && role == Role::Replica {
             return Err(Error::READ_ONLY);
-        } else if !self.state.moves.is_idle() {
+        } else if !self.state.moves.is_idle() || spec.name == "exec" {
             self.check_held(session, spec)?;
         }
         if spec.has(flag::DENYOOM) {
@@ -185,9 +185,10 @@ impl Turn<'_> {
     /// Whether the map says that a slot is ours, and the journal says that it is on its way.
     fn is_held(&self, view: &View, slot: u16) -> bool {
         let moves = &self.state.moves;
-        moves.holds(slot)
-            && view.owner(slot) == Some(self.shard.index)
-            && (self.shard.role() == Role::Primary || moves.stages(slot))
+        // A slot that was dropped is missing here as long as the map in use is older than that.
+        let is_old = moves.epoch() > view.map_epoch;
+        let waits = moves.holds(slot) && (self.shard.role() == Role::Primary || moves.stages(slot));
+        view.owner(slot) == Some(self.shard.index) && (is_old || waits)
     }
 
     /// Whether the keys are of one slot that is served here.
@@ -228,7 +229,8 @@ impl Turn<'_> {
         role: Role,
     ) -> Result<(), Error> {
         let view = self.shared.view.load();
-        if !self.state.moves.is_idle() && self.is_held(&view, slot) {
+        let moves = &self.state.moves;
+        if (!moves.is_idle() || moves.epoch() > view.map_epoch) && self.is_held(&view, slot) {
             return Err(Error::HELD);
         }
         if view.owner(slot) == Some(self.shard.index) && role == Role::Primary && view.moving.is_empty() {

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | FREEZE id attempt slots | source | commands for these slots wait |
 //! | THAW id | source | they go on: the move was given up |
-//! | DROP id slots | source | the slots have left: their keys are gone |
+//! | DROP id slots epoch | source | the slots have left, by the slot map of that epoch: their keys are gone |
 //! | STAGE id slots | target | the slots are on their way here, invisible and empty |
 //! | LOAD id keys | target | these keys of them have come |
 //! | AT id position | target | the keys show the source's journal up to there |
@@ -51,6 +51,9 @@ pub(crate) fn is_step(name: &[u8]) -> bool {
 pub(crate) struct Moves {
     frozen: BTreeMap<u64, Frozen>,
     staged: BTreeMap<u64, Staged>,
+    /// The slot map by which slots were dropped last: an older one says that they are still here.
+    #[serde(default)]
+    epoch: u64,
     /// Invariant: the slots of both.
     #[serde(skip)]
     held: Option<SlotSet>,
@@ -92,6 +95,12 @@ impl Moves {
     /// Whether any slot is frozen.
     pub(crate) fn has_frozen(&self) -> bool {
         !self.frozen.is_empty()
+    }
+
+    /// The epoch of the oldest slot map that commands may go by.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     pub(crate) fn frozen(&self) -> &BTreeMap<u64, Frozen> {
@@ -166,6 +175,8 @@ impl State {
             THAW => drop(self.moves.frozen.remove(&id)),
             DROP => {
                 let gone = slots(2)?;
+                let epoch = text(3).and_then(|text| text.parse().ok()).ok_or_else(|| bad("no epoch"))?;
+                self.moves.epoch = self.moves.epoch.max(epoch);
                 self.clear_slots(&gone);
                 if let Some(frozen) = self.moves.frozen.get_mut(&id) {
                     frozen.slots.subtract(&gone);
@@ -268,10 +279,11 @@ mod tests {
         step(&mut state, &[THAW, b"3"]).unwrap();
         assert!(state.moves.is_idle() && state.db.len() == 2);
         step(&mut state, &[FREEZE, b"3", b"1", slots.as_bytes()]).unwrap();
-        step(&mut state, &[DROP, b"3", a.to_string().as_bytes()]).unwrap();
+        step(&mut state, &[DROP, b"3", a.to_string().as_bytes(), b"4"]).unwrap();
         assert!(!state.moves.holds(a) && state.moves.holds(b), "one after the other");
-        step(&mut state, &[DROP, b"3", b.to_string().as_bytes()]).unwrap();
+        step(&mut state, &[DROP, b"3", b.to_string().as_bytes(), b"4"]).unwrap();
         assert!(state.moves.is_idle() && state.db.total() == 0);
+        assert_eq!(state.moves.epoch(), 4);
     }
 
     #[test]

@@ -683,7 +683,7 @@ impl Service {
             })
             .collect::<Vec<_>>();
         let epoch = map.epoch.max(shards.iter().map(|shard| shard.epoch).max().unwrap_or(1));
-        View { owners: map.owners(), shards, epoch, moving: map.moving.clone() }
+        View { owners: map.owners(), shards, epoch, moving: map.moving.clone(), map_epoch: map.epoch }
     }
 
     /// Deletes the copies that have no part in their shard any more.

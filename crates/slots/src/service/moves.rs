@@ -113,17 +113,15 @@ impl Service {
                 continue;
             }
             busy = true;
-            // After the journal: what the map says about it is then the newest there is.
-            let map = match self.read_map().await {
-                Ok((_, map)) => map,
-                Err(error) => {
-                    tracing::debug!(%error, "the slot map cannot be read");
-                    continue;
-                }
-            };
+            // After the journal: what the map says about it is then the newest there is, and commands go by it from now on.
+            if let Err(error) = self.refresh(0).await {
+                tracing::debug!(%error, "the slot map cannot be read");
+                continue;
+            }
+            let map = self.map();
             self.end_giving(shard, &map);
             for duty in duties(shard.index, &moves, &map) {
-                if let Err(error) = self.fulfil(shard, &duty, scope).await {
+                if let Err(error) = self.fulfil(shard, &duty, map.epoch, scope).await {
                     tracing::debug!(%error, ?duty, "a step of a move has to wait");
                 }
             }
@@ -144,7 +142,13 @@ impl Service {
         }
     }
 
-    async fn fulfil(self: &Arc<Self>, shard: &Arc<Shard>, duty: &Duty, scope: &Scope) -> std::io::Result<()> {
+    async fn fulfil(
+        self: &Arc<Self>,
+        shard: &Arc<Shard>,
+        duty: &Duty,
+        epoch: u64,
+        scope: &Scope,
+    ) -> std::io::Result<()> {
         match *duty {
             Duty::Thaw { id, attempt } => {
                 self.turn(shard, move |turn| {
@@ -156,10 +160,10 @@ impl Service {
                 })
                 .await
             }
-            Duty::Drop { id } => self.turns(shard, id, DROP).await,
-            Duty::Own { id } if !lock(&self.at_work).contains(&id) => self.turns(shard, id, OWN).await,
+            Duty::Drop { id } => self.turns(shard, id, DROP, epoch).await,
+            Duty::Own { id } if !lock(&self.at_work).contains(&id) => self.turns(shard, id, OWN, epoch).await,
             Duty::Discard { id } if !lock(&self.at_work).contains(&id) => {
-                self.turns(shard, id, DISCARD).await
+                self.turns(shard, id, DISCARD, epoch).await
             }
             Duty::Own { .. } | Duty::Discard { .. } => Ok(()),
             Duty::Settle { id, side } => self.settle_move(shard, id, side).await,
@@ -197,7 +201,13 @@ impl Service {
     }
 
     /// Does a step to all slots of a move, a few at a time.
-    async fn turns(&self, shard: &Arc<Shard>, id: u64, step: &'static [u8]) -> std::io::Result<()> {
+    async fn turns(
+        &self,
+        shard: &Arc<Shard>,
+        id: u64,
+        step: &'static [u8],
+        epoch: u64,
+    ) -> std::io::Result<()> {
         self.turn(shard, move |turn| {
             let moves = &turn.state.moves;
             let slots = match step {
@@ -213,7 +223,8 @@ impl Service {
                 keys += turn.state.db.all_in_slot(slot);
                 batch.insert(slot);
             }
-            turn.step(&[step, id.to_string().as_bytes(), batch.to_string().as_bytes()]);
+            let (id, batch, epoch) = (id.to_string(), batch.to_string(), epoch.to_string());
+            turn.step(&[step, id.as_bytes(), batch.as_bytes(), epoch.as_bytes()]);
             true
         })
         .await
