@@ -47,6 +47,7 @@ pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -
         command: ctx.args.to_owned(),
         on_keys: false,
         replicas: None,
+        on_gone: false,
     });
     drop(runtime.spawn_blocking(move || work(away)));
     true

@@ -11,12 +11,14 @@ pub(crate) mod arena;
 mod aside;
 pub(crate) mod entry;
 pub(crate) mod image;
+pub(crate) mod lfu;
 mod table;
 
 use std::collections::BTreeSet;
 
 use self::arena::{Arena, MAX_ENTRY, Ref};
 use self::entry::{EXPIRES, LONG_KEY, MAX_KEY, OUTSIDE, Parts, RAW};
+use self::lfu::Lfu;
 use self::table::{Place, Table};
 use crate::slot_set::SlotSet;
 use crate::value::Value;
@@ -69,6 +71,8 @@ pub struct Keyspace {
     hidden_keys: usize,
     hidden_expires: BTreeSet<(i64, Ref)>,
     access_now: u32,
+    /// Set while the policy of eviction counts how often keys are used.
+    lfu: Option<Lfu>,
     /// Values whose memory takes long to give back; whoever owns the keyspace drops them elsewhere.
     garbage: Vec<Value>,
 }
@@ -134,6 +138,7 @@ impl Keyspace {
             hidden_keys: 0,
             hidden_expires: BTreeSet::new(),
             access_now: 0,
+            lfu: None,
             garbage: Vec::new(),
         }
     }
@@ -198,9 +203,31 @@ impl Keyspace {
         self.arena.held_bytes() + self.outside
     }
 
-    /// Seconds (least-recently-used) or frequency, noted at each access.
-    pub fn set_access_clock(&mut self, access: u32) {
-        self.access_now = access & 0xff_ffff;
+    /// The seconds that are noted at each access.
+    pub fn set_access_clock(&mut self, seconds: u32) {
+        self.access_now = seconds & 0xff_ffff;
+        if let Some(lfu) = &mut self.lfu {
+            lfu.set_clock(seconds);
+        }
+    }
+
+    /// Notes how often keys are used instead of when; `None` stops that.
+    pub(crate) fn set_lfu(&mut self, lfu: Option<Lfu>) {
+        self.lfu = lfu;
+    }
+
+    /// How often a key was used, if that is noted: grows with the logarithm of accesses, and shrinks with time.
+    pub fn frequency(&self, key: &[u8]) -> Option<u8> {
+        let note = self.access(key)?;
+        self.lfu.as_ref().map(|lfu| lfu.frequency(note))
+    }
+
+    /// The note that makes a key look as often used as this.
+    pub(crate) fn set_frequency(&mut self, key: &[u8], frequency: u8) {
+        if let Some(lfu) = &self.lfu {
+            let note = lfu.note(frequency);
+            self.set_access(key, note);
+        }
     }
 
     /// Hides what has expired by then from lookups.
@@ -261,9 +288,11 @@ impl Keyspace {
     /// The same, and the access is noted for eviction.
     pub fn touch(&mut self, key: &[u8]) -> Option<Item<'_>> {
         let (_, at) = self.find(self.id_of(key), key)?;
-        let access = self.access_now;
-        if access != 0 {
-            entry::set_access(self.arena.bytes_mut(at), access);
+        if let Some(lfu) = &mut self.lfu {
+            let entry = self.arena.bytes_mut(at);
+            entry::set_access(entry, lfu.touch(entry::access(entry)));
+        } else if self.access_now != 0 {
+            entry::set_access(self.arena.bytes_mut(at), self.access_now);
         }
         Some(self.item(at))
     }
@@ -379,7 +408,12 @@ impl Keyspace {
     ) {
         self.before_change(id.slot);
         let mut number = [0; 4];
-        let mut parts = Parts { flags, access: self.access_now, expires_at, key, value };
+        let access = match (&mut self.lfu, &found) {
+            (None, _) => self.access_now,
+            (Some(lfu), None) => lfu.new_note(),
+            (Some(lfu), Some((_, at))) => lfu.touch(entry::access(self.arena.bytes(*at))),
+        };
+        let mut parts = Parts { flags, access, expires_at, key, value };
         let Some((place, old)) = found else {
             if key.len() > MAX_KEY {
                 self.outside += key.len();
@@ -560,7 +594,7 @@ impl Keyspace {
         self.before_clear();
         let seed = self.seed[0];
         let mut old = std::mem::replace(self, Self::new(seed));
-        self.access_now = old.access_now;
+        (self.access_now, self.lfu) = (old.access_now, old.lfu.take());
         self.garbage = std::mem::take(&mut old.garbage);
         self.images = std::mem::take(&mut old.images);
         self.garbage.extend(old.values.items.drain(..).filter_map(|(value, _)| value));

@@ -41,6 +41,7 @@ pub mod shard;
 pub mod shared;
 pub mod slot_set;
 pub mod snapshot;
+pub mod tally;
 pub mod value;
 
 /// How many slots there are.

@@ -133,6 +133,7 @@ pub(crate) fn ask(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
         command: ctx.args.to_owned(),
         on_keys: false,
         replicas: None,
+        on_gone: false,
     });
     Ok(())
 }

@@ -484,6 +484,13 @@ impl Caller<'_, '_> {
                 return Err(Error::READ_ONLY);
             }
         }
+        let blocks = |word: &[u8]| word.eq_ignore_ascii_case(b"BLOCK");
+        if spec.has(flag::BLOCKING) && spec.group == "stream" && args.iter().any(blocks) {
+            let name = spec.name;
+            return Err(Error::err(format_args!(
+                "{name} command is not allowed with BLOCK option from scripts"
+            )));
+        }
         self.check_slot(spec, command)?;
         let protocol = self.protocol.get();
         let ctx = &mut *self.ctx;
@@ -502,7 +509,9 @@ impl Caller<'_, '_> {
             dirty: 0,
             rewritten: false,
         };
+        let number = std::mem::replace(&mut inner.session.command, cmd::number_of(spec));
         inner.run(spec);
+        inner.session.command = number;
         let dirty = inner.dirty;
         ctx.dirty += dirty;
         // What the commands did is recorded by them.

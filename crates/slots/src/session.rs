@@ -70,6 +70,8 @@ pub struct Session {
     pub since_ms: i64,
     /// The last command, for CLIENT LIST.
     pub last_command: &'static str,
+    /// The number of the command that runs.
+    pub(crate) command: u16,
     /// When that was.
     pub last_ms: i64,
 }
@@ -116,6 +118,8 @@ pub struct Block {
     pub on_keys: bool,
     /// It waits until so many replicas have the journal up to there: (end, replicas).
     pub replicas: Option<(i64, i64)>,
+    /// Whether it also wants to hear that a key is gone (XREADGROUP).
+    pub on_gone: bool,
 }
 
 impl Session {
@@ -149,6 +153,7 @@ impl Session {
             no_evict: false,
             since_ms: now,
             last_command: "NULL",
+            command: 0,
             last_ms: now,
         }
     }

@@ -10,6 +10,7 @@ use std::sync::{PoisonError, RwLock};
 
 use crate::error::Error;
 use crate::events::class;
+use crate::keyspace::lfu::Lfu;
 use crate::value::limits::Limits;
 
 /// Which keys go when memory is short.
@@ -226,6 +227,13 @@ impl Settings {
         POLICIES[usize::from(self.policy.load(Ordering::Relaxed)) % POLICIES.len()].1
     }
 
+    /// How uses of keys are counted, if the rule for eviction wants it.
+    pub(crate) fn lfu(&self, seed: u64) -> Option<Lfu> {
+        let counts = matches!(self.policy(), Policy::AllKeysLfu | Policy::VolatileLfu);
+        let number = |name: &str| u32::try_from(self.number(name)).unwrap_or(0);
+        counts.then(|| Lfu::new(number("lfu-log-factor"), number("lfu-decay-time"), seed))
+    }
+
     /// Up to where values keep their small forms.
     pub fn limits(&self) -> Limits {
         *self.limits.read().unwrap_or_else(PoisonError::into_inner)
@@ -243,6 +251,8 @@ impl Settings {
             "set-max-listpack-value" => limits.set_value = count,
             "zset-max-listpack-entries" => limits.zset_entries = count,
             "zset-max-listpack-value" => limits.zset_value = count,
+            "stream-node-max-bytes" => limits.stream_bytes = count,
+            "stream-node-max-entries" => limits.stream_entries = count,
             _ => {}
         }
     }

@@ -153,6 +153,11 @@ impl Blocked {
         Some(waiting)
     }
 
+    /// Whether a client wants to hear that a key is gone.
+    fn minds_gone(&self, client: u64) -> bool {
+        self.clients.get(&client).is_some_and(|waiting| waiting.block.on_gone)
+    }
+
     /// What a client hears when its time runs out, if it waits.
     pub(crate) fn on_timeout(&self, client: u64) -> Option<OnTimeout> {
         self.clients.get(&client).map(|waiting| waiting.block.on_timeout)
@@ -469,16 +474,25 @@ impl State {
     pub(crate) fn release_blocked(&mut self) {
         let on_keys = self.blocked.clients.iter().filter(|(_, waiting)| waiting.block.on_keys);
         let clients: Vec<u64> = on_keys.map(|(client, _)| *client).collect();
-        for waiting in clients.iter().filter_map(|client| self.blocked.clients.remove(client)) {
+        for waiting in clients.iter().filter_map(|client| self.unblock(*client)) {
             let mut out = BytesMut::new();
             Encoder::new(&mut out, waiting.protocol).error(
                 "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
             );
-            self.events.blocked -= 1;
             waiting.mailbox.answer(out.freeze(), 0);
         }
         self.blocked.by_key.clear();
         self.parked.wake();
+    }
+
+    /// A client waits no more.
+    fn unblock(&mut self, client: u64) -> Option<Waiting> {
+        let waiting = self.blocked.remove(client)?;
+        self.events.blocked -= 1;
+        if waiting.block.on_gone {
+            waiting.block.keys.iter().for_each(|key| self.events.unmind(key));
+        }
+        Some(waiting)
     }
 
     /// Clients that wait for keys of slots which have left hear where they went.
@@ -489,10 +503,9 @@ impl State {
         };
         let clients: Vec<(u64, Error)> = self.blocked.clients.iter().filter_map(of).collect();
         for (client, error) in clients {
-            let Some(waiting) = self.blocked.remove(client) else { continue };
+            let Some(waiting) = self.unblock(client) else { continue };
             let mut out = BytesMut::new();
             Encoder::new(&mut out, waiting.protocol).error(error.0.as_bytes());
-            self.events.blocked -= 1;
             waiting.mailbox.answer(out.freeze(), 0);
         }
     }
@@ -508,6 +521,7 @@ impl State {
         if self.settings_version != version {
             self.settings_version = version;
             self.events.notify = shared.settings.notify.load(Ordering::Relaxed);
+            self.db.set_lfu(shared.settings.lfu(self.time_ms as u64));
         }
         self.db.set_access_clock((now / 1_000) as u32);
     }
@@ -623,6 +637,9 @@ impl Turn<'_> {
     pub(crate) fn block(&mut self, session: &mut Session, block: Block) {
         let state = &mut *self.state;
         for key in &block.keys {
+            if block.on_gone {
+                state.events.mind(key);
+            }
             let line = state.blocked.by_key.entry(key.clone()).or_default();
             if !line.contains(&session.id) {
                 line.push_back(session.id);
@@ -635,12 +652,7 @@ impl Turn<'_> {
 
     /// A client waits no more: it was answered, its time ran out, or it is gone. Answers whether it did.
     pub fn unblock(&mut self, client: u64) -> bool {
-        let state = &mut *self.state;
-        if state.blocked.remove(client).is_none() {
-            return false;
-        }
-        state.events.blocked -= 1;
-        true
+        self.state.unblock(client).is_some()
     }
 
     /// Answers a client that waits for keys, and lets it go. Answers whether it waited.
@@ -665,10 +677,9 @@ impl Turn<'_> {
                     .get(&key)
                     .map_or_else(Vec::new, |line| line.iter().copied().collect());
                 for client in line {
-                    if !self.state.db.contains(&key) {
-                        break;
+                    if self.state.db.contains(&key) || self.state.blocked.minds_gone(client) {
+                        self.resume(client);
                     }
-                    self.resume(client);
                 }
             }
         }
@@ -685,6 +696,7 @@ impl Turn<'_> {
         let Some(spec) = cmd::resolve(&args) else { return };
         let mut session = Session::nobody();
         (session.protocol, session.resumed, session.id) = (protocol, true, client);
+        session.command = cmd::number_of(spec);
         let mut out = BytesMut::new();
         state.events.gate = 0;
         let mut ctx = Ctx {

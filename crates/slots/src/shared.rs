@@ -49,6 +49,8 @@ pub struct Shared {
     pub this: OnceLock<Weak<Shared>>,
     /// Until when CLIENT PAUSE holds commands back: all of them, and writes.
     pub paused_ms: [AtomicI64; 2],
+    /// How many clients it holds back now.
+    pub paused_clients: AtomicUsize,
 }
 
 impl Default for Shared {
@@ -80,6 +82,8 @@ pub struct About {
     pub last_command: &'static str,
     pub multi: i64,
     pub subscriptions: usize,
+    pub listens: [usize; 3],
+    pub request_bytes: usize,
     pub protocol: u8,
     pub readonly: bool,
     pub blocked: bool,
@@ -150,6 +154,7 @@ impl Shared {
             run_id: hex_id(),
             this: OnceLock::new(),
             paused_ms: [AtomicI64::new(0), AtomicI64::new(0)],
+            paused_clients: AtomicUsize::new(0),
             clock,
         }
     }
