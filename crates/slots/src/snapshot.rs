@@ -5,7 +5,8 @@
 //! keyspace nor a long pause. A snapshot counts once everything it shows is committed; then the journal below it may go.
 //!
 //! File `<end>.snap`: magic and version (8), shard (4), end (8), epoch (4), time (8), the moves under way (length and JSON;
-//! since version 2), then per key: length, key, expiry, length, type and body as in a DUMP payload; then a zero length's mark, the
+//! since version 2), the functions (length and what FUNCTION
+//! DUMP gives; since version 3), then per key: length, key, expiry, length, type and body as in a DUMP payload; then a zero length's mark, the
 //! number of keys (8) and a CRC32C of everything before (4).
 //! Written beside, synced, renamed: a file with the right name is whole, and checked all the same.
 
@@ -18,17 +19,19 @@ use bytes::{Buf, Bytes};
 use moim_base::{LeaderEpoch, Offset};
 use moim_replica::machine::{InstallError, Snapshot};
 
+use crate::error::Error;
 use crate::keyspace::image::SNAPSHOT;
 use crate::keyspace::{Item, Keyspace, Owned};
 use crate::moves::Moves;
 use crate::rdb::{self, Object, ObjectRef};
+use crate::script::library;
 use crate::shard::Shard;
 use crate::value::Value;
 use crate::value::limits::Limits;
 
 const MAGIC: &[u8; 7] = b"MOIMSHD";
-/// The version that is written; 1 is read, too.
-const VERSION: u8 = 2;
+/// The version that is written; 1 and 2 are read, too.
+const VERSION: u8 = 3;
 const HEADER: usize = 8 + 4 + 8 + 4 + 8;
 const NO_EXPIRY: i64 = i64::MIN;
 /// What is written under the lock at a time.
@@ -109,6 +112,12 @@ pub(crate) fn read(bytes: &[u8], shard: u16) -> Result<Loaded, InstallError> {
         rest = tail;
     }
     let mut db = Keyspace::new(fastrand::u64(..));
+    if bytes[7] > 2 {
+        let len = rest.try_get_u32_le().map_err(|_| bad("it ends in the middle"))? as usize;
+        let (payload, tail) = rest.split_at_checked(len).ok_or_else(|| bad("it ends in the middle"))?;
+        read_functions(&mut db, payload).map_err(|error| InstallError(error.0.into_owned()))?;
+        rest = tail;
+    }
     moves.hide_staged(&mut db);
     let limits = Limits::default();
     while read_key(&mut rest, &mut db, &limits)? {}
@@ -149,6 +158,14 @@ pub(crate) fn read_keys(mut bytes: &[u8], db: &mut Keyspace) -> Result<(), Insta
     Ok(())
 }
 
+fn read_functions(db: &mut Keyspace, payload: &[u8]) -> Result<(), Error> {
+    let codes = rdb::restore_functions(payload).map_err(|error| Error::coded(error.to_string()))?;
+    for code in codes {
+        db.functions.add(library::load(&code, None)?, true)?;
+    }
+    Ok(())
+}
+
 /// The newest snapshot in a folder: its end and its path.
 fn newest(folder: &Path) -> Option<(i64, PathBuf)> {
     let entries = fs::read_dir(folder).ok()?;
@@ -177,7 +194,7 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
     let Some(folder) = shard.folder() else { return Ok(None) };
     fs::create_dir_all(folder)?;
     let voided = shard.voided();
-    let (end, epoch, time_ms, moves) = {
+    let (end, epoch, time_ms, moves, functions) = {
         let mut state = shard.lock();
         if !state.fx.is_empty() || state.db.has_image(SNAPSHOT) {
             return Ok(None);
@@ -186,11 +203,11 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
         // Not the newest: a replica's log may go on beyond, in an epoch of which nothing is kept.
         let epoch = shard.log.journal().epoch_before(state.applied);
         let epoch = epoch.unwrap_or_else(|| shard.log.last_epoch());
-        (state.applied, epoch, state.time_ms, state.moves.encode())
+        (state.applied, epoch, state.time_ms, state.moves.encode(), state.db.functions.payload())
     };
     let path = folder.join(format!("{end:020}.snap"));
     let partial = folder.join(format!("{end:020}.partial"));
-    let header = header(shard.index, end, epoch, time_ms, &moves);
+    let header = header(shard.index, (end, epoch, time_ms), &moves, &functions);
     let written = write_file(shard, &partial, &header, voided);
     shard.lock().db.drop_image(SNAPSHOT);
     if !written? {
@@ -228,8 +245,8 @@ fn publish(folder: &Path, partial: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn header(shard: u16, end: i64, epoch: i32, time_ms: i64, moves: &[u8]) -> Vec<u8> {
-    let mut header = Vec::with_capacity(HEADER + 4 + moves.len());
+fn header(shard: u16, (end, epoch, time_ms): (i64, i32, i64), moves: &[u8], functions: &[u8]) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER + 8 + moves.len() + functions.len());
     header.extend_from_slice(MAGIC);
     header.push(VERSION);
     header.extend_from_slice(&u32::from(shard).to_le_bytes());
@@ -238,6 +255,8 @@ fn header(shard: u16, end: i64, epoch: i32, time_ms: i64, moves: &[u8]) -> Vec<u
     header.extend_from_slice(&time_ms.to_le_bytes());
     header.extend_from_slice(&(moves.len() as u32).to_le_bytes());
     header.extend_from_slice(moves);
+    header.extend_from_slice(&(functions.len() as u32).to_le_bytes());
+    header.extend_from_slice(functions);
     header
 }
 
@@ -316,7 +335,7 @@ mod tests {
 
     fn written(db: &mut Keyspace, moves: &Moves) -> Vec<u8> {
         db.begin_image(SNAPSHOT, None, write_key);
-        let mut file = header(7, 42, 3, 99, &moves.encode());
+        let mut file = header(7, (42, 3, 99), &moves.encode(), &db.functions.payload());
         let mut keys = 0;
         while let Some((bytes, done)) = db.image_step(SNAPSHOT, 100) {
             keys += count_keys(&bytes);
@@ -339,9 +358,12 @@ mod tests {
             let key = format!("key:{n}");
             db.set_str(key.as_bytes(), &vec![b'v'; n * 7], (n % 3 == 0).then_some(1_000 + n as i64));
         }
+        let code = b"#!lua name=lib\nredis.register_function('f', function() return 1 end)";
+        db.functions.add(library::load(code, None).unwrap(), false).unwrap();
         let file = written(&mut db, &Moves::default());
         let loaded = read(&file, 7).unwrap();
         assert_eq!((loaded.end, loaded.time_ms, loaded.db.len()), (42, 99, 500));
+        assert_eq!(loaded.db.functions.find("f").unwrap().name, "lib");
         db.for_each(|key, item, expires_at| {
             let Item::Str(wanted) = item else { panic!("a string") };
             let Some(Item::Str(got)) = loaded.db.get(key) else { panic!("a string") };
