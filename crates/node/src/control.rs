@@ -141,10 +141,10 @@ impl Control {
     /// Tells the queue whether it may speak for what it leads, until the node stops. A node without others is always in
     /// touch with itself.
     pub(crate) fn keep_in_touch(&self, broker: Arc<Broker>, scope: &Scope) {
-        let (mut touch, group) = (self.presence.touch(), self.coordinator.group().clone());
+        let (mut touch, coordinator) = (self.presence.touch(), self.coordinator.clone());
         scope.spawn("touch", async move {
             loop {
-                let in_touch = *touch.borrow_and_update() || group.metrics().voters.len() <= 1;
+                let in_touch = *touch.borrow_and_update() || View::of(&coordinator).nodes.len() <= 1;
                 broker.set_in_touch(in_touch);
                 if touch.changed().await.is_err() {
                     return;
