@@ -46,6 +46,7 @@ pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -
         on_timeout: OnTimeout::Null,
         command: ctx.args.to_owned(),
         on_keys: false,
+        on_gone: false,
     });
     drop(runtime.spawn_blocking(move || work(away)));
     true

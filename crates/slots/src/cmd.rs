@@ -13,6 +13,7 @@ mod connection;
 mod counters;
 mod dump;
 mod expire;
+mod geo;
 mod get;
 mod hashes;
 mod hyperloglog;
@@ -31,6 +32,10 @@ mod set;
 mod set_algebra;
 mod sets;
 mod sort;
+mod stream_groups;
+mod stream_info;
+mod stream_read;
+mod streams;
 mod transaction;
 pub(crate) mod typed;
 mod zset_algebra;
@@ -72,6 +77,7 @@ const FAMILIES: &[&[Spec]] = &[
     counters::COMMANDS,
     dump::COMMANDS,
     expire::COMMANDS,
+    geo::COMMANDS,
     get::COMMANDS,
     hashes::COMMANDS,
     hyperloglog::COMMANDS,
@@ -87,6 +93,10 @@ const FAMILIES: &[&[Spec]] = &[
     set_algebra::COMMANDS,
     sets::COMMANDS,
     sort::COMMANDS,
+    stream_groups::COMMANDS,
+    stream_info::COMMANDS,
+    stream_read::COMMANDS,
+    streams::COMMANDS,
     zset_algebra::COMMANDS,
     zset_range::COMMANDS,
     zsets::COMMANDS,

@@ -138,7 +138,7 @@ impl<'a> Ctx<'a> {
     pub fn block(&mut self, keys: Vec<Box<[u8]>>, timeout_ms: i64, on_timeout: OnTimeout) {
         let deadline = (timeout_ms > 0).then(|| self.now.saturating_add(timeout_ms));
         self.session.block =
-            Some(Block { keys, deadline, on_timeout, command: self.args.to_owned(), on_keys: true });
+            Some(Block { keys, deadline, on_timeout, command: self.args.to_owned(), on_keys: true, on_gone: false });
     }
 
     /// Runs another command in place, with the answer behind what is written. For EXEC and scripts.

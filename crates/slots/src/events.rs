@@ -53,6 +53,8 @@ pub struct Events {
     pub ready: Vec<Box<[u8]>>,
     /// How many clients block; nobody notes ready keys while there is none.
     pub blocked: usize,
+    /// Keys that clients wait for who also want to hear that one is gone, with how many those are.
+    minded: HashMap<Box<[u8]>, usize>,
     /// To be sent when the command commits.
     pub notifications: Vec<Notification>,
     /// Which notifications anybody wants.
@@ -92,6 +94,24 @@ impl Events {
         {
             watchers.iter().for_each(|(_, flag)| flag.store(true, Ordering::Release));
         }
+        if !self.minded.is_empty() && self.minded.contains_key(key) {
+            self.on_ready(key);
+        }
+    }
+
+    /// A client waits for a key and wants to hear that it is gone.
+    pub fn mind(&mut self, key: &[u8]) {
+        *self.minded.entry(key.into()).or_default() += 1;
+    }
+
+    /// It waits no more.
+    pub fn unmind(&mut self, key: &[u8]) {
+        if let Some(clients) = self.minded.get_mut(key) {
+            *clients -= 1;
+            if *clients == 0 {
+                self.minded.remove(key);
+            }
+        }
     }
 
     /// Every key has changed; `was_there` says which count.
@@ -100,6 +120,8 @@ impl Events {
             let _ = key;
             watchers.iter().for_each(|(_, flag)| flag.store(true, Ordering::Release));
         }
+        let minded: Vec<Box<[u8]>> = self.minded.keys().cloned().collect();
+        minded.iter().for_each(|key| self.on_ready(key));
     }
 
     /// A key holds something that blocked clients may take.

@@ -206,6 +206,7 @@ fn tick(shared: &Shared, shard: &Shard) -> bool {
         expire(&mut state.db, &mut state.fx, &mut state.events, shared, &key);
         expired += 1;
     }
+    turn.serve_blocked();
     turn.send_notifications();
     turn.finish();
     expired == EXPIRE_AT_ONCE

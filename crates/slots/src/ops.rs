@@ -84,6 +84,7 @@ pub(crate) fn ask(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
         on_timeout: OnTimeout::Null,
         command: ctx.args.to_owned(),
         on_keys: false,
+        on_gone: false,
     });
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Values as Redis writes them to its snapshot files: what `DUMP` gives, `RESTORE` takes and `MIGRATE` sends.
 //!
 //! A payload is a type byte, a body, the version of the format (two bytes) and a CRC-64 of all before it.
-//! We write the plain forms, which every Redis since 4.0 reads; we read all forms up to Redis 7.2, packed
+//! We write the plain forms, which every Redis since 4.0 reads (streams in that of 7.0); we read all forms up to Redis 7.2, packed
 //! ones included. A payload comes from outside: nothing in it is believed, and no memory is taken that the
 //! bytes received do not pay for.
 
@@ -9,6 +9,7 @@ mod crc64;
 mod lzf;
 mod packed;
 mod read;
+mod stream;
 
 pub use crc64::crc64;
 pub use read::BadFormat;
@@ -16,6 +17,7 @@ pub use read::BadFormat;
 use crate::value::hash::Hash;
 use crate::value::list::List;
 use crate::value::set::Set;
+use crate::value::stream::Stream;
 use crate::value::zset::Zset;
 
 /// The version we write: that of Redis 7.0.
@@ -30,6 +32,7 @@ mod kind {
     pub(super) const SET: u8 = 2;
     pub(super) const HASH: u8 = 4;
     pub(super) const ZSET_2: u8 = 5;
+    pub(super) const STREAM_2: u8 = 19;
 }
 
 /// A value to write.
@@ -45,6 +48,8 @@ pub enum ObjectRef<'a> {
     Hash(&'a Hash),
     /// A sorted set.
     Zset(&'a Zset),
+    /// A stream.
+    Stream(&'a Stream),
 }
 
 /// A value that was read.
@@ -60,6 +65,8 @@ pub enum Object {
     Hash(Hash),
     /// A sorted set.
     Zset(Zset),
+    /// A stream.
+    Stream(Box<Stream>),
 }
 
 /// Why a payload was refused before its body was read.
@@ -140,6 +147,10 @@ pub fn write_object(to: &mut Vec<u8>, value: ObjectRef<'_>) {
                 write_string(to, member);
                 to.extend_from_slice(&score.to_le_bytes());
             }
+        }
+        ObjectRef::Stream(stream) => {
+            to.push(kind::STREAM_2);
+            stream::write(to, stream);
         }
     }
 }

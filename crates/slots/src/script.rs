@@ -484,6 +484,11 @@ impl Caller<'_, '_> {
                 return Err(Error::READ_ONLY);
             }
         }
+        let blocks = |word: &[u8]| word.eq_ignore_ascii_case(b"BLOCK");
+        if spec.has(flag::BLOCKING) && spec.group == "stream" && args.iter().any(blocks) {
+            let name = spec.name;
+            return Err(Error::err(format_args!("{name} command is not allowed with BLOCK option from scripts")));
+        }
         self.check_slot(spec, command)?;
         let protocol = self.protocol.get();
         let ctx = &mut *self.ctx;

@@ -110,6 +110,8 @@ pub struct Block {
     pub command: OwnedArgs,
     /// Whether it waits for keys at all (WAIT does not).
     pub on_keys: bool,
+    /// Whether it also wants to hear that a key is gone (XREADGROUP).
+    pub on_gone: bool,
 }
 
 impl Session {

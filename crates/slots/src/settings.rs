@@ -243,6 +243,8 @@ impl Settings {
             "set-max-listpack-value" => limits.set_value = count,
             "zset-max-listpack-entries" => limits.zset_entries = count,
             "zset-max-listpack-value" => limits.zset_value = count,
+            "stream-node-max-bytes" => limits.stream_bytes = count,
+            "stream-node-max-entries" => limits.stream_entries = count,
             _ => {}
         }
     }

@@ -128,6 +128,11 @@ struct Waiting {
 }
 
 impl Blocked {
+    /// Whether a client wants to hear that a key is gone.
+    fn minds_gone(&self, client: u64) -> bool {
+        self.clients.get(&client).is_some_and(|waiting| waiting.block.on_gone)
+    }
+
     /// What a client hears when its time runs out, if it waits.
     pub(crate) fn on_timeout(&self, client: u64) -> Option<OnTimeout> {
         self.clients.get(&client).map(|waiting| waiting.block.on_timeout)
@@ -396,6 +401,9 @@ impl State {
                 "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
             );
             self.events.blocked -= 1;
+            if waiting.block.on_gone {
+                waiting.block.keys.iter().for_each(|key| self.events.unmind(key));
+            }
             waiting.mailbox.answer(out.freeze(), 0);
         }
         self.blocked.by_key.clear();
@@ -507,6 +515,9 @@ impl Turn<'_> {
     pub(crate) fn block(&mut self, session: &mut Session, block: Block) {
         let state = &mut *self.state;
         for key in &block.keys {
+            if block.on_gone {
+                state.events.mind(key);
+            }
             let line = state.blocked.by_key.entry(key.clone()).or_default();
             if !line.contains(&session.id) {
                 line.push_back(session.id);
@@ -522,6 +533,9 @@ impl Turn<'_> {
         let state = &mut *self.state;
         let Some(waiting) = state.blocked.clients.remove(&client) else { return false };
         for key in &waiting.block.keys {
+            if waiting.block.on_gone {
+                state.events.unmind(key);
+            }
             if let Some(line) = state.blocked.by_key.get_mut(key) {
                 line.retain(|who| *who != client);
                 if line.is_empty() {
@@ -555,10 +569,9 @@ impl Turn<'_> {
                     .get(&key)
                     .map_or_else(Vec::new, |line| line.iter().copied().collect());
                 for client in line {
-                    if !self.state.db.contains(&key) {
-                        break;
+                    if self.state.db.contains(&key) || self.state.blocked.minds_gone(client) {
+                        self.resume(client);
                     }
-                    self.resume(client);
                 }
             }
         }

@@ -56,6 +56,7 @@ fn object(item: Item<'_>) -> ObjectRef<'_> {
             Value::List(list) => ObjectRef::List(list),
             Value::Set(set) => ObjectRef::Set(set),
             Value::Zset(zset) => ObjectRef::Zset(zset),
+            Value::Stream(stream) => ObjectRef::Stream(stream),
         },
     }
 }
@@ -67,6 +68,7 @@ fn owned(object: Object) -> Owned {
         Object::Set(set) => Owned::Value(Value::Set(set)),
         Object::Hash(hash) => Owned::Value(Value::Hash(hash)),
         Object::Zset(zset) => Owned::Value(Value::Zset(zset)),
+        Object::Stream(stream) => Owned::Value(Value::Stream(stream)),
     }
 }
 

@@ -6,16 +6,19 @@ pub mod hash;
 pub mod intset;
 pub mod limits;
 pub mod list;
+pub mod listpack;
 pub mod number;
 pub mod packed;
 mod ranks;
 pub mod set;
+pub mod stream;
 pub mod table;
 pub mod zset;
 
 use self::hash::Hash;
 use self::list::List;
 use self::set::Set;
+use self::stream::Stream;
 use self::zset::Zset;
 
 /// A value that lives outside its entry.
@@ -31,6 +34,8 @@ pub enum Value {
     Set(Set),
     /// A sorted set.
     Zset(Zset),
+    /// A stream.
+    Stream(Box<Stream>),
 }
 
 impl Value {
@@ -42,6 +47,7 @@ impl Value {
             Self::Hash(hash) => hash.heap_size(),
             Self::Set(set) => set.heap_size(),
             Self::Zset(zset) => zset.heap_size(),
+            Self::Stream(stream) => stream.heap_size(),
         };
         heap + size_of::<(Option<Self>, usize)>()
     }
@@ -57,6 +63,7 @@ impl Value {
             Self::Hash(hash) => hash.len(),
             Self::Set(set) => set.len(),
             Self::Zset(zset) => zset.len(),
+            Self::Stream(stream) => stream.pieces(),
         }
     }
 
@@ -68,6 +75,7 @@ impl Value {
             Self::Hash(_) => "hash",
             Self::Set(_) => "set",
             Self::Zset(_) => "zset",
+            Self::Stream(_) => "stream",
         }
     }
 
@@ -79,6 +87,7 @@ impl Value {
             Self::Hash(hash) => hash.encoding(),
             Self::Set(set) => set.encoding(),
             Self::Zset(zset) => zset.encoding(),
+            Self::Stream(_) => "stream",
         }
     }
 }

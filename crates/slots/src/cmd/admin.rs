@@ -333,6 +333,7 @@ fn wait(ctx: &mut Ctx<'_>) -> Done {
         on_timeout: OnTimeout::Number(have),
         command: ctx.args.to_owned(),
         on_keys: false,
+        on_gone: false,
     });
     Ok(())
 }

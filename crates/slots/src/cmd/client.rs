@@ -307,7 +307,13 @@ fn kill(ctx: &mut Ctx<'_>) -> Done {
                     filter.kind = Some(value.to_lowercase());
                 }
                 b"TYPE" => return Err(Error::err(format_args!("Unknown client type '{value}'"))),
-                b"SKIPME" => filter.with_me = !matches!(value.to_lowercase().as_str(), "yes"),
+                b"SKIPME" => {
+                    filter.with_me = match value.to_lowercase().as_str() {
+                        "yes" => false,
+                        "no" => true,
+                        _ => return Err(Error::SYNTAX),
+                    }
+                }
                 _ => return Err(Error::SYNTAX),
             }
         }

@@ -27,6 +27,7 @@ pub(crate) fn payload(item: Item<'_>) -> Vec<u8> {
             Value::Hash(hash) => ObjectRef::Hash(hash),
             Value::Set(set) => ObjectRef::Set(set),
             Value::Zset(zset) => ObjectRef::Zset(zset),
+            Value::Stream(stream) => ObjectRef::Stream(stream),
         },
     })
 }
@@ -106,6 +107,7 @@ fn restore(ctx: &mut Ctx<'_>) -> Done {
         Object::Set(set) => ctx.db.put(key, Value::Set(set), expires_at),
         Object::Hash(hash) => ctx.db.put(key, Value::Hash(hash), expires_at),
         Object::Zset(zset) => ctx.db.put(key, Value::Zset(zset), expires_at),
+        Object::Stream(stream) => ctx.db.put(key, Value::Stream(stream), expires_at),
     }
     ctx.changed_with(key, class::GENERIC, "restore");
     ctx.ready(key);

@@ -10,6 +10,7 @@ use crate::value::hash::Hash;
 use crate::value::limits::Limits;
 use crate::value::list::List;
 use crate::value::set::Set;
+use crate::value::stream::Stream;
 use crate::value::zset::Zset;
 
 /// A type of value.
@@ -43,6 +44,25 @@ macro_rules! typed {
 }
 
 typed!(Hash List Set Zset);
+
+impl Typed for Stream {
+    fn of(value: &Value) -> Option<&Self> {
+        if let Value::Stream(stream) = value { Some(stream) } else { None }
+    }
+
+    fn of_mut(value: &mut Value) -> Option<&mut Self> {
+        if let Value::Stream(stream) = value { Some(stream) } else { None }
+    }
+
+    fn into_value(self) -> Value {
+        Value::Stream(Box::new(self))
+    }
+
+    /// A stream without entries is still one: it has groups, and a last id.
+    fn has_none(&self) -> bool {
+        false
+    }
+}
 
 /// The value at a key, for reading; the access is noted.
 pub(crate) fn get<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<Option<&'d T>, Error> {

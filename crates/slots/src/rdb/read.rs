@@ -75,12 +75,16 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    fn length(&mut self) -> Result<usize, BadFormat> {
+    pub(super) fn length_u64(&mut self) -> Result<u64, BadFormat> {
+        self.length_or_form()?.map_err(|_| BadFormat)
+    }
+
+    pub(super) fn length(&mut self) -> Result<usize, BadFormat> {
         let length = self.length_or_form()?.map_err(|_| BadFormat)?;
         usize::try_from(length).map_err(|_| BadFormat)
     }
 
-    fn string(&mut self) -> Result<Vec<u8>, BadFormat> {
+    pub(super) fn string(&mut self) -> Result<Vec<u8>, BadFormat> {
         match self.length_or_form()? {
             Ok(length) => Ok(self.take(usize::try_from(length).map_err(|_| BadFormat)?)?.to_vec()),
             Err(0) => Ok(self.int_le(1)?.to_string().into_bytes()),
@@ -127,6 +131,7 @@ pub(super) fn object(bytes: &[u8], limits: &Limits) -> Result<Object, BadFormat>
         16 => hash_of(packed::listpack(&reader.string()?)?, limits)?,
         17 => zset_of(packed::listpack(&reader.string()?)?, limits)?,
         18 => quicklist_2(&mut reader, limits)?,
+        form @ (15 | 19 | 21) => Object::Stream(super::stream::read(&mut reader, form)?),
         20 => set_of(packed::listpack(&reader.string()?)?.into_iter(), limits)?,
         _ => return Err(BadFormat),
     };
@@ -136,6 +141,7 @@ pub(super) fn object(bytes: &[u8], limits: &Limits) -> Result<Object, BadFormat>
         Object::Set(set) => set.is_empty(),
         Object::Hash(hash) => hash.is_empty(),
         Object::Zset(zset) => zset.is_empty(),
+        Object::Stream(_) => false,
     };
     if empty || reader.left() != 0 { Err(BadFormat) } else { Ok(value) }
 }

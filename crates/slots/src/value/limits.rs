@@ -19,6 +19,10 @@ pub struct Limits {
     pub zset_entries: usize,
     /// `zset-max-listpack-value`
     pub zset_value: usize,
+    /// `stream-node-max-bytes`, 0 for no limit.
+    pub stream_bytes: usize,
+    /// `stream-node-max-entries`, 0 for no limit.
+    pub stream_entries: usize,
 }
 
 impl Default for Limits {
@@ -32,11 +36,19 @@ impl Default for Limits {
             set_value: 64,
             zset_entries: 128,
             zset_value: 64,
+            stream_bytes: 4096,
+            stream_entries: 100,
         }
     }
 }
 
 impl Limits {
+    /// From how many bytes on a block of a stream takes no more entries. Never more than a payload can hold.
+    pub(crate) fn stream_block_bytes(&self) -> usize {
+        const MOST: usize = 1 << 30;
+        if self.stream_bytes == 0 { MOST } else { self.stream_bytes.min(MOST) }
+    }
+
     /// Whether a list chunk of this many entries and bytes is full.
     pub(crate) fn chunk_full(&self, entries: usize, bytes: usize) -> bool {
         match self.list_chunk {
