@@ -16,6 +16,7 @@ use serde::Serialize;
 mod clients;
 mod etcd;
 mod librdkafka;
+mod redis;
 
 /// What to run and how to show it.
 #[derive(Args)]
@@ -29,6 +30,9 @@ pub(crate) struct InteropArgs {
     /// Run against this etcd instead of three fresh nodes
     #[arg(long, value_name = "HOST:PORT,…")]
     etcd: Option<String>,
+    /// Run against this Redis Cluster instead of three fresh nodes
+    #[arg(long, value_name = "HOST:PORT,…")]
+    redis: Option<String>,
     /// How many fresh nodes the clients of the queue meet
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "kafka")]
     nodes: usize,
@@ -85,6 +89,8 @@ pub(crate) struct Bench {
     nodes: usize,
     /// An etcd somebody else runs.
     etcd: Option<String>,
+    /// A Redis Cluster somebody else runs.
+    redis: Option<String>,
     /// Tests of librdkafka's suite, when they are not those of the allow-list.
     pub(crate) rdkafka_tests: Vec<String>,
 }
@@ -111,6 +117,10 @@ pub(crate) enum Speaks {
     Kafka,
     /// Three nodes, which it gets the addresses of.
     Etcd,
+    /// The same.
+    Redis,
+    /// One node that has every slot.
+    RedisAlone,
 }
 
 /// A suite: how to install it (answers its version) and how to run it against an address (answers what passed).
@@ -135,6 +145,7 @@ pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
         kafka: args.kafka.clone(),
         nodes: args.nodes.max(1),
         etcd: args.etcd.clone(),
+        redis: args.redis.clone(),
         rdkafka_tests: args.rdkafka_tests.clone(),
     };
     let suites = suites();
@@ -164,6 +175,7 @@ fn suites() -> Vec<Suite> {
     let mut suites = clients::suites();
     suites.push(librdkafka::suite());
     suites.extend(etcd::suites());
+    suites.extend(redis::suites());
     suites
 }
 
@@ -174,8 +186,8 @@ fn run_one(bench: &Bench, suite: &Suite) -> Outcome {
     let result = (suite.install)(bench).and_then(|installed| {
         version = installed;
         match suite.speaks {
-            Speaks::Kafka => on_server(bench, suite),
-            Speaks::Etcd => on_cluster(bench, suite),
+            Speaks::Kafka | Speaks::RedisAlone => on_server(bench, suite),
+            Speaks::Etcd | Speaks::Redis => on_cluster(bench, suite),
         }
     });
     let (verdict, passed, reason) = match result {
@@ -189,16 +201,17 @@ fn run_one(bench: &Bench, suite: &Suite) -> Outcome {
 
 /// Every suite has a server of its own: what one leaves behind is no other's trouble.
 fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
-    if let Some(address) = &bench.kafka {
+    let alone = suite.speaks == Speaks::RedisAlone;
+    if let Some(address) = if alone { &bench.redis } else { &bench.kafka } {
         return (suite.run)(bench, address);
     }
     let options = suite.settings.iter().fold(Options::new(), |options, (key, value)| options.set(key, value));
-    if bench.nodes > 1 {
+    if bench.nodes > 1 && !alone {
         let first = |cluster: &Cluster| cluster.server(0).map(|server| server.kafka().to_owned());
         return on_nodes(bench, suite, bench.nodes, &options, |cluster| first(cluster).unwrap_or_default());
     }
     let mut server = Server::start(options)?;
-    let mut result = (suite.run)(bench, server.kafka());
+    let mut result = (suite.run)(bench, if alone { server.redis() } else { server.kafka() });
     if !server.is_running() {
         result = Err(Trouble::Failed { passed: 0, reason: "the server ended".to_owned() });
     }
@@ -212,10 +225,16 @@ fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
 
 /// The same on three nodes.
 fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
-    if let Some(addresses) = &bench.etcd {
+    let is_redis = suite.speaks == Speaks::Redis;
+    if let Some(addresses) = if is_redis { &bench.redis } else { &bench.etcd } {
         return (suite.run)(bench, addresses);
     }
-    on_nodes(bench, suite, 3, &Options::new(), |cluster| cluster.endpoints().join(","))
+    let stores = |cluster: &Cluster| -> Vec<String> {
+        (0..3).filter_map(|node| Some(cluster.server(node)?.redis().to_owned())).collect()
+    };
+    on_nodes(bench, suite, 3, &Options::new(), |cluster| {
+        if is_redis { stores(cluster) } else { cluster.endpoints() }.join(",")
+    })
 }
 
 /// On fresh nodes, found at the address that `address` gives.

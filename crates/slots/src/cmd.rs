@@ -275,10 +275,21 @@ pub fn all() -> impl Iterator<Item = &'static Spec> {
     FAMILIES.iter().flat_map(|family| family.iter())
 }
 
-/// The command of that name, whatever its case.
-pub fn find(name: &[u8]) -> Option<&'static Spec> {
-    static TABLE: OnceLock<HashMap<&'static [u8], &'static Spec>> = OnceLock::new();
-    let table = TABLE.get_or_init(|| all().map(|spec| (spec.name.as_bytes(), spec)).collect());
+/// How many commands there are, subcommands included.
+pub(crate) fn count() -> usize {
+    all().map(|spec| 1 + spec.subs.len()).sum()
+}
+
+/// All commands and their subcommands with their numbers: each command, then what belongs to it.
+pub(crate) fn numbered() -> impl Iterator<Item = (u16, &'static Spec)> {
+    all().flat_map(|spec| std::iter::once(spec).chain(spec.subs)).enumerate().map(|(at, spec)| (at as u16, spec))
+}
+
+/// The command of that name, whatever its case, and its number.
+fn find_numbered(name: &[u8]) -> Option<(&'static Spec, u16)> {
+    static TABLE: OnceLock<HashMap<&'static [u8], (&'static Spec, u16)>> = OnceLock::new();
+    let table = TABLE
+        .get_or_init(|| numbered().map(|(number, spec)| (spec.name.as_bytes(), (spec, number))).collect());
     let mut lower = [0; 32];
     let lower = lower.get_mut(..name.len())?;
     lower.copy_from_slice(name);
@@ -286,17 +297,33 @@ pub fn find(name: &[u8]) -> Option<&'static Spec> {
     table.get(&*lower).copied()
 }
 
-/// The command, or the subcommand where there is one, that these arguments name.
-pub fn resolve(args: &Args<'_>) -> Option<&'static Spec> {
-    let spec = find(args.name())?;
+/// The command of that name, whatever its case.
+pub fn find(name: &[u8]) -> Option<&'static Spec> {
+    // Subcommands are found through their command, never by their full names.
+    find_numbered(name).map(|(spec, _)| spec).filter(|spec| !spec.name.contains('|'))
+}
+
+/// The number of a command.
+pub(crate) fn number_of(spec: &Spec) -> u16 {
+    find_numbered(spec.name.as_bytes()).map_or(0, |(_, number)| number)
+}
+
+/// The command, or the subcommand where there is one, that these arguments name, and its number.
+pub(crate) fn resolve_numbered(args: &Args<'_>) -> Option<(&'static Spec, u16)> {
+    let (spec, number) = find_numbered(args.name())?;
     if spec.subs.is_empty() {
-        return Some(spec);
+        return Some((spec, number)).filter(|_| !args.name().contains(&b'|'));
     }
     let sub = args.get(1).unwrap_or_default();
-    let found = spec.subs.iter().find(|candidate| {
+    let found = spec.subs.iter().position(|candidate| {
         candidate.name.split_once('|').is_some_and(|(_, name)| sub.eq_ignore_ascii_case(name.as_bytes()))
     });
-    Some(found.unwrap_or(spec))
+    Some(found.map_or((spec, number), |at| (&spec.subs[at], number + 1 + at as u16)))
+}
+
+/// The command, or the subcommand where there is one, that these arguments name.
+pub fn resolve(args: &Args<'_>) -> Option<&'static Spec> {
+    resolve_numbered(args).map(|(spec, _)| spec)
 }
 
 /// A client has left: what it listened to is let go.

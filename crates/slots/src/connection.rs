@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use moim_base::socket::Socket;
-use moim_wire_resp::{Decoded, Decoder, Encoder, Limits};
+use moim_wire_resp::{Args, Decoded, Decoder, Encoder, Limits};
 use tokio::time::{Instant, Sleep};
 
 use crate::cmd::{self, flag};
@@ -64,6 +64,8 @@ struct Connection {
     waits_for: i64,
     on_loop: usize,
     paused_until: Option<Instant>,
+    /// CLIENT PAUSE holds its next request back.
+    is_held_back: bool,
     sleep: Pin<Box<Sleep>>,
     deadline: Option<Instant>,
 }
@@ -109,6 +111,7 @@ pub(crate) async fn serve(
         waits_for: 0,
         on_loop,
         paused_until: None,
+        is_held_back: false,
         sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
         deadline: None,
     };
@@ -195,12 +198,17 @@ impl Connection {
                 }
             };
             if self.shared.is_paused(false, turn.now)
-                || self.shared.is_paused(true, turn.now)
-                    && cmd::resolve(&args).is_some_and(|spec| spec.has(flag::WRITE | flag::MAY_REPLICATE))
+                || self.shared.is_paused(true, turn.now) && may_write(&self.session, &args)
             {
                 self.input.advance(at);
                 self.paused_until = Some(Instant::now() + Duration::from_millis(10));
+                if !std::mem::replace(&mut self.is_held_back, true) {
+                    self.shared.paused_clients.fetch_add(1, Ordering::Relaxed);
+                }
                 break;
+            }
+            if std::mem::take(&mut self.is_held_back) {
+                self.shared.paused_clients.fetch_sub(1, Ordering::Relaxed);
             }
             let before = self.out.len();
             let was_known = self.session.authenticated;
@@ -277,7 +285,9 @@ impl Connection {
         about.last_command = session.last_command;
         about.multi = session.multi.as_ref().map_or(-1, |multi| multi.commands.len() as i64);
         about.subscriptions = session.subscriptions;
+        about.listens = session.listens.each_ref().map(std::collections::BTreeSet::len);
         about.readonly = session.readonly;
+        about.request_bytes = 0;
         about.blocked = session.block.is_some();
     }
 
@@ -413,6 +423,9 @@ impl Connection {
     }
 
     fn leave(&mut self) {
+        if std::mem::take(&mut self.is_held_back) {
+            self.shared.paused_clients.fetch_sub(1, Ordering::Relaxed);
+        }
         if !self.session.watched.is_empty() || self.session.block.is_some() {
             let (client, watched) = (self.session.id, std::mem::take(&mut self.session.watched));
             if let Some(turn) = self.shard.turn(&self.shared) {
@@ -475,6 +488,16 @@ fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
     }
     turn.unblock(client);
     turn.finish();
+}
+
+/// Whether a request may change something: CLIENT PAUSE WRITE holds it back. A transaction is held at its EXEC.
+fn may_write(session: &Session, args: &Args<'_>) -> bool {
+    let writes = |spec: &cmd::Spec| spec.has(flag::WRITE | flag::MAY_REPLICATE);
+    match (cmd::resolve(args), &session.multi) {
+        (Some(spec), Some(multi)) if spec.name == "exec" => multi.commands.iter().any(|(spec, _)| writes(spec)),
+        (Some(_), Some(_)) | (None, _) => false,
+        (Some(spec), None) => writes(spec),
+    }
 }
 
 /// Puts `len` bytes at the end of the answers: they may leave, or they wait for `gate`.

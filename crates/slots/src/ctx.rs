@@ -5,10 +5,12 @@
 //! becomes the effect in the journal, unless [`Ctx::rewrite`] said something that is safer to replay (absolute times, the
 //! members that were drawn). Keys of the command that have expired are gone before it runs.
 
+use std::sync::atomic::Ordering;
+
 use moim_wire_resp::number::parse_i64;
 use moim_wire_resp::{Args, Encoder, OwnedArgs};
 
-use crate::cmd::{Keys, Spec, flag};
+use crate::cmd::{self, Keys, Spec, flag};
 use crate::effects::Effects;
 use crate::error::{Done, Error};
 use crate::events::{Events, class};
@@ -158,7 +160,9 @@ impl<'a> Ctx<'a> {
             dirty: 0,
             rewritten: false,
         };
+        let number = std::mem::replace(&mut inner.session.command, cmd::number_of(spec));
         let fine = inner.run(spec);
+        inner.session.command = number;
         let dirty = inner.dirty;
         self.dirty += dirty;
         // What the inner command did is recorded by itself.
@@ -170,10 +174,12 @@ impl<'a> Ctx<'a> {
     pub(crate) fn run(&mut self, spec: &'static Spec) -> bool {
         let start = self.out.buffer().len();
         let before = self.fx.commands();
+        let began = self.begin_measuring(spec);
         self.expire_keys(spec);
         let done = (spec.run)(self);
         let fine = done.is_ok();
         if let Err(error) = done {
+            self.events.tallies.on_failed(self.session.command);
             self.out.buffer().truncate(start);
             self.out.error(error.0.as_bytes());
             self.shared.stats.on_error(error.code());
@@ -185,7 +191,35 @@ impl<'a> Ctx<'a> {
         if self.mode == Mode::Primary {
             self.note_hazards(spec, self.fx.commands() > before);
         }
+        if let Some(began) = began {
+            self.end_measuring(spec, began);
+        }
         fine
+    }
+
+    /// Counts the call. Gives the time where it is measured: always, but for fast commands one in many.
+    fn begin_measuring(&mut self, spec: &'static Spec) -> Option<u64> {
+        /// No fast command takes that long.
+        const FAST_US: i64 = 1_000;
+        if self.mode == Mode::Replay || self.session.resumed {
+            return None;
+        }
+        let sampled = self.events.tallies.on_call(self.session.command);
+        let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
+        let is_measured = sampled || !spec.has(flag::FAST) || (0..FAST_US).contains(&slower_than);
+        is_measured.then(|| self.shared.clock.monotonic_ns())
+    }
+
+    fn end_measuring(&mut self, spec: &'static Spec, began: u64) {
+        let took = self.shared.clock.monotonic_ns().saturating_sub(began);
+        self.events.tallies.on_measured(self.session.command, took);
+        let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
+        let took_us = (took / 1_000) as i64;
+        let is_slow = slower_than >= 0 && took_us >= slower_than;
+        if is_slow && !spec.has(flag::SKIP_SLOWLOG) && self.session.block.is_none() {
+            let name = String::from_utf8_lossy(&self.session.name).into_owned();
+            self.shared.on_slow(took_us, shorten(&self.args), &self.session.peer, &name);
+        }
     }
 
     /// What the command wrote is a hazard for others, and what others wrote to its keys is one for its answer.
@@ -306,4 +340,24 @@ pub fn timeout_ms(text: &[u8]) -> Result<i64, Error> {
 pub fn ok(ctx: &mut Ctx<'_>) -> Done {
     ctx.out.ok();
     Ok(())
+}
+
+/// The arguments for the slow log: at most 32 of at most 128 bytes.
+fn shorten(args: &Args<'_>) -> Vec<Vec<u8>> {
+    let mut short: Vec<Vec<u8>> = args
+        .iter()
+        .take(31)
+        .map(|arg| {
+            if arg.len() <= 128 {
+                return arg.to_vec();
+            }
+            [&arg[..128], format!("... ({} more bytes)", arg.len() - 128).as_bytes()].concat()
+        })
+        .collect();
+    match args.len() {
+        0..=31 => {}
+        32 => short.push(args[31].to_vec()),
+        more => short.push(format!("... ({} more arguments)", more - 31).into_bytes()),
+    }
+    short
 }

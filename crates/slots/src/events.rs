@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hashbrown::HashMap;
 
 use crate::hazard::Hazards;
+use crate::tally::Tallies;
 
 /// Set when a key that a client watches has changed.
 pub type WatchFlag = Arc<AtomicBool>;
@@ -61,6 +62,8 @@ pub struct Events {
     pub notify: u32,
     /// Clients that CLIENT UNBLOCK lets go: id, and whether with an error.
     pub unblocked: Vec<(u64, bool)>,
+    /// How often commands ran, and how long they took.
+    pub tallies: Tallies,
     /// Which keys have changes that are not committed.
     pub hazards: Hazards,
     /// The journal end that the answer of the running command waits for.

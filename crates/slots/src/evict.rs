@@ -38,15 +38,18 @@ fn candidate(db: &Keyspace, policy: Policy, samples: usize, now: i64) -> Option<
     let idle = |key: &[u8]| clock.wrapping_sub(db.access(key).unwrap_or(0)) & 0xff_ffff;
     let oldest =
         |draw: &dyn Fn() -> Option<Vec<u8>>| (0..samples).filter_map(|_| draw()).max_by_key(|key| idle(key));
+    let rarest = |draw: &dyn Fn() -> Option<Vec<u8>>| {
+        (0..samples).filter_map(|_| draw()).min_by_key(|key| db.frequency(key).unwrap_or(0))
+    };
     match policy {
         Policy::NoEviction => None,
         Policy::AllKeysRandom => db.random_key(dice).map(<[u8]>::to_vec),
         Policy::VolatileRandom => db.random_expiring(dice).map(|(key, _)| key.to_vec()),
         Policy::VolatileTtl => db.next_to_expire().map(<[u8]>::to_vec),
-        Policy::AllKeysLru | Policy::AllKeysLfu => oldest(&|| db.random_key(dice).map(<[u8]>::to_vec)),
-        Policy::VolatileLru | Policy::VolatileLfu => {
-            oldest(&|| db.random_expiring(dice).map(|(key, _)| key.to_vec()))
-        }
+        Policy::AllKeysLru => oldest(&|| db.random_key(dice).map(<[u8]>::to_vec)),
+        Policy::AllKeysLfu => rarest(&|| db.random_key(dice).map(<[u8]>::to_vec)),
+        Policy::VolatileLru => oldest(&|| db.random_expiring(dice).map(|(key, _)| key.to_vec())),
+        Policy::VolatileLfu => rarest(&|| db.random_expiring(dice).map(|(key, _)| key.to_vec())),
     }
 }
 
@@ -61,6 +64,26 @@ mod tests {
             db.set_str(format!("k{n}").as_bytes(), &[0; 100], expiring.then_some(10_000 + i64::from(n)));
         }
         (db, Effects::default(), Events::default())
+    }
+
+    #[test]
+    fn what_is_used_often_stays() {
+        let shared = Shared::default();
+        shared.settings.set_all(&[("maxmemory-policy".to_owned(), "allkeys-lfu".to_owned())]).unwrap();
+        let mut db = Keyspace::new(1);
+        db.set_lfu(shared.settings.lfu(1));
+        db.set_access_clock(60);
+        for n in 0..2_000u32 {
+            db.set_str(format!("k{n}").as_bytes(), &[0; 100], None);
+        }
+        for n in 0..200u32 {
+            (0..100).for_each(|_| drop(db.touch(format!("k{n}").as_bytes()).is_some()));
+        }
+        let limit = db.memory() as u64 / 2;
+        let (mut fx, mut events) = (Effects::default(), Events::default());
+        assert!(make_room(&mut db, &mut fx, &mut events, &shared, limit, 60_000));
+        let often = (0..200).filter(|n| db.contains(format!("k{n}").as_bytes())).count();
+        assert!(often > 190 && db.len() < 1_200, "{often} of {}", db.len());
     }
 
     #[test]

@@ -24,6 +24,8 @@ impl Turn<'_> {
         session.resumed = false;
         self.state.events.gate = 0;
         let checked = self.check(session, &args);
+        // What a client subscribes to is told to it whatever it said about answers.
+        let is_told = checked.as_ref().is_ok_and(|spec| spec.name.ends_with("subscribe"));
         session.asking &= checked.as_ref().is_ok_and(|spec| spec.name == "asking");
         match checked {
             Ok(spec) if session.multi.is_some() && !runs_in_multi(spec) => {
@@ -43,6 +45,7 @@ impl Turn<'_> {
         self.state.db.forget();
         match session.replies {
             Replies::On => {}
+            Replies::Off | Replies::Skip if is_told => {}
             Replies::Off | Replies::Skip => out.truncate(start),
             Replies::SkipNext => {}
         }
@@ -66,9 +69,6 @@ impl Turn<'_> {
     }
 
     fn run(&mut self, session: &mut Session, spec: &'static Spec, args: Args<'_>, out: &mut BytesMut) {
-        let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
-        let began =
-            if slower_than >= 0 && !spec.has(flag::FAST) { self.shared.clock.monotonic_ns() } else { 0 };
         session.last_command = spec.name;
         self.shared.stats.commands.inc();
         let is_replica = self.shard.role() == Role::Replica;
@@ -89,23 +89,27 @@ impl Turn<'_> {
             rewritten: false,
         };
         ctx.run(spec);
+        let dirty = ctx.dirty;
+        state.events.tallies.changes += dirty;
         if is_replica {
             state.db.hide_expired(i64::MIN);
         }
         if let Some(block) = session.block.clone() {
             self.block(session, block);
         }
-        if began > 0 && !spec.has(flag::SKIP_SLOWLOG) {
-            let took_us = (self.shared.clock.monotonic_ns() - began) as i64 / 1_000;
-            if took_us >= slower_than {
-                let name = String::from_utf8_lossy(&session.name).into_owned();
-                self.shared.on_slow(took_us, shorten(&args), &session.peer, &name);
-            }
-        }
     }
 
     fn check(&mut self, session: &mut Session, args: &Args<'_>) -> Result<&'static Spec, Error> {
-        let spec = cmd::resolve(args).ok_or_else(|| unknown(args))?;
+        let (spec, number) = cmd::resolve_numbered(args).ok_or_else(|| unknown(args))?;
+        session.command = number;
+        let checked = self.check_spec(session, spec, args);
+        if checked.is_err() {
+            self.state.events.tallies.on_rejected(number);
+        }
+        checked.map(|()| spec)
+    }
+
+    fn check_spec(&mut self, session: &mut Session, spec: &'static Spec, args: &Args<'_>) -> Result<(), Error> {
         if !spec.takes(args.len()) {
             return Err(Error::arity(spec.name));
         }
@@ -133,7 +137,7 @@ impl Turn<'_> {
         if session.subscriptions > 0 && session.protocol == Protocol::Resp2 {
             check_subscriber(spec)?;
         }
-        Ok(spec)
+        Ok(())
     }
 
     /// Whether the journal takes writes. Asked once per turn.
@@ -299,24 +303,4 @@ fn unknown(args: &Args<'_>) -> Error {
         shown.push_str(&format!("'{}' ", cut(arg, 128 - shown.len())));
     }
     Error::err(format_args!("unknown command '{}', with args beginning with: {shown}", cut(args.name(), 128)))
-}
-
-/// The arguments for the slow log: at most 32 of at most 128 bytes.
-fn shorten(args: &Args<'_>) -> Vec<Vec<u8>> {
-    let mut short: Vec<Vec<u8>> = args
-        .iter()
-        .take(31)
-        .map(|arg| {
-            if arg.len() <= 128 {
-                return arg.to_vec();
-            }
-            [&arg[..128], format!("... ({} more bytes)", arg.len() - 128).as_bytes()].concat()
-        })
-        .collect();
-    match args.len() {
-        0..=31 => {}
-        32 => short.push(args[31].to_vec()),
-        more => short.push(format!("... ({} more arguments)", more - 31).into_bytes()),
-    }
-    short
 }

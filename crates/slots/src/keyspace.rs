@@ -10,11 +10,13 @@
 pub(crate) mod arena;
 pub(crate) mod entry;
 mod image;
+pub(crate) mod lfu;
 mod table;
 
 use std::collections::BTreeSet;
 
 use self::arena::{Arena, MAX_ENTRY, Ref};
+use self::lfu::Lfu;
 use self::entry::{EXPIRES, LONG_KEY, MAX_KEY, OUTSIDE, Parts, RAW};
 use self::table::{Place, Table};
 use crate::value::Value;
@@ -64,6 +66,8 @@ pub struct Keyspace {
     memo: Option<(usize, usize, KeyId)>,
     image: Option<Box<image::Image>>,
     access_now: u32,
+    /// Set while the policy of eviction counts how often keys are used.
+    lfu: Option<Lfu>,
     /// Values whose memory takes long to give back; whoever owns the keyspace drops them elsewhere.
     garbage: Vec<Value>,
 }
@@ -126,6 +130,7 @@ impl Keyspace {
             memo: None,
             image: None,
             access_now: 0,
+            lfu: None,
             garbage: Vec::new(),
         }
     }
@@ -190,9 +195,31 @@ impl Keyspace {
         self.arena.held_bytes() + self.outside
     }
 
-    /// Seconds (least-recently-used) or frequency, noted at each access.
-    pub fn set_access_clock(&mut self, access: u32) {
-        self.access_now = access & 0xff_ffff;
+    /// The seconds that are noted at each access.
+    pub fn set_access_clock(&mut self, seconds: u32) {
+        self.access_now = seconds & 0xff_ffff;
+        if let Some(lfu) = &mut self.lfu {
+            lfu.set_clock(seconds);
+        }
+    }
+
+    /// Notes how often keys are used instead of when; `None` stops that.
+    pub(crate) fn set_lfu(&mut self, lfu: Option<Lfu>) {
+        self.lfu = lfu;
+    }
+
+    /// How often a key was used, if that is noted: grows with the logarithm of accesses, and shrinks with time.
+    pub fn frequency(&self, key: &[u8]) -> Option<u8> {
+        let note = self.access(key)?;
+        self.lfu.as_ref().map(|lfu| lfu.frequency(note))
+    }
+
+    /// The note that makes a key look as often used as this.
+    pub(crate) fn set_frequency(&mut self, key: &[u8], frequency: u8) {
+        if let Some(lfu) = &self.lfu {
+            let note = lfu.note(frequency);
+            self.set_access(key, note);
+        }
     }
 
     /// Hides what has expired by then from lookups.
@@ -253,9 +280,11 @@ impl Keyspace {
     /// The same, and the access is noted for eviction.
     pub fn touch(&mut self, key: &[u8]) -> Option<Item<'_>> {
         let (_, at) = self.find(self.id_of(key), key)?;
-        let access = self.access_now;
-        if access != 0 {
-            entry::set_access(self.arena.bytes_mut(at), access);
+        if let Some(lfu) = &mut self.lfu {
+            let entry = self.arena.bytes_mut(at);
+            entry::set_access(entry, lfu.touch(entry::access(entry)));
+        } else if self.access_now != 0 {
+            entry::set_access(self.arena.bytes_mut(at), self.access_now);
         }
         Some(self.item(at))
     }
@@ -371,7 +400,12 @@ impl Keyspace {
     ) {
         self.before_change(id.slot);
         let mut number = [0; 4];
-        let mut parts = Parts { flags, access: self.access_now, expires_at, key, value };
+        let access = match (&mut self.lfu, &found) {
+            (None, _) => self.access_now,
+            (Some(lfu), None) => lfu.new_note(),
+            (Some(lfu), Some((_, at))) => lfu.touch(entry::access(self.arena.bytes(*at))),
+        };
+        let mut parts = Parts { flags, access, expires_at, key, value };
         let Some((place, old)) = found else {
             if key.len() > MAX_KEY {
                 self.outside += key.len();
@@ -541,7 +575,7 @@ impl Keyspace {
         self.before_clear();
         let seed = self.seed[0];
         let mut old = std::mem::replace(self, Self::new(seed));
-        self.access_now = old.access_now;
+        (self.access_now, self.lfu) = (old.access_now, old.lfu.take());
         self.garbage = std::mem::take(&mut old.garbage);
         self.image = old.image.take();
         self.garbage.extend(old.values.items.drain(..).filter_map(|(value, _)| value));

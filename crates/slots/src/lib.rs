@@ -38,6 +38,7 @@ pub mod settings;
 pub mod shard;
 pub mod shared;
 pub mod snapshot;
+pub mod tally;
 pub mod value;
 
 /// How many slots there are.

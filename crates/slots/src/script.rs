@@ -507,7 +507,9 @@ impl Caller<'_, '_> {
             dirty: 0,
             rewritten: false,
         };
+        let number = std::mem::replace(&mut inner.session.command, cmd::number_of(spec));
         inner.run(spec);
+        inner.session.command = number;
         let dirty = inner.dirty;
         ctx.dirty += dirty;
         // What the commands did is recorded by them.

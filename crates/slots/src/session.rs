@@ -66,6 +66,8 @@ pub struct Session {
     pub since_ms: i64,
     /// The last command, for CLIENT LIST.
     pub last_command: &'static str,
+    /// The number of the command that runs.
+    pub(crate) command: u16,
     /// When that was.
     pub last_ms: i64,
 }
@@ -143,6 +145,7 @@ impl Session {
             no_evict: false,
             since_ms: now,
             last_command: "NULL",
+            command: 0,
             last_ms: now,
         }
     }

@@ -10,6 +10,7 @@ use std::sync::{PoisonError, RwLock};
 
 use crate::error::Error;
 use crate::events::class;
+use crate::keyspace::lfu::Lfu;
 use crate::value::limits::Limits;
 
 /// Which keys go when memory is short.
@@ -224,6 +225,13 @@ impl Settings {
     /// The rule for eviction.
     pub fn policy(&self) -> Policy {
         POLICIES[usize::from(self.policy.load(Ordering::Relaxed)) % POLICIES.len()].1
+    }
+
+    /// How uses of keys are counted, if the rule for eviction wants it.
+    pub(crate) fn lfu(&self, seed: u64) -> Option<Lfu> {
+        let counts = matches!(self.policy(), Policy::AllKeysLfu | Policy::VolatileLfu);
+        let number = |name: &str| u32::try_from(self.number(name)).unwrap_or(0);
+        counts.then(|| Lfu::new(number("lfu-log-factor"), number("lfu-decay-time"), seed))
     }
 
     /// Up to where values keep their small forms.

@@ -420,6 +420,7 @@ impl State {
         if self.settings_version != version {
             self.settings_version = version;
             self.events.notify = shared.settings.notify.load(Ordering::Relaxed);
+            self.db.set_lfu(shared.settings.lfu(self.time_ms as u64));
         }
         self.db.set_access_clock((now / 1_000) as u32);
     }
@@ -588,6 +589,7 @@ impl Turn<'_> {
         let Some(spec) = cmd::resolve(&args) else { return };
         let mut session = Session::nobody();
         (session.protocol, session.resumed, session.id) = (protocol, true, client);
+        session.command = cmd::number_of(spec);
         let mut out = BytesMut::new();
         state.events.gate = 0;
         let mut ctx = Ctx {

@@ -47,6 +47,8 @@ pub struct Shared {
     pub this: OnceLock<Weak<Shared>>,
     /// Until when CLIENT PAUSE holds commands back: all of them, and writes.
     pub paused_ms: [AtomicI64; 2],
+    /// How many clients it holds back now.
+    pub paused_clients: AtomicUsize,
 }
 
 impl Default for Shared {
@@ -78,6 +80,8 @@ pub struct About {
     pub last_command: &'static str,
     pub multi: i64,
     pub subscriptions: usize,
+    pub listens: [usize; 3],
+    pub request_bytes: usize,
     pub protocol: u8,
     pub readonly: bool,
     pub blocked: bool,
@@ -147,6 +151,7 @@ impl Shared {
             run_id: hex_id(),
             this: OnceLock::new(),
             paused_ms: [AtomicI64::new(0), AtomicI64::new(0)],
+            paused_clients: AtomicUsize::new(0),
             clock,
         }
     }

@@ -113,7 +113,7 @@ fn install_node(bench: &Bench) -> Result<String, Trouble> {
     version_of(&manifest)
 }
 
-fn version_of(manifest: &Path) -> Result<String, Trouble> {
+pub(super) fn version_of(manifest: &Path) -> Result<String, Trouble> {
     let text = std::fs::read_to_string(manifest).context("package.json")?;
     let json: serde_json::Value = serde_json::from_str(&text).context("package.json")?;
     Ok(json["version"].as_str().unwrap_or_default().to_owned())
@@ -161,7 +161,7 @@ pub(super) fn install_go(bench: &Bench, name: &str) -> Result<String, Trouble> {
     let manifest = std::fs::read_to_string(dir.join("go.mod")).context("go.mod")?;
     let version = manifest
         .split_whitespace()
-        .find(|word| word.starts_with("v1.") || word.starts_with("v0.") || word.starts_with("v3."));
+        .find(|word| ["v0.", "v1.", "v3.", "v9."].iter().any(|major| word.starts_with(major)));
     Ok(version.unwrap_or_default().trim_start_matches('v').to_owned())
 }
 

@@ -31,6 +31,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
             server("config|set", -4, ADMIN | NOSCRIPT | ANY, "Sets configuration parameters in-flight.", config_set),
             server("config|resetstat", 2, ADMIN | NOSCRIPT | ANY, "Resets the server's statistics.", |ctx| {
                 ctx.shared.stats.reset();
+                ctx.events.tallies.reset();
                 crate::ctx::ok(ctx)
             }),
             server("config|rewrite", 2, ADMIN | NOSCRIPT | ANY, "Persists the effective configuration to file.", |_| {
@@ -106,10 +107,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
             ctx.out.verbatim(b"txt", b"Dave, no latency spike was observed during the lifetime of this Redis instance, not in the slightest bit. I honestly think you ought to sit down calmly, take a stress pill, and think things over.");
             Ok(())
         }),
-        server("latency|histogram", -2, ADMIN | ANY, "Returns the cumulative distribution of latencies of a subset or all commands.", |ctx| {
-            ctx.out.map(0);
-            Ok(())
-        }),
+        server("latency|histogram", -2, ADMIN | ANY, "Returns the cumulative distribution of latencies of a subset or all commands.", latency_histogram),
     ]),
     server("debug", -2, ADMIN | NOSCRIPT | ANY, "A container for debugging commands.", debug),
     server("role", 1, ANY | FAST | NOSCRIPT, "Returns the replication role.", role),
@@ -244,6 +242,35 @@ fn memory_stats(ctx: &mut Ctx<'_>) -> Done {
     for (name, number) in all {
         ctx.out.bulk(name.as_bytes());
         ctx.out.integer(number);
+    }
+    Ok(())
+}
+
+/// Of the named commands, with a container standing for what it contains, or of all that ran.
+fn latency_histogram(ctx: &mut Ctx<'_>) -> Done {
+    let wanted: Vec<String> =
+        ctx.args.from(2).iter().map(|name| String::from_utf8_lossy(name).to_lowercase()).collect();
+    let is_wanted = |name: &str| {
+        wanted.is_empty()
+            || wanted.iter().any(|wanted| name == wanted || name.split('|').next() == Some(wanted))
+    };
+    let ran: Vec<_> = super::numbered()
+        .map(|(number, spec)| (spec.name, ctx.events.tallies.get(number)))
+        .filter(|(name, tally)| tally.calls > 0 && is_wanted(name))
+        .collect();
+    ctx.out.map(ran.len());
+    for (name, tally) in ran {
+        ctx.out.bulk(name.as_bytes());
+        ctx.out.map(2);
+        ctx.out.bulk(b"calls");
+        ctx.out.integer(tally.calls as i64);
+        ctx.out.bulk(b"histogram_usec");
+        let buckets = tally.histogram();
+        ctx.out.map(buckets.len());
+        for (bound, count) in buckets {
+            ctx.out.integer(bound as i64);
+            ctx.out.integer(count as i64);
+        }
     }
     Ok(())
 }

@@ -202,15 +202,18 @@ fn line(about: &About, now: i64) -> String {
     let mut text = String::new();
     let _ = write!(
         text,
-        "id={} addr={} laddr={} fd=8 name={} age={} idle={} flags={flags} db=0 sub={} psub=0 ssub=0 multi={} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 rbs=1024 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}",
+        "id={} addr={} laddr={} fd=8 name={} age={} idle={} flags={flags} db=0 sub={} psub={} ssub={} multi={} qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=1024 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}",
         about.id,
         about.peer,
         about.local,
         about.name,
         (now - about.since_ms) / 1_000,
         (now - about.last_ms) / 1_000,
-        about.subscriptions,
+        about.listens[0],
+        about.listens[1],
+        about.listens[2],
         about.multi,
+        about.request_bytes,
         about.last_command,
         about.protocol,
         about.library[0],
@@ -221,9 +224,8 @@ fn line(about: &About, now: i64) -> String {
 
 fn info(ctx: &mut Ctx<'_>) -> Done {
     let text = {
-        let mut about = lock(&ctx.session.about);
-        (about.last_command, about.last_ms) = ("client|info", ctx.now);
-        line(&about, ctx.now)
+        note(ctx, "client|info");
+        line(&lock(&ctx.session.about), ctx.now)
     };
     ctx.out.verbatim(b"txt", format!("{text}\n").as_bytes());
     Ok(())
@@ -246,10 +248,7 @@ fn list(ctx: &mut Ctx<'_>) -> Done {
             return Err(Error::SYNTAX);
         }
     }
-    {
-        let mut about = lock(&ctx.session.about);
-        (about.last_command, about.last_ms) = ("client|list", ctx.now);
-    }
+    note(ctx, "client|list");
     let mut text = String::new();
     for client in ctx.shared.clients().values() {
         let about = lock(&client.about);
@@ -264,8 +263,18 @@ fn list(ctx: &mut Ctx<'_>) -> Done {
             text.push('\n');
         }
     }
+    lock(&ctx.session.about).request_bytes = 0;
     ctx.out.verbatim(b"txt", text.as_bytes());
     Ok(())
+}
+
+/// What the client that asks is doing right now.
+fn note(ctx: &Ctx<'_>, command: &'static str) {
+    let digits = |number: usize| number.max(1).ilog10() as usize + 1;
+    let request: usize = ctx.args.iter().map(|arg| arg.len() + digits(arg.len()) + 5).sum();
+    let mut about = lock(&ctx.session.about);
+    (about.last_command, about.last_ms) = (command, ctx.now);
+    about.request_bytes = request + digits(ctx.argc()) + 3;
 }
 
 #[derive(Default)]

@@ -45,12 +45,12 @@ fn dump(ctx: &mut Ctx<'_>) -> Done {
 struct Options {
     replace: bool,
     absolute: bool,
+    idle_s: Option<i64>,
+    frequency: Option<u8>,
 }
 
-/// IDLETIME and FREQ are checked and let go: they are hints for eviction.
 fn options(ctx: &Ctx<'_>) -> Result<Options, Error> {
     let mut options = Options::default();
-    let (mut idle, mut frequency) = (false, false);
     let mut at = 4;
     while at < ctx.argc() {
         let more = at + 1 < ctx.argc();
@@ -58,17 +58,15 @@ fn options(ctx: &Ctx<'_>) -> Result<Options, Error> {
             options.replace = true;
         } else if ctx.is(at, "ABSTTL") {
             options.absolute = true;
-        } else if ctx.is(at, "IDLETIME") && more && !frequency {
-            if ctx.int(at + 1)? < 0 {
-                return Err(Error::err("Invalid IDLETIME value, must be >= 0"));
-            }
-            idle = true;
+        } else if ctx.is(at, "IDLETIME") && more && options.frequency.is_none() {
+            let idle_s = Some(ctx.int(at + 1)?).filter(|idle_s| *idle_s >= 0);
+            options.idle_s =
+                Some(idle_s.ok_or_else(|| Error::err("Invalid IDLETIME value, must be >= 0"))?);
             at += 1;
-        } else if ctx.is(at, "FREQ") && more && !idle {
-            if !(0..=255).contains(&ctx.int(at + 1)?) {
-                return Err(Error::err("Invalid FREQ value, must be >= 0 and <= 255"));
-            }
-            frequency = true;
+        } else if ctx.is(at, "FREQ") && more && options.idle_s.is_none() {
+            let frequency = u8::try_from(ctx.int(at + 1)?);
+            options.frequency =
+                Some(frequency.map_err(|_| Error::err("Invalid FREQ value, must be >= 0 and <= 255"))?);
             at += 1;
         } else {
             return Err(Error::SYNTAX);
@@ -109,9 +107,20 @@ fn restore(ctx: &mut Ctx<'_>) -> Done {
         Object::Zset(zset) => ctx.db.put(key, Value::Zset(zset), expires_at),
         Object::Stream(stream) => ctx.db.put(key, Value::Stream(stream), expires_at),
     }
+    note_use(ctx, key, &options);
     ctx.changed_with(key, class::GENERIC, "restore");
     ctx.ready(key);
     let at = expires_at.unwrap_or(0).to_string();
     ctx.rewrite(&[b"RESTORE", key, at.as_bytes(), payload, b"REPLACE", b"ABSTTL"]);
     Ok(())
+}
+
+/// What the payload's sender knew about its use: a hint for eviction, which is not recorded.
+fn note_use(ctx: &mut Ctx<'_>, key: &[u8], options: &Options) {
+    if let Some(frequency) = options.frequency {
+        ctx.db.set_frequency(key, frequency);
+    }
+    if let (Some(idle_s), None) = (options.idle_s, ctx.db.frequency(key)) {
+        ctx.db.set_access(key, (ctx.now / 1_000).saturating_sub(idle_s) as u32 & 0xff_ffff);
+    }
 }

@@ -21,7 +21,7 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
 
 type Section = (&'static str, fn(&Ctx<'_>, &mut String));
 
-const SECTIONS: [Section; 10] = [
+const SECTIONS: [Section; 11] = [
     ("server", server),
     ("clients", clients),
     ("memory", memory),
@@ -29,6 +29,7 @@ const SECTIONS: [Section; 10] = [
     ("stats", stats),
     ("replication", replication),
     ("cpu", cpu),
+    ("commandstats", command_stats),
     ("errorstats", errors),
     ("cluster", cluster),
     ("keyspace", keyspace),
@@ -37,11 +38,12 @@ const SECTIONS: [Section; 10] = [
 fn info(ctx: &mut Ctx<'_>) -> Done {
     let wanted: Vec<String> =
         ctx.args.from(1).iter().map(|name| String::from_utf8_lossy(name).to_lowercase()).collect();
-    let all = wanted.is_empty()
-        || wanted.iter().any(|name| matches!(name.as_str(), "all" | "default" | "everything"));
+    let has = |name: &str| wanted.iter().any(|wanted| wanted == name);
+    let all = has("all") || has("everything");
+    let default = wanted.is_empty() || has("default");
     let mut text = String::new();
     for (name, write) in SECTIONS {
-        if all || wanted.iter().any(|wanted| wanted == name) {
+        if all || default && name != "commandstats" || has(name) {
             if !text.is_empty() {
                 text.push_str("\r\n");
             }
@@ -91,7 +93,8 @@ fn clients(ctx: &Ctx<'_>, text: &mut String) {
     line(text, "maxclients", ctx.shared.settings.number("maxclients"));
     line(text, "client_recent_max_input_buffer", 0);
     line(text, "client_recent_max_output_buffer", 0);
-    line(text, "blocked_clients", ctx.events.blocked);
+    let paused = ctx.shared.paused_clients.load(Ordering::Relaxed);
+    line(text, "blocked_clients", ctx.events.blocked + paused);
     line(text, "tracking_clients", 0);
     line(text, "clients_in_timeout_table", 0);
 }
@@ -143,7 +146,7 @@ fn persistence(ctx: &Ctx<'_>, text: &mut String) {
     line(text, "loading", u8::from(is_loading));
     line(text, "async_loading", 0);
     line(text, "current_cow_size", 0);
-    line(text, "rdb_changes_since_last_save", 0);
+    line(text, "rdb_changes_since_last_save", ctx.events.tallies.changes);
     line(text, "rdb_bgsave_in_progress", 0);
     line(text, "rdb_last_save_time", ctx.shared.started_ms / 1_000);
     line(text, "rdb_last_bgsave_status", "ok");
@@ -227,6 +230,25 @@ fn cpu(_: &Ctx<'_>, text: &mut String) {
     line(text, "used_cpu_user", format!("{:.6}", ticks(11)));
     line(text, "used_cpu_sys_children", "0.000000");
     line(text, "used_cpu_user_children", "0.000000");
+}
+
+fn command_stats(ctx: &Ctx<'_>, text: &mut String) {
+    for (number, spec) in super::numbered() {
+        let tally = ctx.events.tallies.get(number);
+        if tally.calls == 0 && tally.rejected == 0 {
+            continue;
+        }
+        let usec = tally.usec();
+        let value = format!(
+            "calls={},usec={},usec_per_call={:.2},rejected_calls={},failed_calls={}",
+            tally.calls,
+            usec as u64,
+            if tally.calls == 0 { 0.0 } else { usec / tally.calls as f64 },
+            tally.rejected,
+            tally.failed
+        );
+        line(text, &format!("cmdstat_{}", spec.name), value);
+    }
 }
 
 fn errors(ctx: &Ctx<'_>, text: &mut String) {

@@ -5,6 +5,7 @@ use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
 use crate::events::class;
 use crate::keyspace::{Item, Owned};
+use crate::settings::Policy;
 
 pub(crate) const COMMANDS: &[Spec] = &[
     Spec::new("del", -2, WRITE, Keys::ALL, "generic", "Deletes one or more keys.", del),
@@ -33,7 +34,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
         Keys::ALL,
         "generic",
         "Returns the number of existing keys out of those specified after updating the time they were last accessed.",
-        exists,
+        touch,
     ),
     Spec::new(
         "type",
@@ -178,7 +179,14 @@ fn del(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
+/// It looks, but does not count as an access.
 fn exists(ctx: &mut Ctx<'_>) -> Done {
+    let there = ctx.args.from(1).iter().filter(|key| ctx.db.contains(key)).count();
+    ctx.out.integer(there as i64);
+    Ok(())
+}
+
+fn touch(ctx: &mut Ctx<'_>) -> Done {
     let mut there = 0;
     for key in ctx.args.from(1).iter() {
         there += i64::from(ctx.db.touch(key).is_some());
@@ -322,6 +330,12 @@ fn encoding(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn idletime(ctx: &mut Ctx<'_>) -> Done {
+    let counts = matches!(ctx.shared.settings.policy(), Policy::AllKeysLfu | Policy::VolatileLfu);
+    if counts && ctx.db.contains(ctx.arg(2)) {
+        return Err(Error::err(
+            "An LFU maxmemory policy is selected, idle time not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.",
+        ));
+    }
     match ctx.db.access(ctx.arg(2)) {
         None => ctx.out.null(),
         Some(access) => {
@@ -332,10 +346,18 @@ fn idletime(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-fn freq(_: &mut Ctx<'_>) -> Done {
-    Err(Error::err(
-        "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.",
-    ))
+fn freq(ctx: &mut Ctx<'_>) -> Done {
+    let key = ctx.arg(2);
+    match (ctx.db.contains(key), ctx.db.frequency(key)) {
+        (false, _) => ctx.out.null(),
+        (true, Some(frequency)) => ctx.out.integer(i64::from(frequency)),
+        (true, None) => {
+            return Err(Error::err(
+                "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn refcount(ctx: &mut Ctx<'_>) -> Done {

@@ -1,0 +1,146 @@
+//! The clients of Redis Cluster (Python, Node, Go, Java) on three nodes, and Redis's own suite on one that has every slot.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::clients::{install_go, install_maven, install_packages, run_go};
+use super::{Bench, Speaks, Suite, Trouble, capture, check, install, last_words, need};
+
+const PYTHON: [&str; 1] = ["redis==8.1.0"];
+/// Names a checkout of Redis 7.0, whose suite is run.
+const SOURCES: &str = "MOIM_TEST_REDIS_SOURCES";
+/// What needs a command that stops the server, forks, or looks at what only Redis has inside.
+const TAGS: &str = "-slow -needs:debug -needs:repl -needs:save";
+/// A unit that takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+pub(super) fn suites() -> Vec<Suite> {
+    let suite = |name, install, run| Suite { name, speaks: Speaks::Redis, install, run, settings: &[] };
+    vec![
+        suite("redis-py", install_python, run_python),
+        suite("ioredis", |bench| install_node(bench, "ioredis"), |bench, at| run_node(bench, "check_ioredis.mjs", at)),
+        suite(
+            "node-redis",
+            |bench| install_node(bench, "redis"),
+            |bench, at| run_node(bench, "check_node_redis.mjs", at),
+        ),
+        suite("go-redis", |bench| install_go(bench, "goredis"), |bench, at| run_go(bench, "goredis", at)),
+        suite("jedis", |bench| install_java(bench, "jedis-"), |bench, at| run_java(bench, "jedis", at)),
+        suite("lettuce", |bench| install_java(bench, "lettuce-core-"), |bench, at| run_java(bench, "lettuce", at)),
+        Suite {
+            name: "redis-tcl",
+            speaks: Speaks::RedisAlone,
+            install: find_suite,
+            run: run_suite,
+            settings: &[],
+        },
+    ]
+}
+
+fn install_python(bench: &Bench) -> Result<String, Trouble> {
+    install_packages(bench, "python-redis", &PYTHON)?;
+    Ok(PYTHON[0].rsplit("==").next().unwrap_or_default().to_owned())
+}
+
+fn run_python(bench: &Bench, addresses: &str) -> Result<usize, Trouble> {
+    let python = bench.dir("python-redis")?.join("bin/python");
+    check(Command::new(python).arg(bench.programs("python").join("check_redis.py")).arg(addresses))
+}
+
+fn install_node(bench: &Bench, package: &str) -> Result<String, Trouble> {
+    need("node")?;
+    need("npm")?;
+    let dir = bench.dir("node")?;
+    bench.copy("node", &dir)?;
+    install(Command::new("npm").args(["install", "--silent", "--no-audit", "--no-fund"]).current_dir(&dir))?;
+    super::clients::version_of(&dir.join("node_modules").join(package).join("package.json"))
+}
+
+fn run_node(bench: &Bench, program: &str, addresses: &str) -> Result<usize, Trouble> {
+    check(Command::new("node").arg(program).arg(addresses).current_dir(bench.dir("node")?))
+}
+
+fn install_java(bench: &Bench, library: &str) -> Result<String, Trouble> {
+    install_maven(bench, "redis-java", "CheckRedis.java", library)
+}
+
+fn run_java(bench: &Bench, client: &str, addresses: &str) -> Result<usize, Trouble> {
+    let dir = bench.dir("redis-java")?;
+    check(Command::new("java").args(["-cp", "lib/*:out", "CheckRedis", client, addresses]).current_dir(dir))
+}
+
+fn sources() -> Result<PathBuf, Trouble> {
+    let missing = || Trouble::Missing(format!("{SOURCES} names no checkout of Redis 7.0"));
+    let path = PathBuf::from(std::env::var_os(SOURCES).ok_or_else(missing)?);
+    if path.join("tests/test_helper.tcl").is_file() { Ok(path) } else { Err(missing()) }
+}
+
+fn find_suite(_: &Bench) -> Result<String, Trouble> {
+    need("tclsh")?;
+    let version = std::fs::read_to_string(sources()?.join("src/version.h")).context("version.h")?;
+    Ok(version.split('"').nth(1).unwrap_or_default().to_owned())
+}
+
+/// The units that pass, each with the number of tests that must: it only grows.
+fn wanted(bench: &Bench) -> Result<Vec<(String, usize)>, Trouble> {
+    let list = bench.root.join("crates/interop/redis-units.txt");
+    let text = std::fs::read_to_string(&list).context("redis-units.txt")?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let parse = |line: &str| {
+        let (unit, count) = line.split_once(' ')?;
+        Some((unit.to_owned(), count.trim().parse().ok()?))
+    };
+    lines.map(|line| parse(line).context("a line of redis-units.txt")).collect::<Result<_, _>>().map_err(Trouble::from)
+}
+
+fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
+    let (mut passed, mut short) = (0, Vec::new());
+    let sources = sources()?;
+    std::fs::create_dir_all(sources.join("tests/tmp")).context("the suite's folder")?;
+    for (unit, wanted) in wanted(bench)? {
+        let mut command = Command::new("tclsh");
+        command
+            .args(["tests/test_helper.tcl", "--host", host, "--port", port, "--cluster-mode"])
+            .args(["--ignore-encoding", "--ignore-digest", "--clients", "1", "--tags", TAGS, "--single", &unit])
+            .current_dir(&sources);
+        let output = capture(&mut command, PATIENCE)?;
+        let fine = String::from_utf8_lossy(&output.stdout).lines().filter(|line| is_ok(line)).count();
+        eprintln!("    {unit} {fine} of {wanted}");
+        std::fs::write(bench.home.join(format!("redis-{}.log", unit.replace('/', "-"))), &output.stdout)
+            .context("its log")?;
+        passed += fine;
+        if fine < wanted {
+            short.push(format!("{unit} {fine} of {wanted}: {}", last_words(&output)));
+        }
+    }
+    if short.is_empty() { Ok(passed) } else { Err(Trouble::Failed { passed, reason: short.join("\n") }) }
+}
+
+/// A line like `[ok]: name (3 ms)`, coloured or not.
+fn is_ok(line: &str) -> bool {
+    let mut plain = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('\u{1b}') {
+        plain.push_str(before);
+        rest = after.split_once('m').map_or("", |(_, text)| text);
+    }
+    plain.push_str(rest);
+    plain.starts_with("[ok]:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_passed_are_counted_in_any_colour() {
+        assert!(is_ok("[ok]: a test (1 ms)"));
+        assert!(is_ok("[\u{1b}[0;32;49mok\u{1b}[0m]: a test (1 ms)"));
+        assert!(!is_ok("[\u{1b}[0;31;49merr\u{1b}[0m]: a test"));
+        assert!(!is_ok("all [ok]: not at the start"));
+    }
+}
