@@ -6,6 +6,8 @@
 //! bytes received do not pay for.
 
 mod crc64;
+#[doc(hidden)]
+pub mod fuzzing;
 mod lzf;
 mod packed;
 mod read;

@@ -3,6 +3,8 @@
 use super::*;
 use crate::value::limits::Limits;
 use crate::value::list::End;
+use crate::value::listpack::Element;
+use crate::value::stream::{Id, group::Group};
 
 fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
@@ -24,7 +26,30 @@ fn show(value: &Object) -> String {
         Object::Zset(zset) => {
             join(zset.iter().map(|(member, score)| format!("{}={score}", text(member))).collect())
         }
+        Object::Stream(stream) => show_stream(stream),
     }
+}
+
+fn show_stream(stream: &Stream) -> String {
+    let mut text = String::new();
+    for entry in stream.range(Id::MIN, Id::MAX) {
+        let pair = |(field, value): (Element<'_>, Element<'_>)| {
+            format!("{}={}", String::from_utf8_lossy(field.as_bytes()), String::from_utf8_lossy(value.as_bytes()))
+        };
+        text += &format!("{} {} ", entry.id, entry.pairs().map(pair).collect::<Vec<_>>().join(","));
+    }
+    text += &format!("last {} deleted {} added {}", stream.last_id, stream.max_deleted, stream.added);
+    for (name, group) in &stream.groups {
+        let pending: Vec<String> = group
+            .pending_from(Id::MIN)
+            .map(|(id, pending)| {
+                format!("{id}:{}:{}", String::from_utf8_lossy(&pending.consumer), pending.deliveries)
+            })
+            .collect();
+        let read = group.entries_read;
+        text += &format!(" {} {} {read:?} [{}]", String::from_utf8_lossy(name), group.last_id, pending.join(" "));
+    }
+    text
 }
 
 #[test]
@@ -47,6 +72,10 @@ fn reads_what_redis_dumped() {
         (
             "111d1d0000000600816302842d696e6605816102010181620283322e3504ff0a003992339be11f323d",
             "c=-inf a=1 b=2.5".to_string(),
+        ),
+        (
+            "13011000000000000000010000000000000001c34063407115710000002b00050101010201816602846e616d650500200c0000200105640181780205200c0001200c02c0c802600d0003200f030001c12c800d0002200f200d0090c00d0004400d00f4800d0500010601dfff203d07856f746865720601200f00ff0507000101030106010167020181ffffffffffffffff0200000000000000010000000000000001e362b0e0a10100000100000000000000020000000000000001e362b0e0a101000001010163e362b0e0a10100000200000000000000010000000000000001000000000000000200000000000000010a007b8cd1edea2da39e",
+            "1-1 f=100,name=x 2-1 f=200,name=x 4-1 f=400,name=x 5-1 f=500,name=x 7-0 other=1 last 7-0 deleted 3-1 added 6 g 2-1 None [1-1:c:1 2-1:c:1]".to_string(),
         ),
     ] {
         let read = restore(&hex(payload), &Limits::default()).unwrap();
@@ -76,6 +105,7 @@ fn samples() -> Vec<Object> {
     for count in [1, 100, 2000] {
         let (mut list, mut set, mut ints) = (List::new(), Set::new(), Set::new());
         let (mut hash, mut zset) = (Hash::new(), Zset::new());
+        let mut stream = Box::<Stream>::default();
         for n in 0..count {
             let text = format!("element {n}");
             list.push(End::Right, text.as_bytes(), &limits);
@@ -83,13 +113,21 @@ fn samples() -> Vec<Object> {
             ints.insert((n * 1000).to_string().as_bytes(), &limits);
             hash.set(text.as_bytes(), &[b'v'; 10], &limits);
             zset.insert(text.as_bytes(), f64::from(n) / 3.0, &limits);
+            let field: &[u8] = if n % 7 == 0 { b"other" } else { b"field" };
+            stream.push(Id { ms: u64::from(n as u32) + 1, seq: 0 }, &[(field, text.as_bytes())], &limits);
         }
+        let mut group = Group::new(Id { ms: 1, seq: 0 }, Some(1));
+        let (consumer, _) = group.see(b"somebody", 5);
+        group.assign(Id { ms: 1, seq: 0 }, &consumer, 77, 3);
+        stream.groups.insert(b"group"[..].into(), group);
+        stream.delete(Id { ms: 2, seq: 0 });
         samples.extend([
             Object::List(list),
             Object::Set(set),
             Object::Set(ints),
             Object::Hash(hash),
             Object::Zset(zset),
+            Object::Stream(stream),
         ]);
     }
     samples
@@ -102,6 +140,7 @@ fn as_ref(value: &Object) -> ObjectRef<'_> {
         Object::Set(set) => ObjectRef::Set(set),
         Object::Hash(hash) => ObjectRef::Hash(hash),
         Object::Zset(zset) => ObjectRef::Zset(zset),
+        Object::Stream(stream) => ObjectRef::Stream(stream),
     }
 }
 
@@ -150,6 +189,6 @@ fn tampered_bodies_never_panic_and_never_take_much_memory() {
             let any = random.u8(..);
             body[at] = *random.choice(&[0, 0xff, 0x80, 0x81, 0xc3, any]).unwrap();
         }
-        let _ = read::object(&body, &Limits::default());
+        fuzzing::body(&body);
     }
 }
