@@ -282,7 +282,10 @@ pub(crate) fn count() -> usize {
 
 /// All commands and their subcommands with their numbers: each command, then what belongs to it.
 pub(crate) fn numbered() -> impl Iterator<Item = (u16, &'static Spec)> {
-    all().flat_map(|spec| std::iter::once(spec).chain(spec.subs)).enumerate().map(|(at, spec)| (at as u16, spec))
+    all()
+        .flat_map(|spec| std::iter::once(spec).chain(spec.subs))
+        .enumerate()
+        .map(|(at, spec)| (at as u16, spec))
 }
 
 /// The command of that name, whatever its case, and its number.

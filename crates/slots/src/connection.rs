@@ -494,7 +494,9 @@ fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
 fn may_write(session: &Session, args: &Args<'_>) -> bool {
     let writes = |spec: &cmd::Spec| spec.has(flag::WRITE | flag::MAY_REPLICATE);
     match (cmd::resolve(args), &session.multi) {
-        (Some(spec), Some(multi)) if spec.name == "exec" => multi.commands.iter().any(|(spec, _)| writes(spec)),
+        (Some(spec), Some(multi)) if spec.name == "exec" => {
+            multi.commands.iter().any(|(spec, _)| writes(spec))
+        }
         (Some(_), Some(_)) | (None, _) => false,
         (Some(spec), None) => writes(spec),
     }

@@ -139,8 +139,14 @@ impl<'a> Ctx<'a> {
     /// nothing. `timeout_ms` 0 waits for ever; when time runs out the client gets a null array, or what `on_timeout` says.
     pub fn block(&mut self, keys: Vec<Box<[u8]>>, timeout_ms: i64, on_timeout: OnTimeout) {
         let deadline = (timeout_ms > 0).then(|| self.now.saturating_add(timeout_ms));
-        self.session.block =
-            Some(Block { keys, deadline, on_timeout, command: self.args.to_owned(), on_keys: true, on_gone: false });
+        self.session.block = Some(Block {
+            keys,
+            deadline,
+            on_timeout,
+            command: self.args.to_owned(),
+            on_keys: true,
+            on_gone: false,
+        });
     }
 
     /// Runs another command in place, with the answer behind what is written. For EXEC and scripts.
@@ -204,6 +210,10 @@ impl<'a> Ctx<'a> {
         if self.mode == Mode::Replay || self.session.resumed {
             return None;
         }
+        if self.session.away {
+            // It was counted when it left the loop.
+            return Some(self.shared.clock.monotonic_ns());
+        }
         let sampled = self.events.tallies.on_call(self.session.command);
         let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
         let is_measured = sampled || !spec.has(flag::FAST) || (0..FAST_US).contains(&slower_than);
@@ -211,12 +221,15 @@ impl<'a> Ctx<'a> {
     }
 
     fn end_measuring(&mut self, spec: &'static Spec, began: u64) {
+        if self.session.block.is_some() {
+            return;
+        }
         let took = self.shared.clock.monotonic_ns().saturating_sub(began);
         self.events.tallies.on_measured(self.session.command, took);
         let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
         let took_us = (took / 1_000) as i64;
         let is_slow = slower_than >= 0 && took_us >= slower_than;
-        if is_slow && !spec.has(flag::SKIP_SLOWLOG) && self.session.block.is_none() {
+        if is_slow && !spec.has(flag::SKIP_SLOWLOG) {
             let name = String::from_utf8_lossy(&self.session.name).into_owned();
             self.shared.on_slow(took_us, shorten(&self.args), &self.session.peer, &name);
         }

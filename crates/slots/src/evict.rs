@@ -77,7 +77,8 @@ mod tests {
             db.set_str(format!("k{n}").as_bytes(), &[0; 100], None);
         }
         for n in 0..200u32 {
-            (0..100).for_each(|_| drop(db.touch(format!("k{n}").as_bytes()).is_some()));
+            let key = format!("k{n}");
+            assert!((0..100).all(|_| db.touch(key.as_bytes()).is_some()));
         }
         let limit = db.memory() as u64 / 2;
         let (mut fx, mut events) = (Effects::default(), Events::default());

@@ -109,7 +109,12 @@ impl Turn<'_> {
         checked.map(|()| spec)
     }
 
-    fn check_spec(&mut self, session: &mut Session, spec: &'static Spec, args: &Args<'_>) -> Result<(), Error> {
+    fn check_spec(
+        &mut self,
+        session: &mut Session,
+        spec: &'static Spec,
+        args: &Args<'_>,
+    ) -> Result<(), Error> {
         if !spec.takes(args.len()) {
             return Err(Error::arity(spec.name));
         }

@@ -16,8 +16,8 @@ mod table;
 use std::collections::BTreeSet;
 
 use self::arena::{Arena, MAX_ENTRY, Ref};
-use self::lfu::Lfu;
 use self::entry::{EXPIRES, LONG_KEY, MAX_KEY, OUTSIDE, Parts, RAW};
+use self::lfu::Lfu;
 use self::table::{Place, Table};
 use crate::value::Value;
 use crate::{SLOTS, slot_of};

@@ -487,7 +487,9 @@ impl Caller<'_, '_> {
         let blocks = |word: &[u8]| word.eq_ignore_ascii_case(b"BLOCK");
         if spec.has(flag::BLOCKING) && spec.group == "stream" && args.iter().any(blocks) {
             let name = spec.name;
-            return Err(Error::err(format_args!("{name} command is not allowed with BLOCK option from scripts")));
+            return Err(Error::err(format_args!(
+                "{name} command is not allowed with BLOCK option from scripts"
+            )));
         }
         self.check_slot(spec, command)?;
         let protocol = self.protocol.get();

@@ -21,7 +21,11 @@ pub(super) fn suites() -> Vec<Suite> {
     let suite = |name, install, run| Suite { name, speaks: Speaks::Redis, install, run, settings: &[] };
     vec![
         suite("redis-py", install_python, run_python),
-        suite("ioredis", |bench| install_node(bench, "ioredis"), |bench, at| run_node(bench, "check_ioredis.mjs", at)),
+        suite(
+            "ioredis",
+            |bench| install_node(bench, "ioredis"),
+            |bench, at| run_node(bench, "check_ioredis.mjs", at),
+        ),
         suite(
             "node-redis",
             |bench| install_node(bench, "redis"),
@@ -29,7 +33,11 @@ pub(super) fn suites() -> Vec<Suite> {
         ),
         suite("go-redis", |bench| install_go(bench, "goredis"), |bench, at| run_go(bench, "goredis", at)),
         suite("jedis", |bench| install_java(bench, "jedis-"), |bench, at| run_java(bench, "jedis", at)),
-        suite("lettuce", |bench| install_java(bench, "lettuce-core-"), |bench, at| run_java(bench, "lettuce", at)),
+        suite(
+            "lettuce",
+            |bench| install_java(bench, "lettuce-core-"),
+            |bench, at| run_java(bench, "lettuce", at),
+        ),
         Suite {
             name: "redis-tcl",
             speaks: Speaks::RedisAlone,
@@ -93,7 +101,10 @@ fn wanted(bench: &Bench) -> Result<Vec<(String, usize)>, Trouble> {
         let (unit, count) = line.split_once(' ')?;
         Some((unit.to_owned(), count.trim().parse().ok()?))
     };
-    lines.map(|line| parse(line).context("a line of redis-units.txt")).collect::<Result<_, _>>().map_err(Trouble::from)
+    lines
+        .map(|line| parse(line).context("a line of redis-units.txt"))
+        .collect::<Result<_, _>>()
+        .map_err(Trouble::from)
 }
 
 fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
@@ -105,7 +116,16 @@ fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
         let mut command = Command::new("tclsh");
         command
             .args(["tests/test_helper.tcl", "--host", host, "--port", port, "--cluster-mode"])
-            .args(["--ignore-encoding", "--ignore-digest", "--clients", "1", "--tags", TAGS, "--single", &unit])
+            .args([
+                "--ignore-encoding",
+                "--ignore-digest",
+                "--clients",
+                "1",
+                "--tags",
+                TAGS,
+                "--single",
+                &unit,
+            ])
             .current_dir(&sources);
         let output = capture(&mut command, PATIENCE)?;
         let fine = String::from_utf8_lossy(&output.stdout).lines().filter(|line| is_ok(line)).count();

@@ -60,8 +60,7 @@ fn options(ctx: &Ctx<'_>) -> Result<Options, Error> {
             options.absolute = true;
         } else if ctx.is(at, "IDLETIME") && more && options.frequency.is_none() {
             let idle_s = Some(ctx.int(at + 1)?).filter(|idle_s| *idle_s >= 0);
-            options.idle_s =
-                Some(idle_s.ok_or_else(|| Error::err("Invalid IDLETIME value, must be >= 0"))?);
+            options.idle_s = Some(idle_s.ok_or_else(|| Error::err("Invalid IDLETIME value, must be >= 0"))?);
             at += 1;
         } else if ctx.is(at, "FREQ") && more && options.idle_s.is_none() {
             let frequency = u8::try_from(ctx.int(at + 1)?);

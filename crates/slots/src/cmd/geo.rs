@@ -35,9 +35,8 @@ pub(crate) const COMMANDS: &[Spec] = &[
 /// The key, and the one that STORE or STOREDIST names last.
 fn keys_with_store(args: &Args<'_>, into: &mut Vec<usize>) {
     into.push(1);
-    let stores = |at: &usize| {
-        args[*at].eq_ignore_ascii_case(b"STORE") || args[*at].eq_ignore_ascii_case(b"STOREDIST")
-    };
+    let stores =
+        |at: &usize| args[*at].eq_ignore_ascii_case(b"STORE") || args[*at].eq_ignore_ascii_case(b"STOREDIST");
     let found = (5..args.len().saturating_sub(1)).rfind(stores);
     into.extend(found.map(|at| at + 1));
 }
@@ -294,7 +293,13 @@ fn query<'a>(ctx: &Ctx<'a>, form: Form) -> Result<Query<'a>, Error> {
 }
 
 /// Reads the option at `at`; gives how many arguments it took.
-fn option<'a>(ctx: &Ctx<'a>, form: Form, key: &[u8], at: usize, query: &mut Query<'a>) -> Result<usize, Error> {
+fn option<'a>(
+    ctx: &Ctx<'a>,
+    form: Form,
+    key: &[u8],
+    at: usize,
+    query: &mut Query<'a>,
+) -> Result<usize, Error> {
     let more = ctx.argc() - at - 1;
     let searches = form.is_search();
     match ctx.arg(at).to_ascii_lowercase().as_slice() {
@@ -306,8 +311,10 @@ fn option<'a>(ctx: &Ctx<'a>, form: Form, key: &[u8], at: usize, query: &mut Quer
         b"desc" => query.order = Some(Order::Descending),
         b"count" if more >= 1 => {
             let count = ctx.int(at + 1)?;
-            query.count =
-                usize::try_from(count).ok().filter(|count| *count > 0).ok_or_else(|| Error::err("COUNT must be > 0"))?;
+            query.count = usize::try_from(count)
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or_else(|| Error::err("COUNT must be > 0"))?;
             return Ok(2);
         }
         word @ (b"store" | b"storedist") if more >= 1 && form.takes_store() => {
@@ -354,7 +361,9 @@ fn check(ctx: &Ctx<'_>, form: Form, query: &Query<'_>) -> Done {
         )));
     }
     if form.is_search() && query.shape.is_none() {
-        return Err(Error::err(format_args!("exactly one of BYRADIUS and BYBOX can be specified for {name}")));
+        return Err(Error::err(format_args!(
+            "exactly one of BYRADIUS and BYBOX can be specified for {name}"
+        )));
     }
     if query.any && query.count == 0 {
         return Err(Error::err("the ANY argument requires COUNT argument"));
@@ -439,8 +448,11 @@ fn store(ctx: &mut Ctx<'_>, form: Form, to: &[u8], found: &[Found], query: &Quer
         zset.insert(&place.member, score, &limits);
     }
     let event = if form == Form::SearchStore { "geosearchstore" } else { "georadiusstore" };
-    let scores: Vec<String> =
-        found.iter().filter_map(|place| zset.score(&place.member)).map(crate::value::number::format_g17).collect();
+    let scores: Vec<String> = found
+        .iter()
+        .filter_map(|place| zset.score(&place.member))
+        .map(crate::value::number::format_g17)
+        .collect();
     let was_there = ctx.db.contains(to);
     if ctx.store(to, zset, class::ZSET, event) {
         ctx.ready(to);

@@ -71,7 +71,14 @@ pub(super) fn record_claims(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], consume
         let (time, count) = (run[0].delivered_ms.to_string(), run[0].deliveries.to_string());
         let mut words = vec![b"XCLAIM".as_slice(), key, group, consumer, b"0"];
         words.extend(ids.iter().map(String::as_bytes));
-        words.extend([b"TIME".as_slice(), time.as_bytes(), b"RETRYCOUNT", count.as_bytes(), b"FORCE", b"JUSTID"]);
+        words.extend([
+            b"TIME".as_slice(),
+            time.as_bytes(),
+            b"RETRYCOUNT",
+            count.as_bytes(),
+            b"FORCE",
+            b"JUSTID",
+        ]);
         ctx.rewrite(&words);
     }
 }
@@ -228,7 +235,8 @@ fn xack(ctx: &mut Ctx<'_>) -> Done {
     }
     let ids = (3..ctx.argc()).map(|at| strict_id(ctx.arg(at), 0)).collect::<Result<Vec<_>, _>>()?;
     let mut done = 0;
-    if let Some(group) = typed::get_mut::<Stream>(ctx.db, key)?.and_then(|stream| stream.groups.get_mut(name)) {
+    if let Some(group) = typed::get_mut::<Stream>(ctx.db, key)?.and_then(|stream| stream.groups.get_mut(name))
+    {
         done = ids.iter().filter(|id| group.release(**id)).count();
     }
     ctx.out.integer(done as i64);
@@ -363,8 +371,7 @@ fn xclaim(ctx: &mut Ctx<'_>) -> Done {
     if !there {
         return Err(no_key_or_group(key, name));
     }
-    let idle_ms =
-        ctx.int(4).map_err(|_| Error::err("Invalid min-idle-time argument for XCLAIM"))?.max(0);
+    let idle_ms = ctx.int(4).map_err(|_| Error::err("Invalid min-idle-time argument for XCLAIM"))?.max(0);
     let ids: Vec<Id> = (5..ctx.argc()).map_while(|at| strict_id(ctx.arg(at), 0).ok()).collect();
     let options = claim_options(ctx, 5 + ids.len())?;
     let now = ctx.now;
@@ -434,8 +441,7 @@ fn record(ctx: &mut Ctx<'_>, claimed: &Claimed) {
 fn xautoclaim(ctx: &mut Ctx<'_>) -> Done {
     /// Pending entries that are looked at for each one asked for.
     const TRIES: usize = 10;
-    let idle_ms =
-        ctx.int(4).map_err(|_| Error::err("Invalid min-idle-time argument for XAUTOCLAIM"))?.max(0);
+    let idle_ms = ctx.int(4).map_err(|_| Error::err("Invalid min-idle-time argument for XAUTOCLAIM"))?.max(0);
     let start = range_start(ctx.arg(5))?;
     let (mut count, mut just_id) = (100, false);
     let mut at = 6;
@@ -473,8 +479,11 @@ fn xautoclaim(ctx: &mut Ctx<'_>) -> Done {
     }
     let owner: Option<Arc<[u8]>> =
         if claimed.claims.is_empty() { None } else { see_consumer(ctx, key, name, ctx.arg(3)) };
-    if let Some(group) = typed::get_mut::<Stream>(ctx.db, key)?.and_then(|stream| stream.groups.get_mut(name)) {
-        claimed.released.iter().for_each(|id| drop(group.release(*id)));
+    if let Some(group) = typed::get_mut::<Stream>(ctx.db, key)?.and_then(|stream| stream.groups.get_mut(name))
+    {
+        for id in &claimed.released {
+            group.release(*id);
+        }
         if let Some(owner) = owner {
             claimed.claims.iter().for_each(|claim| group.assign(claim.id, &owner, now, claim.deliveries));
         }

@@ -68,8 +68,14 @@ enum From {
 }
 
 fn options<'a>(ctx: &Ctx<'a>, in_group: bool) -> Result<Options<'a>, Error> {
-    let mut options =
-        Options { timeout_ms: None, count: usize::MAX, group: None, no_ack: false, keys: Vec::new(), ids_at: 0 };
+    let mut options = Options {
+        timeout_ms: None,
+        count: usize::MAX,
+        group: None,
+        no_ack: false,
+        keys: Vec::new(),
+        ids_at: 0,
+    };
     let mut at = 1;
     while at < ctx.argc() {
         let more = ctx.argc() - at - 1;

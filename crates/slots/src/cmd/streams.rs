@@ -69,9 +69,9 @@ pub(super) fn range_start(text: &[u8]) -> Result<Id, Error> {
 /// The upper end.
 pub(super) fn range_end(text: &[u8]) -> Result<Id, Error> {
     match text {
-        [b'(', rest @ ..] if !rest.is_empty() => strict_id(rest, u64::MAX)?
-            .previous()
-            .ok_or_else(|| Error::err("invalid end ID for the interval")),
+        [b'(', rest @ ..] if !rest.is_empty() => {
+            strict_id(rest, u64::MAX)?.previous().ok_or_else(|| Error::err("invalid end ID for the interval"))
+        }
         text => any_id(text, u64::MAX),
     }
 }
@@ -154,8 +154,7 @@ fn options(ctx: &Ctx<'_>, adds: bool) -> Result<Options, Error> {
         } else if ctx.is(at, "LIMIT") && more > 0 {
             at += 1;
             let most = ctx.int(at)?;
-            limit =
-                Some(u64::try_from(most).map_err(|_| Error::err("The LIMIT argument must be >= 0."))?);
+            limit = Some(u64::try_from(most).map_err(|_| Error::err("The LIMIT argument must be >= 0."))?);
         } else if adds && ctx.is(at, "NOMKSTREAM") {
             options.only_if_there = true;
         } else if adds {
@@ -180,9 +179,9 @@ fn trim(
 ) -> Result<Option<Trim>, Error> {
     let Some(keep) = keep else {
         return match (limit, adds) {
-            (Some(1..), _) => Err(Error::err(
-                "syntax error, LIMIT cannot be used without specifying a trimming strategy",
-            )),
+            (Some(1..), _) => {
+                Err(Error::err("syntax error, LIMIT cannot be used without specifying a trimming strategy"))
+            }
             (_, false) => Err(Error::err("syntax error, XTRIM must be called with a trimming strategy")),
             _ => Ok(None),
         };
@@ -288,9 +287,7 @@ fn xtrim(ctx: &mut Ctx<'_>) -> Done {
     let options = options(ctx, false)?;
     let key = ctx.arg(1);
     let (gone, length) = match (typed::get_mut::<Stream>(ctx.db, key)?, options.trim) {
-        (Some(stream), Some(trim)) => {
-            (stream.trim(trim.keep, trim.is_about, trim.limit), stream.len())
-        }
+        (Some(stream), Some(trim)) => (stream.trim(trim.keep, trim.is_about, trim.limit), stream.len()),
         _ => (0, 0),
     };
     ctx.out.integer(gone as i64);
@@ -365,8 +362,7 @@ fn xsetid(ctx: &mut Ctx<'_>) -> Done {
     for at in (3..ctx.argc()).step_by(2) {
         if ctx.is(at, "ENTRIESADDED") && at + 1 < ctx.argc() {
             let count = ctx.int(at + 1)?;
-            added =
-                Some(u64::try_from(count).map_err(|_| Error::err("entries_added must be positive"))?);
+            added = Some(u64::try_from(count).map_err(|_| Error::err("entries_added must be positive"))?);
         } else if ctx.is(at, "MAXDELETEDID") && at + 1 < ctx.argc() {
             max_deleted = strict_id(ctx.arg(at + 1), 0)?;
             if id < max_deleted {

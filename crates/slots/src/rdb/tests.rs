@@ -34,7 +34,11 @@ fn show_stream(stream: &Stream) -> String {
     let mut text = String::new();
     for entry in stream.range(Id::MIN, Id::MAX) {
         let pair = |(field, value): (Element<'_>, Element<'_>)| {
-            format!("{}={}", String::from_utf8_lossy(field.as_bytes()), String::from_utf8_lossy(value.as_bytes()))
+            format!(
+                "{}={}",
+                String::from_utf8_lossy(field.as_bytes()),
+                String::from_utf8_lossy(value.as_bytes())
+            )
         };
         text += &format!("{} {} ", entry.id, entry.pairs().map(pair).collect::<Vec<_>>().join(","));
     }
@@ -47,7 +51,8 @@ fn show_stream(stream: &Stream) -> String {
             })
             .collect();
         let read = group.entries_read;
-        text += &format!(" {} {} {read:?} [{}]", String::from_utf8_lossy(name), group.last_id, pending.join(" "));
+        text +=
+            &format!(" {} {} {read:?} [{}]", String::from_utf8_lossy(name), group.last_id, pending.join(" "));
     }
     text
 }

@@ -181,10 +181,24 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_every_form_has_its_size() {
         let numbers = [
-            0, 127, 128, 4095, 4096, -1, -4096, -4097, 32_767, 32_768, -32_769, 8_388_607, 8_388_608, i64::MAX,
+            0,
+            127,
+            128,
+            4095,
+            4096,
+            -1,
+            -4096,
+            -4097,
+            32_767,
+            32_768,
+            -32_769,
+            8_388_607,
+            8_388_608,
+            i64::MAX,
             i64::MIN,
         ];
-        let long: Vec<Vec<u8>> = [0, 1, 63, 64, 4095, 4096, 20_000].iter().map(|&len| vec![b'x'; len]).collect();
+        let long: Vec<Vec<u8>> =
+            [0, 1, 63, 64, 4095, 4096, 20_000].iter().map(|&len| vec![b'x'; len]).collect();
         let texts: Vec<Vec<u8>> = numbers.iter().map(|number| number.to_string().into_bytes()).collect();
         let odd: Vec<Vec<u8>> = ["007", "-0", "+1", "9223372036854775808"].map(|text| text.into()).to_vec();
         let mut bytes = Vec::new();

@@ -10,8 +10,8 @@ pub mod group;
 
 use std::collections::BTreeMap;
 
-pub use self::block::Entry;
 use self::block::Block;
+pub use self::block::Entry;
 use self::group::Group;
 use super::limits::Limits;
 
@@ -97,7 +97,8 @@ impl Stream {
     /// Bytes it takes on the heap. As many steps as there are groups, which are few.
     pub fn heap_size(&self) -> usize {
         const PER_BLOCK: usize = size_of::<(Id, Block)>();
-        let groups = |(name, group): (&Box<[u8]>, &Group)| name.len() + size_of::<Group>() + group.heap_size();
+        let groups =
+            |(name, group): (&Box<[u8]>, &Group)| name.len() + size_of::<Group>() + group.heap_size();
         size_of::<Stream>()
             + self.heap
             + self.blocks.len() * PER_BLOCK
@@ -156,8 +157,7 @@ impl Stream {
         self.blocks_of(start, end)
             .rev()
             .flat_map(|(base, block)| {
-                let mut entries: Vec<_> =
-                    block.entries(*base).filter(|entry| !entry.is_deleted()).collect();
+                let mut entries: Vec<_> = block.entries(*base).filter(|entry| !entry.is_deleted()).collect();
                 entries.reverse();
                 entries
             })
@@ -173,7 +173,10 @@ impl Stream {
     /// The entry with an id.
     pub fn get(&self, id: Id) -> Option<Entry<'_>> {
         let (base, block) = self.blocks.range(..=id).next_back()?;
-        block.entries(*base).take_while(|entry| entry.id <= id).find(|entry| entry.id == id && !entry.is_deleted())
+        block
+            .entries(*base)
+            .take_while(|entry| entry.id <= id)
+            .find(|entry| entry.id == id && !entry.is_deleted())
     }
 
     /// The lowest id of an entry; zeros if there is none.
@@ -288,7 +291,12 @@ impl Stream {
     /// Takes in a block as it was, entry by entry; for payloads. The ids must be above all before. Answers whether they are.
     pub(crate) fn push_block(&mut self, base: Id, names: &[&[u8]], entries: &[RawEntry<'_>]) -> bool {
         let mut block = Block::new(names.iter().copied());
-        let mut last = self.blocks.iter().next_back().and_then(|(base, block)| block.entries(*base).last()).map(|entry| entry.id);
+        let mut last = self
+            .blocks
+            .iter()
+            .next_back()
+            .and_then(|(base, block)| block.entries(*base).last())
+            .map(|entry| entry.id);
         for entry in entries {
             if last.is_some_and(|last| entry.id <= last) || entry.id < base {
                 return false;

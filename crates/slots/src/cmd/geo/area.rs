@@ -45,11 +45,9 @@ impl Point {
     pub(super) fn of_score(score: f64) -> Point {
         let square = Square { bits: score as u64, step: MAX_STEP };
         let area = square.area();
-        let middle = |(low, high): (f64, f64), range: (f64, f64)| ((low + high) / 2.0).clamp(range.0, range.1);
-        Point {
-            longitude: middle(area.longitudes, LONGITUDES),
-            latitude: middle(area.latitudes, LATITUDES),
-        }
+        let middle =
+            |(low, high): (f64, f64), range: (f64, f64)| ((low + high) / 2.0).clamp(range.0, range.1);
+        Point { longitude: middle(area.longitudes, LONGITUDES), latitude: middle(area.latitudes, LATITUDES) }
     }
 
     /// The eleven letters that the rest of the world uses, with latitudes up to the poles.
@@ -161,7 +159,8 @@ fn gather(bits: u64) -> u32 {
 }
 
 fn encode(point: Point, longitudes: (f64, f64), latitudes: (f64, f64), step: u32) -> u64 {
-    let part = |value: f64, (low, high): (f64, f64)| ((value - low) / (high - low) * (1u64 << step) as f64) as u32;
+    let part =
+        |value: f64, (low, high): (f64, f64)| ((value - low) / (high - low) * (1u64 << step) as f64) as u32;
     spread(part(point.latitude, latitudes)) | spread(part(point.longitude, longitudes)) << 1
 }
 
@@ -273,10 +272,8 @@ mod tests {
     fn a_covering_has_every_point_inside_once() {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..2_000 {
-            let mut place = || Point {
-                longitude: random.f64() * 360.0 - 180.0,
-                latitude: random.f64() * 170.0 - 85.0,
-            };
+            let mut place =
+                || Point { longitude: random.f64() * 360.0 - 180.0, latitude: random.f64() * 170.0 - 85.0 };
             let (centre, near) = (place(), place());
             let distance = centre.distance(near);
             // Around the date line Redis, and so this, sees one side only.
@@ -289,7 +286,8 @@ mod tests {
                 continue;
             }
             let score = near.score() as f64;
-            let found = covering(centre, shape).iter().filter(|(low, high)| (*low..*high).contains(&score)).count();
+            let found =
+                covering(centre, shape).iter().filter(|(low, high)| (*low..*high).contains(&score)).count();
             assert_eq!(found, 1, "{centre:?} {near:?}");
         }
     }

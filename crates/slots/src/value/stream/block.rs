@@ -187,8 +187,7 @@ impl<'a> Iterator for Entries<'a> {
         let ms = self.base.ms.wrapping_add(self.elements.read_int() as u64);
         let seq = self.base.seq.wrapping_add(self.elements.read_int() as u64);
         let has_same_fields = flags & SAME_FIELDS != 0;
-        let fields =
-            if has_same_fields { self.block.names_count } else { self.elements.read_int() as usize };
+        let fields = if has_same_fields { self.block.names_count } else { self.elements.read_int() as usize };
         let values = self.elements;
         self.elements.skip(if has_same_fields { fields } else { 2 * fields } + 1);
         Some(Entry {
