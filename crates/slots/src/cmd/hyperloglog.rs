@@ -1,9 +1,10 @@
 //! PFADD, PFCOUNT, PFMERGE: counting without remembering.
 //!
-//! The value is a string in Redis's layout: `HYLL`, the form, the cached count, then 16,384 registers of six bits. We
-//! write the dense form; the sparse one is read, so that values from a Redis work.
+//! The value is a string in Redis's layout: `HYLL`, the form, the cached count, then 16,384 registers. The dense form has
+//! six bits for each; the sparse one has runs of equal registers, and is kept while it is short (`hll-sparse-max-bytes`)
+//! and no register is above 32. A value never goes back from dense to sparse.
 
-use super::flag::{DENYOOM, FAST, MAY_REPLICATE, READONLY, WRITE};
+use super::flag::{ADMIN, DENYOOM, FAST, MAY_REPLICATE, READONLY, WRITE};
 use super::typed;
 use super::{Keys, Spec};
 use crate::ctx::Ctx;
@@ -18,6 +19,8 @@ pub(crate) const COMMANDS: &[Spec] = &[
     Spec::new("pfadd", -2, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds elements to a count", pfadd),
     Spec::new("pfcount", -2, READONLY | MAY_REPLICATE, Keys::ALL, GROUP, "Says about how many different elements there were", pfcount),
     Spec::new("pfmerge", -2, WRITE | DENYOOM, Keys::ALL, GROUP, "Joins counts", pfmerge),
+    Spec::new("pfdebug", 3, WRITE | DENYOOM | ADMIN, Keys::Range { first: 2, last: 2, step: 1 }, GROUP, "Shows how a count is kept", pfdebug),
+    Spec::new("pfselftest", 1, ADMIN, Keys::None, GROUP, "Tries the counting", pfselftest),
 ];
 
 const REGISTERS: usize = 1 << 14;
@@ -26,14 +29,18 @@ const DENSE_BYTES: usize = HEADER + REGISTERS * 6 / 8;
 /// The highest value of a register.
 const RANKS: usize = 64 - 14 + 1;
 
+/// The highest value that the sparse form has.
+const SPARSE_RANKS: u8 = 32;
+
 /// The registers, one byte each.
 struct Counter {
     registers: Box<[u8; REGISTERS]>,
+    is_dense: bool,
 }
 
 impl Counter {
     fn new() -> Counter {
-        Counter { registers: Box::new([0; REGISTERS]) }
+        Counter { registers: Box::new([0; REGISTERS]), is_dense: false }
     }
 
     /// Reads a value in either form.
@@ -45,7 +52,8 @@ impl Counter {
             return Err(wrong());
         }
         let mut counter = Counter::new();
-        if header[4] == 0 {
+        counter.is_dense = header[4] == 0;
+        if counter.is_dense {
             if bytes.len() != DENSE_BYTES {
                 return Err(wrong());
             }
@@ -72,8 +80,38 @@ impl Counter {
         if at == REGISTERS { Ok(counter) } else { Err(broken()) }
     }
 
-    /// The dense form. The cached count is marked as old.
-    fn write(&self) -> Vec<u8> {
+    /// The sparse form where it takes at most so many bytes, else the dense one. The cached count is marked as old.
+    fn write(&self, sparse_max: usize) -> Vec<u8> {
+        match self.sparse(sparse_max) {
+            Some(bytes) if !self.is_dense => bytes,
+            _ => self.dense(),
+        }
+    }
+
+    /// Runs of equal registers: up to 64 zeros in a byte, up to 16,384 in two, up to four of another value in one.
+    fn sparse(&self, most: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; HEADER];
+        bytes[..5].copy_from_slice(b"HYLL\x01");
+        bytes[15] = 0x80;
+        for run in self.registers.chunk_by(|a, b| a == b) {
+            match (run[0], run.len()) {
+                (0, length @ ..=64) => bytes.push(length as u8 - 1),
+                (0, length) => {
+                    bytes.extend_from_slice(&[0x40 | ((length - 1) >> 8) as u8, (length - 1) as u8])
+                }
+                (value @ ..=SPARSE_RANKS, _) => {
+                    bytes.extend(run.chunks(4).map(|part| 0x80 | (value - 1) << 2 | (part.len() - 1) as u8));
+                }
+                _ => return None,
+            }
+            if bytes.len() > most {
+                return None;
+            }
+        }
+        Some(bytes)
+    }
+
+    fn dense(&self) -> Vec<u8> {
         let mut bytes = vec![0; DENSE_BYTES];
         bytes[..4].copy_from_slice(b"HYLL");
         bytes[15] = 0x80;
@@ -90,9 +128,8 @@ impl Counter {
 
     /// Adds an element; true when a register changed.
     fn add(&mut self, element: &[u8]) -> bool {
-        let hash = murmur(element);
-        let register = &mut self.registers[hash as usize & (REGISTERS - 1)];
-        let rank = ((hash >> 14 | 1 << 50).trailing_zeros() + 1) as u8;
+        let (at, rank) = place(element);
+        let register = &mut self.registers[at];
         let higher = rank > *register;
         if higher {
             *register = rank;
@@ -120,6 +157,32 @@ impl Counter {
         sum += all * sigma(f64::from(histogram[0]) / all);
         (0.721_347_520_444_481_7 * all * all / sum).round() as u64
     }
+}
+
+/// Which register an element counts in, and how high.
+fn place(element: &[u8]) -> (usize, u8) {
+    let hash = murmur(element);
+    (hash as usize & (REGISTERS - 1), ((hash >> 14 | 1 << 50).trailing_zeros() + 1) as u8)
+}
+
+/// A register of the dense form.
+fn dense_register(bytes: &[u8], at: usize) -> u8 {
+    let (byte, shift) = (HEADER + at * 6 / 8, at * 6 % 8);
+    let next = bytes.get(byte + 1).copied().unwrap_or(0);
+    ((u16::from_le_bytes([bytes[byte], next]) >> shift) & 0x3f) as u8
+}
+
+fn set_dense_register(bytes: &mut [u8], at: usize, rank: u8) {
+    let (byte, shift) = (HEADER + at * 6 / 8, at * 6 % 8);
+    let (mask, bits) = (0x3fu16 << shift, u16::from(rank) << shift);
+    bytes[byte] = bytes[byte] & !(mask as u8) | bits as u8;
+    if shift > 2 {
+        bytes[byte + 1] = bytes[byte + 1] & !((mask >> 8) as u8) | (bits >> 8) as u8;
+    }
+}
+
+fn is_dense(bytes: &[u8]) -> bool {
+    bytes.len() == DENSE_BYTES && bytes.starts_with(b"HYLL\0")
 }
 
 fn sigma(mut x: f64) -> f64 {
@@ -178,11 +241,16 @@ fn murmur(data: &[u8]) -> u64 {
 fn pfadd(ctx: &mut Ctx<'_>) -> Done {
     let (key, elements) = (ctx.arg(1), ctx.args);
     let stored = typed::peek_string(ctx.db, key)?;
+    if let Some(bytes) = stored.filter(|bytes| is_dense(bytes)) {
+        let places = elements.iter().skip(2).map(place);
+        let higher: Vec<_> = places.filter(|(at, rank)| *rank > dense_register(bytes, *at)).collect();
+        return raise(ctx, key, &higher);
+    }
     let new = stored.is_none();
     let mut counter = stored.map_or_else(|| Ok(Counter::new()), Counter::read)?;
     let changed = elements.iter().skip(2).fold(new, |changed, element| counter.add(element) | changed);
     if changed {
-        let bytes = counter.write();
+        let bytes = counter.write(sparse_max(ctx));
         let expires_at = ctx.db.expiry(key).flatten();
         ctx.db.set_str(key, &bytes, expires_at);
         ctx.changed_with(key, class::STRING, "pfadd");
@@ -191,12 +259,34 @@ fn pfadd(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
+/// Raises registers of a dense value in place.
+fn raise(ctx: &mut Ctx<'_>, key: &[u8], higher: &[(usize, u8)]) -> Done {
+    if !higher.is_empty() {
+        ctx.db.edit_str(key, |bytes| {
+            for (at, rank) in higher {
+                let rank = (*rank).max(dense_register(bytes, *at));
+                set_dense_register(bytes, *at, rank);
+            }
+            bytes[15] |= 0x80;
+        });
+        ctx.changed_with(key, class::STRING, "pfadd");
+    }
+    ctx.out.integer(i64::from(!higher.is_empty()));
+    Ok(())
+}
+
+fn sparse_max(ctx: &Ctx<'_>) -> usize {
+    usize::try_from(ctx.shared.settings.number("hll-sparse-max-bytes")).unwrap_or(0)
+}
+
 /// The counts at the keys, joined.
 fn joined(ctx: &Ctx<'_>) -> Result<Counter, Error> {
     let mut all = Counter::new();
     for key in ctx.args.iter().skip(1) {
         if let Some(bytes) = typed::peek_string(ctx.db, key)? {
-            all.merge(&Counter::read(bytes)?);
+            let one = Counter::read(bytes)?;
+            all.merge(&one);
+            all.is_dense |= one.is_dense;
         }
     }
     Ok(all)
@@ -209,10 +299,57 @@ fn pfcount(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn pfmerge(ctx: &mut Ctx<'_>) -> Done {
-    let (key, bytes) = (ctx.arg(1), joined(ctx)?.write());
+    let (key, bytes) = (ctx.arg(1), joined(ctx)?.write(sparse_max(ctx)));
     let expires_at = ctx.db.expiry(key).flatten();
     ctx.db.set_str(key, &bytes, expires_at);
     ctx.changed_with(key, class::STRING, "pfadd");
+    ctx.out.ok();
+    Ok(())
+}
+
+fn pfdebug(ctx: &mut Ctx<'_>) -> Done {
+    let key = ctx.arg(2);
+    let bytes = typed::peek_string(ctx.db, key)?;
+    let bytes = bytes.ok_or_else(|| Error::err("The specified key does not exist"))?;
+    let mut counter = Counter::read(bytes)?;
+    match ctx.arg(1).to_ascii_lowercase().as_slice() {
+        b"encoding" => ctx.out.simple(if counter.is_dense { "dense" } else { "sparse" }),
+        b"getreg" => {
+            ctx.out.array(REGISTERS);
+            counter.registers.iter().for_each(|register| ctx.out.integer(i64::from(*register)));
+        }
+        b"todense" => {
+            let was_sparse = !std::mem::replace(&mut counter.is_dense, true);
+            if was_sparse {
+                let expires_at = ctx.db.expiry(key).flatten();
+                ctx.db.set_str(key, &counter.dense(), expires_at);
+                ctx.changed(key);
+            }
+            ctx.out.integer(i64::from(was_sparse));
+        }
+        _ => {
+            let sub = String::from_utf8_lossy(ctx.arg(1)).into_owned();
+            return Err(Error::err(format_args!("Unknown PFDEBUG subcommand '{sub}'")));
+        }
+    }
+    Ok(())
+}
+
+/// Both forms and the registers in place must agree, and the error must be small.
+fn pfselftest(ctx: &mut Ctx<'_>) -> Done {
+    let mut counter = Counter::new();
+    let mut bytes = counter.dense();
+    for number in 0..10_000u32 {
+        let element = number.to_le_bytes();
+        let (at, rank) = place(&element);
+        counter.add(&element);
+        set_dense_register(&mut bytes, at, rank.max(dense_register(&bytes, at)));
+    }
+    let read = Counter::read(&bytes)?;
+    let error = (counter.count() as f64 - 10_000.0).abs() / 10_000.0;
+    if read.registers != counter.registers || error > 0.05 {
+        return Err(Error::err(format_args!("TESTFAILED the count is off by {error}")));
+    }
     ctx.out.ok();
     Ok(())
 }
@@ -231,8 +368,31 @@ mod tests {
                 assert!((count - real).abs() / real < 0.02, "{count} for {real}");
             }
         }
-        let again = Counter::read(&counter.write()).unwrap();
+        let again = Counter::read(&counter.write(3_000)).unwrap();
         assert_eq!(again.registers, counter.registers);
+    }
+
+    #[test]
+    fn few_elements_take_few_bytes_in_the_sparse_form() {
+        let mut counter = Counter::new();
+        let mut was_sparse = true;
+        for number in 0..5_000u32 {
+            counter.add(number.to_string().as_bytes());
+            let bytes = counter.write(3_000);
+            let again = Counter::read(&bytes).unwrap();
+            assert_eq!(again.registers, counter.registers, "{number}");
+            assert!(again.is_dense || bytes.len() <= 3_000);
+            assert!(was_sparse || again.is_dense, "{number}");
+            was_sparse = !again.is_dense;
+            if number == 20 {
+                assert!(bytes.len() < 100, "{}", bytes.len());
+            }
+        }
+        assert!(!was_sparse);
+        let mut dense = counter.dense();
+        let (at, rank) = (16_383, 50);
+        set_dense_register(&mut dense, at, rank);
+        assert_eq!(dense_register(&dense, at), rank);
     }
 
     #[test]
