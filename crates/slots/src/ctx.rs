@@ -176,6 +176,33 @@ impl<'a> Ctx<'a> {
         fine
     }
 
+    /// Does what another command does, which is then what is recorded.
+    pub(crate) fn pass_on(&mut self, spec: &'static Spec, command: &OwnedArgs) -> Done {
+        let protocol = self.out.protocol();
+        let mut inner = Ctx {
+            args: command.args(),
+            db: self.db,
+            now: self.now,
+            out: Encoder::new(self.out.buffer(), protocol),
+            fx: self.fx,
+            events: self.events,
+            session: self.session,
+            shared: self.shared,
+            mode: self.mode,
+            nested: self.nested,
+            dirty: 0,
+            rewritten: false,
+        };
+        let done = (spec.run)(&mut inner);
+        let (dirty, rewritten) = (inner.dirty, inner.rewritten);
+        if dirty > 0 && !rewritten && self.mode == Mode::Primary {
+            self.fx.push(command.args().iter());
+        }
+        self.dirty += dirty;
+        self.rewritten = true;
+        done
+    }
+
     /// Runs the command that `args` names, which is `spec`. Answers whether it gave no error.
     pub(crate) fn run(&mut self, spec: &'static Spec) -> bool {
         let start = self.out.buffer().len();

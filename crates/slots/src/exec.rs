@@ -25,7 +25,8 @@ impl Turn<'_> {
         self.state.events.gate = 0;
         let checked = self.check(session, &args);
         // What a client subscribes to is told to it whatever it said about answers.
-        let is_told = checked.as_ref().is_ok_and(|spec| spec.name.ends_with("subscribe"));
+        let is_told = session.replies != Replies::On
+            && checked.as_ref().is_ok_and(|spec| spec.name.ends_with("subscribe"));
         session.asking &= checked.as_ref().is_ok_and(|spec| spec.name == "asking");
         match checked {
             Ok(spec) if session.multi.is_some() && !runs_in_multi(spec) => {

@@ -112,8 +112,7 @@ fn geoadd(ctx: &mut Ctx<'_>) -> Done {
     if !spec.takes(words.len()) {
         return Err(Error::arity("geoadd"));
     }
-    ctx.call(spec, &OwnedArgs::from_slices(&words));
-    Ok(())
+    ctx.pass_on(spec, &OwnedArgs::from_slices(&words))
 }
 
 /// Where the member that an argument names is.
