@@ -332,8 +332,7 @@ fn check(kind: Kind, value: &str) -> Result<String, String> {
             if POLICIES.iter().any(|(name, _)| *name == wanted) {
                 return Ok(wanted);
             }
-            let names: Vec<_> = POLICIES.iter().map(|(name, _)| *name).collect();
-            Err(format!("argument(s) must be one of the following: {}", names.join(", ")))
+            Err("argument(s) must be one of the following: volatile-lru, volatile-lfu, volatile-random, volatile-ttl, allkeys-lru, allkeys-lfu, allkeys-random, noeviction".to_owned())
         }
         Kind::Notify => {
             let classes = read_classes(value)

@@ -2,6 +2,7 @@
 //!
 //! One file per type under `value/`. `memory` is O(1): it is asked after every command that changed the value.
 
+mod extended;
 pub mod hash;
 pub mod intset;
 pub mod limits;

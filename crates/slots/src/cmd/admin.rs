@@ -191,7 +191,7 @@ fn config_set(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn slowlog_get(ctx: &mut Ctx<'_>) -> Done {
-    let most = if ctx.argc() > 2 { ctx.int(2)? } else { 10 };
+    let most = if ctx.argc() > 2 { ctx.int(2).unwrap_or(i64::MIN) } else { 10 };
     if most < -1 {
         return Err(Error::err("count should be greater than or equal to -1"));
     }
@@ -336,7 +336,8 @@ fn role(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn wait(ctx: &mut Ctx<'_>) -> Done {
-    let (wanted, timeout_ms) = (ctx.int(1)?, ctx.int(2)?);
+    let wanted = ctx.int(1)?;
+    let timeout_ms = ctx.int(2).map_err(|_| Error::err("timeout is not an integer or out of range"))?;
     if timeout_ms < 0 {
         return Err(Error::NEGATIVE_TIMEOUT);
     }

@@ -363,7 +363,7 @@ fn pause(ctx: &mut Ctx<'_>) -> Done {
         None => false,
         Some(word) if word.eq_ignore_ascii_case(b"ALL") => false,
         Some(word) if word.eq_ignore_ascii_case(b"WRITE") => true,
-        Some(_) => return Err(Error::SYNTAX),
+        Some(_) => return Err(Error::err("CLIENT PAUSE mode must be WRITE or ALL")),
     };
     let ms = ctx.int(2).map_err(|_| Error::err("timeout is not an integer or out of range"))?;
     if ms < 0 {

@@ -3,9 +3,10 @@
 use moim_wire_resp::number::{Decimal, parse_i64};
 
 use super::{Keys, Spec, flag::*};
-use crate::ctx::{Ctx, float};
+use crate::ctx::Ctx;
 use crate::error::{Done, Error};
 use crate::events::class;
+use crate::value::number;
 
 const FLAGS: u32 = WRITE | DENYOOM | FAST;
 
@@ -76,15 +77,12 @@ fn add(ctx: &mut Ctx<'_>, by: i64) -> Done {
 
 fn add_float(ctx: &mut Ctx<'_>) -> Done {
     let key = ctx.arg(1);
-    let old = match ctx.string(key)? {
-        None => 0.0,
-        Some(string) => float(string)?,
+    let by = ctx.arg(2);
+    let old = ctx.string(key)?.unwrap_or(b"0");
+    let text = match number::add_floats(old, by).ok_or(Error::NOT_FLOAT)? {
+        Ok(text) => text,
+        Err(_) => return Err(Error::NAN),
     };
-    let new = old + ctx.float(2)?;
-    if !new.is_finite() {
-        return Err(Error::NAN);
-    }
-    let text = spell(new);
     let expires_at = ctx.db.expiry(key).flatten();
     ctx.db.set_str(key, text.as_bytes(), expires_at);
     ctx.changed_with(key, class::STRING, "incrbyfloat");
@@ -92,11 +90,4 @@ fn add_float(ctx: &mut Ctx<'_>) -> Done {
     ctx.rewrite(&[b"SET", key, text.as_bytes(), b"KEEPTTL"]);
     ctx.out.bulk(text.as_bytes());
     Ok(())
-}
-
-/// Seventeen digits after the point, without the zeros at the end.
-fn spell(number: f64) -> String {
-    // The shortest spelling that reads back is what Redis's long doubles print for the numbers people add.
-    let text = format!("{number}");
-    if text == "-0" { "0".to_owned() } else { text }
 }

@@ -44,7 +44,7 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
     Spec::new("command|list", -2, ANY, Keys::None, "server", "Returns a list of command names.", list),
     Spec::new(
         "command|getkeys",
-        -3,
+        -4,
         ANY,
         Keys::None,
         "server",
@@ -53,7 +53,7 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
     ),
     Spec::new(
         "command|getkeysandflags",
-        -3,
+        -4,
         ANY,
         Keys::None,
         "server",
@@ -183,7 +183,7 @@ fn key_specs(ctx: &mut Ctx<'_>, spec: &Spec) {
     ctx.out.array(1);
     ctx.out.map(3);
     ctx.out.bulk(b"flags");
-    let access: &[&str] = if spec.has(WRITE) { &["RW", "UPDATE"] } else { &["RO", "ACCESS"] };
+    let access: &[&str] = if spec.has(WRITE) { &["RW", "update"] } else { &["RO", "access"] };
     ctx.out.set(access.len());
     access.iter().for_each(|word| ctx.out.simple(word));
     ctx.out.bulk(b"begin_search");
@@ -226,7 +226,7 @@ fn info(ctx: &mut Ctx<'_>) -> Done {
     for name in ctx.args.from(2).iter() {
         match named(name) {
             Some(spec) => describe(ctx, spec),
-            None => ctx.out.null_array(),
+            None => ctx.out.null(),
         }
     }
     Ok(())
@@ -302,7 +302,7 @@ fn getkeys(ctx: &mut Ctx<'_>, with_flags: bool) -> Done {
         }
         ctx.out.bulk(&args[at]);
         if with_flags {
-            let words: &[&str] = if spec.has(WRITE) { &["RW", "UPDATE"] } else { &["RO", "ACCESS"] };
+            let words: &[&str] = if spec.has(WRITE) { &["RW", "update"] } else { &["RO", "access"] };
             ctx.out.set(words.len());
             words.iter().for_each(|word| ctx.out.simple(word));
         }

@@ -129,7 +129,7 @@ fn unknown(ctx: &mut Ctx<'_>) -> Done {
 
 fn channels(ctx: &mut Ctx<'_>, kind: Kind) -> Done {
     if ctx.argc() > 3 {
-        return unknown(ctx);
+        return Err(super::stream_groups::bad_subcommand(ctx));
     }
     let names = ctx.shared.pubsub.names(kind, ctx.args.get(2));
     ctx.out.array(names.len());

@@ -39,7 +39,11 @@ local function single(field, ...)
     if select("#", ...) ~= 1 or type(text) ~= "string" then
         return { err = "ERR wrong number or type of arguments" }
     end
-    if field == "err" and byte(text, 1) == 45 then text = text:sub(2) end
+    if field == "err" then
+        if byte(text, 1) == 45 then text = text:sub(2) end
+        -- The first word is the code; a single word has none.
+        if not text:find(" ", 1, true) then text = "ERR " .. text end
+    end
     return { [field] = text }
 end
 

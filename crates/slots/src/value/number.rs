@@ -1,6 +1,8 @@
 //! Numbers as Redis reads and writes them: what counts as an integer, what as a float, and how a float
 //! looks in a reply.
 
+use super::extended::Extended;
+
 /// An integer in its one canonical form: no sign but `-`, no leading zeros or spaces.
 pub fn parse_i64(bytes: &[u8]) -> Option<i64> {
     if bytes.is_empty() || bytes.len() > 20 {
@@ -124,69 +126,30 @@ pub fn format_g(number: f64, digits: usize) -> String {
 /// behind the point, trailing zeros gone. None when either is no float; infinite and NaN sums come back as
 /// such.
 ///
-/// Redis adds in 80-bit floats, so that 1 + -1.1 is -0.1. Here decimals of ordinary size are added exactly,
-/// the others as 64-bit floats.
+/// Redis adds in floats of 80 bits, so that 1 + -1.1 is -0.1; so does this, in integers.
 pub fn add_floats(left: &[u8], right: &[u8]) -> Option<Result<String, f64>> {
-    let (a, b) = (parse_f64(left)?, parse_f64(right)?);
-    let sum = a + b;
-    if !sum.is_finite() {
-        return Some(Err(sum));
+    match (extended(left)?, extended(right)?) {
+        (Ok(left), Ok(right)) => Some(Ok(left.plus(right).format())),
+        (Err(left), Err(right)) => Some(Err(left + right)),
+        (Err(infinite), Ok(_)) | (Ok(_), Err(infinite)) => Some(Err(infinite)),
     }
-    Some(Ok(match (decimal(left), decimal(right)) {
-        (Some(a), Some(b)) => format_decimal(a + b),
-        _ => plain(sum),
-    }))
 }
 
-const DECIMALS: u32 = 17;
-
-/// A plain decimal times 10^17, when it is exact in that.
-fn decimal(text: &[u8]) -> Option<i128> {
-    let text = std::str::from_utf8(text).ok()?;
-    let (number, exponent) = match text.find(['e', 'E']) {
-        Some(at) => (&text[..at], text[at + 1..].parse::<i32>().ok()?),
-        None => (text, 0),
-    };
-    let (negative, digits) = match number.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, number.strip_prefix('+').unwrap_or(number)),
-    };
-    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
-    if whole.len() + part.len() > 34 || !whole.bytes().chain(part.bytes()).all(|c| c.is_ascii_digit()) {
-        return None;
+/// A float of 80 bits, or an infinite one.
+fn extended(bytes: &[u8]) -> Option<Result<Extended, f64>> {
+    /// Longer ones are not read.
+    const LONGEST: usize = 255;
+    let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= LONGEST)?;
+    if let Some(number) = Extended::parse(text) {
+        return Some(Ok(number));
     }
-    let mut value = whole.bytes().chain(part.bytes()).fold(0i128, |sum, c| sum * 10 + i128::from(c - b'0'));
-    let power = DECIMALS as i32 + exponent - part.len() as i32;
-    if value == 0 {
-        return Some(0);
-    }
-    if power >= 0 {
-        value = value.checked_mul(10i128.checked_pow(power as u32)?)?;
-    } else {
-        let divisor = 10i128.checked_pow(power.unsigned_abs())?;
-        if value % divisor != 0 {
-            return None;
-        }
-        value /= divisor;
-    }
-    (value < i128::MAX / 4).then_some(if negative { -value } else { value })
-}
-
-fn format_decimal(value: i128) -> String {
-    let unit = 10i128.pow(DECIMALS);
-    let (whole, part) = (value.abs() / unit, value.abs() % unit);
-    let sign = if value < 0 { "-" } else { "" };
-    if part == 0 {
-        return format!("{sign}{whole}");
-    }
-    let part = format!("{part:017}");
-    format!("{sign}{whole}.{}", part.trim_end_matches('0'))
-}
-
-fn plain(number: f64) -> String {
-    match format!("{number}").as_str() {
-        "-0" => "0".into(),
-        text => text.into(),
+    let number = parse_f64(bytes)?;
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
+    match number.is_infinite() {
+        // A decimal that is out of range is no number.
+        _ if is_plain => None,
+        true => Some(Err(number)),
+        false => Some(Ok(Extended::from_f64(number))),
     }
 }
 
@@ -237,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_added_as_decimals() {
+    fn floats_are_added_as_long_doubles() {
         for (left, right, sum) in [
             ("1", "-1.1", "-0.1"),
             ("0", "0.25", "0.25"),
@@ -251,6 +214,9 @@ mod tests {
         }
         assert_eq!(add_floats(b"x", b"1"), None);
         assert_eq!(add_floats(b"inf", b"1"), Some(Err(f64::INFINITY)));
+        assert_eq!(add_floats(b"0x10", b"1.5"), Some(Ok("17.5".to_owned())));
+        assert_eq!(add_floats(b"1e9999", b"1"), None);
+        assert!(matches!(add_floats(b"inf", b"-inf"), Some(Err(sum)) if sum.is_nan()));
     }
 
     #[test]
