@@ -161,9 +161,12 @@ fn describe(ctx: &mut Ctx<'_>, spec: &Spec) {
     let categories = categories(spec);
     ctx.out.set(categories.len());
     categories.iter().for_each(|name| ctx.out.simple(name));
-    ctx.out.array(0);
+    ctx.out.set(0);
     key_specs(ctx, spec);
-    ctx.out.array(spec.subs.len());
+    match spec.subs.len() {
+        0 => ctx.out.set(0),
+        subs => ctx.out.array(subs),
+    }
     spec.subs.iter().for_each(|sub| describe(ctx, sub));
 }
 
@@ -171,7 +174,7 @@ fn describe(ctx: &mut Ctx<'_>, spec: &Spec) {
 fn key_specs(ctx: &mut Ctx<'_>, spec: &Spec) {
     let (begin, find): (usize, [(&str, i64); 3]) = match spec.keys {
         Keys::None | Keys::Found(_) => {
-            ctx.out.array(0);
+            ctx.out.set(0);
             return;
         }
         Keys::Range { first, last, step } => {
@@ -180,7 +183,7 @@ fn key_specs(ctx: &mut Ctx<'_>, spec: &Spec) {
         }
         Keys::Counted { at, .. } => (at, [("keynumidx", 0), ("firstkey", 1), ("keystep", 1)]),
     };
-    ctx.out.array(1);
+    ctx.out.set(1);
     ctx.out.map(3);
     ctx.out.bulk(b"flags");
     let access: &[&str] = if spec.has(WRITE) { &["RW", "update"] } else { &["RO", "access"] };
