@@ -70,7 +70,7 @@ fn deleting_and_trimming_leave_the_rest() {
     assert_eq!(stream.trim(Keep::Newest(7), false, 0), 4);
     left.drain(..4);
     check(&stream, &left);
-    assert_eq!(stream.trim(Keep::From(id(15, 0)), false, 0), 2);
+    assert_eq!(stream.trim(Keep::From(id(16, 0)), false, 0), 2);
     left.drain(..2);
     check(&stream, &left);
     assert_eq!(stream.trim(Keep::Newest(0), false, 0), left.len() as u64);
