@@ -378,6 +378,9 @@ mod tests {
         let mut was_sparse = true;
         for number in 0..5_000u32 {
             counter.add(number.to_string().as_bytes());
+            if number > 30 && number % 197 != 0 {
+                continue;
+            }
             let bytes = counter.write(3_000);
             let again = Counter::read(&bytes).unwrap();
             assert_eq!(again.registers, counter.registers, "{number}");
