@@ -119,6 +119,31 @@ for protocol in (2, 3):
         waiter.join(0.2)
     assert popped and list(popped[0]) == [tag + "queue", "job"], popped
     client.delete(tag + "queue")
+    read = []
+    waiter = threading.Thread(target=lambda: read.append(client.xread({stream: "$"}, block=20_000)))
+    waiter.start()
+    while not read and waiter.is_alive():
+        client.xadd(stream, {"late": "yes"})
+        waiter.join(0.2)
+    assert read and stream in str(read[0]) and "late" in str(read[0]), read
+
+    def wait_in_group():
+        try:
+            read.append(client.xreadgroup("g", "c", {stream: ">"}, block=20_000))
+        except redis.exceptions.ResponseError as error:
+            read.append(str(error))
+
+    client.xreadgroup("g", "c", {stream: ">"})
+    read.clear()
+    waiter = threading.Thread(target=wait_in_group)
+    waiter.start()
+    waiting = time.monotonic() + 20
+    owner = client.get_node_from_key(stream)
+    while client.info("clients", target_nodes=owner)["blocked_clients"] == 0:
+        assert time.monotonic() < waiting
+    client.delete(stream)
+    waiter.join()
+    assert "no longer exists" in str(read[0]), read
     ok(f"resp{protocol} waiting")
 
     client.set(tag + "read", "1")
