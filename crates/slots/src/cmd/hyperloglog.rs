@@ -343,7 +343,8 @@ fn pfselftest(ctx: &mut Ctx<'_>) -> Done {
         let element = number.to_le_bytes();
         let (at, rank) = place(&element);
         counter.add(&element);
-        set_dense_register(&mut bytes, at, rank.max(dense_register(&bytes, at)));
+        let highest = rank.max(dense_register(&bytes, at));
+        set_dense_register(&mut bytes, at, highest);
     }
     let read = Counter::read(&bytes)?;
     let error = (counter.count() as f64 - 10_000.0).abs() / 10_000.0;
