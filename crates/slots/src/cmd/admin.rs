@@ -44,7 +44,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
                     "SET <directive> <value>", "    Set the configuration <directive> to <value>.",
                     "RESETSTAT", "    Reset statistics reported by the INFO command.",
                     "REWRITE", "    Rewrite the configuration file.",
-                    "HELP", "    Print this help.",
+                    "HELP", "    Prints this help.",
                 ])
             }),
         ]),
@@ -71,7 +71,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
                 "GET [<count>]", "    Return top <count> entries from the slowlog (default: 10, -1 mean all).",
                 "LEN", "    Return the length of the slowlog.",
                 "RESET", "    Reset the slowlog.",
-                "HELP", "    Print this help.",
+                "HELP", "    Prints this help.",
             ])
         }),
     ]),
@@ -92,7 +92,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
                 "MEMORY <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
                 "STATS", "    Return information about the memory usage of the server.",
                 "USAGE <key> [SAMPLES <count>]", "    Return memory in bytes used by <key> and its value.",
-                "HELP", "    Print this help.",
+                "HELP", "    Prints this help.",
             ])
         }),
     ]),

@@ -134,7 +134,7 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
                 "UNPAUSE",
                 "    Stop the current client pause, resuming traffic.",
                 "HELP",
-                "    Print this help.",
+                "    Prints this help.",
             ],
         )
     }),

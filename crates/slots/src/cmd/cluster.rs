@@ -204,7 +204,7 @@ pub(crate) const COMMANDS: &[Spec] =
                     "LINKS",
                     "    Return information about all network links between this node and its peers.",
                     "HELP",
-                    "    Print this help.",
+                    "    Prints this help.",
                 ],
             )
         }),

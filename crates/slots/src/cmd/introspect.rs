@@ -85,7 +85,7 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
                     "GETKEYS <full-command>",
                     "    Return the keys from a full Redis command.",
                     "HELP",
-                    "    Print this help.",
+                    "    Prints this help.",
                 ],
             )
         },

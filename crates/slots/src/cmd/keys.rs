@@ -385,7 +385,7 @@ fn object_help(ctx: &mut Ctx<'_>) -> Done {
         "REFCOUNT <key>",
         "    Return the number of references of the value associated with the specified <key>.",
         "HELP",
-        "    Print this help.",
+        "    Prints this help.",
     ];
     super::help(ctx, &lines)
 }

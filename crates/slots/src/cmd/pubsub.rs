@@ -168,7 +168,7 @@ fn pubsub_help(ctx: &mut Ctx<'_>) -> Done {
             "SHARDNUMSUB [<shardchannel> ...]",
             "    Count who listens to channels of slots.",
             "HELP",
-            "    Print this help.",
+            "    Prints this help.",
         ],
     )
 }

@@ -156,7 +156,7 @@ fn script_help(ctx: &mut Ctx<'_>) -> Done {
             "LOAD <script>",
             "    Keep a script without running it.",
             "HELP",
-            "    Print this help.",
+            "    Prints this help.",
         ],
     )
 }

@@ -35,7 +35,7 @@ const HELP: &[&str] = &[
     "STREAM <key> [FULL [COUNT <count>]",
     "    Show information about the stream.",
     "HELP",
-    "    Print this help.",
+    "    Prints this help.",
 ];
 
 fn number_or_null(out: &mut Encoder<'_>, number: Option<i64>) {
