@@ -18,7 +18,8 @@ pub(crate) fn answer(
 ) {
     let mut to = Encoder::new(out, session.protocol);
     let sub = args.get(1).unwrap_or_default();
-    if args.name().eq_ignore_ascii_case(b"script") && sub.eq_ignore_ascii_case(b"kill") {
+    let kills = args.name().eq_ignore_ascii_case(b"script") || args.name().eq_ignore_ascii_case(b"function");
+    if kills && sub.eq_ignore_ascii_case(b"kill") {
         match shard.kill_script() {
             Ok(()) => to.ok(),
             Err(error) => to.error(error.0.as_bytes()),

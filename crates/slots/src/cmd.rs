@@ -13,6 +13,7 @@ mod connection;
 mod counters;
 mod dump;
 mod expire;
+mod functions;
 mod geo;
 mod get;
 mod hashes;
@@ -77,6 +78,7 @@ const FAMILIES: &[&[Spec]] = &[
     counters::COMMANDS,
     dump::COMMANDS,
     expire::COMMANDS,
+    functions::COMMANDS,
     geo::COMMANDS,
     get::COMMANDS,
     hashes::COMMANDS,

@@ -68,6 +68,8 @@ pub struct Keyspace {
     access_now: u32,
     /// Set while the policy of eviction counts how often keys are used.
     lfu: Option<Lfu>,
+    /// The libraries of functions.
+    pub functions: crate::functions::Functions,
     /// Values whose memory takes long to give back; whoever owns the keyspace drops them elsewhere.
     garbage: Vec<Value>,
 }
@@ -131,6 +133,7 @@ impl Keyspace {
             image: None,
             access_now: 0,
             lfu: None,
+            functions: crate::functions::Functions::default(),
             garbage: Vec::new(),
         }
     }
@@ -577,6 +580,7 @@ impl Keyspace {
         let mut old = std::mem::replace(self, Self::new(seed));
         (self.access_now, self.lfu) = (old.access_now, old.lfu.take());
         self.garbage = std::mem::take(&mut old.garbage);
+        self.functions = std::mem::take(&mut old.functions);
         self.image = old.image.take();
         self.garbage.extend(old.values.items.drain(..).filter_map(|(value, _)| value));
     }

@@ -20,6 +20,7 @@ pub mod error;
 pub mod events;
 pub mod evict;
 pub mod exec;
+pub mod functions;
 pub mod hazard;
 mod keeper;
 pub mod keyspace;

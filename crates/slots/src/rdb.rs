@@ -27,6 +27,9 @@ const VERSION: u16 = 10;
 /// The newest version whose types we know: that of Redis 7.4.
 const NEWEST: u16 = 12;
 
+/// The mark of a library of functions.
+const FUNCTION: u8 = 245;
+
 /// Numbers of the types we write.
 mod kind {
     pub(super) const STRING: u8 = 0;
@@ -92,23 +95,40 @@ pub fn dump(value: ObjectRef<'_>) -> Vec<u8> {
     payload
 }
 
-/// The payload of nothing at all, which is how a store without functions dumps them.
-pub fn nothing() -> Vec<u8> {
-    let mut payload = VERSION.to_le_bytes().to_vec();
+/// The payload of libraries of functions: each its code behind a mark.
+pub fn dump_functions<'a>(codes: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut payload = Vec::new();
+    for code in codes {
+        payload.push(FUNCTION);
+        write_string(&mut payload, code);
+    }
+    payload.extend_from_slice(&VERSION.to_le_bytes());
     let sum = crc64(0, &payload);
     payload.extend_from_slice(&sum.to_le_bytes());
     payload
 }
 
-/// The value of a payload.
-pub fn restore(payload: &[u8], limits: &crate::value::limits::Limits) -> Result<Object, RestoreError> {
+/// The code of each library in a payload.
+pub fn restore_functions(payload: &[u8]) -> Result<Vec<Vec<u8>>, RestoreError> {
+    let body = checked(payload)?;
+    read::functions(body, FUNCTION).map_err(|BadFormat| RestoreError::Body)
+}
+
+/// The body of a payload whose version and checksum are right.
+fn checked(payload: &[u8]) -> Result<&[u8], RestoreError> {
     let body_end = payload.len().checked_sub(10).ok_or(RestoreError::Footer)?;
     let (covered, sum) = payload.split_at(body_end + 2);
     let version = u16::from_le_bytes([covered[body_end], covered[body_end + 1]]);
     if version > NEWEST || crc64(0, covered).to_le_bytes() != sum {
         return Err(RestoreError::Footer);
     }
-    read::object(&payload[..body_end], limits).map_err(|BadFormat| RestoreError::Body)
+    Ok(&payload[..body_end])
+}
+
+/// The value of a payload.
+pub fn restore(payload: &[u8], limits: &crate::value::limits::Limits) -> Result<Object, RestoreError> {
+    let body = checked(payload)?;
+    read::object(body, limits).map_err(|BadFormat| RestoreError::Body)
 }
 
 /// The value of a type and a body that were checked otherwise.

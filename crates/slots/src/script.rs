@@ -9,6 +9,7 @@
 mod bits;
 mod convert;
 mod json;
+pub(crate) mod library;
 mod msgpack;
 mod pack;
 pub(crate) mod sha1;
@@ -62,7 +63,7 @@ impl std::error::Error for Raised {}
 fn raise(lua: &Lua, text: &str) -> mlua::Error {
     let place = place(lua);
     let message = match &place {
-        Some((_, line)) => format!("ERR user_script:{line}: {text}"),
+        Some((source, line)) => format!("ERR {}:{line}: {text}", source.trim_start_matches('@')),
         None => format!("ERR {text}"),
     };
     mlua::Error::external(Raised { message, place })
@@ -160,11 +161,28 @@ fn shebang(source: &[u8]) -> Result<(Vec<u8>, bool), Error> {
     Ok((rest[end..].to_vec(), read_only))
 }
 
+/// A script or a function that is to run now.
+struct Call<'a> {
+    /// What errors call it.
+    label: &'a str,
+    /// What is remembered about how quick it is.
+    trusted_as: &'a str,
+    function: &'a Function,
+    runner: &'a Function,
+    keys: &'a [&'a [u8]],
+    args: &'a [&'a [u8]],
+    read_only: bool,
+}
+
 /// A Lua machine with what scripts need.
 struct Machine {
     lua: Lua,
     environment: Table,
     runner: Function,
+    /// The same for functions, which get their keys and arguments as such.
+    function_runner: Function,
+    /// The functions of the libraries it has seen, by the digest of their code.
+    libraries: HashMap<String, HashMap<String, Function>>,
     /// The table behind `redis`: the functions that run commands are put into it for each script.
     redis: Table,
     compiled: HashMap<String, (Function, bool)>,
@@ -181,9 +199,20 @@ impl Machine {
         let raw = raw_functions(&lua, &random, &protocol)?;
         let redis = raw.get::<Table>("redis")?;
         let prelude = lua.load(include_str!("script/prelude.lua")).set_name("=prelude");
-        let (environment, runner) = prelude.call::<(Table, Function)>(raw)?;
+        let (environment, runner, function_runner) = prelude.call::<(Table, Function, Function)>(raw)?;
         lua.set_memory_limit(MAX_MEMORY)?;
-        Ok(Machine { lua, environment, runner, redis, compiled: HashMap::new(), random, protocol, runs: 0 })
+        Ok(Machine {
+            lua,
+            environment,
+            runner,
+            function_runner,
+            libraries: HashMap::new(),
+            redis,
+            compiled: HashMap::new(),
+            random,
+            protocol,
+            runs: 0,
+        })
     }
 
     fn compile(&self, source: &[u8]) -> Result<Function, Error> {
@@ -212,14 +241,28 @@ impl Machine {
 
     fn run(&mut self, ctx: &mut Ctx<'_>, script: &Script<'_>) -> Done {
         let (function, no_writes) = self.find(script)?;
-        let read_only = script.read_only || no_writes;
+        let runner = self.runner.clone();
+        let call = Call {
+            label: script.sha,
+            trusted_as: script.sha,
+            function: &function,
+            runner: &runner,
+            keys: &script.keys,
+            args: &script.args,
+            read_only: script.read_only || no_writes,
+        };
+        self.execute(ctx, &call)
+    }
+
+    /// Runs what was compiled, and writes its answer.
+    fn execute(&mut self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> Done {
         self.random.set(0);
         self.protocol.set(Protocol::Resp2);
         let watch = Watch::begin(ctx);
         watch.install(&self.lua).map_err(|error| failed(&error))?;
         let began = ctx.shared.clock.monotonic_ns();
-        let outcome = self.call(ctx, script, &function, read_only);
-        ctx.shared.scripts.on_run(script.sha, ctx.shared.clock.monotonic_ns().saturating_sub(began));
+        let outcome = self.call(ctx, call);
+        ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
         self.lua.remove_global_hook();
         let killed = watch.end();
         self.runs += 1;
@@ -227,39 +270,33 @@ impl Machine {
             let _ = self.lua.gc_collect();
         }
         if killed {
-            return Err(Error::err(format_args!("{KILLED} script: {}, on @user_script", script.sha)));
+            return Err(Error::err(format_args!("{KILLED} script: {}, on @user_script", call.label)));
         }
         let reply = match outcome.map_err(|error| failed(&error))? {
             (true, value) => convert::to_reply(&value, self.protocol.get(), 0),
-            (false, value) => return Err(raised(&value, script.sha)),
+            (false, value) => return Err(raised(&value, call.label)),
         };
         reply.write(&mut ctx.out);
         Ok(())
     }
 
     /// Lends the command to the machine while the script runs.
-    fn call(
-        &self,
-        ctx: &mut Ctx<'_>,
-        script: &Script<'_>,
-        function: &Function,
-        read_only: bool,
-    ) -> mlua::Result<(bool, Value)> {
-        let keys = self.lua.create_sequence_from(self.strings(&script.keys)?)?;
-        let args = self.lua.create_sequence_from(self.strings(&script.args)?)?;
+    fn call(&self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> mlua::Result<(bool, Value)> {
+        let keys = self.lua.create_sequence_from(self.strings(call.keys)?)?;
+        let args = self.lua.create_sequence_from(self.strings(call.args)?)?;
         let caller = RefCell::new(Caller {
             ctx,
-            read_only,
-            slot: script.keys.first().map(|key| crate::slot_of(key)),
+            read_only: call.read_only,
+            slot: call.keys.first().map(|key| crate::slot_of(key)),
             protocol: &self.protocol,
             buffer: BytesMut::new(),
         });
         self.lua.scope(|scope| {
-            let call = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, true);
-            let pcall = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, false);
-            self.redis.raw_set("call", scope.create_function(call)?)?;
-            self.redis.raw_set("pcall", scope.create_function(pcall)?)?;
-            self.runner.call::<(bool, Value)>((function, keys, args))
+            let run = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, true);
+            let try_run = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, false);
+            self.redis.raw_set("call", scope.create_function(run)?)?;
+            self.redis.raw_set("pcall", scope.create_function(try_run)?)?;
+            call.runner.call::<(bool, Value)>((call.function, keys, args))
         })
     }
 
@@ -302,7 +339,7 @@ fn place(lua: &Lua) -> Option<(String, i64)> {
             let source = frame.source();
             let source = source.source.as_deref().unwrap_or_default().to_owned();
             let line = frame.current_line().map_or(0, |line| line as i64);
-            (source == "@user_script").then_some((source, line))
+            matches!(source.as_str(), "@user_script" | "@user_function").then_some((source, line))
         })
         .flatten()
     })

@@ -5,7 +5,8 @@
 //! keyspace nor a long pause. A snapshot counts once everything it shows is committed; then the journal below it may go.
 //!
 //! File `<end>.snap`: magic and version (8), shard (4), end (8), epoch (4), time (8), then per key: length, key, expiry, length,
-//! type and body as in a DUMP payload; then a zero length's mark, the number of keys (8) and a CRC32C of everything before (4).
+//! type and body as in a DUMP payload; then a mark, the number of keys (8), the functions as FUNCTION DUMP gives them
+//! with their length (4; not in version 1), and a CRC32C of everything before (4).
 //! Written beside, synced, renamed: a file with the right name is whole, and checked all the same.
 
 use std::fs::{self, File};
@@ -17,13 +18,17 @@ use bytes::{Buf, Bytes};
 use moim_base::{LeaderEpoch, Offset};
 use moim_replica::machine::{InstallError, Snapshot};
 
+use crate::error::Error;
 use crate::keyspace::{Item, Keyspace, Owned};
 use crate::rdb::{self, Object, ObjectRef};
+use crate::script::library;
 use crate::shard::Shard;
 use crate::value::Value;
 use crate::value::limits::Limits;
 
-const MAGIC: &[u8; 8] = b"MOIMSHD\x01";
+const MAGIC: &[u8; 8] = b"MOIMSHD\x02";
+/// Without functions.
+const MAGIC_1: &[u8; 8] = b"MOIMSHD\x01";
 const HEADER: usize = 8 + 4 + 8 + 4 + 8;
 const NO_EXPIRY: i64 = i64::MIN;
 /// What is written under the lock at a time.
@@ -82,7 +87,8 @@ pub(crate) struct Loaded {
 /// Reads a snapshot; checks all of it.
 pub(crate) fn read(bytes: &[u8], shard: u16) -> Result<Loaded, InstallError> {
     let bad = |why: &str| InstallError(why.to_owned());
-    if bytes.len() < HEADER + 16 || &bytes[..8] != MAGIC {
+    let has_functions = bytes.starts_with(MAGIC);
+    if bytes.len() < HEADER + 16 || !has_functions && !bytes.starts_with(MAGIC_1) {
         return Err(bad("not a snapshot of this version"));
     }
     let (covered, mut sum) = bytes.split_at(bytes.len() - 4);
@@ -115,8 +121,21 @@ pub(crate) fn read(bytes: &[u8], shard: u16) -> Result<Loaded, InstallError> {
     if keys != db.len() as u64 {
         return Err(bad("keys are missing"));
     }
+    if has_functions {
+        let len = rest.try_get_u32_le().map_err(|_| bad("it has no end"))? as usize;
+        let payload = rest.get(..len).ok_or_else(|| bad("it ends in the middle"))?;
+        read_functions(&mut db, payload).map_err(|error| InstallError(error.0.into_owned()))?;
+    }
     drop(db.take_garbage());
     Ok(Loaded { db, end, time_ms })
+}
+
+fn read_functions(db: &mut Keyspace, payload: &[u8]) -> Result<(), Error> {
+    let codes = rdb::restore_functions(payload).map_err(|error| Error::coded(error.to_string()))?;
+    for code in codes {
+        db.functions.add(library::load(&code, None)?, true)?;
+    }
+    Ok(())
 }
 
 /// The newest snapshot in a folder: its end and its path.
@@ -147,7 +166,7 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
     let Some(folder) = shard.folder() else { return Ok(None) };
     fs::create_dir_all(folder)?;
     let voided = shard.voided();
-    let (end, epoch, time_ms) = {
+    let (end, epoch, time_ms, functions) = {
         let mut state = shard.lock();
         if !state.fx.is_empty() || state.db.has_image() {
             return Ok(None);
@@ -155,11 +174,12 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
         state.db.begin_image(write_key);
         // Not the newest: a replica's log may go on beyond, in an epoch of which nothing is kept.
         let epoch = shard.log.journal().epoch_before(state.applied);
-        (state.applied, epoch.unwrap_or_else(|| shard.log.last_epoch()), state.time_ms)
+        let epoch = epoch.unwrap_or_else(|| shard.log.last_epoch());
+        (state.applied, epoch, state.time_ms, state.db.functions.payload())
     };
     let path = folder.join(format!("{end:020}.snap"));
     let partial = folder.join(format!("{end:020}.partial"));
-    let written = write_file(shard, &partial, end, epoch, time_ms, voided);
+    let written = write_file(shard, &partial, (end, epoch, time_ms), &functions, voided);
     shard.lock().db.drop_image();
     if !written? {
         let _ = fs::remove_file(&partial);
@@ -198,9 +218,8 @@ fn publish(folder: &Path, partial: &Path, path: &Path) -> io::Result<()> {
 fn write_file(
     shard: &Shard,
     path: &Path,
-    end: i64,
-    epoch: i32,
-    time_ms: i64,
+    (end, epoch, time_ms): (i64, i32, i64),
+    functions: &[u8],
     voided: u64,
 ) -> io::Result<bool> {
     let mut file = io::BufWriter::with_capacity(1 << 20, File::create(path)?);
@@ -230,6 +249,8 @@ fn write_file(
     }
     let mut footer = END.to_le_bytes().to_vec();
     footer.extend_from_slice(&keys.to_le_bytes());
+    footer.extend_from_slice(&(functions.len() as u32).to_le_bytes());
+    footer.extend_from_slice(functions);
     sum = crc32c::crc32c_append(sum, &footer);
     footer.extend_from_slice(&sum.to_le_bytes());
     file.write_all(&footer)?;
@@ -297,6 +318,9 @@ mod tests {
         }
         file.extend_from_slice(&END.to_le_bytes());
         file.extend_from_slice(&keys.to_le_bytes());
+        let functions = db.functions.payload();
+        file.extend_from_slice(&(functions.len() as u32).to_le_bytes());
+        file.extend_from_slice(&functions);
         let sum = crc32c::crc32c(&file);
         file.extend_from_slice(&sum.to_le_bytes());
         file
@@ -309,8 +333,11 @@ mod tests {
             let key = format!("key:{n}");
             db.set_str(key.as_bytes(), &vec![b'v'; n * 7], (n % 3 == 0).then_some(1_000 + n as i64));
         }
+        let code = b"#!lua name=lib\nredis.register_function('f', function() return 1 end)";
+        db.functions.add(library::load(code, None).unwrap(), false).unwrap();
         let file = written(&mut db);
         let loaded = read(&file, 7).unwrap();
+        assert_eq!(loaded.db.functions.find("f").unwrap().name, "lib");
         assert_eq!((loaded.end, loaded.time_ms, loaded.db.len()), (42, 99, 500));
         db.for_each(|key, item, expires_at| {
             let Item::Str(wanted) = item else { panic!("a string") };

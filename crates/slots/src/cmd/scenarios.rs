@@ -122,3 +122,59 @@ fn values_change_their_form_at_the_limits() {
     trial.run("rpush l a");
     assert_eq!(encoding(&mut trial, "l"), "quicklist");
 }
+
+/// Runs a command whose words may have spaces.
+fn run(trial: &mut Trial, words: &[&str]) -> String {
+    let args = moim_wire_resp::OwnedArgs::from_slices(words);
+    trial.run_args(&args).map_or("(waits)".into(), |answer| super::trial::show(&answer))
+}
+
+#[test]
+fn functions_are_part_of_the_data() {
+    let code = "#!lua name=lib\nlocal function get(keys, args) return redis.call('GET', keys[1]) end\nredis.register_function{function_name='get', callback=get, flags={'no-writes'}}\nredis.register_function('set', function(keys, args) return redis.call('SET', keys[1], args[1]) end)";
+    let (mut one, mut other) = (Trial::new(), Trial::new());
+    assert_eq!(run(&mut one, &["function", "load", code]), "lib");
+    assert_eq!(run(&mut one, &["function", "load", code]), "-ERR Library 'lib' already exists");
+    assert_eq!(run(&mut one, &["function", "load", "replace", code]), "lib");
+    assert_eq!(run(&mut one, &["fcall", "set", "1", "k", "v"]), "OK");
+    assert_eq!(run(&mut one, &["fcall_ro", "get", "1", "k"]), "v");
+    let refused = run(&mut one, &["fcall_ro", "set", "1", "k", "w"]);
+    assert_eq!(refused, "-ERR Can not execute a script with write flag using *_ro command.");
+    assert_eq!(run(&mut one, &["fcall", "nothing", "0"]), "-ERR Function not found");
+    // What was recorded gives the same on another.
+    one.replay(&mut other);
+    assert_eq!(run(&mut other, &["fcall", "get", "1", "k"]), "v");
+    let listed = run(&mut other, &["function", "list"]);
+    assert!(listed.contains("library_name lib engine LUA"), "{listed}");
+    // A payload carries them.
+    let dump = moim_wire_resp::OwnedArgs::from_slices(["function", "dump"]);
+    let Some(moim_wire_resp::Value::Bulk(payload)) = other.run_args(&dump) else { panic!("no payload") };
+    assert_eq!(run(&mut other, &["function", "flush"]), "OK");
+    assert_eq!(run(&mut other, &["fcall", "get", "1", "k"]), "-ERR Function not found");
+    let restore = moim_wire_resp::OwnedArgs::from_slices([&b"function"[..], b"restore", &payload]);
+    assert_eq!(super::trial::show(&other.run_args(&restore).unwrap()), "OK");
+    assert_eq!(run(&mut other, &["fcall", "get", "1", "k"]), "v");
+    assert_eq!(run(&mut other, &["function", "delete", "lib"]), "OK");
+    assert_eq!(run(&mut other, &["function", "delete", "lib"]), "-ERR Library not found");
+}
+
+#[test]
+fn a_library_that_is_wrong_is_not_loaded() {
+    let mut trial = Trial::new();
+    for (code, wanted) in [
+        ("return 1", "Missing library metadata"),
+        ("#!lua name=a\nreturn 1", "No functions registered"),
+        ("#!lua name=a\nredis.register_function('f')", "only applicable to Lua table"),
+        (
+            "#!lua name=a\nredis.register_function('f', 1)",
+            "second argument to redis.register_function must be a function",
+        ),
+        ("#!lua name=a\nredis.call('PING')", "attempted to access nonexistent global variable 'call'"),
+        ("#!lua name=a\nthis is not lua", "Error compiling function"),
+        ("#!lua name=a\nwhile true do end", "FUNCTION LOAD timeout"),
+    ] {
+        let answer = run(&mut trial, &["function", "load", code]);
+        assert!(answer.starts_with("-ERR") && answer.contains(wanted), "{code}: {answer}");
+    }
+    assert_eq!(run(&mut trial, &["function", "list"]), "[]");
+}

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use bytes::BytesMut;
 
 use super::flag::{
-    ALLOW_BUSY, LOADING, MAY_REPLICATE, NO_MANDATORY_KEYS, NOSCRIPT, READONLY, SKIP_MONITOR, STALE, WRITE,
+    ALLOW_BUSY, LOADING, MAY_REPLICATE, NO_MANDATORY_KEYS, NOSCRIPT, READONLY, SKIP_MONITOR, STALE,
 };
 use super::{Keys, Spec, help};
 use crate::away;
@@ -33,18 +33,12 @@ pub(crate) const COMMANDS: &[Spec] = &[
         Spec::new("script|debug", 3, NOSCRIPT, Keys::None, GROUP, "Refuses to debug", debug),
         Spec::new("script|help", 2, LOADING | STALE, Keys::None, GROUP, "Explains the subcommands", script_help),
     ]),
-    Spec::new("function", -2, 0, Keys::None, GROUP, "Manages functions, of which there are none", unknown).with(&[
-        Spec::new("function|flush", -2, NOSCRIPT | WRITE, Keys::None, GROUP, "Forgets all functions", function_flush),
-        Spec::new("function|list", -2, NOSCRIPT, Keys::None, GROUP, "Lists functions", function_list),
-        Spec::new("function|dump", 2, NOSCRIPT, Keys::None, GROUP, "Gives all functions as a payload", function_dump),
-        Spec::new("function|stats", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Says which function runs", function_stats),
-    ]),
 ];
 
-type Words<'a> = Vec<&'a [u8]>;
+pub(super) type Words<'a> = Vec<&'a [u8]>;
 
 /// Splits the arguments behind the script into keys and others.
-fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> {
+pub(super) fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> {
     let count = int(ctx.arg(2))?;
     if count > ctx.argc() as i64 - 3 {
         return Err(Error::err("Number of keys can't be greater than number of args"));
@@ -55,7 +49,7 @@ fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> {
 }
 
 /// Runs the command away from the loops, unless its script has proved to be quick.
-fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
+pub(super) fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
     let command = ctx.args.to_owned();
     !ctx.shared.scripts.is_quick(sha)
         && away::run(ctx, move |away| {
@@ -159,37 +153,4 @@ fn script_help(ctx: &mut Ctx<'_>) -> Done {
             "    Prints this help.",
         ],
     )
-}
-
-fn function_flush(ctx: &mut Ctx<'_>) -> Done {
-    if ctx.argc() > 3 || ctx.argc() == 3 && !ctx.is(2, "SYNC") && !ctx.is(2, "ASYNC") {
-        return Err(Error::err("FUNCTION FLUSH only supports SYNC|ASYNC option"));
-    }
-    ctx.out.ok();
-    Ok(())
-}
-
-fn function_list(ctx: &mut Ctx<'_>) -> Done {
-    ctx.out.array(0);
-    Ok(())
-}
-
-fn function_dump(ctx: &mut Ctx<'_>) -> Done {
-    ctx.out.bulk(&crate::rdb::nothing());
-    Ok(())
-}
-
-fn function_stats(ctx: &mut Ctx<'_>) -> Done {
-    ctx.out.map(2);
-    ctx.out.bulk(b"running_script");
-    ctx.out.null();
-    ctx.out.bulk(b"engines");
-    ctx.out.map(1);
-    ctx.out.bulk(b"LUA");
-    ctx.out.map(2);
-    ctx.out.bulk(b"libraries_count");
-    ctx.out.integer(0);
-    ctx.out.bulk(b"functions_count");
-    ctx.out.integer(0);
-    Ok(())
 }

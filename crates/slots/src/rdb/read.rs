@@ -146,6 +146,19 @@ pub(super) fn object(bytes: &[u8], limits: &Limits) -> Result<Object, BadFormat>
     if empty || reader.left() != 0 { Err(BadFormat) } else { Ok(value) }
 }
 
+/// Strings, each behind a mark.
+pub(super) fn functions(bytes: &[u8], mark: u8) -> Result<Vec<Vec<u8>>, BadFormat> {
+    let mut reader = Reader::new(bytes);
+    let mut codes = Vec::new();
+    while reader.left() > 0 {
+        if reader.byte()? != mark {
+            return Err(BadFormat);
+        }
+        codes.push(reader.string()?);
+    }
+    Ok(codes)
+}
+
 fn plain_list(reader: &mut Reader<'_>, limits: &Limits) -> Result<Object, BadFormat> {
     let mut list = List::new();
     for _ in 0..reader.length()? {

@@ -1,5 +1,5 @@
 -- What scripts see. It runs once in a new machine, with the functions that Rust provides in `raw`, and gives back
--- what Rust needs: the environment of scripts and the function that runs one.
+-- what Rust needs: the environment of scripts, the function that runs one, and the one that runs a function of a library.
 --
 -- Scripts get stand-ins for every table: what they read comes from the table behind, what they write is an error.
 -- Nothing real is reachable from a script, so no script can change what the next one sees.
@@ -173,9 +173,15 @@ local function run(script, keys, args)
     return xpcall(script, explain)
 end
 
+local function run_function(callback, keys, args)
+    rawset(globals, "KEYS", nil)
+    rawset(globals, "ARGV", nil)
+    return xpcall(function() return callback(keys, args) end, explain)
+end
+
 -- Whoever gets hold of the real globals finds nothing there.
 for name in pairs(_G) do
     if name ~= "_G" then _G[name] = nil end
 end
 
-return environment, run
+return environment, run, run_function

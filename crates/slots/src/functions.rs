@@ -1,0 +1,168 @@
+//! The function libraries of a shard: their code, and what each function said about itself when it was loaded.
+//!
+//! They belong to the keyspace: loading and deleting are effects, snapshots carry the code, and a replay loads it again.
+//! Pure: the code is run elsewhere (`script/library.rs`), and again by every thread that calls it.
+//!
+//! Invariant: a function name is in one library only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::rdb;
+
+/// What a function may do. The bits, with the names that scripts and clients use.
+pub(crate) const FLAGS: [(u8, &str); 5] = [
+    (1, "no-writes"),
+    (2, "allow-oom"),
+    (4, "allow-stale"),
+    (8, "no-cluster"),
+    (16, "allow-cross-slot-keys"),
+];
+/// It may not write.
+pub(crate) const NO_WRITES: u8 = 1;
+/// It may run although memory is short.
+pub(crate) const ALLOW_OOM: u8 = 2;
+/// It does not run in a cluster, which this is.
+pub(crate) const NO_CLUSTER: u8 = 8;
+
+/// What a function said about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct About {
+    pub(crate) description: Option<String>,
+    pub(crate) flags: u8,
+}
+
+/// Functions that were loaded together.
+#[derive(Clone, Debug)]
+pub(crate) struct Library {
+    pub(crate) name: String,
+    /// All of it, its first line included.
+    pub(crate) code: Arc<[u8]>,
+    /// The digest of the code.
+    pub(crate) sha: String,
+    pub(crate) functions: BTreeMap<String, About>,
+}
+
+/// All libraries of a shard.
+#[derive(Clone, Debug, Default)]
+pub struct Functions {
+    libraries: BTreeMap<String, Arc<Library>>,
+}
+
+impl Functions {
+    /// All libraries by name.
+    pub(crate) fn libraries(&self) -> impl ExactSizeIterator<Item = &Arc<Library>> {
+        self.libraries.values()
+    }
+
+    /// The library that has a function.
+    pub(crate) fn find(&self, function: &str) -> Option<&Arc<Library>> {
+        self.libraries.values().find(|library| library.functions.contains_key(function))
+    }
+
+    /// How many functions there are.
+    pub(crate) fn len(&self) -> usize {
+        self.libraries.values().map(|library| library.functions.len()).sum()
+    }
+
+    /// Adds a library. What has its name goes if it may; no other may have one of its functions.
+    pub(crate) fn add(&mut self, library: Library, replaces: bool) -> Result<(), Error> {
+        if !replaces && self.libraries.contains_key(&library.name) {
+            return Err(Error::err(format_args!("Library '{}' already exists", library.name)));
+        }
+        let others = |function: &&String| self.find(function).is_some_and(|other| other.name != library.name);
+        if let Some(taken) = library.functions.keys().find(others) {
+            return Err(Error::err(format_args!("Function {taken} already exists")));
+        }
+        self.libraries.insert(library.name.clone(), Arc::new(library));
+        Ok(())
+    }
+
+    /// Removes a library. Answers whether it was there.
+    pub(crate) fn remove(&mut self, name: &str) -> bool {
+        self.libraries.remove(name).is_some()
+    }
+
+    /// All of them as a payload.
+    pub(crate) fn payload(&self) -> Vec<u8> {
+        rdb::dump_functions(self.libraries().map(|library| &*library.code))
+    }
+}
+
+/// Names are letters, digits and underscores.
+pub(crate) fn check_name(name: &str) -> Result<(), Error> {
+    let fits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    fits.then_some(()).ok_or_else(|| {
+        Error::err(
+            "Library names can only contain letters, numbers, or underscores(_) and must be at least one character long",
+        )
+    })
+}
+
+/// The name that the first line of a library gives it, and the code behind that line, its line end included.
+pub(crate) fn metadata(code: &[u8]) -> Result<(String, &[u8]), Error> {
+    let rest = code.strip_prefix(b"#!").ok_or_else(|| Error::err("Missing library metadata"))?;
+    let end = rest.iter().position(|byte| *byte == b'\n');
+    let end = end.ok_or_else(|| Error::err("Invalid library metadata"))?;
+    let line = String::from_utf8_lossy(&rest[..end]).into_owned();
+    let mut words = line.split_whitespace();
+    let engine = words.next().unwrap_or_default();
+    let mut name = None;
+    for word in words {
+        let is_name = word.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("name="));
+        if !is_name {
+            return Err(Error::err(format_args!("Invalid metadata value given: {word}")));
+        }
+        if name.replace(word[5..].to_owned()).is_some() {
+            return Err(Error::err("Invalid metadata value, name argument was given multiple times"));
+        }
+    }
+    let name = name.ok_or_else(|| Error::err("Library name was not given"))?;
+    check_name(&name)?;
+    if !engine.eq_ignore_ascii_case("lua") {
+        return Err(Error::err(format_args!("Engine '{engine}' not found")));
+    }
+    Ok((name, &rest[end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_names_the_library() {
+        let name = |code: &str| metadata(code.as_bytes()).map(|(name, _)| name);
+        assert_eq!(name("#!lua name=a_1\nx"), Ok("a_1".to_owned()));
+        assert_eq!(metadata(b"#!LUA name=a\nx").unwrap().1, b"\nx");
+        for (code, wanted) in [
+            ("x", "ERR Missing library metadata"),
+            ("#!lua name=a", "ERR Invalid library metadata"),
+            ("#!lua\n", "ERR Library name was not given"),
+            ("#!lua name=a name=b\n", "ERR Invalid metadata value, name argument was given multiple times"),
+            ("#!lua foo=a\n", "ERR Invalid metadata value given: foo=a"),
+            ("#!js name=a\n", "ERR Engine 'js' not found"),
+        ] {
+            assert_eq!(name(code).unwrap_err().0, wanted, "{code}");
+        }
+        assert!(name("#!lua name=a-b\n").is_err());
+    }
+
+    #[test]
+    fn a_function_has_one_home() {
+        let library = |name: &str, functions: &[&str]| Library {
+            name: name.to_owned(),
+            code: name.as_bytes().into(),
+            sha: name.to_owned(),
+            functions: functions.iter().map(|name| ((*name).to_owned(), About::default())).collect(),
+        };
+        let mut all = Functions::default();
+        all.add(library("a", &["f", "g"]), false).unwrap();
+        assert_eq!(all.add(library("a", &["f"]), false).unwrap_err().0, "ERR Library 'a' already exists");
+        assert_eq!(all.add(library("b", &["g"]), false).unwrap_err().0, "ERR Function g already exists");
+        all.add(library("a", &["f"]), true).unwrap();
+        all.add(library("b", &["g"]), false).unwrap();
+        assert_eq!((all.len(), all.find("g").unwrap().name.as_str()), (2, "b"));
+        assert!(all.remove("b") && !all.remove("b") && all.find("g").is_none());
+    }
+}
