@@ -77,7 +77,7 @@ const HELP: &[&str] = &[
     "      libraries with the new libraries (notice that even on this option there is a chance of failure",
     "      in case of functions name conflict with another library).",
     "HELP",
-    "    Print this help.",
+    "    Prints this help.",
 ];
 
 fn fcall(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
