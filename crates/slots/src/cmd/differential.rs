@@ -556,12 +556,12 @@ fn answers_are_those_of_redis() {
 
 #[test]
 fn streams_answer_as_in_redis() {
-    compare(STREAMS, &["x0", "x1", "x2"].map(String::from), 6_000);
+    compare(STREAMS, &["x0", "x1", "x2"].map(String::from), 2_000);
 }
 
 #[test]
 fn places_answer_as_in_redis() {
-    compare(PLACES, &["w0", "w1"].map(String::from), 3_000);
+    compare(PLACES, &["w0", "w1"].map(String::from), 1_500);
 }
 
 #[test]
