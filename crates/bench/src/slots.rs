@@ -5,6 +5,7 @@
 //! that is synced before every answer (`always`), which is the only one that promises what Moim does.
 
 mod client;
+mod failover;
 mod figures;
 mod subjects;
 #[cfg(test)]
@@ -28,8 +29,8 @@ use crate::slices::{Plan, Subject, alternate};
 use loads::{Command as Doing, Load};
 use subjects::{BesideSubject, LoadSubject};
 
-/// Every metric this suite knows. 22 is the client.
-pub const METRICS: [u8; 6] = [8, 9, 10, 11, 14, 22];
+/// Every metric this suite knows. 22 is the client, 33 a failover.
+pub const METRICS: [u8; 7] = [8, 9, 10, 11, 14, 22, 33];
 
 /// Connections, as redis-benchmark has by default.
 const CLIENTS: usize = 50;
@@ -89,7 +90,8 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
         bench.rates(&wanted, &mut report, progress)?;
     }
     type Measure<'b> = fn(&Bench<'b>, &mut dyn FnMut(&str)) -> Result<Metric>;
-    let singles: [(u8, Measure<'_>); 2] = [(14, figures::memory), (22, client::clients)];
+    let singles: [(u8, Measure<'_>); 3] =
+        [(14, figures::memory), (22, client::clients), (33, failover::failover)];
     for (number, measure) in singles {
         if wanted(number) {
             // One that cannot be taken does not take the others along.

@@ -308,6 +308,8 @@ impl Controller {
             if since_ms.is_none() && state.suspect {
                 state.suspect = false;
                 self.mark_node(node);
+                // It may take replicas again, and somebody may have been waiting for that.
+                self.mark_growable();
             }
         }
     }

@@ -1,11 +1,11 @@
-//! Metric 22: the client itself, against a raw connection that does the least a client can do.
+//! Metric 22: the client itself, against the `redis` crate and a raw connection that does the least a client can do.
 //!
 //! What is measured is the client's CPU per command: it shares the machine with the server, so its rate says more about the
 //! server.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use moim_slot_client::Client;
 
 use super::{Bench, Doing, Load, loads};
@@ -28,6 +28,9 @@ pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resu
         let what = |what: &str| format!("{tasks} task{}: {what}", if tasks == 1 { "" } else { "s" });
         figures.push(Figure::new("slot-client", &what("GET"), rate, "op/s", None));
         figures.push(Figure::new("slot-client", &what("client CPU per GET"), cpu, "µs", None));
+        let (rate, cpu) = bench.runtime.block_on(multiplexed(&server.addr.to_string(), tasks, slice))?;
+        figures.push(Figure::new("redis crate", &what("GET"), rate, "op/s", None));
+        figures.push(Figure::new("redis crate", &what("client CPU per GET"), cpu, "µs", None));
         let load = Load { command: Doing::Get, clients: 1, depth: tasks };
         let before = procfs::cpu_of_self()?;
         let work = bench.runtime.block_on(loads::run(server.addr, load, Until::Elapsed(slice)))?;
@@ -40,13 +43,34 @@ pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resu
 /// GETs by many tasks through one client: operations a second, microseconds of CPU for each.
 async fn shared(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)> {
     let client = Client::connect(addr).await?;
+    let get =
+        async |key: String| -> Result<bool> { Ok(client.get::<Option<bytes::Bytes>>(key).await?.is_some()) };
+    everybody(tasks, slice, get).await
+}
+
+/// The same through one connection of the `redis` crate, which is what it has for many tasks.
+async fn multiplexed(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)> {
+    let client = redis::Client::open(format!("redis://{addr}/"))?;
+    let connection = client.get_multiplexed_async_connection().await?;
+    let get = async |key: String| -> Result<bool> {
+        let command = redis::cmd("GET").arg(key).to_owned();
+        let value: Option<Vec<u8>> = command.query_async(&mut connection.clone()).await?;
+        Ok(value.is_some())
+    };
+    everybody(tasks, slice, get).await
+}
+
+async fn everybody(
+    tasks: usize,
+    slice: Duration,
+    get: impl AsyncFn(String) -> Result<bool>,
+) -> Result<(f64, f64)> {
     let (start, before) = (Instant::now(), procfs::cpu_of_self()?);
     let one = async |task: usize| -> Result<u64> {
         let mut count = 0;
         while start.elapsed() < slice {
             let key = format!("key:{:012}", (task as u64 * 997 + count) % loads::KEYS);
-            let value: Option<bytes::Bytes> = client.get(key).await?;
-            value.context("the key is missing")?;
+            ensure!(get(key).await?, "the key is missing");
             count += 1;
         }
         Ok(count)

@@ -462,6 +462,36 @@ fn a_node_that_is_removed_is_emptied_while_serving() {
 }
 
 #[test]
+fn a_node_taken_back_under_suspicion_gets_replicas_once_it_is_trusted() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(3));
+    world.settle();
+    let replicas = |world: &World| -> Vec<usize> {
+        world.records.values().map(|record| record.value.replicas.len()).collect()
+    };
+    let rounds = |world: &mut World| {
+        for _ in 0..5 {
+            world.settle();
+            world.catch_up();
+        }
+        world.settle();
+    };
+    world.now_ms = 10_000;
+    world.order(3, Order::Remove);
+    rounds(&mut world);
+    assert_eq!(replicas(&world), [2, 2, 2]);
+    world.controller.on_suspect(BrokerId(3), Some(10_000));
+    world.now_ms = 11_000;
+    world.settle();
+    world.order(3, Order::Serve);
+    rounds(&mut world);
+    assert_eq!(replicas(&world), [2, 2, 2], "nobody gives a copy to who does not answer");
+    world.controller.on_suspect(BrokerId(3), None);
+    rounds(&mut world);
+    assert_eq!(replicas(&world), [3, 3, 3]);
+}
+
+#[test]
 fn records_whose_topic_is_not_there_yet_are_given_time() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(4));
