@@ -6,6 +6,7 @@
 
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,14 @@ async fn put(etcd: etcd_client::Client, stop: &AtomicBool, done: &AtomicU64) {
 }
 
 /// What the core takes in a window, beside whatever else goes on.
-async fn puts_beside(etcd: &etcd_client::Client, other: impl Future<Output = ()>) -> f64 {
+fn puts_beside<'a>(
+    etcd: &'a etcd_client::Client,
+    other: impl Future<Output = ()> + 'a,
+) -> Pin<Box<dyn Future<Output = f64> + 'a>> {
+    Box::pin(puts_while(etcd, other))
+}
+
+async fn puts_while(etcd: &etcd_client::Client, other: impl Future<Output = ()>) -> f64 {
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let watch = async {
         let start = Instant::now();

@@ -25,9 +25,9 @@ const LOOKS: u32 = 20;
 /// What to do after a look at the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    StepAside,
+    Aside,
     Stay,
-    StepBack,
+    Back,
 }
 
 /// Looks at the disk until the node stops, or is about to.
@@ -50,14 +50,14 @@ pub(super) async fn watch(
         let done = match step(store.is_full(), presence.is_aside(), &mut roomy) {
             Step::Stay => continue,
             // Nobody else is there to lead.
-            Step::StepAside if View::of(&coordinator).members.len() < 2 => continue,
-            Step::StepAside => presence.step_aside().await.map(|()| {
+            Step::Aside if View::of(&coordinator).members.len() < 2 => continue,
+            Step::Aside => presence.step_aside().await.map(|()| {
                 // Before the node has a mark there is nothing to step aside from.
                 if presence.is_aside() {
                     tracing::warn!("no room on the disk: others are asked to lead");
                 }
             }),
-            Step::StepBack => presence.step_back().await.map(|()| {
+            Step::Back => presence.step_back().await.map(|()| {
                 tracing::info!("there is room again: this node may lead");
             }),
         };
@@ -70,8 +70,8 @@ pub(super) async fn watch(
 fn step(full: bool, aside: bool, roomy: &mut u32) -> Step {
     *roomy = if full { 0 } else { roomy.saturating_add(1) };
     match (full, aside) {
-        (true, false) => Step::StepAside,
-        (false, true) if *roomy >= LOOKS => Step::StepBack,
+        (true, false) => Step::Aside,
+        (false, true) if *roomy >= LOOKS => Step::Back,
         (true, true) | (false, true) | (false, false) => Step::Stay,
     }
 }
@@ -84,7 +84,7 @@ mod tests {
     fn others_lead_at_once_and_it_leads_again_when_there_is_room_for_good() {
         let mut roomy = 0;
         assert_eq!(step(false, false, &mut roomy), Step::Stay);
-        assert_eq!(step(true, false, &mut roomy), Step::StepAside);
+        assert_eq!(step(true, false, &mut roomy), Step::Aside);
         assert_eq!(step(true, true, &mut roomy), Step::Stay);
         for _ in 1..LOOKS {
             assert_eq!(step(false, true, &mut roomy), Step::Stay);
@@ -93,7 +93,7 @@ mod tests {
         for _ in 1..LOOKS {
             assert_eq!(step(false, true, &mut roomy), Step::Stay);
         }
-        assert_eq!(step(false, true, &mut roomy), Step::StepBack);
+        assert_eq!(step(false, true, &mut roomy), Step::Back);
         assert_eq!(step(false, false, &mut roomy), Step::Stay);
     }
 }

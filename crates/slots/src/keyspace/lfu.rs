@@ -23,7 +23,7 @@ impl Lfu {
     }
 
     pub(super) fn set_clock(&mut self, seconds: u32) {
-        self.minutes = seconds / 60 & 0xffff;
+        self.minutes = (seconds / 60) & 0xffff;
     }
 
     /// The counter of a note, less what the time since has taken.

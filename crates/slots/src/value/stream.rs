@@ -98,11 +98,8 @@ impl Stream {
     pub fn heap_size(&self) -> usize {
         const PER_BLOCK: usize = size_of::<(Id, Block)>();
         let groups =
-            |(name, group): (&Box<[u8]>, &Group)| name.len() + size_of::<Group>() + group.heap_size();
-        size_of::<Stream>()
-            + self.heap
-            + self.blocks.len() * PER_BLOCK
-            + self.groups.iter().map(groups).sum::<usize>()
+            self.groups.iter().map(|(name, group)| name.len() + size_of::<Group>() + group.heap_size());
+        size_of::<Stream>() + self.heap + self.blocks.len() * PER_BLOCK + groups.sum::<usize>()
     }
 
     /// How many pieces have to be freed one by one.
