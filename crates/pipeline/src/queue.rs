@@ -11,6 +11,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
+use tokio::time::Instant;
 
 /// What clients sent, keyed by client.
 pub const CLIENT_MESSAGE: &str = "client_message";
@@ -93,8 +94,45 @@ impl QueueOptions {
     }
 }
 
-/// Makes the topics that are not there. Waits for a cluster that is only just starting.
+/// A queue that does not answer is asked again for so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Makes the topics that are not there. Waits for a cluster that is only just starting, or in the middle of a failover.
 pub async fn create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match try_create_topics(options).await {
+            Err(error) if passes(&error) && Instant::now() < until => {
+                tracing::debug!(%error, "cannot make the topics; trying again");
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Whether the next try may go better.
+fn passes(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode::{
+        AllBrokersDown, BrokerTransportFailure, NetworkException, NotController, OperationTimedOut,
+        RequestTimedOut,
+    };
+    let passing = [
+        AllBrokersDown,
+        BrokerTransportFailure,
+        NetworkException,
+        NotController,
+        OperationTimedOut,
+        RequestTimedOut,
+    ];
+    let code = match error {
+        KafkaError::AdminOp(code) => Some(*code),
+        other => other.rdkafka_error_code(),
+    };
+    code.is_some_and(|code| passing.contains(&code))
+}
+
+async fn try_create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
     let admin = options.admin()?;
     let factor = options.factor.unwrap_or(-1);
     let topic = |name| NewTopic::new(name, options.partitions, TopicReplication::Fixed(factor));

@@ -1,15 +1,21 @@
-//! Kafka mode of the cluster library on our own queue and store: partitions change hands in order and by a crash, and every
-//! press's count stays exact.
+//! Kafka mode of the cluster library on our own queue and store: partitions change hands in order, by a crash and by the
+//! death of a process, and every press's count stays exact. And the choice of the mode, application by application.
 
 #[path = "../../../cluster/examples/fleet_kafka.rs"]
 mod fleet_kafka;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fleet_kafka::Counter;
 use moim_base::task::{Scope, Shutdown};
+use moim_cluster::assignment::{AssignmentRecord, HandedOver, Owned, PartitionHandler, PartitionSpec};
+use moim_cluster::config::{AppConfig, Mode, StoreConfig};
+use moim_cluster::etcd::EtcdOptions;
 use moim_cluster::leadership::LeaderElection as _;
+use moim_cluster::{BoxFuture, Cluster, ClusterConfig, EtcdClient, EtcdRepository, StateRepository as _};
 
 use crate::support::{Node, PATIENCE, moim, moim_with_input};
 
@@ -102,5 +108,185 @@ fn state_moves_with_partitions_in_order_and_after_a_crash() {
         counted(&[&a], 200, "one is left").await;
         one.stop().await;
         scope.shutdown().stop();
+    });
+}
+
+/// What tells a test's process that it is to be a worker: `KAFKA ETCD NAME`.
+const WORKER: &str = "MOIM_TEST_KAFKA_WORKER";
+
+/// A worker in a process of its own, which the next test starts and kills. By itself it does nothing.
+#[test]
+fn worker_process() {
+    let Ok(words) = std::env::var(WORKER) else { return };
+    let words: Vec<&str> = words.split(' ').collect();
+    let [kafka, etcd, name] = words[..] else { panic!("{WORKER}: {words:?}") };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let scope = Scope::new(Shutdown::new());
+        let _worker = fleet_kafka::start(kafka, etcd, name, Counter::default(), &scope).expect("it starts");
+        // Nobody tells it to stop: it is killed, or its input ends with the process that started it.
+        let ended =
+            tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+        let _ = ended.await;
+        std::process::exit(0);
+    });
+}
+
+/// A worker's process, which ends with us.
+struct Worker(Child);
+
+impl Worker {
+    fn start(kafka: &str, etcd: &str, name: &str) -> Self {
+        let child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["kafka_mode::worker_process", "--exact", "--nocapture"])
+            .env(WORKER, format!("{kafka} {etcd} {name}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self(child.expect("a worker starts"))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the records say: who owns partitions, and the strokes of every press.
+async fn recorded(store: &EtcdRepository) -> (BTreeSet<String>, BTreeMap<String, u64>) {
+    let (mut owners, mut strokes) = (BTreeSet::new(), BTreeMap::new());
+    let (_, entries) = store.list("cluster:assignments/presses/").await.expect("the store answers");
+    for entry in entries {
+        let record: AssignmentRecord = serde_json::from_slice(&entry.value).expect("a record");
+        owners.insert(record.owner_node_id);
+        let state = record.workflow_handoff.map(|handoff| handoff.checkpoint).unwrap_or_default();
+        let presses: BTreeMap<String, u64> = serde_json::from_str(&state).unwrap_or_default();
+        for (press, count) in presses {
+            *strokes.entry(press).or_default() += count;
+        }
+    }
+    (owners, strokes)
+}
+
+/// Waits until these own everything and have recorded so many strokes of every press, and never more.
+async fn until_recorded(store: &EtcdRepository, owners: &[&str], rounds: u64) {
+    let wanted: BTreeMap<String, u64> =
+        (0..PRESSES).map(|press| (format!("press-{press}"), rounds)).collect();
+    let names: BTreeSet<String> = owners.iter().map(|name| (*name).to_owned()).collect();
+    let look = async {
+        loop {
+            let (owned, strokes) = recorded(store).await;
+            assert!(strokes.values().all(|count| *count <= rounds), "too many: {strokes:?}");
+            if owned == names && strokes == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    if tokio::time::timeout(PATIENCE * 2, look).await.is_err() {
+        panic!("{rounds} strokes by {owners:?}, but {:?}", recorded(store).await);
+    }
+}
+
+#[test]
+fn a_worker_process_that_is_killed_loses_no_stroke_and_counts_none_twice() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = Node::start(dir.path(), &[]);
+    let (kafka, etcd) = (node.address("kafka").expect("kafka"), node.address("etcd").expect("etcd"));
+    let created = moim(&["topic", "create", "strokes", "-p", "6", "--kafka", kafka]);
+    assert_eq!(created.status, 0, "{created:?}");
+    let mut one = Worker::start(kafka, etcd, "one");
+    let _two = Worker::start(kafka, etcd, "two");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let scope = Scope::new(Shutdown::new());
+        let store = EtcdRepository::new(EtcdClient::new(EtcdOptions::new([etcd]), &scope), "");
+        tokio::task::block_in_place(|| produce(kafka, 50));
+        until_recorded(&store, &["one", "two"], 50).await;
+        // Killed in the middle of its work: what it counted since its last record is counted again by the other.
+        tokio::task::block_in_place(|| {
+            produce(kafka, 100);
+            one.0.kill().expect("kill -9");
+            produce(kafka, 100);
+        });
+        until_recorded(&store, &["two"], 250).await;
+        scope.shutdown().stop();
+    });
+}
+
+/// Works on nothing in particular.
+struct Idle;
+
+impl PartitionHandler for Idle {
+    fn on_assigned(&self, _owned: Owned, _handed_over: Option<HandedOver>) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn on_revoked<'a>(&'a self, _partition: &'a str) -> BoxFuture<'a, HandedOver> {
+        Box::pin(async { HandedOver::default() })
+    }
+
+    fn on_lost(&self, _partition: &str) {}
+}
+
+#[test]
+fn one_node_has_an_application_in_each_mode() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = Node::start(dir.path(), &[]);
+    let (kafka, etcd) = (node.address("kafka").expect("kafka"), node.address("etcd").expect("etcd"));
+    let created = moim(&["topic", "create", "strokes", "-p", "3", "--kafka", kafka]);
+    assert_eq!(created.status, 0, "{created:?}");
+    produce(kafka, 20);
+    let presses = AppConfig {
+        mode: Mode::Kafka,
+        bootstrap: kafka.to_owned(),
+        group: "press-group".to_owned(),
+        topics: vec!["strokes".to_owned()],
+        equipment: BTreeMap::from([("strokes/1".to_owned(), vec!["press-7".to_owned()])]),
+        settings: BTreeMap::from([("session.timeout.ms".to_owned(), "6000".to_owned())]),
+        ..AppConfig::default()
+    };
+    let hall = |at| PartitionSpec { id: format!("hall-{at}"), ..PartitionSpec::default() };
+    let halls = AppConfig { partitions: (0..4).map(hall).collect(), ..AppConfig::default() };
+    let config = ClusterConfig {
+        node_id: "n1".to_owned(),
+        store: StoreConfig {
+            kind: "etcd".to_owned(),
+            endpoints: vec![etcd.to_owned()],
+            prefix: "plant/".to_owned(),
+        },
+        apps: BTreeMap::from([("presses".to_owned(), presses), ("halls".to_owned(), halls)]),
+        ..ClusterConfig::default()
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let alone = Cluster::builder(config.clone()).app("halls", Arc::new(Idle)).start().await;
+        assert!(alone.is_err_and(|error| error.to_string().contains("apps.presses")), "nobody works on it");
+        let counter = Counter::default();
+        let builder = Cluster::builder(config).app("halls", Arc::new(Idle));
+        let cluster =
+            builder.kafka_app("presses", Box::new(counter.clone())).start().await.expect("it starts");
+        counted(&[&counter], 20, "in Kafka mode").await;
+        let both = async {
+            while cluster.owned("halls").len() != 4 || cluster.owned("presses").len() != 3 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, both).await.expect("both are worked on");
+        assert_eq!(cluster.health().await.partitions, 7);
+        let active = cluster.kafka_election("presses", "strokes-1").expect("it is there").campaign().await;
+        assert!(active.expect("it owns everything").is_valid());
+        let store = &cluster.context().repository;
+        let record = store.get("cluster:assignments/press-group/strokes-1").await.expect("an answer");
+        let record: AssignmentRecord =
+            serde_json::from_slice(&record.expect("a record").value).expect("a record");
+        assert_eq!(
+            (record.owner_node_id.as_str(), &record.equipment_ids[..]),
+            ("n1", &["press-7".to_owned()][..])
+        );
+        cluster.stop().await.expect("it leaves");
     });
 }

@@ -1,9 +1,11 @@
 //! `moim pipeline run|gateway|counter|aggregator`: roles that run until they are told to stop.
 
 use std::io::IsTerminal as _;
+use std::time::Duration;
 
-use moim_pipeline::{Faults, Parts, Pipeline};
+use moim_pipeline::{Faults, Parts, Pipeline, PipelineConfig, Store};
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::live::Live;
 use super::{CommonArgs, RoleArgs, secret, store};
@@ -40,6 +42,20 @@ impl Report for Started {
             ("aggregators", self.aggregators.to_string()),
             ("token file", self.token_file.clone()),
         ])]
+    }
+}
+
+/// A store that does not answer is asked again for so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The store, even if it is only just starting or in the middle of a failover.
+async fn patiently_connected(config: &PipelineConfig) -> Outcome<Store> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match store(config).await {
+            Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(300)).await,
+            other => return other,
+        }
     }
 }
 
@@ -81,7 +97,7 @@ pub(super) async fn run(common: &CommonArgs, role: &RoleArgs, which: Which, outp
     }
     let secret = secret(&config)?;
     let starting = async {
-        let store = store(&config).await?;
+        let store = patiently_connected(&config).await?;
         Pipeline::start(&config, parts, store, secret).await.map_err(|e| Failure::error(e.to_string()))
     };
     let pipeline = tokio::select! {

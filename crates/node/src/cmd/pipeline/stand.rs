@@ -171,6 +171,11 @@ pub(crate) struct RoleProcess {
 }
 
 impl RoleProcess {
+    /// Whether it has ended, by itself or by somebody's hand.
+    pub(crate) fn has_ended(&mut self) -> Outcome<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// Its id, while it runs.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()

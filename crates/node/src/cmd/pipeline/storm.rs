@@ -62,6 +62,11 @@ impl Scene {
             self.heal(&hits).await?;
             tokio::time::sleep(Duration::from_millis(chance.u64(100..1_000))).await;
         }
+        for role in &mut self.roles {
+            if role.has_ended()? {
+                return Err(Failure::error(format!("{} has ended by itself", role.role.name())));
+            }
+        }
         let Toll { kills, pauses, cuts } = toll;
         note(format_args!("the storm is over: {kills} kills, {pauses} pauses, {cuts} cut-offs"));
         Ok(())
