@@ -67,6 +67,8 @@ pub struct Follower {
     me: Sender,
     leader: BrokerId,
     epoch: LeaderEpoch,
+    /// The revision of the newest record known.
+    record: i64,
     phase: Phase,
     next_id: u64,
     /// Whether the leader has agreed in this epoch that our log is a beginning of its own.
@@ -87,6 +89,8 @@ pub(crate) struct Following {
     pub(crate) policy: ResetPolicy,
     pub(crate) tuning: FollowerTuning,
     pub(crate) mutants: Mutants,
+    /// The revision of the record that says so.
+    pub(crate) record: i64,
     /// The first fetch id to use: ids are not used twice in the life of a replica.
     pub(crate) next_id: u64,
 }
@@ -105,6 +109,7 @@ impl Follower {
             me: how.me,
             leader,
             epoch,
+            record: how.record,
             phase: Phase::Changing,
             next_id: how.next_id,
             agreed: false,
@@ -126,6 +131,11 @@ impl Follower {
     /// Whom it follows, in which leadership.
     pub fn leader(&self) -> (BrokerId, LeaderEpoch) {
         (self.leader, self.epoch)
+    }
+
+    /// A newer record says the same of us.
+    pub(crate) fn on_record(&mut self, revision: i64) {
+        self.record = revision;
     }
 
     pub(crate) fn next_id(&self) -> u64 {
@@ -257,7 +267,8 @@ impl Follower {
         let now = (log.written(), log.durable());
         if self.agreed && now != self.told {
             self.told = now;
-            let report = Report { from: self.me, leader_epoch: self.epoch, written: now.0, durable: now.1 };
+            let (from, leader_epoch, record) = (self.me, self.epoch, self.record);
+            let report = Report { from, leader_epoch, record, written: now.0, durable: now.1 };
             effects.push(Effect::Report { to: self.leader, report });
         }
     }
@@ -285,6 +296,7 @@ impl Follower {
         let fetch = Fetch {
             from: self.me,
             leader_epoch: self.epoch,
+            record: self.record,
             offset: log.end(),
             last_epoch: if blind { None } else { log.last_epoch() },
             written: self.told.0,

@@ -200,7 +200,7 @@ impl Leader {
             self.check_epoch(fetch.leader_epoch, effects)?;
         }
         let follower = Self::follower(&mut self.followers, fetch.from.node)?;
-        follower.check_run(fetch.from, now_ms)?;
+        follower.check_run(fetch.from, fetch.record, now_ms)?;
         follower.disconnected_ms = None;
         if fetch.offset < log.start() {
             follower.matched = false;
@@ -243,7 +243,7 @@ impl Leader {
         self.check_epoch(report.leader_epoch, effects)?;
         let measure = self.measures_durable();
         let follower = Self::follower(&mut self.followers, report.from.node)?;
-        follower.check_run(report.from, now_ms)?;
+        follower.check_run(report.from, report.record, now_ms)?;
         if !follower.matched {
             return Ok(()); // from before it was asked to truncate
         }
@@ -343,7 +343,7 @@ impl Leader {
         self.followers.retain(|follower| state.replicas.contains(&follower.node));
         for node in state.replicas.iter().copied().filter(|node| *node != self.me) {
             if !self.followers.iter().any(|follower| follower.node == node) {
-                self.followers.push(Progress::new(node, now_ms));
+                self.followers.push(Progress::new(node, self.record.revision, now_ms));
             }
         }
     }

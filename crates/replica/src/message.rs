@@ -25,6 +25,8 @@ pub struct Fetch {
     pub from: Sender,
     /// The leadership it believes in.
     pub leader_epoch: LeaderEpoch,
+    /// The revision of the record it acts on: a copy that was dropped since speaks of a log that is gone.
+    pub record: i64,
     /// Its log end: what it wants next.
     pub offset: Offset,
     /// The newest epoch in its log; with `offset` it names its log's content.
@@ -43,6 +45,8 @@ pub struct Report {
     pub from: Sender,
     /// The leadership it believes in.
     pub leader_epoch: LeaderEpoch,
+    /// The revision of the record it acts on.
+    pub record: i64,
     /// Everything below survives a crash of its process.
     pub written: Offset,
     /// Everything below survives a crash of its machine.

@@ -206,7 +206,10 @@ impl Replica {
             }
             (Role::Follower(follower), Some(leader))
                 if follower.leader() == (leader, state.leader_epoch)
-                    && state.replicas.contains(&self.me.node) => {}
+                    && state.replicas.contains(&self.me.node) =>
+            {
+                follower.on_record(record.revision);
+            }
             _ if !state.replicas.contains(&self.me.node) => {
                 self.become_idle(effects);
                 effects.push(Effect::Drop);
@@ -220,6 +223,7 @@ impl Replica {
                     policy: self.policy,
                     tuning: self.follower_tuning,
                     mutants: self.mutants,
+                    record: record.revision,
                     next_id: self.next_fetch,
                 };
                 let hw = self.high_watermark;

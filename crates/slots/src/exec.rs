@@ -192,13 +192,16 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Whether the map says that a slot is ours, and the journal says that it is on its way.
+    /// Whether the map says that a slot is ours, or is about to, and the journal says that it is on its way.
     fn is_held(&self, view: &View, slot: u16) -> bool {
         let moves = &self.state.moves;
+        if view.owner(slot) != Some(self.shard.index) {
+            return self.shard.is_flipping.load(Ordering::Acquire) && moves.stages(slot);
+        }
         // A slot that was dropped is missing here as long as the map in use is older than that.
         let is_old = moves.epoch() > view.map_epoch;
         let waits = moves.holds(slot) && (self.shard.role() == Role::Primary || moves.stages(slot));
-        view.owner(slot) == Some(self.shard.index) && (is_old || waits)
+        is_old || waits
     }
 
     /// Whether the keys are of one slot that is served here.

@@ -84,6 +84,9 @@ pub struct Shard {
     lead_epoch: AtomicI64,
     /// A snapshot is being written.
     pub(crate) is_snapshotting: AtomicBool,
+    /// Slots that have come are about to be this shard's: whoever asks for them waits, although this node's view of the map
+    /// does not say so yet. Others may see the new map before it does, and send their clients here.
+    pub(crate) is_flipping: AtomicBool,
     /// Below this the journal is needed by a move that reads it.
     keep_from: AtomicI64,
     /// The lead for which the slot map has been read; see [`Shard::set_viewed`].
@@ -187,6 +190,7 @@ impl Shard {
             scripts_away: AtomicUsize::new(0),
             busy: AtomicBool::new(false),
             is_snapshotting: AtomicBool::new(false),
+            is_flipping: AtomicBool::new(false),
             script_killed: AtomicBool::new(false),
             script_wrote: AtomicBool::new(false),
             right_until_ms: AtomicU64::new(u64::MAX),

@@ -38,6 +38,9 @@ const QUORUM_PAUSE: Duration = Duration::from_millis(50);
 const QUORUM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a node looks where the others are, and whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long a node that was removed may take to give the coordination group away, and how often it looks.
+const GIVE_AWAY: Duration = Duration::from_secs(10);
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// Starts the control thread; returns when this node is a working member of its cluster.
 pub(crate) async fn start(parts: ControlParts) -> Outcome<Control> {
@@ -379,6 +382,15 @@ struct Follow {
 }
 
 impl Follow {
+    /// Waits until the steward has taken this node out of the coordination group, if it leads it.
+    async fn give_away(&self) {
+        let group = self.coordinator.group();
+        while group.is_leader() && group.metrics().voters.iter().any(|voter| voter.id.0 == self.record.voter)
+        {
+            tokio::time::sleep(GLANCE).await;
+        }
+    }
+
     async fn run(self, shutdown: Shutdown) {
         loop {
             let view = View::of(&self.coordinator);
@@ -386,6 +398,8 @@ impl Follow {
                 self.transport.set_address(VoterId(node.voter), &node.peer);
             }
             if view.is_out(self.record.node_id, self.record.voter, &self.record.directory_id) {
+                // Whoever leads the group gives it away first: others may have no vote yet, and never would get one.
+                let _ = tokio::time::timeout(GIVE_AWAY, self.give_away()).await;
                 self.removed.stop();
                 return;
             }

@@ -22,7 +22,7 @@ use crate::message::{Answer, Fetch, Refusal, Report, Sender};
 use crate::types::{BrokerEpoch, DirectoryId, PartitionId};
 
 const MAGIC: u32 = 0x4d52_504c; // "MRPL"
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const FIXED: usize = 13;
 /// The largest head: a few hundred thousand entries.
 const MAX_HEAD: usize = 16 << 20;
@@ -156,6 +156,7 @@ impl ToLeader {
                     out.put_u32(*slot);
                     out.put_u64(*id);
                     out.put_i32(fetch.leader_epoch.0);
+                    out.put_i64(fetch.record);
                     out.put_i64(fetch.offset.0);
                     out.put_i32(fetch.last_epoch.map_or(-1, |epoch| epoch.0));
                     out.put_i64(fetch.written.0);
@@ -166,6 +167,7 @@ impl ToLeader {
                 for (slot, report) in reports {
                     out.put_u32(*slot);
                     out.put_i32(report.leader_epoch.0);
+                    out.put_i64(report.record);
                     out.put_i64(report.written.0);
                     out.put_i64(report.durable.0);
                 }
@@ -194,18 +196,18 @@ impl ToLeader {
             kind::BEAT => Self::Beat,
             kind::NAMES => Self::Names(head.list(24, |head| Ok((head.u32()?, head.partition()?)))?),
             kind::FORGET => Self::Forget(head.list(4, Input::u32)?),
-            kind::WANTS => Self::Wants(head.list(44, |head| {
+            kind::WANTS => Self::Wants(head.list(52, |head| {
                 let (slot, id) = (head.u32()?, head.u64()?);
-                let leader_epoch = head.epoch()?;
+                let (leader_epoch, record) = (head.epoch()?, head.i64()?);
                 let offset = head.offset()?;
                 let last_epoch = Some(head.epoch()?).filter(|epoch| epoch.0 >= 0);
                 let (written, durable) = (head.offset()?, head.offset()?);
-                Ok((slot, id, Fetch { from, leader_epoch, offset, last_epoch, written, durable }))
+                Ok((slot, id, Fetch { from, leader_epoch, record, offset, last_epoch, written, durable }))
             })?),
-            kind::REPORTS => Self::Reports(head.list(24, |head| {
-                let (slot, leader_epoch) = (head.u32()?, head.epoch()?);
+            kind::REPORTS => Self::Reports(head.list(32, |head| {
+                let (slot, leader_epoch, record) = (head.u32()?, head.epoch()?, head.i64()?);
                 let (written, durable) = (head.offset()?, head.offset()?);
-                Ok((slot, Report { from, leader_epoch, written, durable }))
+                Ok((slot, Report { from, leader_epoch, record, written, durable }))
             })?),
             kind::SNAPSHOT => {
                 let (slot, leader_epoch) = (head.u32()?, head.epoch()?);
@@ -461,12 +463,14 @@ mod tests {
         let fetch = Fetch {
             from,
             leader_epoch: LeaderEpoch(4),
+            record: 1 << 40,
             offset: Offset(100),
             last_epoch: Some(LeaderEpoch(3)),
             written: Offset(99),
             durable: Offset(98),
         };
-        let report = Report { from, leader_epoch: LeaderEpoch(4), written: Offset(9), durable: Offset(8) };
+        let (written, durable) = (Offset(9), Offset(8));
+        let report = Report { from, leader_epoch: LeaderEpoch(4), record: 7, written, durable };
         let snapshot = SnapshotFetch { from, leader_epoch: LeaderEpoch(4), snapshot: None, position: 17 };
         let all = [
             ToLeader::Hello(from),

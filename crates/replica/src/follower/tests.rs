@@ -20,8 +20,14 @@ fn log(epochs: &[i32]) -> ToyLog {
 
 fn follow(log: &ToyLog, hw: i64, policy: ResetPolicy) -> (Follower, Vec<Effect>) {
     let me = Sender { node: BrokerId(2), epoch: BrokerEpoch(102), directory: DirectoryId(2) };
-    let how =
-        Following { me, policy, tuning: FollowerTuning::default(), mutants: Mutants::default(), next_id: 1 };
+    let how = Following {
+        me,
+        policy,
+        tuning: FollowerTuning::default(),
+        mutants: Mutants::default(),
+        record: 1,
+        next_id: 1,
+    };
     let mut effects = Vec::new();
     let follower = Follower::become_follower(how, LEADER, log, Offset(hw), 0, &mut effects);
     (follower, effects)

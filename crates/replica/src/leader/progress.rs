@@ -9,6 +9,8 @@ use crate::message::{Refusal, Sender};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     pub(super) node: BrokerId,
+    /// The revision of the record that made it one, in this leadership.
+    since: i64,
     /// The newest run it was heard in.
     pub(super) run: Option<Sender>,
     /// Whether a fetch of this leader epoch and of this run has shown that its log is a beginning of ours. What it
@@ -26,9 +28,10 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(node: BrokerId, now_ms: u64) -> Self {
+    pub(super) fn new(node: BrokerId, since: i64, now_ms: u64) -> Self {
         Self {
             node,
+            since,
             run: None,
             matched: false,
             written: Offset(0),
@@ -40,13 +43,17 @@ impl Progress {
     }
 
     /// A newer run starts from nothing: what the older one had may be gone. An older one is a ghost.
-    pub(super) fn check_run(&mut self, from: Sender, now_ms: u64) -> Result<(), Refusal> {
+    /// And a copy that was dropped before the replica was added again had another log.
+    pub(super) fn check_run(&mut self, from: Sender, record: i64, now_ms: u64) -> Result<(), Refusal> {
+        if record < self.since {
+            return Err(Refusal::NotReplica);
+        }
         match self.run {
             Some(run) if run.epoch > from.epoch => return Err(Refusal::StaleBroker),
             Some(run) if run == from => {}
             _ => {
                 let caught_up_ms = self.caught_up_ms;
-                *self = Self::new(self.node, now_ms);
+                *self = Self::new(self.node, self.since, now_ms);
                 // A restart is no excuse for being slow.
                 self.caught_up_ms = caught_up_ms;
                 self.run = Some(from);

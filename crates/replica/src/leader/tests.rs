@@ -65,6 +65,7 @@ impl Led {
             Fetch {
                 from: sender(node),
                 leader_epoch: EPOCH,
+                record: 10,
                 offset: Offset(offset),
                 last_epoch,
                 written: Offset(offset),
@@ -105,7 +106,8 @@ fn the_high_watermark_waits_for_stable_storage_of_everybody_in_sync() {
     assert_eq!(led.hw(), 0, "our own disk has nothing");
     led.sync();
     assert_eq!(led.hw(), 4);
-    let report = Report { from: sender(3), leader_epoch: EPOCH, written: Offset(10), durable: Offset(9) };
+    let report =
+        Report { from: sender(3), leader_epoch: EPOCH, record: 10, written: Offset(10), durable: Offset(9) };
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     assert_eq!(led.hw(), 9);
     // A fetch that was overtaken says less; what is committed stays so.
@@ -130,7 +132,8 @@ fn under_replicated_durability_written_is_enough() {
 fn a_follower_counts_only_after_a_fetch_that_matches() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     led.sync();
-    let report = Report { from: sender(2), leader_epoch: EPOCH, written: Offset(5), durable: Offset(5) };
+    let report =
+        Report { from: sender(2), leader_epoch: EPOCH, record: 10, written: Offset(5), durable: Offset(5) };
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     led.fetch(3, 5, 5, 0).unwrap();
     assert_eq!(led.hw(), 0, "node 2 has only said so");
@@ -146,6 +149,7 @@ fn another_epoch_is_refused() {
     let fetch = |epoch| Fetch {
         from: sender(2),
         leader_epoch: LeaderEpoch(epoch),
+        record: 10,
         offset: Offset(5),
         last_epoch: Some(LeaderEpoch(1)),
         written: Offset(5),
@@ -170,6 +174,7 @@ fn a_log_that_is_no_beginning_of_ours_is_told_where_it_parts() {
         let fetch = Fetch {
             from: sender(2),
             leader_epoch: EPOCH,
+            record: 10,
             offset: Offset(offset),
             last_epoch: last_epoch.map(LeaderEpoch),
             written: Offset(offset),
@@ -204,6 +209,7 @@ fn a_log_of_epochs_that_are_forgotten_has_to_begin_anew() {
     let fetch = Fetch {
         from: sender(2),
         leader_epoch: EPOCH,
+        record: 10,
         offset: Offset(5),
         last_epoch: Some(LeaderEpoch(1)),
         written: Offset(5),
@@ -334,6 +340,45 @@ fn below_the_minimum_nothing_commits_and_nothing_is_admitted() {
 }
 
 #[test]
+fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 0);
+    led.append(2);
+    led.sync();
+    let late = Fetch {
+        from: sender(3),
+        leader_epoch: EPOCH,
+        record: 10,
+        offset: Offset(2),
+        last_epoch: Some(EPOCH),
+        written: Offset(2),
+        durable: Offset(2),
+    };
+    let mut without = record(&[1, 2], 2);
+    without.revision = 11;
+    without.value.replicas.retain(|node| node.0 != 3);
+    led.leader.on_record(without, 0, &mut led.effects);
+    assert_eq!(led.fetch_as(late, 0), Err(Refusal::NotReplica));
+    let mut again = record(&[1, 2], 2);
+    again.revision = 12;
+    led.leader.on_record(again, 0, &mut led.effects);
+    // Its log was deleted; this was on its way before.
+    assert_eq!(led.fetch_as(late, 0), Err(Refusal::NotReplica));
+    let report =
+        Report { from: sender(3), leader_epoch: EPOCH, record: 10, written: Offset(2), durable: Offset(2) };
+    assert_eq!(led.leader.on_report(&report, 0, &mut led.effects), Err(Refusal::NotReplica));
+    assert_eq!(led.leader.progress_of(BrokerId(3)), None);
+    let new = Fetch {
+        record: 12,
+        offset: Offset(0),
+        last_epoch: None,
+        written: Offset(0),
+        durable: Offset(0),
+        ..late
+    };
+    assert!(matches!(led.fetch_as(new, 0), Ok(Answer::Records { .. })));
+}
+
+#[test]
 fn a_follower_in_a_new_run_starts_from_nothing() {
     let mut led = Led::new(record(&[1, 2], 2), 0);
     led.append(2);
@@ -341,12 +386,14 @@ fn a_follower_in_a_new_run_starts_from_nothing() {
     led.fetch(2, 1, 1, 0).unwrap();
     assert_eq!(led.hw(), 1);
     let again = Sender { epoch: BrokerEpoch(500), ..sender(2) };
-    let report = Report { from: again, leader_epoch: EPOCH, written: Offset(2), durable: Offset(2) };
+    let report =
+        Report { from: again, leader_epoch: EPOCH, record: 10, written: Offset(2), durable: Offset(2) };
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     assert_eq!(led.hw(), 1, "its log is not known to be ours");
     let fetch = Fetch {
         from: again,
         leader_epoch: EPOCH,
+        record: 10,
         offset: Offset(1),
         last_epoch: Some(EPOCH),
         written: Offset(1),

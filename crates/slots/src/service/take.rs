@@ -6,6 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -145,9 +146,15 @@ impl Service {
             taking.follow(&mut giver, &mut position).await?;
         }
         taking.committed().await?;
-        self.flip(&taking.one, lead).await?;
+        taking.shard.is_flipping.store(true, Ordering::Release);
+        let flipped = match self.flip(&taking.one, lead).await {
+            Ok(()) => self.refresh(0).await.map(drop).map_err(Halt::from),
+            Err(halt) => Err(halt),
+        };
+        taking.shard.is_flipping.store(false, Ordering::Release);
+        taking.shard.look(|state| state.parked.wake()).await;
+        flipped?;
         tracing::info!(id, from = taking.one.from, to = taking.one.to, slots = %taking.one.slots, "slots have moved");
-        self.refresh(0).await?;
         Ok(())
     }
 
