@@ -36,6 +36,8 @@ pub enum Crash {
 impl ToyLog {
     /// Appends an entry, in memory.
     pub fn append(&mut self, entry: Entry) {
+        // An election that came to nothing: the log goes on under another leader.
+        self.epochs.retain(|(epoch, _)| *epoch <= entry.epoch.0);
         self.note_epoch(entry.epoch, self.end());
         self.entries.push(entry);
     }

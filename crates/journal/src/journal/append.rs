@@ -166,7 +166,7 @@ impl Journal {
 
     fn advance(&self, state: &mut State, frame: &Frame) {
         state.segments.last_mut().expect("the frame has its segment").push(frame);
-        state.epochs.note(frame.epoch, frame.base);
+        state.epochs.note_frame(frame.epoch, frame.base);
         state.end = frame.last + 1;
         self.end.store(state.end, Ordering::Release);
     }

@@ -307,7 +307,7 @@ impl Tail<'_> {
                 {
                     segment.push(&frame);
                     segment.dirty = true;
-                    self.epochs.note(frame.epoch, frame.base);
+                    self.epochs.note_frame(frame.epoch, frame.base);
                     self.report.frames += 1;
                 }
                 Ok(_) | Err(Walk::Bad(_)) => break,

@@ -1,6 +1,7 @@
 //! The leader-epoch table: which epoch began at which offset.
 //!
-//! Invariant: epochs and start offsets both ascend. Entries come from frames and from elections alike.
+//! Invariant: epochs and start offsets both ascend. Entries come from frames and from elections alike; where they contradict
+//! each other, the frame is right: that election came to nothing, and the log went on under another leader.
 
 /// The table of one journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,13 @@ impl Epochs {
         self.entries.drain(keep..at);
         self.entries.insert(keep, (epoch, start));
         true
+    }
+
+    /// Takes note of a frame. An epoch that is said to have begun at or before it, and is newer than the frame, has nothing in
+    /// this log: left in the table it would have others cut off what the frame holds.
+    pub(crate) fn note_frame(&mut self, epoch: i32, base: i64) {
+        self.entries.retain(|entry| entry.0 <= epoch || entry.1 > base);
+        self.note(epoch, base);
     }
 
     /// Forgets what began at or past `end`.
@@ -80,6 +88,22 @@ mod tests {
             epochs.note(*epoch, *start);
         }
         epochs
+    }
+
+    #[test]
+    fn a_frame_is_right_where_an_election_contradicts_it() {
+        let after = |notes: &[(i32, i64)], frame: (i32, i64)| {
+            let mut epochs = table(notes);
+            epochs.note_frame(frame.0, frame.1);
+            epochs.to_vec()
+        };
+        // Led in epoch 2 without a record, then followed one whose log went on in epoch 0.
+        assert_eq!(after(&[(0, 0), (2, 4)], (0, 4)), [(0, 0)]);
+        assert_eq!(after(&[(0, 0), (2, 4), (3, 4)], (1, 4)), [(0, 0), (1, 4)]);
+        assert_eq!(after(&[(0, 0), (2, 4)], (2, 4)), [(0, 0), (2, 4)]);
+        assert_eq!(after(&[(0, 0), (2, 4)], (3, 4)), [(0, 0), (3, 4)]);
+        // Recovery meets frames after elections that came later.
+        assert_eq!(after(&[(0, 0), (2, 4)], (0, 3)), [(0, 0), (2, 4)]);
     }
 
     #[test]
