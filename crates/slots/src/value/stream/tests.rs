@@ -1,3 +1,5 @@
+//! Streams as values: entries, groups, trimming, and what they cost.
+
 use super::*;
 
 fn id(ms: u64, seq: u64) -> Id {
