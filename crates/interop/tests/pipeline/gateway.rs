@@ -3,9 +3,9 @@
 //! On a node of its own; or on the Kafka and the Redis Cluster that `INTEROP_KAFKA` and `INTEROP_REDIS` name, which are
 //! cleaned of earlier runs first.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use moim_interop::{Options, Server, moim_binary};
 
@@ -20,6 +20,8 @@ pub(crate) struct Pipeline {
     process: Child,
     pub(crate) address: String,
     folder: tempfile::TempDir,
+    /// Kept open: a program that cannot finish its sentence ends.
+    _stdout: Lines<BufReader<ChildStdout>>,
 }
 
 impl Pipeline {
@@ -52,8 +54,9 @@ impl Pipeline {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let address = lines
+            .by_ref()
             .map(|line| line.unwrap())
             .find_map(|line| {
                 line.trim()
@@ -61,7 +64,7 @@ impl Pipeline {
                     .map(|rest| format!("127.{}", rest.trim_end_matches(['"', ','])))
             })
             .unwrap();
-        Self { _server: server, kafka, redis, name, process, address, folder }
+        Self { _server: server, kafka, redis, name, process, address, folder, _stdout: lines }
     }
 
     pub(crate) fn folder(&self) -> &Path {
