@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - A command ends by its deadline, whatever the cluster does.
-//! - A command that may have been executed is sent again only if it is repeatable or the caller allows it.
+//! - A command that may have been executed is sent again only if it changes nothing or the caller allows it. Once its outcome is
+//!   unknown it stays so: no error that a repetition meets says that the command did not happen.
 //! - A caller waits for the cluster in three places only: the answer, room in a queue, a pause before the next attempt. All
 //!   three are bounded by the deadline.
 
@@ -19,7 +20,7 @@ use crate::address::Address;
 use crate::command::{Cmd, Request};
 use crate::connection::{Connection, Refused, Reply};
 use crate::convert::{FromValue, convert};
-use crate::error::Error;
+use crate::error::{Error, ServerError};
 use crate::node::{Make, Node, Nodes};
 use crate::options::{Builder, Delivery, Options, ReadFrom};
 use crate::redirect::{Verdict, judge};
@@ -338,7 +339,7 @@ impl Core {
         value: Value,
     ) -> Result<Option<Value>, Error> {
         match judge(&value, &node.address.host) {
-            Verdict::Answer => return Ok(Some(value)),
+            Verdict::Answer => return attempts.answer(value).map(Some),
             Verdict::Moved(slot, to) => {
                 count(&self.signals.metrics.moved);
                 let target = self.patch(slot, &to);
@@ -499,14 +500,22 @@ impl<'a> Attempts<'a> {
         }
     }
 
+    /// What the server said last. When it refuses what may have happened before, its caller is not told that it did not.
+    fn answer(&self, value: Value) -> Result<Value, Error> {
+        match value {
+            Value::Error(text) if self.unknown.is_some() && !self.request.spec.repeatable => {
+                Err(ServerError::of_repetition(&text).into())
+            }
+            value => Ok(value),
+        }
+    }
+
     /// The error when the deadline has come: a timeout if the command may have happened.
     fn out_of_time(&self) -> Error {
-        if let Some(to) = &self.circle {
-            return Error::TooManyRedirects(to.clone());
-        }
-        match &self.unknown {
-            Some(node) => Error::Timeout { node: node.clone(), after: self.given },
-            None => Error::Unavailable { reason: self.reason.clone(), after: self.given },
+        match (&self.unknown, &self.circle) {
+            (Some(node), _) => Error::Timeout { node: node.clone(), after: self.given },
+            (None, Some(to)) => Error::TooManyRedirects(to.clone()),
+            (None, None) => Error::Unavailable { reason: self.reason.clone(), after: self.given },
         }
     }
 }

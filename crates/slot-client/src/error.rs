@@ -41,6 +41,9 @@ pub enum Error {
     /// Servers sent the command around in circles until its deadline, the last time to this one.
     #[error("redirected too often, the last time to {0}")]
     TooManyRedirects(String),
+    /// The command concerns several slots or nodes; some did it and others did not, for this reason.
+    #[error("done in part only: {0}")]
+    Partly(#[source] Box<Error>),
     /// Keys of one command that must be in one slot are not.
     #[error("the keys are in different slots")]
     CrossSlot,
@@ -67,11 +70,13 @@ impl Error {
     /// Whether it is certain that the command had no effect.
     pub fn happened_not(&self) -> bool {
         match self {
-            Self::Timeout { .. } | Self::Interrupted { .. } | Self::Unexpected { .. } | Self::Protocol(_) => {
-                false
-            }
+            Self::Timeout { .. }
+            | Self::Interrupted { .. }
+            | Self::Partly(_)
+            | Self::Unexpected { .. }
+            | Self::Protocol(_) => false,
             // A script may have written before it failed.
-            Self::Server(error) => error.code() != "EXECABORT" && !error.is_of_script(),
+            Self::Server(error) => !error.repeated && error.code() != "EXECABORT" && !error.is_of_script(),
             Self::Unavailable { .. }
             | Self::TooManyRedirects(..)
             | Self::CrossSlot
@@ -84,6 +89,7 @@ impl Error {
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Server(error) => Some(error.code()),
+            Self::Partly(error) => error.code(),
             _ => None,
         }
     }
@@ -94,11 +100,18 @@ impl Error {
 #[error("{text}")]
 pub struct ServerError {
     text: String,
+    /// The command had been sent before, and nobody knows what became of it then.
+    repeated: bool,
 }
 
 impl ServerError {
     pub(crate) fn new(text: &[u8]) -> Self {
-        Self { text: String::from_utf8_lossy(text).into_owned() }
+        Self { text: String::from_utf8_lossy(text).into_owned(), repeated: false }
+    }
+
+    /// Of a command that may have happened already when it was sent before.
+    pub(crate) fn of_repetition(text: &[u8]) -> Self {
+        Self { repeated: true, ..Self::new(text) }
     }
 
     /// The first word: `ERR`, `WRONGTYPE`, `NOSCRIPT`.

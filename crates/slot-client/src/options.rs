@@ -27,10 +27,12 @@ pub enum ReadFrom {
 /// What happens to a command whose connection broke before the answer came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
-    /// It is sent again: it happens at least once, and an INCR may happen twice.
+    /// It is sent again: it happens at least once. An INCR may count twice, and a SET or DEL that is repeated may undo what
+    /// somebody else wrote in between.
     #[default]
     AtLeastOnce,
-    /// It is sent again only when repeating it changes nothing; others end with [`Error::Interrupted`].
+    /// Reads are sent again. Whatever may change something ends with [`Error::Interrupted`]: whoever sent it knows that it
+    /// happened once or not at all.
     AtMostOnce,
 }
 

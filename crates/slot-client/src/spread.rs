@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::client::{Call, Core};
 use crate::command::{Cmd, Request, cmd};
+use crate::convert::convert;
 use crate::error::{Error, ServerError};
 use crate::node::Node;
 use crate::spec::{Join, Spread};
@@ -21,7 +22,7 @@ impl Core {
             Spread::Keys { step, join } => self.split(request, call, step, join).await,
             Spread::Primaries(kind) => {
                 let answers = self.at_all(self.topology.load().members(false), request, call).await;
-                join(kind, answers.into_iter().collect::<Result<_, _>>()?)
+                join(kind, together(request, answers)?)
             }
             Spread::Everybody(kind) => {
                 let topology = self.topology.load_full();
@@ -33,7 +34,7 @@ impl Core {
                     self.at_all(replicas, request, call)
                 );
                 // A replica that cannot be reached will learn it from its primary.
-                join(kind, at_primaries.into_iter().collect::<Result<_, _>>()?)
+                join(kind, together(request, at_primaries)?)
             }
         }
     }
@@ -72,7 +73,7 @@ impl Core {
         let started: Vec<_> = parts.iter().map(|(part, _)| self.start(part, call)).collect();
         let waiting =
             parts.iter().zip(started).map(|((part, _), sent)| self.finish(part, call, sent, deadline));
-        let answers = join_all(waiting).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let answers = together(request, join_all(waiting).await)?;
         if kind != Join::InOrder {
             return join(kind, answers);
         }
@@ -89,6 +90,25 @@ impl Core {
         }
         Ok(Value::Array(all))
     }
+}
+
+/// All answers, or the error of the whole. What one part was refused did not happen as a whole only if no part of it did.
+fn together(request: &Request, answers: Vec<Result<Value, Error>>) -> Result<Vec<Value>, Error> {
+    let (mut values, mut errors) = (Vec::new(), Vec::new());
+    for answer in answers {
+        match answer.and_then(convert::<Value>) {
+            Ok(value) => values.push(value),
+            Err(error) => errors.push(error),
+        }
+    }
+    // The one that says most: a part of which nobody knows.
+    let at = errors.iter().position(|error| !error.happened_not()).unwrap_or(0);
+    if errors.is_empty() {
+        return Ok(values);
+    }
+    let error = errors.swap_remove(at);
+    let in_part = !values.is_empty() && !request.spec.repeatable && error.happened_not();
+    Err(if in_part { Error::Partly(Box::new(error)) } else { error })
 }
 
 /// Joins answers; an error among them is the answer.

@@ -158,9 +158,8 @@ async fn step(
     let key = format!("round-{round}:register-{}", random.usize(..REGISTERS));
     let op = match kind {
         25..60 => Op::get(key),
-        // Our client sends DEL and a plain SET again when they are not answered, and a register would show that.
-        60..70 if matches!(worker, Worker::Theirs(_)) => Op::delete(key),
-        70..85 if matches!(worker, Worker::Theirs(_)) => Op::put(key, value),
+        60..70 => Op::delete(key),
+        70..85 => Op::put(key, value),
         _ => Op { then: vec![Step::Get(key.clone()), Step::Put(key, value)], ..Op::default() },
     };
     register(world, worker, number, op).await

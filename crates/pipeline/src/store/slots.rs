@@ -69,6 +69,7 @@ fn refuse(error: Error) -> StoreError {
         }
         Error::Timeout { .. }
         | Error::Interrupted { .. }
+        | Error::Partly(_)
         | Error::Unavailable { .. }
         | Error::TooManyRedirects(..)
         | Error::Closed => StoreError::Unavailable(error.to_string()),

@@ -355,7 +355,10 @@ async fn broken_connections_repeat_or_do_not_repeat_as_told() {
     for (delivery, command, sent) in [
         (Delivery::AtLeastOnce, cmd("INCR").arg("k"), 2),
         (Delivery::AtMostOnce, cmd("INCR").arg("k"), 1),
-        (Delivery::AtMostOnce, cmd("SET").arg(("k", "v")), 2),
+        (Delivery::AtLeastOnce, cmd("DEL").arg("k"), 2),
+        (Delivery::AtMostOnce, cmd("DEL").arg("k"), 1),
+        (Delivery::AtMostOnce, cmd("SET").arg(("k", "v")), 1),
+        (Delivery::AtMostOnce, cmd("MGET").arg(("k", "k")), 2),
         (Delivery::AtMostOnce, cmd("GET").arg("k"), 2),
     ] {
         let count = AtomicUsize::new(0);
@@ -368,6 +371,45 @@ async fn broken_connections_repeat_or_do_not_repeat_as_told() {
         assert_eq!(fake.log().len(), sent, "{delivery:?} {command:?}");
         assert_eq!(matches!(result, Err(Error::Interrupted { .. })), sent == 1, "{result:?}");
     }
+}
+
+#[tokio::test]
+async fn what_may_have_happened_is_never_said_not_to_have() {
+    let listener = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let circle = listener();
+    let moved = format!("MOVED 7629 {}", circle.local_addr().unwrap());
+    for (listener, again, code) in [
+        (listener(), "WRONGTYPE Operation against a key", Some("WRONGTYPE")),
+        (listener(), "CLUSTERDOWN Hash slot not served", None),
+        (circle, &moved, None),
+    ] {
+        let (count, again) = (AtomicUsize::new(0), again.to_owned());
+        let fake = Fake::on(vec![listener], &[Some((0, 16383))], move |_, args| {
+            if args[0] != "INCR" {
+                return None;
+            }
+            // The first one gets through, and nobody hears of it.
+            if count.fetch_add(1, Ordering::Relaxed) == 0 { Some(Act::Close) } else { error(&again) }
+        });
+        let client = blind(&fake).timeout(Duration::from_millis(500)).connect().await.unwrap();
+        let failed = client.run::<Value>(cmd("INCR").arg("k")).await.unwrap_err();
+        assert!(!failed.happened_not(), "{failed}");
+        assert_eq!(failed.code(), code, "{failed}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_was_done_in_part_says_so() {
+    let fake = Fake::start(&[Some((0, 8191)), Some((8192, 16383))], |node, args| {
+        (args[0] == "MSET" && node == 1).then(|| error("OOM command not allowed")).flatten()
+    })
+    .await;
+    let (low, high) = (key_in(0, 8191), key_in(8192, 16383));
+    let client = blind(&fake).connect().await.unwrap();
+    let both = client.run::<Value>(cmd("MSET").arg((&low, 1)).arg((&high, 2))).await.unwrap_err();
+    assert!(matches!(both, Error::Partly(_)) && !both.happened_not(), "{both}");
+    let none = client.run::<Value>(cmd("MSET").arg((&high, 2))).await.unwrap_err();
+    assert!(none.happened_not() && none.code() == Some("OOM"), "{none}");
 }
 
 #[tokio::test]
