@@ -1,5 +1,7 @@
 //! The binary as its users run it: real processes, real sockets, a folder of their own each.
 
+#[path = "it/bench.rs"]
+mod bench;
 #[path = "it/cluster.rs"]
 mod cluster;
 #[path = "it/dev.rs"]

@@ -4,7 +4,6 @@
 //! its sequence number, so counting it again changes nothing.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -14,15 +13,13 @@ use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
 
-use crate::consume::{self, Failed, Source};
+use crate::consume::{self, Failed, Source, patiently};
 use crate::progress::{self, Progress};
 use crate::queue::{self, MESSAGE_AGGREGATION, QueueOptions};
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// Scripts under way at a time.
 const AT_ONCE: usize = 256;
-const STORE_TRIES: usize = 100;
-const STORE_PAUSE: Duration = Duration::from_millis(100);
 
 /// How an aggregator works.
 #[derive(Clone, Debug)]
@@ -70,16 +67,7 @@ async fn aggregate(store: &Store, batch: &[OwnedMessage], shutdown: &Shutdown) -
     }
     let steps = by_text.into_iter().map(|(text, by)| async move {
         let text = Bytes::copy_from_slice(text);
-        let mut tries = 0;
-        loop {
-            match store.aggregate(&text, &by).await {
-                Err(StoreError::Unavailable(_)) if tries < STORE_TRIES && !shutdown.is_stopped() => {
-                    tries += 1;
-                    tokio::time::sleep(STORE_PAUSE).await;
-                }
-                other => return other,
-            }
-        }
+        patiently(shutdown, || store.aggregate(&text, &by)).await
     });
     let mut done = futures_util::stream::iter(steps).buffer_unordered(AT_ONCE);
     while let Some(step) = done.next().await {

@@ -13,6 +13,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message, OwnedMessage};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::{ClientConfig, ClientContext};
+use tokio::time::Instant;
 
 use moim_base::task::Shutdown;
 
@@ -21,6 +22,11 @@ use crate::store::StoreError;
 /// How long an idle consumer waits for the next message before it looks at anything else.
 const POLL: Duration = Duration::from_millis(50);
 const CALL: Duration = Duration::from_secs(10);
+
+/// The store may be away for so long before a batch is given up, and with it the place in the group: others may reach it.
+/// Less than the group waits for us.
+const STORE: Duration = Duration::from_secs(20);
+const STORE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a batch was not finished. The consumer goes back to what is committed.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +107,23 @@ impl Source {
             self.consumer.seek(partition.topic(), partition.partition(), offset, CALL)?;
         }
         Ok(())
+    }
+}
+
+/// Asks the store until it answers, or has not for too long.
+pub(crate) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+    shutdown: &Shutdown,
+    mut call: impl FnMut() -> F,
+) -> Result<T, StoreError> {
+    let until = Instant::now() + STORE;
+    loop {
+        match call().await {
+            Err(StoreError::Unavailable(why)) if Instant::now() < until && !shutdown.is_stopped() => {
+                tracing::debug!(why, "the store does not answer; trying again");
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+            other => return other,
+        }
     }
 }
 

@@ -17,18 +17,15 @@ use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
 
-use crate::consume::{self, Failed, Source};
+use crate::consume::{self, Failed, Source, patiently};
 use crate::progress::{self, Progress};
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
-use crate::store::{Counting, Store, StoreError, Verdict, hash_of};
+use crate::store::{Counting, Store, Verdict, hash_of};
 
 /// A transaction that cannot be carried on for so long is undone: meanwhile the group waits for us.
 const CALL: Duration = Duration::from_secs(10);
 /// How long one look for delivery reports may last.
 const REPORT_POLL: Duration = Duration::from_millis(5);
-/// The store is asked again for so long before the batch is given up.
-const STORE_TRIES: usize = 100;
-const STORE_PAUSE: Duration = Duration::from_millis(100);
 
 /// How a counter works.
 #[derive(Clone, Debug)]
@@ -235,24 +232,6 @@ impl Counter {
         counted.for_each(|out| if out.dead.is_some() { dead += 1 } else { fine += 1 });
         progress::add(&self.progress.counted, fine);
         progress::add(&self.progress.dead, dead);
-    }
-}
-
-/// Asks the store until it answers.
-async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
-    shutdown: &Shutdown,
-    mut call: impl FnMut() -> F,
-) -> Result<T, StoreError> {
-    let mut tries = 0;
-    loop {
-        match call().await {
-            Err(StoreError::Unavailable(why)) if tries < STORE_TRIES && !shutdown.is_stopped() => {
-                tracing::debug!(why, "the store does not answer; trying again");
-                tries += 1;
-                tokio::time::sleep(STORE_PAUSE).await;
-            }
-            other => return other,
-        }
     }
 }
 

@@ -6,9 +6,11 @@
 //!
 //! | file | owns |
 //! |---|---|
+//! | `gateway/outlet.rs` | the producer they share |
 //! | `gateway/session.rs` | a connection: who it is, what it sends, what it is told |
 //! | `gateway/relaying.rs` | a client's messages on their way into the queue |
 
+mod outlet;
 mod relaying;
 mod session;
 
@@ -18,7 +20,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rdkafka::error::KafkaError;
-use rdkafka::producer::ThreadedProducer;
 use tokio::net::TcpListener;
 
 use moim_base::task::{Scope, Shutdown};
@@ -30,7 +31,8 @@ use crate::queue::QueueOptions;
 use crate::store::{Store, Taken};
 use crate::tls::{ServerTls, TlsError};
 
-use self::relaying::{Context, Handle, Relaying};
+use self::outlet::Outlet;
+use self::relaying::{Handle, Relaying};
 
 /// How a gateway works.
 #[derive(Clone, Debug)]
@@ -107,7 +109,7 @@ struct Shared {
     options: GatewayOptions,
     secret: Secret,
     store: Store,
-    producer: ThreadedProducer<Context>,
+    outlet: Outlet,
     progress: Progress,
     clock: Arc<dyn Clock>,
     scope: Scope,
@@ -131,13 +133,13 @@ impl Gateway {
         if options.faults.producer_messages > 0 {
             config.set("queue.buffering.max.messages", options.faults.producer_messages.to_string());
         }
-        let producer = config.create_with_context(Context::new(options.faults))?;
+        let outlet = Outlet::open(config, options.faults)?;
         let shutdown = Shutdown::new();
         let shared = Arc::new(Shared {
             options,
             secret,
             store,
-            producer,
+            outlet,
             progress,
             clock: Arc::new(SystemClock::new()),
             scope: Scope::new(shutdown.clone()),

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rdkafka::ClientContext;
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::KafkaError;
 use rdkafka::message::DeliveryResult;
 use rdkafka::producer::{BaseRecord, ProducerContext};
 use tokio::sync::{Notify, mpsc, watch};
 
+use crate::gateway::outlet::Sent;
 use crate::gateway::{Faults, Shared};
 use crate::progress;
 use crate::queue::{self, CLIENT_MESSAGE};
@@ -49,7 +50,7 @@ impl Handle {
 
 /// Where the producer's reports for one client arrive.
 #[derive(Default)]
-struct Inbox {
+pub(super) struct Inbox {
     reports: Mutex<Vec<(u64, u64, Reported)>>,
     notify: Notify,
 }
@@ -60,7 +61,7 @@ impl Inbox {
         self.notify.notify_one();
     }
 
-    fn take(&self) -> Vec<(u64, u64, Reported)> {
+    pub(super) fn take(&self) -> Vec<(u64, u64, Reported)> {
         std::mem::take(&mut *self.reports.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -70,6 +71,12 @@ pub(super) struct Ticket {
     inbox: Arc<Inbox>,
     round: u64,
     sn: u64,
+}
+
+impl Ticket {
+    pub(super) fn new(inbox: &Arc<Inbox>, round: u64, sn: u64) -> Self {
+        Self { inbox: Arc::clone(inbox), round, sn }
+    }
 }
 
 /// Receives the reports of the producer, on its thread.
@@ -175,18 +182,14 @@ impl Relaying {
     /// Hands messages to the producer; false when it is full.
     fn pump(&mut self) -> bool {
         while let Some((sn, message)) = self.relay.peek() {
-            let ticket = Box::new(Ticket { inbox: Arc::clone(&self.inbox), round: self.relay.round(), sn });
+            let ticket = Box::new(Ticket::new(&self.inbox, self.relay.round(), sn));
             let record = BaseRecord::with_opaque_to(CLIENT_MESSAGE, ticket)
                 .key(self.client.as_bytes())
                 .payload(&message[..])
                 .headers(queue::headers(&self.client, sn));
-            match self.shared.producer.send(record) {
-                Ok(()) => self.relay.on_sent(self.shared.now_ms()),
-                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => return false,
-                Err((error, _)) => {
-                    tracing::warn!(client = &*self.client, sn, %error, "the producer refuses; trying again");
-                    return false;
-                }
+            match self.shared.outlet.send(record) {
+                Sent::Taken => self.relay.on_sent(self.shared.now_ms()),
+                Sent::Later => return false,
             }
         }
         true

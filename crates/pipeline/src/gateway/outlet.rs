@@ -1,0 +1,140 @@
+//! The way into the queue: the producer that all relays of a gateway share, and a new one when it has failed for good.
+//!
+//! An idempotent producer that cannot know any more what the queue has refuses everything from then on. What it had under
+//! way is reported as failed, so the relays send it again, in a new round, through the next one: nothing has to be carried
+//! over.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdkafka::ClientConfig;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseRecord, Producer, ThreadedProducer};
+
+use crate::gateway::Faults;
+use crate::gateway::relaying::{Context, Ticket};
+
+/// What became of a record.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// The producer has it and will report.
+    Taken,
+    /// Not now; again in a moment.
+    Later,
+}
+
+type Shared = Arc<ThreadedProducer<Context>>;
+
+/// The producer of the moment.
+pub(super) struct Outlet {
+    config: ClientConfig,
+    faults: Faults,
+    producer: Mutex<Shared>,
+}
+
+impl Outlet {
+    pub(super) fn open(config: ClientConfig, faults: Faults) -> Result<Self, KafkaError> {
+        let producer = Mutex::new(make(&config, faults)?);
+        Ok(Self { config, faults, producer })
+    }
+
+    /// Hands a record to the producer.
+    pub(super) fn send(&self, record: BaseRecord<'_, [u8], [u8], Box<Ticket>>) -> Sent {
+        let producer = Arc::clone(&self.producer.lock().unwrap_or_else(PoisonError::into_inner));
+        match producer.send(record) {
+            Ok(()) => Sent::Taken,
+            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => Sent::Later,
+            Err((error, _)) => {
+                match producer.client().fatal_error() {
+                    Some((_, why)) => self.replace(producer, &why),
+                    None => tracing::warn!(%error, "the producer refuses; trying again"),
+                }
+                Sent::Later
+            }
+        }
+    }
+
+    /// A new one in the place of `failed`, unless somebody was faster.
+    fn replace(&self, failed: Shared, why: &str) {
+        let mut current = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&current, &failed) {
+            return;
+        }
+        match make(&self.config, self.faults) {
+            Ok(new) => {
+                tracing::warn!(why, "the producer has failed for good; going on with a new one");
+                let old = std::mem::replace(&mut *current, new);
+                drop(current);
+                // Its end takes a while: what it has is reported first.
+                let ending = std::thread::Builder::new().name("gateway-producer-end".to_owned());
+                let ended = ending.spawn(move || drop((old, failed)));
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "the old producer ended in its caller");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the producer has failed for good, and there is no new one"),
+        }
+    }
+}
+
+fn make(config: &ClientConfig, faults: Faults) -> Result<Shared, KafkaError> {
+    config.create_with_context(Context::new(faults)).map(Arc::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
+    use super::*;
+    use crate::gateway::relaying::Inbox;
+    use crate::queue::{CLIENT_MESSAGE, QueueOptions};
+    use crate::relay::Reported;
+
+    fn send(outlet: &Outlet, inbox: &Arc<Inbox>, sn: u64) {
+        let record = || {
+            BaseRecord::with_opaque_to(CLIENT_MESSAGE, Box::new(Ticket::new(inbox, 0, sn)))
+                .key(&b"c"[..])
+                .payload(&b"x"[..])
+        };
+        let mut tries = 0;
+        while outlet.send(record()) != Sent::Taken {
+            tries += 1;
+            assert!(tries < 1_000, "no producer takes it");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn report(inbox: &Inbox) -> Reported {
+        for _ in 0..6_000 {
+            if let Some((_, _, what)) = inbox.take().pop() {
+                return what;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("no report");
+    }
+
+    #[test]
+    fn a_producer_that_has_failed_for_good_is_replaced() {
+        let cluster = MockCluster::new(1).unwrap();
+        let options = QueueOptions {
+            brokers: cluster.bootstrap_servers(),
+            partitions: 1,
+            factor: None,
+            name: "test".to_owned(),
+        };
+        let config = options.idempotent("gateway", Duration::from_secs(30));
+        let outlet = Outlet::open(config, Faults::default()).unwrap();
+        let inbox = Arc::new(Inbox::default());
+        send(&outlet, &inbox, 1);
+        assert_eq!(report(&inbox), Reported::Delivered);
+        let broken = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+        cluster.request_errors(RDKafkaApiKey::Produce, &[broken]);
+        send(&outlet, &inbox, 2);
+        assert_eq!(report(&inbox), Reported::Failed);
+        send(&outlet, &inbox, 2);
+        assert_eq!(report(&inbox), Reported::Delivered);
+    }
+}
