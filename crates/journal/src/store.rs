@@ -176,6 +176,12 @@ impl Store {
         committed || behind
     }
 
+    /// The calling thread is about to rest. From the first call on, what it appends is gathered and goes to the disk together,
+    /// when it rests the next time; an event loop calls this whenever it has nothing to do.
+    pub fn rest(&self) {
+        self.inner.stage.rest();
+    }
+
     /// Who is told about durable appends.
     pub fn set_sink(&self, sink: Arc<dyn DurableSink>) {
         *self.inner.sink.write().expect("nobody panics holding the sink") = Some(sink);

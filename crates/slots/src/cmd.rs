@@ -151,6 +151,8 @@ pub mod flag {
     pub const WHOLE: u32 = 1 << 24;
     /// Runs other commands (EXEC): the keys are theirs.
     pub const CONTAINER: u32 = 1 << 25;
+    /// Fast, although Redis does not call it so, as long as its arguments are short.
+    pub const BRIEF: u32 = 1 << 26;
 
     /// Names in the order in which COMMAND shows them.
     pub const NAMES: &[(u32, &str)] = &[

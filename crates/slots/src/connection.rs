@@ -23,10 +23,13 @@ use tokio::time::{Instant, Sleep};
 
 use crate::cmd::{self, flag};
 use crate::ctx::OnTimeout;
+use crate::keyspace::LOOK_AHEAD;
 use crate::session::Session;
-use crate::shard::{Role, Shard, Turn};
+use crate::shard::{Role, Scratch, Shard, Turn};
 use crate::shared::{About, Client, Shared, lock};
 
+/// A longer key is not looked for ahead: it may be a script, or a value.
+const LOOK_AHEAD_BYTES: usize = 128;
 /// Requests that run before others get their turn.
 const TURN_COMMANDS: usize = 256;
 /// Unsent answers above which nothing more is run.
@@ -187,9 +190,15 @@ impl Connection {
             self.paused_until = Some(Instant::now() + SCRIPT_PAUSE);
             return Ok(false);
         };
+        let mut ahead = Ahead::take(&mut turn);
         let (mut at, mut run, mut more) = (0, 0, false);
         loop {
-            let (args, consumed) = match self.decoder.decode(&self.input[at..]) {
+            let next = ahead.next(&mut turn, &self.decoder, &self.input, at);
+            let decoded = match next {
+                Some((args, consumed)) => Ok(Decoded::Request { args, consumed }),
+                None => self.decoder.decode(&self.input[at..]),
+            };
+            let (args, consumed) = match decoded {
                 Ok(Decoded::Request { args, consumed }) => (args, consumed),
                 Ok(Decoded::Empty { consumed }) => {
                     at += consumed;
@@ -238,6 +247,7 @@ impl Connection {
                 gate,
             );
             if self.session.authenticated != was_known {
+                ahead.forget();
                 self.decoder
                     .set_limits(Limits { unauthenticated: !self.session.authenticated, ..Limits::default() });
             }
@@ -253,6 +263,7 @@ impl Connection {
             }
         }
         let now = turn.now;
+        ahead.give_back(&mut turn);
         turn.finish();
         if self.shard.voided() != voided {
             // Some of these answers may have been made before, and be taken for newer ones.
@@ -534,6 +545,69 @@ impl Connection {
             self.sleep.as_mut().reset(wanted);
         }
         self.sleep.as_mut().poll(cx).map(|()| Ok(Event::Timer))
+    }
+}
+
+/// The requests of a pipeline that come next: their keys are looked for together before the first of them runs.
+struct Ahead {
+    scratch: Scratch,
+    /// Where the batch begins in the input.
+    from: usize,
+    /// Which request of it comes next.
+    next: usize,
+}
+
+impl Ahead {
+    fn take(turn: &mut Turn<'_>) -> Self {
+        let scratch = std::mem::take(&mut turn.state.scratch);
+        let mut ahead = Self { scratch, from: 0, next: 0 };
+        ahead.forget();
+        ahead
+    }
+
+    /// What was found ahead is not to be trusted any more.
+    fn forget(&mut self) {
+        self.scratch.batch.clear();
+        self.next = 0;
+    }
+
+    fn give_back(self, turn: &mut Turn<'_>) {
+        // A request that was held back has not run: nothing may be remembered about bytes that will be others.
+        turn.state.db.forget();
+        turn.state.scratch = self.scratch;
+    }
+
+    /// The request at `at`, if it is a plain one that is here whole.
+    fn next<'a>(
+        &'a mut self,
+        turn: &mut Turn<'_>,
+        decoder: &Decoder,
+        input: &'a [u8],
+        at: usize,
+    ) -> Option<(Args<'a>, usize)> {
+        let Scratch { batch, ids } = &mut self.scratch;
+        if self.next == batch.len() {
+            decoder.batch(&input[at..], LOOK_AHEAD, batch);
+            (self.from, self.next) = (at, 0);
+            ids.clear();
+            if batch.len() > 1 {
+                let keys = (0..batch.len()).filter_map(|index| batch.get(&input[at..], index));
+                // Where the first argument is no key, nothing is found and nothing is lost.
+                let key = |args: Args<'a>| {
+                    args.get(1).filter(|key| key.len() <= LOOK_AHEAD_BYTES).unwrap_or_default()
+                };
+                ids.extend(keys.map(|(args, _)| turn.state.db.id_of(key(args))));
+                turn.state.db.look_ahead(ids);
+            }
+        }
+        let (args, consumed) = batch.get(&input[self.from..], self.next)?;
+        if let (Some(id), Some(key)) = (ids.get(self.next), args.get(1))
+            && key.len() <= LOOK_AHEAD_BYTES
+        {
+            turn.state.db.remember(key, *id);
+        }
+        self.next += 1;
+        Some((args, consumed))
     }
 }
 

@@ -235,6 +235,8 @@ impl<'a> Ctx<'a> {
     fn begin_measuring(&mut self, spec: &'static Spec) -> Option<u64> {
         /// No fast command takes that long.
         const FAST_US: i64 = 1_000;
+        /// A command with no more bytes than this copies them in no time.
+        const BRIEF_BYTES: usize = 16 << 10;
         if self.mode == Mode::Replay || self.session.resumed {
             return None;
         }
@@ -244,7 +246,8 @@ impl<'a> Ctx<'a> {
         }
         let sampled = self.events.tallies.on_call(self.session.command);
         let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
-        let is_measured = sampled || !spec.has(flag::FAST) || (0..FAST_US).contains(&slower_than);
+        let is_fast = spec.has(flag::FAST) || spec.has(flag::BRIEF) && self.args.byte_len() <= BRIEF_BYTES;
+        let is_measured = sampled || !is_fast || (0..FAST_US).contains(&slower_than);
         is_measured.then(|| self.shared.clock.monotonic_ns())
     }
 

@@ -78,7 +78,7 @@ impl Turn<'_> {
 
     fn run(&mut self, session: &mut Session, spec: &'static Spec, args: Args<'_>, out: &mut BytesMut) {
         session.last_command = spec.name;
-        self.shared.stats.commands.inc();
+        self.state.events.tallies.counts.commands += 1;
         let is_replica = self.shard.role() == Role::Replica;
         let state = &mut *self.state;
         let protocol = session.protocol;
@@ -108,13 +108,26 @@ impl Turn<'_> {
     }
 
     fn check(&mut self, session: &mut Session, args: &Args<'_>) -> Result<&'static Spec, Error> {
-        let (spec, number) = cmd::resolve_numbered(args).ok_or_else(|| unknown(args))?;
+        let (spec, number) = self.resolve(args).ok_or_else(|| unknown(args))?;
         session.command = number;
         let checked = self.check_spec(session, spec, args);
         if checked.as_ref().is_err_and(|error| *error != Error::HELD) {
             self.state.events.tallies.on_rejected(number);
         }
         checked.map(|()| spec)
+    }
+
+    /// Which command it is. Pipelines are made of few: the one before is asked first.
+    fn resolve(&mut self, args: &Args<'_>) -> Option<(&'static Spec, u16)> {
+        if let Some(before) = self.resolved
+            && before.0.name.as_bytes().eq_ignore_ascii_case(args.name())
+        {
+            return Some(before);
+        }
+        let found = cmd::resolve_numbered(args)?;
+        let is_whole = found.0.subs.is_empty() && !found.0.name.contains('|');
+        self.resolved = is_whole.then_some(found);
+        Some(found)
     }
 
     fn check_spec(
@@ -241,8 +254,17 @@ impl Turn<'_> {
         keys: &[usize],
         role: Role,
     ) -> Result<(), Error> {
-        let view = self.shared.view.load();
         let moves = &self.state.moves;
+        // The map of this turn will do to find that nothing is special: a slot leaves under the lock that this turn has.
+        if moves.is_idle()
+            && moves.epoch() <= self.view.map_epoch
+            && self.view.owner(slot) == Some(self.shard.index)
+            && role == Role::Primary
+            && self.view.moving.is_empty()
+        {
+            return Ok(());
+        }
+        let view = self.shared.view.load();
         if (!moves.is_idle() || moves.epoch() > view.map_epoch) && self.is_held(&view, slot) {
             return Err(Error::HELD);
         }

@@ -169,6 +169,14 @@ fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, s
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .event_interval(31)
+        .on_thread_park({
+            let shared = Arc::clone(shared);
+            move || {
+                if let Some(on_rest) = shared.on_rest.get() {
+                    on_rest();
+                }
+            }
+        })
         .max_blocking_threads(4)
         .build();
     let runtime = match runtime {

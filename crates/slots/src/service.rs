@@ -213,6 +213,12 @@ impl Service {
             shared.settings.fix("maxmemory", options.max_memory.to_string());
         }
         shared.settings.fix("port", address.port().to_string());
+        let store = Arc::downgrade(&parts.store);
+        let _ = shared.on_rest.set(Box::new(move || {
+            if let Some(store) = store.upgrade() {
+                store.rest();
+            }
+        }));
         let tuning = moim_replica::fence::FenceTuning::default();
         let service = Arc::new(Self {
             shared,
@@ -288,6 +294,9 @@ impl Service {
         };
         let id = JournalId { incarnation: SHARDS.0, part: u32::from(index) };
         let journal = self.parts.store.journal(id, options).map_err(io::Error::other)?;
+        // Its followers have what is new long before a megabyte of it is in the segment; everybody else reads it once. The keys
+        // themselves are in memory already.
+        journal.set_fleeting(true);
         let log = Arc::new(ReplicatedLog::new(Arc::clone(&journal), Arc::clone(&self.parts.store)));
         let id = replica_id(&self.options.cluster_id, self.options.node, index);
         let folder = crate::snapshot::folder(&self.options.data, index);

@@ -14,19 +14,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use arc_swap::Guard;
 use bytes::BytesMut;
 use hashbrown::HashMap;
 use moim_base::Clock;
 use moim_base::task::Shutdown;
-use moim_wire_resp::{Encoder, OwnedArgs, Protocol};
+use moim_wire_resp::{Batch, Encoder, OwnedArgs, Protocol};
 use tokio::sync::Notify;
 
-use crate::cmd;
+use crate::cluster::View;
+use crate::cmd::{self, Spec};
 use crate::ctx::{Ctx, Mode, OnTimeout};
 use crate::effects::Effects;
 use crate::error::Error;
 use crate::events::Events;
-use crate::keyspace::Keyspace;
+use crate::keyspace::{KeyId, Keyspace};
 use crate::log::{LogError, ShardLog};
 use crate::moves::{self, Moves, Parked};
 use crate::session::{Block, Mailbox, Session};
@@ -125,8 +127,17 @@ pub struct State {
     /// Who waits for them.
     pub(crate) parked: Parked,
     settings_version: u64,
+    /// Belongs to whoever has a turn; kept, so that it is not allocated again.
+    pub(crate) scratch: Scratch,
     /// Whether the newest snapshot was taken in.
     pub(crate) is_read: bool,
+}
+
+/// The requests of a pipeline and where their keys belong.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) batch: Batch,
+    pub(crate) ids: Vec<KeyId>,
 }
 
 /// Clients that wait for keys, in the order in which they came.
@@ -438,7 +449,8 @@ impl Shard {
         state.time_ms = now;
         state.follow_settings(shared, now);
         state.events.hazards.batch = state.applied + 1;
-        Turn { shard: self, shared, state, now, admitted: false }
+        let view = shared.view.load();
+        Turn { shard: self, shared, state, now, admitted: false, view, resolved: None }
     }
 }
 
@@ -456,6 +468,7 @@ impl State {
             moves: Moves::default(),
             parked: Parked::default(),
             settings_version: 0,
+            scratch: Scratch::default(),
             is_read: false,
         }
     }
@@ -586,6 +599,10 @@ pub struct Turn<'a> {
     pub now: i64,
     /// The journal takes writes, as far as this turn knows.
     pub(crate) admitted: bool,
+    /// The slots as they were when the turn began.
+    pub(crate) view: Guard<Arc<View>>,
+    /// The command that ran last, if a name alone says which it is.
+    pub(crate) resolved: Option<(&'static Spec, u16)>,
 }
 
 /// Effects of one frame; a turn with more appends in between.
@@ -737,6 +754,7 @@ impl Turn<'_> {
     /// Ends the turn: appends, and gives the lock back.
     pub fn finish(mut self) {
         self.append();
+        self.state.events.tallies.counts.report(&self.shared.stats);
         let garbage = self.state.db.take_garbage();
         drop(self);
         drop(garbage);

@@ -39,6 +39,8 @@ pub struct Shared {
     pub view: ArcSwap<View>,
     /// Where requests to the cluster go, once somebody takes them.
     pub ops: OnceLock<tokio::sync::mpsc::Sender<crate::ops::Op>>,
+    /// Called by a loop that has nothing to do.
+    pub on_rest: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Has the service look at the cluster's records now.
     pub look: tokio::sync::Notify,
     /// When this node started, in milliseconds since 1970.
@@ -148,6 +150,7 @@ impl Shared {
             next_client: AtomicU64::new(1),
             slow: Mutex::default(),
             view: ArcSwap::from_pointee(View::default()),
+            on_rest: OnceLock::new(),
             ops: OnceLock::new(),
             look: tokio::sync::Notify::new(),
             started_ms,

@@ -4,6 +4,7 @@
 //! many a command: fast ones are measured now and then, and what they took together is reckoned from those.
 
 use crate::cmd;
+use crate::shared::Stats;
 
 /// One in so many calls of a fast command is measured.
 const SAMPLE: u64 = 64;
@@ -44,16 +45,41 @@ impl Tally {
     }
 }
 
+/// What was counted since the node's counters were told: they are shared by all loops, and cost more than an addition.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counts {
+    /// Commands run.
+    pub commands: u64,
+    /// Lookups that found their key.
+    pub hits: u64,
+    /// Lookups that did not.
+    pub misses: u64,
+}
+
+impl Counts {
+    /// Tells the node's counters.
+    pub fn report(&mut self, stats: &Stats) {
+        let Self { commands, hits, misses } = std::mem::take(self);
+        for (counter, count) in [(&stats.commands, commands), (&stats.hits, hits), (&stats.misses, misses)] {
+            if count > 0 {
+                counter.inc_by(count);
+            }
+        }
+    }
+}
+
 /// The tallies of all commands and subcommands.
 pub struct Tallies {
     all: Vec<Tally>,
     /// Changes that commands made since the start.
     pub changes: u64,
+    /// What the node's counters have not been told yet: they are, when a turn ends.
+    pub counts: Counts,
 }
 
 impl Default for Tallies {
     fn default() -> Self {
-        Self { all: vec![Tally::default(); cmd::count()], changes: 0 }
+        Self { all: vec![Tally::default(); cmd::count()], changes: 0, counts: Counts::default() }
     }
 }
 

@@ -26,6 +26,6 @@ pub mod value;
 pub use args::{Args, OwnedArgs};
 pub use encode::{Encoder, Protocol};
 pub use reply::{ReplyDecoder, ReplyError};
-pub use request::{Decoded, Decoder, Limits, ProtocolError};
+pub use request::{Batch, Decoded, Decoder, Limits, ProtocolError};
 pub use slot::Slot;
 pub use value::Value;

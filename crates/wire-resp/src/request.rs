@@ -9,10 +9,14 @@
 //! - The texts of errors are those of Redis: clients and test suites compare them. After an error the connection must be
 //!   closed, because nobody knows where the next request begins.
 
+mod batch;
+
 use thiserror::Error;
 
 use crate::args::{Args, Span};
 use crate::number::parse_i64;
+
+pub use batch::Batch;
 
 /// The longest line: an inline command, or the header of an array or of a bulk string.
 const MAX_LINE: usize = 64 * 1024;

@@ -5,8 +5,12 @@
 //! recent ring: a ring entry is a slice of the chunk. A chunk is used again once no slice of it is left, because
 //! fresh memory is slow to touch.
 //!
+//! A thread with many clients gathers ([`Stage::rest`]): its appends do not wake the disk thread one by one but together,
+//! when it has nothing else to do. A sync that holds fifty frames costs little more than one that holds one.
+//!
 //! Two lanes: records of priority journals go first. One journal is always in one lane, so its order is kept.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
 
@@ -17,6 +21,14 @@ use crate::codec::{Locked, wait_on};
 
 /// Size of a chunk.
 pub(crate) const CHUNK: usize = 1 << 20;
+
+/// Records that a thread may gather before the disk thread is woken all the same.
+const GATHER: usize = 64;
+
+thread_local! {
+    /// Records that this thread has queued without waking anybody; `None` for a thread that does not gather.
+    static GATHERED: Cell<Option<usize>> = const { Cell::new(None) };
+}
 
 /// Which queue a record waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +90,26 @@ impl Stage {
         self.wake_if_sleeping(&mut queue);
     }
 
+    /// The calling thread has nothing else to do: what it has queued goes now. From the first call on its records wait for the
+    /// next one, so it must call this whenever it rests.
+    pub(crate) fn rest(&self) {
+        if GATHERED.replace(Some(0)).is_some_and(|gathered| gathered > 0) {
+            let mut queue = self.queue.locked();
+            if queue.bytes > 0 && std::mem::take(&mut queue.sleeping) {
+                self.wake.notify_one();
+            }
+        }
+    }
+
     fn wake_if_sleeping(&self, queue: &mut Queue) {
+        if queue.sleeping
+            && let Some(gathered) = GATHERED.get()
+        {
+            GATHERED.set(Some((gathered + 1) % GATHER));
+            if gathered + 1 < GATHER {
+                return;
+            }
+        }
         if std::mem::take(&mut queue.sleeping) {
             self.wake.notify_one();
         }
@@ -170,6 +201,59 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_gathers_wakes_the_disk_thread_when_it_rests() {
+        let stage = std::sync::Arc::new(Stage::new(CHUNK));
+        let record = || Staged {
+            record: crate::commit::Record::control(
+                crate::commit::Kind::Epoch,
+                crate::types::JournalId { incarnation: 1, part: 1 },
+                0,
+            ),
+            payload: Bytes::new(),
+            payload_crc: 0,
+            journal: None,
+            done: None,
+        };
+        let is_sleeping = || stage.queue.locked().sleeping;
+        let wait = |asleep: bool| {
+            while is_sleeping() != asleep {
+                std::thread::yield_now();
+            }
+        };
+        let taker = std::thread::spawn({
+            let stage = stage.clone();
+            move || {
+                let (mut group, mut groups) = (Vec::new(), Vec::new());
+                while stage.wait_and_take(&mut group, CHUNK) {
+                    groups.push(group.drain(..).count());
+                }
+                groups
+            }
+        });
+        wait(true);
+        stage.rest(); // from now on this thread gathers
+        for _ in 0..5 {
+            stage.push(Lane::Normal, [record()]);
+            assert!(is_sleeping(), "five records wait for the rest");
+        }
+        stage.rest();
+        wait(true);
+        // Too many to wait: the disk thread is woken although this one goes on.
+        for _ in 0..GATHER {
+            stage.push(Lane::Normal, [record()]);
+        }
+        wait(true);
+        // Somebody who does not gather takes the others' along.
+        stage.push(Lane::Normal, [record()]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| stage.push(Lane::Normal, [record()]));
+        });
+        wait(true);
+        stage.stop();
+        assert_eq!(taker.join().unwrap(), [5, GATHER, 2]);
+    }
 
     #[test]
     fn a_chunk_is_used_again_when_its_slices_are_gone() {

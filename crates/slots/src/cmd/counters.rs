@@ -1,11 +1,12 @@
 //! Counting: INCR, DECR, INCRBY, DECRBY, INCRBYFLOAT.
 
-use moim_wire_resp::number::{Decimal, parse_i64};
+use moim_wire_resp::number::parse_i64;
 
 use super::{Keys, Spec, flag::*};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
 use crate::events::class;
+use crate::keyspace::Item;
 use crate::value::number;
 
 const FLAGS: u32 = WRITE | DENYOOM | FAST;
@@ -63,13 +64,14 @@ pub(crate) const COMMANDS: &[Spec] = &[
 
 fn add(ctx: &mut Ctx<'_>, by: i64) -> Done {
     let key = ctx.arg(1);
-    let old = match ctx.string(key)? {
-        None => 0,
-        Some(string) => parse_i64(string).ok_or(Error::NOT_INTEGER)?,
-    };
-    let new = old.checked_add(by).ok_or(Error::OVERFLOW)?;
-    let expires_at = ctx.db.expiry(key).flatten();
-    ctx.db.set_str(key, Decimal::new(new).as_bytes(), expires_at);
+    let new = ctx.db.put_number(key, |item| {
+        let old = match item {
+            None => 0,
+            Some(Item::Str(string)) => parse_i64(string).ok_or(Error::NOT_INTEGER)?,
+            Some(Item::Value(_)) => return Err(Error::WRONG_TYPE),
+        };
+        old.checked_add(by).ok_or(Error::OVERFLOW)
+    })?;
     ctx.changed_with(key, class::STRING, "incrby");
     ctx.out.integer(new);
     Ok(())

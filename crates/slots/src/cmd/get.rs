@@ -61,13 +61,13 @@ pub(super) fn answer_string(ctx: &mut Ctx<'_>, key: &[u8]) -> Result<bool, Error
     match ctx.db.touch(key) {
         Some(Item::Str(string)) => {
             ctx.out.bulk(string);
-            ctx.shared.stats.hits.inc();
+            ctx.events.tallies.counts.hits += 1;
             Ok(true)
         }
         Some(Item::Value(_)) => Err(Error::WRONG_TYPE),
         None => {
             ctx.out.null();
-            ctx.shared.stats.misses.inc();
+            ctx.events.tallies.counts.misses += 1;
             ctx.events.notify(class::MISS, "keymiss", key);
             Ok(false)
         }
@@ -84,11 +84,11 @@ fn mget(ctx: &mut Ctx<'_>) -> Done {
         match ctx.db.touch(key) {
             Some(Item::Str(string)) => {
                 ctx.out.bulk(string);
-                ctx.shared.stats.hits.inc();
+                ctx.events.tallies.counts.hits += 1;
             }
             _ => {
                 ctx.out.null();
-                ctx.shared.stats.misses.inc();
+                ctx.events.tallies.counts.misses += 1;
             }
         }
     }

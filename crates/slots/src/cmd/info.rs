@@ -42,6 +42,7 @@ fn info(ctx: &mut Ctx<'_>) -> Done {
     let all = has("all") || has("everything");
     let default = wanted.is_empty() || has("default");
     let mut text = String::new();
+    ctx.events.tallies.counts.report(&ctx.shared.stats);
     for (name, write) in SECTIONS {
         if all || default && name != "commandstats" || has(name) {
             if !text.is_empty() {

@@ -14,7 +14,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
     Spec::new(
         "set",
         -3,
-        WRITE | DENYOOM,
+        WRITE | DENYOOM | BRIEF,
         Keys::ONE,
         "string",
         "Sets the string value of a key, ignoring its type. The key is created if it doesn't exist.",

@@ -140,6 +140,7 @@ impl Arena {
     }
 
     /// The entry's bytes, and what follows it in its place.
+    #[inline]
     pub(crate) fn bytes(&self, at: Ref) -> &[u8] {
         let page = &self.pages[at.page()];
         let from = at.byte();

@@ -31,6 +31,21 @@ struct Bucket {
 
 const EMPTY: Bucket = Bucket { refs: [0; PLACES], tags: [0; PLACES], next: 0 };
 
+impl Bucket {
+    /// The places whose tag is this one: the top bit of byte n stands for place n. All twelve are compared at once, because a
+    /// loop that ends somewhere else each time costs more than the comparisons.
+    #[inline]
+    fn alike(&self, tag: u8) -> u128 {
+        const LOW: u128 = u128::from_ne_bytes([0x7f; 16]);
+        const PLACES_ONLY: u128 = (1 << (8 * PLACES)) - 1;
+        let mut tags = [0; 16];
+        tags[..PLACES].copy_from_slice(&self.tags);
+        let differ = u128::from_le_bytes(tags) ^ u128::from_ne_bytes([tag; 16]);
+        // A byte is zero exactly if neither its top bit is set nor adding to the others sets it.
+        !(((differ & LOW) + LOW) | differ | LOW) & PLACES_ONLY
+    }
+}
+
 /// The keys of one slot.
 #[derive(Default)]
 pub(crate) struct Table {
@@ -89,6 +104,7 @@ impl Table {
     }
 
     /// The entry with this hash for which `is` says yes.
+    #[inline]
     pub(crate) fn find(&self, hash: u64, mut is: impl FnMut(Ref) -> bool) -> Option<(Place, Ref)> {
         if self.buckets == 0 {
             return None;
@@ -96,8 +112,11 @@ impl Table {
         let (mut line, wanted) = (self.home(hash), tag(hash));
         loop {
             let bucket = self.line(line);
-            for at in 0..PLACES {
-                if bucket.tags[at] == wanted && bucket.refs[at] != 0 && is(Ref(bucket.refs[at])) {
+            let mut alike = bucket.alike(wanted);
+            while alike != 0 {
+                let at = alike.trailing_zeros() as usize / 8;
+                alike &= alike - 1;
+                if bucket.refs[at] != 0 && is(Ref(bucket.refs[at])) {
                     return Some((Place { line, at: at as u8 }, Ref(bucket.refs[at])));
                 }
             }
@@ -105,6 +124,19 @@ impl Table {
                 return None;
             }
             line = (bucket.next - 1) | OVERFLOW;
+        }
+    }
+
+    /// The first entry of its bucket that may have this hash: for looking ahead.
+    #[inline]
+    pub(crate) fn guess(&self, hash: u64) -> Ref {
+        if self.buckets == 0 {
+            return Ref::NONE;
+        }
+        let bucket = self.line(self.home(hash));
+        match bucket.alike(tag(hash)) {
+            0 => Ref::NONE,
+            alike => Ref(bucket.refs[alike.trailing_zeros() as usize / 8]),
         }
     }
 
@@ -410,6 +442,17 @@ mod tests {
             for n in stays {
                 assert!(seen.contains_key(&n), "{n} was there all the time");
             }
+        }
+    }
+
+    #[test]
+    fn tags_are_compared_all_at_once() {
+        for tag in [0u8, 1, 0x7f, 0x80, 0xff] {
+            let mut bucket = EMPTY;
+            bucket.tags = std::array::from_fn(|at| if at % 5 == 2 { tag } else { tag ^ (1 << (at % 8)) });
+            let expected = bucket.tags.iter().enumerate().filter(|(_, found)| **found == tag);
+            let expected: u128 = expected.map(|(at, _)| 0x80 << (8 * at)).sum();
+            assert_eq!(bucket.alike(tag), expected, "{tag}");
         }
     }
 

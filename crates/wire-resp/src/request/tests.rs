@@ -140,3 +140,79 @@ proptest! {
         prop_assert_eq!(read(&bytes, piece, Limits::default()), whole);
     }
 }
+
+/// A command on the wire.
+fn encoded<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
+    let mut out = bytes::BytesMut::new();
+    command::encode(&mut out, args);
+    out.to_vec()
+}
+
+/// The requests of a batch, and how many bytes they are.
+fn batched(decoder: &Decoder, bytes: &[u8], most: usize) -> (Vec<OwnedArgs>, usize) {
+    let (mut batch, mut from) = (Batch::default(), 0);
+    decoder.batch(bytes, most, &mut batch);
+    let requests = (0..batch.len()).filter_map(|index| batch.get(bytes, index));
+    let requests = requests.map(|(args, consumed)| {
+        from += consumed;
+        args.to_owned()
+    });
+    (requests.collect(), from)
+}
+
+#[test]
+fn a_batch_holds_what_is_whole_and_plain_and_nothing_else() {
+    let check = |text: &str, plain: usize| {
+        let (all, _) = batched(&Decoder::default(), text.as_bytes(), 9);
+        assert_eq!(all.len(), plain, "{text:?}");
+    };
+    check("", 0);
+    check("*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\nPING\r\n*1\r\n$4\r\nPING\r\n", 2);
+    check("*0\r\n*1\r\n$4\r\nPING\r\n", 0);
+    check("*1\r\n$04\r\nPING\r\n", 0);
+    check("*01\r\n$4\r\nPING\r\n", 0);
+    check("*1\r\n+4\r\nPING\r\n", 0);
+    check("*1\r\n$-1\r\n", 0);
+    check("*1\r\n$1234567890123\r\n", 0);
+    check(&"*1\r\n$4\r\nPING\r\n".repeat(12), 9);
+    let bytes = encoded(&["SET", "k", &"v".repeat(1_234)]);
+    assert_eq!(batched(&Decoder::default(), &bytes, 9).1, bytes.len());
+    for cut in 0..bytes.len() {
+        assert_eq!(batched(&Decoder::default(), &bytes[..cut], 9).0, [], "cut at {cut}");
+    }
+    // What has begun to be decoded, or may not be sent yet, is no part of a batch.
+    let mut decoder = Decoder::default();
+    assert!(matches!(decoder.decode(&bytes[..20]), Ok(Decoded::Incomplete { .. })));
+    assert_eq!(batched(&decoder, &bytes, 9).0, []);
+    let limits = Limits { unauthenticated: true, ..Limits::default() };
+    assert_eq!(batched(&Decoder::new(limits), &bytes, 9).0, []);
+    let limits = Limits { bulk: 1_233, ..Limits::default() };
+    assert_eq!(batched(&Decoder::new(limits), &bytes, 9).0, []);
+    let limits = Limits { request: bytes.len() - 1, ..Limits::default() };
+    assert_eq!(batched(&Decoder::new(limits), &bytes, 9).0, []);
+}
+
+proptest! {
+    #[test]
+    fn a_batch_reads_as_the_decoder_does(
+        requests in prop::collection::vec(prop::collection::vec(prop::collection::vec(any::<u8>(), 0..150), 1..5), 1..6),
+        broken in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+    ) {
+        let mut bytes: Vec<u8> = requests.iter().flat_map(|args| encoded(args)).collect();
+        if let Some((at, with)) = broken {
+            let at = at.index(bytes.len());
+            bytes[at] = with;
+        }
+        let (mut decoder, mut from) = (Decoder::default(), 0);
+        let (whole, _) = batched(&decoder, &bytes, 99);
+        for request in whole {
+            match decoder.decode(&bytes[from..]) {
+                Ok(Decoded::Request { args, consumed }) => {
+                    prop_assert_eq!(args.to_owned(), request);
+                    from += consumed;
+                }
+                other => prop_assert!(false, "{other:?}"),
+            }
+        }
+    }
+}
