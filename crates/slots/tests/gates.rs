@@ -158,3 +158,53 @@ fn what_was_acknowledged_is_there_after_a_crash_and_what_was_not_is_not() {
     client.expect("$1\r\n1\r\n$1\r\n2\r\n*2\r\n$1\r\nx\r\n$1\r\ny\r\n:0\r\n");
     alone.crash();
 }
+
+/// A command as clients send it.
+fn wire(command: &str) -> String {
+    let words: Vec<&str> = command.split(' ').collect();
+    let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    format!("*{}\r\n{}", words.len(), words.collect::<String>())
+}
+
+#[test]
+fn a_pipeline_whose_keys_are_found_ahead_is_answered_as_if_they_came_one_by_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let long = "k".repeat(300);
+    // What is found ahead of a batch changes while the batch runs: keys come, move, go, and come again as something else.
+    let mut script: Vec<(String, String)> = Vec::new();
+    let mut say = |command: &str, answer: &str| script.push((wire(command), format!("{answer}\r\n")));
+    say("DBSIZE", ":0");
+    for round in 0..40 {
+        let key = format!("key:{}", round % 7);
+        say(&format!("SET {key} {}", "v".repeat(round * 9)), "+OK");
+        say(&format!("STRLEN {key}"), &format!(":{}", round * 9));
+        say(&format!("SET {long} {round}"), "+OK");
+        say(&format!("INCR {long}"), &format!(":{}", round + 1));
+        say(&format!("DEL {key}"), ":1");
+        say(&format!("GET {key}"), "$-1");
+        say(&format!("INCRBY {key} {round}"), &format!(":{round}"));
+        say(&format!("GET {key}"), &format!("${}\r\n{round}", round.to_string().len()));
+        say(&format!("HSET {key} f v"), "-WRONGTYPE Operation against a key holding the wrong kind of value");
+        say(&format!("DEL {key} {long} {key}"), "-CROSSSLOT Keys in request don't hash to the same slot");
+        say("NOSUCH a", "-ERR unknown command 'NOSUCH', with args beginning with: 'a' ");
+        say(&format!("DEL {key}"), ":1");
+    }
+    script.insert(50, ("PING\r\n".into(), "+PONG\r\n".into()));
+    script.insert(70, ("\r\nECHO 'a b'\r\n".into(), "$3\r\na b\r\n".into()));
+    let (asked, wanted): (String, String) = script.into_iter().unzip();
+    for piece in [asked.len(), 1_000, 77] {
+        let mut client = alone.client();
+        client.send(&wire(&format!("DEL {long}")));
+        client.expect(if piece == asked.len() { ":0\r\n" } else { ":1\r\n" });
+        std::thread::scope(|scope| {
+            let mut sender = Client(client.0.try_clone().unwrap());
+            let asked = asked.as_bytes();
+            scope.spawn(move || asked.chunks(piece).for_each(|some| sender.0.write_all(some).unwrap()));
+            client.expect(&wanted);
+        });
+    }
+    alone.store.close().unwrap();
+    alone.crash();
+}

@@ -156,3 +156,25 @@ fn an_image_shows_the_moment_it_was_begun_whatever_happens_meanwhile() {
         assert_ne!(lines(&space), wanted);
     }
 }
+
+#[test]
+fn a_number_is_put_in_place_and_keeps_its_expiry() {
+    let mut space = Keyspace::new(3);
+    let add = |space: &mut Keyspace, key: &[u8], fail: bool| {
+        space.put_number(key, |item| match string(item) {
+            _ if fail => Err("no"),
+            None => Ok(1),
+            Some(text) => Ok(String::from_utf8(text).unwrap().parse::<i64>().unwrap() + 1),
+        })
+    };
+    assert_eq!(add(&mut space, b"n", false), Ok(1));
+    space.set_str(b"n", b"99", Some(77));
+    assert_eq!(add(&mut space, b"n", true), Err("no"));
+    assert_eq!(add(&mut space, b"n", false), Ok(100));
+    assert_eq!((string(space.get(b"n")), space.expiry(b"n")), (Some(b"100".to_vec()), Some(Some(77))));
+    let long = vec![b'k'; 5_000];
+    assert_eq!((add(&mut space, &long, false), add(&mut space, &long, false)), (Ok(1), Ok(2)));
+    space.set_str(b"n", &[b'1'; 3_000], None);
+    assert_eq!(space.put_number(b"n", |_| Ok::<_, ()>(-5)), Ok(-5));
+    assert_eq!((string(space.get(b"n")), space.len()), (Some(b"-5".to_vec()), 2));
+}
