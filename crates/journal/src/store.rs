@@ -176,10 +176,10 @@ impl Store {
         committed || behind
     }
 
-    /// The calling thread is about to rest. From the first call on, what it appends is gathered and goes to the disk together,
-    /// when it rests the next time; an event loop calls this whenever it has nothing to do.
-    pub fn rest(&self) {
-        self.inner.stage.rest();
+    /// The calling thread is about to rest, or (`goes_on`) to go on with somebody else's work. From the first call on, what it
+    /// appends is gathered and goes to the disk together: when it rests the next time, or after a few turns. For event loops.
+    pub fn rest(&self, goes_on: bool) {
+        self.inner.stage.rest(goes_on);
     }
 
     /// Who is told about durable appends.

@@ -265,6 +265,7 @@ impl Connection {
         let now = turn.now;
         ahead.give_back(&mut turn);
         turn.finish();
+        self.shared.rest(true);
         if self.shard.voided() != voided {
             // Some of these answers may have been made before, and be taken for newer ones.
             return Err(another_primary());

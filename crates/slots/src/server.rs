@@ -171,11 +171,7 @@ fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, s
         .event_interval(31)
         .on_thread_park({
             let shared = Arc::clone(shared);
-            move || {
-                if let Some(on_rest) = shared.on_rest.get() {
-                    on_rest();
-                }
-            }
+            move || shared.rest(false)
         })
         .max_blocking_threads(4)
         .build();

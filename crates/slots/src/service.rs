@@ -214,11 +214,10 @@ impl Service {
         }
         shared.settings.fix("port", address.port().to_string());
         let store = Arc::downgrade(&parts.store);
-        let _ = shared.on_rest.set(Box::new(move || {
-            if let Some(store) = store.upgrade() {
-                store.rest();
-            }
-        }));
+        let on_rest = move |goes_on| store.upgrade().into_iter().for_each(|store| store.rest(goes_on));
+        if !server.is_here() {
+            let _ = shared.on_rest.set(Box::new(on_rest));
+        }
         let tuning = moim_replica::fence::FenceTuning::default();
         let service = Arc::new(Self {
             shared,

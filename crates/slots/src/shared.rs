@@ -39,8 +39,8 @@ pub struct Shared {
     pub view: ArcSwap<View>,
     /// Where requests to the cluster go, once somebody takes them.
     pub ops: OnceLock<tokio::sync::mpsc::Sender<crate::ops::Op>>,
-    /// Called by a loop that has nothing to do.
-    pub on_rest: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Called by a loop that has nothing to do, or (with true) has served one client of several.
+    pub on_rest: OnceLock<Box<dyn Fn(bool) + Send + Sync>>,
     /// Has the service look at the cluster's records now.
     pub look: tokio::sync::Notify,
     /// When this node started, in milliseconds since 1970.
@@ -189,6 +189,13 @@ impl Shared {
     pub fn publish_notifications(&self, notifications: &[Notification], shard: u16, gate: i64) {
         let wanted = self.settings.notify.load(Ordering::Relaxed);
         self.pubsub.notify(notifications, wanted, Gate { shard: Some(shard), end: gate });
+    }
+
+    /// A loop rests, or goes on with another client.
+    pub(crate) fn rest(&self, goes_on: bool) {
+        if let Some(on_rest) = self.on_rest.get() {
+            on_rest(goes_on);
+        }
     }
 
     /// Whether CLIENT PAUSE holds back a command now.

@@ -24,10 +24,13 @@ pub(crate) const CHUNK: usize = 1 << 20;
 
 /// Records that a thread may gather before the disk thread is woken all the same.
 const GATHER: usize = 64;
+/// How often it may go on with something else meanwhile.
+const GATHER_TURNS: usize = 8;
 
 thread_local! {
-    /// Records that this thread has queued without waking anybody; `None` for a thread that does not gather.
-    static GATHERED: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Records that this thread has queued without waking anybody, and how often it has gone on since; `None` for a thread
+    /// that does not gather.
+    static GATHERED: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
 /// Which queue a record waits in.
@@ -90,10 +93,13 @@ impl Stage {
         self.wake_if_sleeping(&mut queue);
     }
 
-    /// The calling thread has nothing else to do: what it has queued goes now. From the first call on its records wait for the
-    /// next one, so it must call this whenever it rests.
-    pub(crate) fn rest(&self) {
-        if GATHERED.replace(Some(0)).is_some_and(|gathered| gathered > 0) {
+    /// The calling thread has nothing else to do, or (`goes_on`) has done one thing of several: what it has queued goes now, or
+    /// after a few such turns. From the first call on its records wait for that, so it must call this whenever it rests.
+    pub(crate) fn rest(&self, goes_on: bool) {
+        let (gathered, turns) = GATHERED.get().unwrap_or_default();
+        let waits = goes_on && gathered > 0 && turns + 1 < GATHER_TURNS;
+        GATHERED.set(Some(if waits { (gathered, turns + 1) } else { (0, 0) }));
+        if gathered > 0 && !waits {
             let mut queue = self.queue.locked();
             if queue.bytes > 0 && std::mem::take(&mut queue.sleeping) {
                 self.wake.notify_one();
@@ -103,12 +109,13 @@ impl Stage {
 
     fn wake_if_sleeping(&self, queue: &mut Queue) {
         if queue.sleeping
-            && let Some(gathered) = GATHERED.get()
+            && let Some((gathered, turns)) = GATHERED.get()
         {
-            GATHERED.set(Some((gathered + 1) % GATHER));
             if gathered + 1 < GATHER {
+                GATHERED.set(Some((gathered + 1, turns)));
                 return;
             }
+            GATHERED.set(Some((0, 0)));
         }
         if std::mem::take(&mut queue.sleeping) {
             self.wake.notify_one();
@@ -233,12 +240,20 @@ mod tests {
             }
         });
         wait(true);
-        stage.rest(); // from now on this thread gathers
+        stage.rest(false); // from now on this thread gathers
         for _ in 0..5 {
             stage.push(Lane::Normal, [record()]);
             assert!(is_sleeping(), "five records wait for the rest");
         }
-        stage.rest();
+        stage.rest(false);
+        wait(true);
+        // One that never rests goes on with others only so often.
+        stage.push(Lane::Normal, [record()]);
+        for _ in 1..GATHER_TURNS {
+            stage.rest(true);
+            assert!(is_sleeping());
+        }
+        stage.rest(true);
         wait(true);
         // Too many to wait: the disk thread is woken although this one goes on.
         for _ in 0..GATHER {
@@ -252,7 +267,7 @@ mod tests {
         });
         wait(true);
         stage.stop();
-        assert_eq!(taker.join().unwrap(), [5, GATHER, 2]);
+        assert_eq!(taker.join().unwrap(), [5, 1, GATHER, 2]);
     }
 
     #[test]
