@@ -62,6 +62,7 @@ use crate::lease_clock::LeaseClockConfig;
 use crate::range::SpaceId;
 use crate::reply::{HashReply, RangeReply, Reply, TxnReply};
 use crate::request::{Alarm, Command, Op, Origin, RangeRequest, TxnRequest};
+use crate::shelf::Shelf;
 use crate::snapshot::SnapshotError;
 use crate::state::State;
 
@@ -89,6 +90,8 @@ pub struct CoordinatorOptions {
     /// Where watchers are woken from: the runtime that serves them, so that waking thousands crosses no thread.
     /// `None` is the runtime the coordinator is opened on.
     pub watch_runtime: Option<Handle>,
+    /// Where old values go; `None` keeps them in memory.
+    pub shelf: Option<Shelf>,
     /// Called when memory of forgotten history was freed, on the thread that freed it.
     pub on_reclaimed: Option<fn()>,
 }
@@ -104,6 +107,7 @@ impl CoordinatorOptions {
             progress_interval: Duration::from_secs(600),
             lease_clock: LeaseClockConfig::default(),
             watch_runtime: None,
+            shelf: None,
             on_reclaimed: None,
         }
     }
@@ -307,7 +311,8 @@ impl Coordinator {
         clock: Arc<dyn Clock>,
         scope: &Scope,
     ) -> Result<Self, OpenError> {
-        let shared = Arc::new(Shared::new(clock, Timekeeper::new(options.lease_clock)));
+        let shared =
+            Arc::new(Shared::new(clock, Timekeeper::new(options.lease_clock), options.shelf.clone()));
         let machine = Box::new(Machine { shared: Arc::clone(&shared) });
         let group = Group::open(host, options.group.clone(), machine).await?;
         let inner = Arc::new(Inner {

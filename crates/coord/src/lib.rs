@@ -9,6 +9,7 @@
 //! | [`State`] | what the Raft log adds up to: two key spaces, leases, alarms | every node, from the log |
 //! | [`Command`], [`Reply`] | what goes into the log and what comes out, with their binary form | |
 //! | [`snapshot`] | a [`State`] as a stream of checked frames, and back | every node |
+//! | [`shelf`] | a file that old values go to | every node |
 //! | [`bolt`] | the user's keys as a database file of etcd, and back | whoever backs up or moves in |
 //! | [`WatchHub`] | who wants to hear of which keys, and how far each has heard | the node that holds the stream |
 //! | [`LeaseClock`] | when leases end | the leader |
@@ -29,6 +30,7 @@ mod lease_clock;
 mod range;
 mod reply;
 mod request;
+pub mod shelf;
 pub mod snapshot;
 mod space;
 mod state;

@@ -17,6 +17,7 @@ use crate::codec::{DecodeError, Input, put_bytes, put_i64, put_lease, put_u64};
 use crate::lease::{Lease, LeaseId};
 use crate::range::SpaceId;
 use crate::request::{Alarm, AlarmKind, Origin};
+use crate::shelf::Shelf;
 use crate::space::Space;
 use crate::space::log::{Change, Version};
 use crate::state::State;
@@ -236,7 +237,7 @@ pub(crate) fn encode_change(out: &mut Vec<u8>, change: &Change) {
     put_i64(out, version.revision);
     put_u64(out, version.sub.into());
     if let Some(value) = &version.value {
-        put_bytes(out, value);
+        put_bytes(out, &value.bytes());
         put_i64(out, version.create_revision);
         put_i64(out, version.version);
         put_lease(out, version.lease);
@@ -252,7 +253,7 @@ fn decode_change(input: &mut Input) -> Result<Change, SnapshotError> {
         u32::try_from(input.u64()?).map_err(|_| SnapshotError::Contradiction("a change has no number"))?;
     let mut version = Version::tombstone(revision, sub);
     if is_put {
-        version.value = Some(Bytes::copy_from_slice(&input.bytes()?));
+        version.value = Some(Bytes::copy_from_slice(&input.bytes()?).into());
         version.create_revision = input.i64()?;
         version.version = input.i64()?;
         version.lease = input.lease()?;
@@ -273,6 +274,7 @@ fn flag(input: &mut Input) -> Result<bool, SnapshotError> {
 pub struct Restorer {
     buffer: BytesMut,
     state: Option<State>,
+    shelf: Option<Shelf>,
     seen_header: bool,
     frames: u64,
     records: u64,
@@ -288,7 +290,13 @@ impl Default for Restorer {
 impl Restorer {
     /// Has nothing yet.
     pub fn new() -> Self {
-        Self { buffer: BytesMut::new(), state: None, seen_header: false, frames: 0, records: 0, ended: false }
+        Self::with_shelf(None)
+    }
+
+    /// The same, for a state whose old values go to a shelf.
+    pub fn with_shelf(shelf: Option<Shelf>) -> Self {
+        let buffer = BytesMut::new();
+        Self { buffer, state: None, shelf, seen_header: false, frames: 0, records: 0, ended: false }
     }
 
     /// Takes the next bytes. After an error the stream is lost.
@@ -348,7 +356,9 @@ impl Restorer {
             }
             let tag = input.u8()?;
             match (&mut self.state, tag) {
-                (state @ None, TAG_COUNTERS) => *state = Some(decode_counters(&mut input)?),
+                (state @ None, TAG_COUNTERS) => {
+                    *state = Some(decode_counters(&mut input, self.shelf.as_ref())?)
+                }
                 (Some(state), TAG_BASE | TAG_CHANGE) => {
                     let system = flag(&mut input)?;
                     restore_change(state, tag, system, decode_change(&mut input)?)?;
@@ -392,7 +402,7 @@ fn restore_change(state: &mut State, tag: u8, system: bool, change: Change) -> R
     if fits { Ok(()) } else { Err(SnapshotError::Contradiction("a change does not follow those before it")) }
 }
 
-fn decode_counters(input: &mut Input) -> Result<State, SnapshotError> {
+fn decode_counters(input: &mut Input, shelf: Option<&Shelf>) -> Result<State, SnapshotError> {
     let mut state = State::new();
     state.applied = input.u64()?;
     for space in [&mut state.user, &mut state.system] {
@@ -400,7 +410,7 @@ fn decode_counters(input: &mut Input) -> Result<State, SnapshotError> {
         if revision < 1 || compact_revision < -1 || compact_revision > revision {
             return Err(SnapshotError::Contradiction("a revision is out of range"));
         }
-        *space = Space::restored(revision, compact_revision);
+        *space = Space::restored(revision, compact_revision, shelf.cloned());
     }
     for _ in 0..input.u64()? {
         let id = input.lease()?;

@@ -6,6 +6,9 @@
 //! changes it forgets, not of keys, and [`Space::reclaim`] pays it in small steps after `compact` has closed
 //! the door at once.
 //!
+//! Values that a later change has replaced leave memory for a [shelf](crate::shelf), all but the latest of them:
+//! watchers that want to know what was there before ask for those.
+//!
 //! Invariants: an entry has at least one version, and the last is a tombstone only while the log holds it. A
 //! read at `compact_revision` or later finds all that was there then. `revision` grows by one for each
 //! committed group of changes; changes in a group are numbered.
@@ -18,6 +21,7 @@ use bytes::Bytes;
 use crate::lease::LeaseId;
 use crate::range::{KeyRange, RangeEnd};
 use crate::reply::KeyValue;
+use crate::shelf::{Shelf, Shelver, Value};
 
 mod keys;
 pub(crate) mod log;
@@ -27,6 +31,11 @@ use log::{Change, Log, Version};
 
 /// What a retained change costs beside its bytes, about: the change, its entry and their allocations.
 const OVERHEAD_BYTES: usize = 200;
+
+/// Replaced values that are still in memory: so many, and together of so many bytes. Few in tests, so that they see
+/// old ones.
+const FRESH_VALUES: usize = if cfg!(test) { 4 } else { 1_024 };
+const FRESH_BYTES: usize = 1 << 20;
 
 /// See the top of the file.
 #[derive(Debug)]
@@ -38,6 +47,18 @@ pub(crate) struct Space {
     /// Changes of the group that is being made. Invariant: 0 between commands.
     open_changes: u32,
     live_keys: usize,
+    bytes: usize,
+    shelver: Shelver,
+    replaced: VecDeque<Replaced>,
+    replaced_bytes: usize,
+}
+
+/// A value that is not its key's newest any more and is to be laid down.
+#[derive(Debug)]
+struct Replaced {
+    slot: u32,
+    /// Where it was in the log; it may be its key's base by now, or gone.
+    at: Option<u64>,
     bytes: usize,
 }
 
@@ -141,13 +162,34 @@ impl Entry {
 
 impl Space {
     pub(crate) fn new() -> Self {
-        Self::restored(1, -1)
+        Self::restored(1, -1, None)
+    }
+
+    /// Values that are replaced from now on are laid down there.
+    pub(crate) fn set_shelf(&mut self, shelf: Option<Shelf>) {
+        self.shelver = Shelver::new(shelf);
+        self.replaced = VecDeque::new();
+        self.replaced_bytes = 0;
+    }
+
+    pub(crate) fn shelf(&self) -> Option<&Shelf> {
+        self.shelver.shelf()
     }
 
     /// An empty space at a revision, to be filled from a snapshot.
-    pub(crate) fn restored(revision: i64, compact_revision: i64) -> Self {
-        let keys = Keys::default();
-        Self { keys, log: Log::new(), revision, compact_revision, open_changes: 0, live_keys: 0, bytes: 0 }
+    pub(crate) fn restored(revision: i64, compact_revision: i64, shelf: Option<Shelf>) -> Self {
+        Self {
+            keys: Keys::default(),
+            log: Log::new(),
+            revision,
+            compact_revision,
+            open_changes: 0,
+            live_keys: 0,
+            bytes: 0,
+            shelver: Shelver::new(shelf),
+            replaced: VecDeque::new(),
+            replaced_bytes: 0,
+        }
     }
 
     pub(crate) fn revision(&self) -> i64 {
@@ -223,7 +265,8 @@ impl Space {
         self.live_keys += usize::from(version == 1);
         let sub = self.open_changes;
         let slot = found.unwrap_or_else(|| self.keys.next_slot());
-        let version = Version { value: Some(value), revision, sub, slot, create_revision, version, lease };
+        let version =
+            Version { value: Some(value.into()), revision, sub, slot, create_revision, version, lease };
         self.push(found, Change { key: stored.clone(), version });
         self.open_changes += 1;
         (old_lease, stored)
@@ -250,8 +293,42 @@ impl Space {
         let key = change.key.clone();
         let at = self.log.push(change);
         match found {
-            Some(slot) => self.keys.entry_mut(slot).recent.push(at),
+            Some(slot) => {
+                self.note_replaced(slot);
+                self.keys.entry_mut(slot).recent.push(at);
+            }
             None => self.keys.insert(key, Entry { base: None, recent: Recent::One(at) }),
+        }
+    }
+
+    /// A change of the key in this slot is about to follow its newest one.
+    fn note_replaced(&mut self, slot: u32) {
+        if self.shelver.shelf().is_none() {
+            return;
+        }
+        let entry = self.keys.entry(slot);
+        let bytes = entry.newest(&self.log).version.value.as_ref().map_or(0, Value::len);
+        let at = entry.recent.len().checked_sub(1).and_then(|last| entry.recent.get(last));
+        self.replaced.push_back(Replaced { slot, at, bytes });
+        self.replaced_bytes += bytes;
+        while self.replaced.len() > FRESH_VALUES || self.replaced_bytes > FRESH_BYTES {
+            let Some(oldest) = self.replaced.pop_front() else { return };
+            self.replaced_bytes -= oldest.bytes;
+            self.lay_down(&oldest);
+        }
+    }
+
+    fn lay_down(&mut self, replaced: &Replaced) {
+        let value = match replaced.at.filter(|at| *at >= self.log.first()) {
+            Some(at) => self.log.value_mut(at),
+            None => {
+                let entry = self.keys.entry_mut(replaced.slot);
+                let is_old = !entry.recent.is_empty();
+                entry.base.as_mut().filter(|_| is_old).and_then(|base| base.version.value.as_mut())
+            }
+        };
+        if let Some(value) = value {
+            self.shelver.lay_down(value);
         }
     }
 
@@ -380,7 +457,7 @@ impl Change {
     }
 
     fn cost(&self) -> usize {
-        self.key.len() + self.version.value.as_ref().map_or(0, Bytes::len) + OVERHEAD_BYTES
+        self.key.len() + self.version.value.as_ref().map_or(0, Value::len) + OVERHEAD_BYTES
     }
 
     /// As an answer; a deletion has its key and revision alone.
@@ -388,7 +465,7 @@ impl Change {
         let v = &self.version;
         KeyValue {
             key: self.key.clone(),
-            value: v.value.clone().unwrap_or_default(),
+            value: v.value.as_ref().map(Value::bytes).unwrap_or_default(),
             create_revision: v.create_revision,
             mod_revision: v.revision,
             version: v.version,

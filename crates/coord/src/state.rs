@@ -19,6 +19,7 @@ use crate::reply::{DeleteReply, HashReply, KeyValue, PutReply, RangeReply, Reply
 use crate::request::{
     Alarm, AlarmKind, Command, DeleteRequest, Op, Origin, PutRequest, RangeRequest, TxnRequest,
 };
+use crate::shelf::{Shelf, Value};
 use crate::space::Space;
 use crate::space::log::Change;
 
@@ -65,6 +66,19 @@ impl State {
             alarms: BTreeSet::new(),
             pin: Arc::new(()),
         }
+    }
+
+    /// The same, with a place for old values outside memory.
+    pub fn with_shelf(shelf: Option<Shelf>) -> Self {
+        let mut state = Self::new();
+        state.set_shelf(shelf);
+        state
+    }
+
+    /// Values that are replaced from now on are laid down there.
+    pub(crate) fn set_shelf(&mut self, shelf: Option<Shelf>) {
+        self.user.set_shelf(shelf.clone());
+        self.system.set_shelf(shelf);
     }
 
     /// The log index of the last command.
@@ -240,7 +254,7 @@ impl State {
             let current = space.current(&put.key);
             prev_kv = current.filter(|_| put.prev_kv).map(Change::to_kv);
             if put.ignore_value {
-                value = current.and_then(|current| current.version.value.clone());
+                value = current.and_then(|current| current.version.value.as_ref()).map(Value::bytes);
             }
             if put.ignore_lease {
                 lease = current.map_or(LeaseId::NONE, |current| current.version.lease);

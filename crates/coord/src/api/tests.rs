@@ -92,6 +92,8 @@ impl Client {
         let mut builder = h2::client::Builder::new();
         // Hundreds of small answers may come in at once.
         builder.data_frame_budget(1 << 20);
+        // What one stream does not read must not keep the others from being filled.
+        builder.initial_connection_window_size(16 << 20);
         Self::connect_with(address, &builder).await
     }
 

@@ -239,7 +239,7 @@ impl Changes {
         }
         let mut version = Version::tombstone(name.revision, name.sub);
         if !name.deleted {
-            version.value = Some(Bytes::copy_from_slice(&kv.value));
+            version.value = Some(Bytes::copy_from_slice(&kv.value).into());
             version.create_revision = kv.create_revision;
             version.version = kv.version;
             // Old versions may name leases that have ended.
@@ -259,7 +259,7 @@ impl Changes {
     fn restore(self, state: &mut State) -> Result<(), BoltError> {
         const ORDER: BoltError = BoltError::Entry("a change that does not follow those before it");
         let last = self.recent.last().map_or(1, |change| change.version.revision);
-        state.user = Space::restored(last.max(self.compact_revision).max(1), self.compact_revision);
+        state.user = Space::restored(last.max(self.compact_revision).max(1), self.compact_revision, None);
         for base in self.bases.into_values() {
             state.user.restore_base(base).then_some(()).ok_or(ORDER)?;
         }

@@ -319,7 +319,7 @@ fn to_kv(change: &Change) -> KeyValue {
         create_revision: version.create_revision,
         mod_revision: version.revision,
         version: version.version,
-        value: value.clone(),
+        value: value.bytes(),
         lease: version.lease.0,
     }
 }

@@ -29,6 +29,7 @@ use super::leases::Timekeeper;
 use super::watches::Watches;
 use crate::reply::Reply;
 use crate::request::{Command, Op};
+use crate::shelf::Shelf;
 use crate::snapshot::Restorer;
 use crate::state::State;
 
@@ -95,8 +96,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(clock: Arc<dyn Clock>, timekeeper: Timekeeper) -> Self {
-        let state = State::new();
+    pub(super) fn new(clock: Arc<dyn Clock>, timekeeper: Timekeeper, shelf: Option<Shelf>) -> Self {
+        let state = State::with_shelf(shelf);
         let watches = Watches::new(&state);
         Self {
             state: RwLock::new(state),
@@ -350,7 +351,8 @@ impl StateMachine for Machine {
 
     fn restore(&mut self, content: &mut dyn Read) -> io::Result<()> {
         let bad = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let mut restorer = Restorer::new();
+        let shelf = self.shared.state().user.shelf().cloned();
+        let mut restorer = Restorer::with_shelf(shelf);
         let mut buffer = vec![0; SNAPSHOT_CHUNK];
         loop {
             let read = content.read(&mut buffer)?;

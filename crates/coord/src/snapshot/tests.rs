@@ -111,7 +111,7 @@ fn contradictions_are_found() {
     let change = |key: &str, revision, sub, value: Option<&str>| Change {
         key: Bytes::copy_from_slice(key.as_bytes()),
         version: Version {
-            value: value.map(|value| Bytes::copy_from_slice(value.as_bytes())),
+            value: value.map(|value| Bytes::copy_from_slice(value.as_bytes()).into()),
             create_revision: revision,
             version: 1,
             ..Version::tombstone(revision, sub)
@@ -156,7 +156,7 @@ fn contradictions_are_found() {
     ];
     for (name, records, expected) in cases {
         let mut counters = State::new();
-        counters.user = Space::restored(4, 3);
+        counters.user = Space::restored(4, 3, None);
         let lease = Lease { ttl_ms: 1, remaining_ms: 0, origin: Origin::Client, keys: BTreeSet::new() };
         counters.leases.by_id.insert(LeaseId(5), lease);
         let mut out = Vec::new();

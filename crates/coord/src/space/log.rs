@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use crate::lease::LeaseId;
+use crate::shelf::Value;
 
 const CHUNK: u64 = 1024;
 
@@ -17,7 +18,7 @@ const CHUNK: u64 = 1024;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Version {
     /// `None` is a deletion.
-    pub(crate) value: Option<Bytes>,
+    pub(crate) value: Option<Value>,
     pub(crate) revision: i64,
     /// The number of the change within its revision.
     pub(crate) sub: u32,
@@ -85,6 +86,13 @@ impl Log {
     pub(crate) fn get(&self, at: u64) -> &Change {
         assert!((self.first..self.next).contains(&at), "position {at} is not in the log");
         &self.chunks[self.chunk_of(at)][(at % CHUNK) as usize]
+    }
+
+    /// The value at a position that is held, to be laid down.
+    pub(crate) fn value_mut(&mut self, at: u64) -> Option<&mut Value> {
+        assert!((self.first..self.next).contains(&at), "position {at} is not in the log");
+        let chunk = self.chunk_of(at);
+        self.chunks[chunk][(at % CHUNK) as usize].version.value.as_mut()
     }
 
     fn chunk_of(&self, at: u64) -> usize {

@@ -13,7 +13,7 @@ fn delete(space: &mut Space, key: &'static str) {
 }
 
 fn value_at(space: &Space, key: &str, revision: i64) -> Option<String> {
-    let value = space.get_at(key.as_bytes(), revision)?.version.value.clone()?;
+    let value = space.get_at(key.as_bytes(), revision)?.version.value.as_ref()?.bytes();
     Some(String::from_utf8(value.to_vec()).unwrap())
 }
 

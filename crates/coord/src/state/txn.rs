@@ -120,7 +120,7 @@ fn key_holds(compare: &Compare, found: Option<&Change>) -> bool {
         CompareTarget::Mod(given) => number(|found| found.version.revision, *given),
         CompareTarget::Lease(given) => number(|found| found.version.lease.0, given.0),
         CompareTarget::Value(given) => match found.and_then(|found| found.version.value.as_ref()) {
-            Some(value) => value.cmp(given),
+            Some(value) => value.bytes().cmp(given),
             None => return false, // no value equals, or differs from, what is not there
         },
     };

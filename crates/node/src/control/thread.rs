@@ -4,13 +4,17 @@
 //! what (`/readyz`), and every refusal by the cluster ends the start with its reason. Down: the core stops when the
 //! [`Shutdown`] of the thread is given; nothing is flushed, because nothing that counts is unflushed.
 
+use std::fs::File;
+use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use moim_base::task::{Scope, Shutdown};
 use moim_cluster::nodes::{MemberRecord, NodeRecord};
 use moim_cluster::{CoordRepository, StateRepository};
+use moim_coord::shelf::Shelf;
 use moim_coord::{Coordinator, CoordinatorOptions};
 use moim_journal::{RealDisk, Store};
 use moim_raft::{
@@ -250,9 +254,22 @@ async fn open(
     options.quota_bytes = parts.config.etcd.quota_bytes;
     options.compaction_retention_ms = parts.config.etcd.compaction_retention_ms;
     options.watch_runtime = Some(parts.etcd_runtime.clone());
+    options.shelf = shelf(&parts.data.path);
     options.on_reclaimed = Some(crate::allocator::give_back);
     let opened = Coordinator::open(&host, options, Arc::clone(&parts.clock), scope).await;
     opened.map_err(|error| Failure::error(format!("cannot open the coordination core: {error}")))
+}
+
+/// A place for old values, in a file that has no name from the beginning: nothing of it is needed again.
+fn shelf(folder: &Path) -> Option<Shelf> {
+    let path = folder.join("history.tmp");
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+    let shelf = file.and_then(|file| {
+        std::fs::remove_file(&path)?;
+        Shelf::new(file)
+    });
+    let kept = |error: &io::Error| tracing::warn!(%error, "old values of coordination stay in memory");
+    shelf.inspect_err(kept).ok()
 }
 
 /// Sees to it that this member has a log, and only in a way that lets no voter begin twice.

@@ -1,0 +1,230 @@
+//! The shelf alone, with grounds that are slow, fail or lie; and a state with one beside a state without.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use crate::range::SpaceId;
+use crate::request::{Command, DeleteRequest, Op, PutRequest, RangeRequest};
+use crate::snapshot::Restorer;
+use crate::state::State;
+
+use super::*;
+
+/// A file in memory that does as it is told.
+#[derive(Default)]
+struct Toy {
+    bytes: Mutex<Vec<u8>>,
+    fails: AtomicBool,
+    refused: AtomicUsize,
+    lies: AtomicBool,
+    /// Writes wait until it is true.
+    goes: Mutex<bool>,
+    moved: Condvar,
+}
+
+impl Toy {
+    fn new(goes: bool) -> Arc<Self> {
+        Arc::new(Self { goes: Mutex::new(goes), ..Self::default() })
+    }
+
+    fn go(&self) {
+        *self.goes.lock().unwrap() = true;
+        self.moved.notify_all();
+    }
+
+    fn length(&self) -> usize {
+        self.bytes.lock().unwrap().len()
+    }
+}
+
+impl Ground for Arc<Toy> {
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        drop(self.moved.wait_while(self.goes.lock().unwrap(), |goes| !*goes).unwrap());
+        if self.fails.load(Ordering::Relaxed) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let mut file = self.bytes.lock().unwrap();
+        let (at, end) = (at as usize, at as usize + bytes.len());
+        let length = file.len().max(end);
+        file.resize(length, 0);
+        file[at..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
+        let file = self.bytes.lock().unwrap();
+        buffer.copy_from_slice(&file[at as usize..at as usize + buffer.len()]);
+        if self.lies.load(Ordering::Relaxed) {
+            buffer[0] ^= 1;
+        }
+        Ok(())
+    }
+}
+
+fn text(n: usize, length: usize) -> Bytes {
+    n.to_string().into_bytes().into_iter().cycle().take(length).collect::<Vec<_>>().into()
+}
+
+/// Lays values down; with them, what they have to read as.
+fn lay_down(shelver: &mut Shelver, lengths: impl IntoIterator<Item = usize>) -> Vec<(Value, Bytes)> {
+    let values = lengths.into_iter().enumerate().map(|(n, length)| {
+        let (bytes, mut value) = (text(n + 1, length), Value::Held(text(n + 1, length)));
+        shelver.lay_down(&mut value);
+        (value, bytes)
+    });
+    values.collect()
+}
+
+fn is_written(value: &Value) -> bool {
+    matches!(value, Value::Laid(laid) if matches!(*laid.block.home(), Home::File(_)))
+}
+
+/// Waits for the thread.
+fn wait_until(done: impl Fn() -> bool) {
+    for _ in 0..60_000 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the thread does not get on");
+}
+
+fn wait_written(values: &[(Value, Bytes)], count: usize) {
+    wait_until(|| values.iter().filter(|(value, _)| is_written(value)).count() >= count);
+}
+
+fn all_read(values: &[(Value, Bytes)]) -> bool {
+    values.iter().all(|(value, bytes)| value.bytes() == *bytes && value.len() == bytes.len())
+}
+
+#[test]
+fn a_value_reads_the_same_before_and_after_it_is_written() {
+    let toy = Toy::new(false);
+    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
+    let lengths = [50, 1_500, 3_000, 70, 3 * EXTENT_BYTES + 7, 48, EXTENT_BYTES, EXTENT_BYTES + 1, 90];
+    let values = lay_down(&mut shelver, lengths);
+    assert!(values.iter().all(|(value, _)| matches!(value, Value::Laid(_)) && !is_written(value)));
+    assert!(all_read(&values));
+    toy.go();
+    // All but the last, which is in a block that is not full.
+    wait_written(&values, lengths.len() - 1);
+    assert!(all_read(&values));
+}
+
+#[test]
+fn short_values_stay_where_they_are() {
+    let mut shelver = Shelver::new(Some(Shelf::new(Toy::new(true)).unwrap()));
+    let values = lay_down(&mut shelver, [0, 1, MIN_VALUE_BYTES - 1]);
+    assert!(values.iter().all(|(value, _)| matches!(value, Value::Held(_))));
+}
+
+#[test]
+fn a_full_disk_keeps_values_in_memory_and_takes_later_ones_again() {
+    let toy = Toy::new(true);
+    toy.fails.store(true, Ordering::Relaxed);
+    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
+    let refused = lay_down(&mut shelver, [EXTENT_BYTES; 3]);
+    // The third is open; two are refused. Then there is room again.
+    wait_until(|| toy.refused.load(Ordering::Relaxed) == 2);
+    assert!(all_read(&refused) && refused.iter().all(|(value, _)| !is_written(value)));
+    toy.fails.store(false, Ordering::Relaxed);
+    let taken = lay_down(&mut shelver, [EXTENT_BYTES; 3]);
+    wait_written(&taken, 2);
+    assert!(all_read(&refused) && all_read(&taken));
+}
+
+#[test]
+fn the_places_of_forgotten_values_are_used_again() {
+    let toy = Toy::new(true);
+    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
+    for _ in 0..20 {
+        let values = lay_down(&mut shelver, [EXTENT_BYTES; 5]);
+        wait_written(&values, 4);
+        assert!(all_read(&values));
+    }
+    assert!(toy.length() <= 11 * EXTENT_BYTES, "{} bytes", toy.length());
+}
+
+#[test]
+fn a_slow_disk_keeps_nobody_waiting() {
+    let toy = Toy::new(false);
+    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
+    let values = lay_down(&mut shelver, [EXTENT_BYTES; 40]);
+    assert!(all_read(&values) && values.iter().all(|(value, _)| !is_written(value)));
+    toy.go();
+    wait_written(&values, 39);
+    assert!(all_read(&values));
+}
+
+#[test]
+#[should_panic(expected = "was damaged on disk")]
+fn a_disk_that_gives_back_something_else_is_not_believed() {
+    let toy = Toy::new(true);
+    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
+    let values = lay_down(&mut shelver, [EXTENT_BYTES; 2]);
+    wait_written(&values, 1);
+    toy.lies.store(true, Ordering::Relaxed);
+    values[0].0.bytes();
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put { key: u8, length: usize },
+    Delete { key: u8 },
+    Compact { back: u8 },
+    Restore,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (0..6_u8, 0..2_000_usize).prop_map(|(key, length)| Step::Put { key, length }),
+        2 => (0..6_u8).prop_map(|key| Step::Delete { key }),
+        1 => (0..40_u8).prop_map(|back| Step::Compact { back }),
+        1 => Just(Step::Restore),
+    ]
+}
+
+fn command(step: &Step, n: usize, state: &State) -> Option<Command> {
+    let revision = state.revision(SpaceId::User);
+    let op = match step {
+        Step::Put { key, length } => Op::Put(PutRequest::new(vec![b'k', *key], text(n, *length))),
+        Step::Delete { key } => Op::Delete(DeleteRequest::key(vec![b'k', *key])),
+        Step::Compact { back } => {
+            Op::Compact { space: SpaceId::User, revision: (revision - i64::from(*back)).max(1) }
+        }
+        Step::Restore => return None,
+    };
+    Some(Command::client(op))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn a_state_with_a_shelf_answers_as_one_without(steps in proptest::collection::vec(step(), 1..160)) {
+        let shelf = Shelf::new(Toy::new(true)).unwrap();
+        let (mut with, mut without) = (State::with_shelf(Some(shelf.clone())), State::new());
+        for (n, step) in steps.iter().enumerate() {
+            let index = with.applied_index() + 1;
+            match command(step, n, &without) {
+                Some(command) => prop_assert_eq!(with.apply(index, command.clone()), without.apply(index, command)),
+                None => {
+                    let mut restorer = Restorer::with_shelf(Some(shelf.clone()));
+                    with.snapshot().for_each(|chunk| restorer.push(&chunk).unwrap());
+                    with = restorer.finish().unwrap();
+                }
+            }
+        }
+        let oldest = without.compact_revision(SpaceId::User).max(1);
+        for revision in oldest..=without.revision(SpaceId::User) {
+            let all = RangeRequest { revision, ..RangeRequest::between("k", "l") };
+            prop_assert_eq!(with.range(&all), without.range(&all));
+        }
+        prop_assert_eq!(with.hash_kv(SpaceId::User, 0), without.hash_kv(SpaceId::User, 0));
+        let bytes = |state: &State| state.snapshot().flatten().collect::<Vec<u8>>();
+        prop_assert_eq!(bytes(&with), bytes(&without));
+    }
+}
