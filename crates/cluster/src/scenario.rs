@@ -118,6 +118,8 @@ pub(crate) struct Mood {
     pub(crate) frozen: bool,
     /// Answers take this long.
     pub(crate) slow_ms: u64,
+    /// And up to this much more, each its own.
+    pub(crate) uneven_ms: u64,
 }
 
 /// A store whose answers get lost.
@@ -141,7 +143,8 @@ impl Flaky {
 
     /// Waits as long as the mood says.
     async fn linger(&self) {
-        let slow_ms = self.mood().slow_ms;
+        let Mood { slow_ms, uneven_ms, .. } = self.mood();
+        let slow_ms = slow_ms + if uneven_ms > 0 { fastrand::u64(0..uneven_ms) } else { 0 };
         if slow_ms > 0 {
             tokio::time::sleep(Duration::from_millis(slow_ms)).await;
         }
