@@ -160,7 +160,9 @@ pub async fn delete_topics(options: &QueueOptions) -> Result<(), KafkaError> {
     }
     let groups = ["counter", "aggregator"].map(|role| format!("{}-{role}", options.name));
     let names: Vec<&str> = groups.iter().map(String::as_str).collect();
-    // A group that is not there, or still has members, is no reason to fail: its offsets went with the topics.
+    // A group that is not there, or still has members, is no reason to fail: its offsets went with the topics. Nor is it one
+    // to wait for: a Kafka that never had a group makes a topic for them first.
+    let asked = asked.request_timeout(Some(Duration::from_secs(10)));
     let _ = admin.delete_groups(&names, &asked).await;
     Ok(())
 }
