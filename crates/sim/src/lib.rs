@@ -23,4 +23,4 @@ mod store;
 pub mod world;
 
 pub use run::{Failure, Options, Report, run, run_traced};
-pub use store::{StoreOptions, StoreReport, run_store};
+pub use store::{StoreOptions, StoreReport, Struck, Victim, run_store};

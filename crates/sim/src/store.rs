@@ -10,9 +10,11 @@
 //! | `wires.rs` | streams between machines and the way to the core |
 //! | `node.rs` | a node on a machine, the controller |
 //! | `clients.rs` | who uses the store |
+//! | `mover.rs` | slots on the move, struck at every step |
 //! | `trouble.rs` | what goes wrong |
 
 mod clients;
+mod mover;
 mod node;
 mod trouble;
 mod wires;
@@ -27,6 +29,8 @@ use moim_cluster::MemoryRepository;
 use moim_journal::disk::Survival;
 
 use self::clients::Crowd;
+use self::mover::Mover;
+pub use self::mover::{Struck, Victim};
 use self::node::Node;
 use self::trouble::Trouble;
 use self::wires::Wires;
@@ -45,12 +49,19 @@ pub struct StoreOptions {
     pub faults_ms: u64,
     /// Clients.
     pub clients: u64,
+    /// Whether slots move, and whoever moves them is struck.
+    pub moves: bool,
 }
 
 impl StoreOptions {
     /// The usual run from a seed.
     pub fn new(seed: u64) -> Self {
-        Self { seed, faults_ms: 8_000, clients: 5 }
+        Self { seed, faults_ms: 8_000, clients: 5, moves: false }
+    }
+
+    /// A run in which slots move all the time.
+    pub fn moving(seed: u64) -> Self {
+        Self { moves: true, ..Self::new(seed) }
     }
 }
 
@@ -65,6 +76,10 @@ pub struct StoreReport {
     pub unknown: u64,
     /// Faults.
     pub faults: u64,
+    /// Moves of slots that came to their end.
+    pub moved: u64,
+    /// Primaries that were killed, and at which step of a move.
+    pub struck: Vec<Struck>,
     /// Milliseconds that passed in the world.
     pub world_ms: u64,
 }
@@ -125,6 +140,7 @@ struct Run {
     shared: Arc<Shared>,
     crowd: Arc<Crowd>,
     trouble: Trouble,
+    mover: Mover,
     now_ms: Arc<AtomicU64>,
     opening: BTreeMap<usize, Task<std::io::Result<()>>>,
     tasks: Vec<Task<()>>,
@@ -167,7 +183,8 @@ impl Run {
         let mut run = Self {
             shared,
             crowd,
-            trouble: Trouble::new(disk_ms),
+            trouble: Trouble::new(disk_ms, options.moves),
+            mover: Mover::new(options.seed),
             now_ms,
             opening: BTreeMap::new(),
             tasks: Vec::new(),
@@ -245,12 +262,18 @@ impl Run {
         while world.now_ms() < end_ms {
             self.step(world)?;
             self.disturb(world, false);
+            if options.moves {
+                self.keep_moving(world);
+            }
         }
         self.disturb(world, true);
         self.is_healed = true;
         self.crowd.stop();
         let over = |run: &mut Self, _: &mut World| run.tasks.iter().all(Task::is_over);
         self.quiet(world, 30_000, "clients to end", over)?;
+        if options.moves {
+            self.quiet(world, 60_000, "moves to end", |run, _| run.mover.is_idle(&run.shared))?;
+        }
         let last = world.host(self.client_host).spawn(clients::read_everything(Arc::clone(&self.crowd)));
         self.quiet(world, 40_000, "every key to be read", |_, _| last.as_ref().is_none_or(Task::is_over))?;
         self.crowd.judge()?;
@@ -259,15 +282,24 @@ impl Run {
             answered: self.crowd.answered.load(Ordering::Relaxed),
             unknown: self.crowd.unknown.load(Ordering::Relaxed),
             faults: self.trouble.count,
+            moved: self.mover.moved(),
+            struck: self.mover.struck.clone(),
             world_ms: world.now_ms(),
         })
     }
 
     /// Ends what is over and maybe begins something; with `heal` everything ends.
     fn disturb(&mut self, world: &mut World, heal: bool) {
-        let mut trouble = std::mem::replace(&mut self.trouble, Trouble::new(0));
+        let mut trouble = std::mem::replace(&mut self.trouble, Trouble::new(0, false));
         trouble.step(world, self, heal);
         self.trouble = trouble;
+    }
+
+    /// Sees to it that slots move, and strikes whoever moves them.
+    fn keep_moving(&mut self, world: &mut World) {
+        let mut mover = std::mem::replace(&mut self.mover, Mover::new(0));
+        mover.step(world, self);
+        self.mover = mover;
     }
 }
 

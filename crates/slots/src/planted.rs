@@ -10,11 +10,13 @@ pub enum Bug {
     ReplyBeforeCommit,
     /// A primary answers although its right to has run out.
     ServePastRight,
+    /// The source of a move serves its slots again although the slot map still lets the target have them.
+    ThawWithoutAbort,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::ReplyBeforeCommit, Self::ServePastRight];
+    pub const ALL: [Self; 3] = [Self::ReplyBeforeCommit, Self::ServePastRight, Self::ThawWithoutAbort];
 }
 
 thread_local! {

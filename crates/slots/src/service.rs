@@ -44,7 +44,7 @@ use moim_replica::{Dialler, Driver, PartitionId, PartitionState, ResetPolicy, Ve
 use serde::{Deserialize, Serialize};
 
 use self::map::SlotMap;
-pub use self::report::{MoveReport, Refused, Selection, ShardReport, SlotsReport};
+pub use self::report::{MoveReport, MoveStep, Refused, Selection, ShardReport, SlotsReport, Step};
 use crate::cluster::{NodeView, ShardView, View};
 use crate::error::Error;
 pub use crate::peer::MAGIC as PEER_MAGIC;

@@ -19,6 +19,13 @@ const REGISTERS: usize = 4;
 const PAIRS: usize = 2;
 const COUNTERS: usize = 2;
 
+/// Every key that clients use.
+pub(super) fn keys() -> impl Iterator<Item = String> {
+    let registers = (0..REGISTERS).map(|number| format!("register-{number}"));
+    let counters = (0..COUNTERS).map(|number| format!("counter-{number}"));
+    registers.chain(counters).chain((0..PAIRS).map(|pair| format!("{{pair-{pair}}}a")))
+}
+
 /// All clients and what they saw.
 pub(super) struct Crowd {
     shared: Arc<Shared>,

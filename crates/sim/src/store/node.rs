@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
+use moim_base::task::Scope;
 use moim_base::{BrokerId, Clock};
 use moim_cluster::nodes::{self, MemberRecord, NodeRecord};
 use moim_cluster::{BoxFuture, RepositoryError, StateRepository, Txn};
@@ -34,6 +35,7 @@ pub(super) struct Node {
     pub(super) driver: Arc<Driver>,
     /// Where its code runs.
     pub(super) handle: Handle,
+    scope: Scope,
 }
 
 pub(super) fn broker(host: usize) -> BrokerId {
@@ -44,10 +46,18 @@ pub(super) fn host_of(node: BrokerId) -> usize {
     usize::try_from(node.0 - 1).unwrap_or(0)
 }
 
+/// Whom a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whom {
+    Driver,
+    Store,
+}
+
 /// Reaches the other nodes.
 struct Dial {
     shared: Arc<Shared>,
     from: usize,
+    whom: Whom,
 }
 
 impl Dialler for Dial {
@@ -61,7 +71,15 @@ impl Dialler for Dial {
             let node = self.shared.node(to).ok_or(io::ErrorKind::ConnectionRefused)?;
             let (mine, theirs) = self.shared.wires.stream(self.from, to);
             let _there = node.handle.enter();
-            node.driver.accept(theirs);
+            match self.whom {
+                Whom::Driver => node.driver.accept(theirs),
+                Whom::Store => {
+                    let service = Arc::clone(&node.service);
+                    node.scope.spawn("sim-peer", async move {
+                        let _ = service.serve_peer(theirs).await; // whoever asks hears of it
+                    });
+                }
+            }
             Ok(mine)
         })
     }
@@ -89,11 +107,11 @@ pub(super) async fn open(
         ends: (host, shared.core_host),
     };
     let repository: Arc<dyn StateRepository> = Arc::new(remote);
-    let dialler: Arc<dyn Dialler> = Arc::new(Dial { shared: Arc::clone(&shared), from: host });
+    let dial = |whom| Arc::new(Dial { shared: Arc::clone(&shared), from: host, whom });
     let driver = Driver::start(DriverParts {
         node: broker(host),
         repository: Arc::clone(&repository),
-        dialler: Arc::clone(&dialler),
+        dialler: dial(Whom::Driver),
         clock: Arc::clone(&process.clock),
         scope: process.scope.clone(),
         tuning: DriverTuning::default(),
@@ -102,7 +120,7 @@ pub(super) async fn open(
         store: Arc::new(process.store.clone()),
         repository: Arc::clone(&repository),
         driver: Arc::clone(&driver),
-        dialler,
+        dialler: dial(Whom::Store),
         clock: Arc::clone(&process.clock),
         metrics: Arc::new(Metrics::new()),
         shutdown: process.scope.shutdown().clone(),
@@ -127,7 +145,7 @@ pub(super) async fn open(
     let present = present(Arc::clone(&repository), Arc::clone(&driver), host);
     process.scope.spawn("sim-presence", present);
     process.scope.spawn("sim-service", Arc::clone(&service).run());
-    shared.arrive(host, Node { service, driver, handle });
+    shared.arrive(host, Node { service, driver, handle, scope: process.scope });
     Ok(())
 }
 

@@ -15,11 +15,13 @@ pub(super) struct Trouble {
     mend_at: Option<u64>,
     quick_at: BTreeMap<usize, u64>,
     disk_ms: u64,
+    /// Others cause trouble, too.
+    rarely: bool,
     pub(super) count: u64,
 }
 
 impl Trouble {
-    pub(super) fn new(disk_ms: u64) -> Self {
+    pub(super) fn new(disk_ms: u64, rarely: bool) -> Self {
         Self {
             next_ms: 0,
             restart_at: BTreeMap::new(),
@@ -27,6 +29,7 @@ impl Trouble {
             mend_at: None,
             quick_at: BTreeMap::new(),
             disk_ms,
+            rarely,
             count: 0,
         }
     }
@@ -55,9 +58,31 @@ impl Trouble {
             run.shared.wires.mend();
         }
         if !heal && world.now_ms() >= self.next_ms {
-            self.next_ms = world.now_ms() + world.random.u64(100..1_500);
+            let calm = if self.rarely { 1_000..6_000 } else { 100..1_500 };
+            self.next_ms = world.now_ms() + world.random.u64(calm);
             self.begin(world, run);
         }
+    }
+
+    /// Ends the process of a machine for a while.
+    pub(super) fn kill(&mut self, world: &mut World, run: &mut Run, host: usize, lasting_ms: u64) {
+        if !world.host(host).is_up() {
+            return;
+        }
+        let survival = [Survival::Nothing, Survival::Everything, Survival::Random];
+        let survival = survival[world.random.usize(..3)];
+        // It may stand still, and must not be brought back before its time.
+        self.resume_at.remove(&host);
+        run.shared.wires.set_deaf(host, false);
+        run.crash(world, host, survival);
+        self.restart_at.insert(host, world.now_ms() + lasting_ms);
+    }
+
+    /// Two machines lose each other for a while.
+    pub(super) fn part(&mut self, world: &World, run: &Run, ends: (usize, usize), lasting_ms: u64) {
+        world.trace.note(format_args!("hosts {} and {} lose each other", ends.0, ends.1));
+        run.shared.wires.cut(ends.0, ends.1);
+        self.mend_at = Some(world.now_ms() + lasting_ms);
     }
 
     fn begin(&mut self, world: &mut World, run: &mut Run) {
@@ -69,12 +94,7 @@ impl Trouble {
         self.count += 1;
         let core = run.shared.core_host;
         match world.random.u8(..10) {
-            0..2 => {
-                let survival = [Survival::Nothing, Survival::Everything, Survival::Random];
-                let survival = survival[world.random.usize(..3)];
-                run.crash(world, host, survival);
-                self.restart_at.insert(host, until);
-            }
+            0..2 => self.kill(world, run, host, until - world.now_ms()),
             2 => {
                 let operations = world.random.u64(1..40);
                 world.host(host).cut_power_after(operations);
@@ -97,9 +117,7 @@ impl Trouble {
             }
             8 => {
                 let other = (host + 1) % NODES;
-                world.trace.note(format_args!("hosts {host} and {other} lose each other"));
-                run.shared.wires.cut(host, other);
-                self.mend_at = Some(until);
+                self.part(world, run, (host, other), until - world.now_ms());
             }
             _ => {
                 world.trace.note(format_args!("the disk of host {host} is slow"));

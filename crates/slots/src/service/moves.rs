@@ -150,16 +150,7 @@ impl Service {
         scope: &Scope,
     ) -> std::io::Result<()> {
         match *duty {
-            Duty::Thaw { id, attempt } => {
-                self.turn(shard, move |turn| {
-                    let frozen = turn.state.moves.frozen().get(&id);
-                    if frozen.is_some_and(|frozen| frozen.attempt == attempt) {
-                        turn.step(&[THAW, id.to_string().as_bytes()]);
-                    }
-                    false
-                })
-                .await
-            }
+            Duty::Thaw { id, attempt } => self.thaw(shard, id, attempt).await,
             Duty::Drop { id } => self.turns(shard, id, DROP, epoch).await,
             Duty::Own { id } if !lock(&self.at_work).contains(&id) => self.turns(shard, id, OWN, epoch).await,
             Duty::Discard { id } if !lock(&self.at_work).contains(&id) => {
@@ -243,8 +234,24 @@ impl Service {
         Ok(())
     }
 
+    /// Commands for the slots go on, if they were frozen under this attempt.
+    async fn thaw(&self, shard: &Arc<Shard>, id: u64, attempt: u32) -> std::io::Result<()> {
+        self.turn(shard, move |turn| {
+            let frozen = turn.state.moves.frozen().get(&id);
+            if frozen.is_some_and(|frozen| frozen.attempt == attempt) {
+                turn.step(&[THAW, id.to_string().as_bytes()]);
+            }
+            false
+        })
+        .await
+    }
+
     /// A source waits for its target for a while, and then goes on serving. It may thaw only when the map says so.
     async fn wait_for_target(&self, shard: &Arc<Shard>, id: u64, attempt: u32) -> std::io::Result<()> {
+        #[cfg(feature = "planted")]
+        if crate::planted::is_on(crate::planted::Bug::ThawWithoutAbort) {
+            return self.thaw(shard, id, attempt).await;
+        }
         let now = self.parts.clock.monotonic_ms();
         let key = (shard.index, id, attempt);
         let since = *lock(&self.frozen_since).entry(key).or_insert(now);

@@ -84,6 +84,44 @@ pub struct MoveReport {
     pub bytes: u64,
 }
 
+/// How far a move is. Each step is in a journal or in the slot map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// The slot map knows of it.
+    Begun,
+    /// The target has set its slots aside.
+    Staged,
+    /// All keys have come.
+    Loaded,
+    /// The source holds commands back.
+    Frozen,
+    /// The slots have changed hands.
+    Moved,
+    /// The target serves them.
+    Owned,
+    /// The source has forgotten their keys.
+    Dropped,
+}
+
+impl Step {
+    /// All of them, in order.
+    pub const ALL: [Self; 7] =
+        [Self::Begun, Self::Staged, Self::Loaded, Self::Frozen, Self::Moved, Self::Owned, Self::Dropped];
+}
+
+/// A move as one node sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveStep {
+    /// Its number.
+    pub id: u64,
+    /// Who gives.
+    pub from: u16,
+    /// Who gets.
+    pub to: u16,
+    /// The last step that this node knows of.
+    pub step: Step,
+}
+
 /// Which slots a move takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
@@ -224,6 +262,35 @@ impl Service {
         }
         self.refresh(0).await?;
         Ok(changed.map_or_else(Vec::new, |map| (first.load(Ordering::Relaxed) + 1..=map.last_move).collect()))
+    }
+
+    /// How far the moves are that are not over and not given up, by the slot map and the journals of the shards that this node
+    /// leads. What was journaled need not be committed.
+    pub fn steps(&self) -> Vec<MoveStep> {
+        let map = self.map();
+        let moves = |shard: u16| self.primary_here(shard)?.lock_soon().map(|state| state.moves.clone());
+        let step = |one: &Move| {
+            let (source, target) = (moves(one.from), moves(one.to));
+            let is_frozen = source.map(|moves| moves.frozen().contains_key(&one.id));
+            let staged = target.map(|moves| moves.staged().get(&one.id).map(|staged| staged.position));
+            let step = match (one.phase, is_frozen, staged) {
+                (Phase::Aborted, ..) => return None,
+                (Phase::Moved, Some(false), _) => Step::Dropped,
+                (Phase::Moved, _, Some(None)) => Step::Owned,
+                (Phase::Moved, ..) => Step::Moved,
+                (Phase::Copying, Some(true), _) => Step::Frozen,
+                (Phase::Copying, _, Some(Some(Some(_)))) => Step::Loaded,
+                (Phase::Copying, _, Some(Some(None))) => Step::Staged,
+                (Phase::Copying, ..) => Step::Begun,
+            };
+            Some(MoveStep { id: one.id, from: one.from, to: one.to, step })
+        };
+        map.moves.iter().filter_map(step).collect()
+    }
+
+    /// Whether this node is the primary of a shard.
+    pub fn leads(&self, shard: u16) -> bool {
+        self.primary_here(shard).is_some()
     }
 
     /// Gives a move up: its slots stay where they are.

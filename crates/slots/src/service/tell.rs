@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moim_base::BrokerId;
+use moim_base::socket::Socket;
 use moim_base::task::Scope;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -81,7 +82,7 @@ pub(super) async fn accept(
             Ok(stream) => {
                 let service = Arc::clone(&service);
                 scope.spawn("slots-peer", async move {
-                    if let Err(error) = service.serve_peer(stream).await {
+                    if let Err(error) = service.serve_peer(Box::new(stream)).await {
                         tracing::debug!(%error, "a connection of another store ended");
                     }
                 });
@@ -92,8 +93,9 @@ pub(super) async fn accept(
 }
 
 impl Service {
-    async fn serve_peer(&self, stream: TcpStream) -> io::Result<()> {
-        let mut wire = Wire::accept(Box::new(stream)).await?;
+    /// Serves a connection of another node's store, from its very beginning to its end.
+    pub async fn serve_peer(&self, stream: Box<dyn Socket>) -> io::Result<()> {
+        let mut wire = Wire::accept(stream).await?;
         while let Some((ask, bytes)) = wire.receive::<Ask>().await? {
             if let Ask::Publish { sharded, channel } = ask {
                 let Some((channel, message)) = bytes.split_at_checked(channel) else {
