@@ -35,6 +35,8 @@ use crate::shard::Shard;
 const MAX_MEMORY: usize = 256 << 20;
 /// How often a running script is looked at, in instructions of the machine.
 const LOOK_EVERY: u32 = 20_000;
+/// How long a script may run before everything else on the machine goes first.
+const PATIENCE_MS: u64 = 50;
 const KILLED: &str = "Script killed by user with SCRIPT KILL.";
 /// Compiled scripts that a thread keeps.
 const MAX_COMPILED: usize = 1024;
@@ -586,6 +588,8 @@ impl Caller<'_, '_> {
 struct Watch {
     shard: Option<Arc<Shard>>,
     clock: Arc<dyn Clock>,
+    /// When it gives way to everything else on the machine.
+    patience_ms: u64,
     /// When others are told that the shard is busy.
     deadline_ms: u64,
     killed: Rc<Cell<bool>>,
@@ -600,13 +604,15 @@ impl Watch {
         }
         let limit = u64::try_from(ctx.shared.settings.number("busy-reply-threshold")).unwrap_or(0);
         let limit = if limit == 0 { u64::MAX } else { limit };
-        Watch { shard, deadline_ms: clock.monotonic_ms().saturating_add(limit), clock, killed: Rc::default() }
+        let now = clock.monotonic_ms();
+        let (patience_ms, deadline_ms) = (now.saturating_add(PATIENCE_MS), now.saturating_add(limit));
+        Watch { shard, patience_ms, deadline_ms, clock, killed: Rc::default() }
     }
 
     fn install(&self, lua: &Lua) -> mlua::Result<()> {
         let Some(shard) = self.shard.clone() else { return Ok(()) };
-        let (clock, killed, deadline_ms) =
-            (Arc::clone(&self.clock), Rc::clone(&self.killed), self.deadline_ms);
+        let (clock, killed) = (Arc::clone(&self.clock), Rc::clone(&self.killed));
+        let (patience_ms, deadline_ms) = (self.patience_ms, self.deadline_ms);
         lua.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |lua, _| {
             if shard.script_killed.load(Ordering::Acquire) {
                 if !killed.replace(true) {
@@ -616,7 +622,11 @@ impl Watch {
                 }
                 return Err(mlua::Error::runtime(KILLED));
             }
-            if clock.monotonic_ms() >= deadline_ms {
+            let now = clock.monotonic_ms();
+            if now >= patience_ms {
+                crate::hands::give_way();
+            }
+            if now >= deadline_ms {
                 shard.busy.store(true, Ordering::Release);
             }
             Ok(VmState::Continue)
