@@ -17,6 +17,7 @@ mod clients;
 mod etcd;
 mod librdkafka;
 mod redis;
+mod redis_tools;
 
 /// What to run and how to show it.
 #[derive(Args)]

@@ -38,6 +38,7 @@ pub(super) fn suites() -> Vec<Suite> {
             |bench| install_java(bench, "lettuce-core-"),
             |bench, at| run_java(bench, "lettuce", at),
         ),
+        super::redis_tools::suite(),
         Suite {
             name: "redis-tcl",
             speaks: Speaks::RedisAlone,
