@@ -18,8 +18,8 @@ use tokio::runtime::Handle;
 const MOST: usize = 128;
 /// How long a thread with nothing to do stays.
 const IDLE: Duration = Duration::from_secs(10);
-/// What a thread that gives way adds to its nice value: it gets a tenth of what others get while they want it.
-const WAY: i32 = 10;
+/// What a thread that gives way adds to its nice value: it gets a thirtieth of what others get while they want it.
+const WAY: i32 = 15;
 
 type Job = Box<dyn FnOnce() + Send>;
 
