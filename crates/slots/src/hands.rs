@@ -2,9 +2,11 @@
 //!
 //! A script that runs on must not take the processors from the rest of the node: after a while its thread gives way, which to
 //! the kernel is a lower priority. An ordinary process may lower the priority of a thread and never raise it again. Such a
-//! thread ends with its work, and another takes its place; that is why these are not the runtime's threads for blocking calls.
+//! thread ends with its work; that is why these are not the runtime's threads for blocking calls. And it starts nobody any
+//! more, because a thread inherits its priority: whoever takes its place is there before it gives way.
 //!
-//! Invariants: at most [`MOST`] threads, what they have no hands for waits in order; only threads of this pool give way.
+//! Invariants: at most [`MOST`] threads and as many that take the place of others; what they have no hands for waits in order;
+//! only threads of this pool give way.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -51,7 +53,7 @@ pub(crate) fn give(runtime: Handle, work: impl FnOnce() + Send + 'static) {
     pool.queue.push_back(job);
     if pool.queue.len() <= pool.idle {
         MORE.notify_one();
-    } else {
+    } else if pool.threads < MOST {
         more_hands(&mut pool);
     }
 }
@@ -59,21 +61,24 @@ pub(crate) fn give(runtime: Handle, work: impl FnOnce() + Send + 'static) {
 /// Lets everybody else go first, from now until the work of this thread is done. Nothing on other threads.
 pub(crate) fn give_way() {
     if GAVE_WAY.get() == Some(false) {
+        let mut pool = pool();
+        if pool.idle == 0 && pool.threads < 2 * MOST {
+            more_hands(&mut pool);
+        }
+        drop(pool);
         let now = getpriority_process(None).unwrap_or(0);
         // It is no harm if the kernel does not want to.
         GAVE_WAY.set(Some(setpriority_process(None, now + WAY).is_ok()));
     }
 }
 
-/// Starts a thread, if there may be another. When there can be none, those that are there do the work.
+/// Starts a thread. When there can be none, those that are there do the work.
 fn more_hands(pool: &mut Pool) {
-    if pool.threads < MOST {
-        pool.threads += 1;
-        let started = std::thread::Builder::new().name("moim-away".to_owned()).spawn(run);
-        if let Err(error) = started {
-            tracing::warn!(%error, "a thread for long work could not be started");
-            pool.threads -= 1;
-        }
+    pool.threads += 1;
+    let started = std::thread::Builder::new().name("moim-away".to_owned()).spawn(run);
+    if let Err(error) = started {
+        tracing::warn!(%error, "a thread for long work could not be started");
+        pool.threads -= 1;
     }
 }
 
@@ -84,7 +89,7 @@ impl Drop for Presence {
     fn drop(&mut self) {
         let mut pool = pool();
         pool.threads -= 1;
-        if pool.queue.len() > pool.idle {
+        if GAVE_WAY.get() != Some(true) && pool.queue.len() > pool.idle {
             more_hands(&mut pool);
         }
     }
@@ -141,7 +146,7 @@ mod tests {
         }
         let seen: Vec<_> = (0..2 * MOST).map(|_| told.recv_timeout(IDLE).unwrap()).collect();
         assert!(seen.iter().all(|seen| *seen == (ours, ours + WAY)), "{seen:?}");
-        assert!(pool().threads <= MOST);
+        assert!(pool().threads <= 2 * MOST);
     }
 
     #[test]
