@@ -4,6 +4,7 @@
 //! a client or another node is the same over both.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::pin::pin;
@@ -13,6 +14,9 @@ use std::task::{Context, Poll, Waker};
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::TcpStream;
+
+/// What [`read_until`] reserves at a time.
+const READ_STEP: usize = 64 << 10;
 
 /// One end of a stream of bytes. Nothing here waits: what cannot be done now is `Pending` or `WouldBlock`.
 pub trait Socket: Send {
@@ -24,6 +28,30 @@ pub trait Socket: Send {
     fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
     /// Writes `len` bytes of a file from `pos` on; says how many went.
     fn try_send_file(&mut self, file: BorrowedFd<'_>, pos: u64, len: usize) -> io::Result<usize>;
+}
+
+/// Writes all of it, and waits as long as that takes.
+pub async fn write_all(socket: &mut dyn Socket, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        poll_fn(|cx| socket.poll_write_ready(cx)).await?;
+        match socket.try_write(&[IoSlice::new(bytes)]) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Reads until `buf` holds so many bytes. Memory is taken as they arrive.
+pub async fn read_until(socket: &mut dyn Socket, buf: &mut BytesMut, bytes: usize) -> io::Result<()> {
+    while buf.len() < bytes {
+        buf.reserve((bytes - buf.len()).min(READ_STEP));
+        if poll_fn(|cx| socket.poll_read(cx, buf)).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(())
 }
 
 impl Socket for TcpStream {

@@ -150,6 +150,13 @@ impl Journal {
         self.state.locked().damaged
     }
 
+    /// Nothing more is appended, and the node hears of it.
+    fn note_damage(&self, state: &mut State) {
+        if !std::mem::replace(&mut state.damaged, true) {
+            self.store.note_damage();
+        }
+    }
+
     /// The leader-epoch table: (epoch, first offset).
     pub fn epochs(&self) -> Vec<(i32, i64)> {
         self.state.locked().epochs.to_vec()

@@ -71,6 +71,7 @@ struct Counters {
     checkpoints: AtomicU64,
     free_bytes: AtomicU64,
     last_sync_ns: AtomicU64,
+    damages: AtomicU64,
 }
 
 /// What the store's parts share.
@@ -208,6 +209,12 @@ impl Store {
         damaged
     }
 
+    /// How often damage was found in a journal that was taken for whole, since this was opened: whoever wants to know of
+    /// new damage looks at [`Store::damaged`] when it has changed.
+    pub fn damages(&self) -> u64 {
+        self.inner.counters.damages.load(Ordering::Acquire)
+    }
+
     /// Opens a journal, or creates it; one that was never written to has no file.
     pub fn journal(&self, id: JournalId, options: JournalOptions) -> Result<Arc<Journal>, JournalError> {
         self.inner.open_journal(id, &options)
@@ -283,6 +290,11 @@ impl Store {
 }
 
 impl Inner {
+    /// A journal that was taken for whole is not.
+    pub(crate) fn note_damage(&self) {
+        self.counters.damages.fetch_add(1, Ordering::Release);
+    }
+
     fn open_journal(
         self: &Arc<Self>,
         id: JournalId,

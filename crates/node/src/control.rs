@@ -12,9 +12,11 @@
 //! | `pulse.rs` | whether the other nodes answer |
 //! | `ruler.rs` | this node's part in electing the controller, and its terms of office |
 //! | `voters.rs`, `steward.rs` | who votes: the decision, and the leader who sees to it |
+//! | `damage.rs` | damage that is found while the node runs |
 //! | `migrate.rs` | folders from before there was a coordination core |
 //! | `report.rs`, `events.rs`, `metrics.rs` | what operators see |
 
+mod damage;
 pub(crate) mod events;
 mod metrics;
 mod migrate;
@@ -44,6 +46,7 @@ use moim_queue::Broker;
 use moim_raft::{LocalPeer, Router};
 use moim_replica::PartitionId;
 use moim_replica::controller::Settings;
+use moim_replica::driver::Driver;
 use tokio::runtime::Handle;
 
 use self::presence::Presence;
@@ -54,6 +57,7 @@ use crate::admin::Readiness;
 use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::exit::{Failure, Outcome, Status};
+use crate::journals::Journals;
 
 pub(crate) use self::thread::{GROUP, start};
 
@@ -136,6 +140,12 @@ impl Control {
     /// The runs of this node: the present one, and those that follow when its lease was lost.
     pub(crate) fn runs(&self) -> tokio::sync::watch::Receiver<Option<i64>> {
         self.presence.runs()
+    }
+
+    /// Tells the cluster of damage that is found from now on, until the node stops.
+    pub(crate) fn report_damage(&self, journals: &Journals, driver: &Arc<Driver>, scope: &Scope) {
+        let watch = damage::watch(Arc::clone(&self.presence), journals.clone(), Arc::clone(driver), scope);
+        scope.spawn("damage", watch);
     }
 
     /// Tells the queue whether it may speak for what it leads, until the node stops. A node without others is always in

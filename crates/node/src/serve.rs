@@ -220,7 +220,9 @@ impl Start<'_> {
         slots.serve()?;
         let _ = self.admin.slots.set(slots.service());
         let queue = off_thread(move || queue.serve()).await?;
-        control.keep_in_touch(queue.broker(), &Scope::new(self.shutdown.clone()));
+        let scope = Scope::new(self.shutdown.clone());
+        control.keep_in_touch(queue.broker(), &scope);
+        control.report_damage(&journals, &replication.driver, &scope);
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
         control.publish_redis(slots.advertised()).await?;
         self.admin.readiness.waits("waiting to lead its partitions");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use arc_swap::ArcSwap;
 
 use moim_base::metrics::Metrics;
-use moim_base::task::{Scope, Shutdown};
+use moim_base::task::{Scope, Shutdown, offload};
 use moim_base::{BrokerId, Clock};
 use moim_cluster::StateRepository;
 use moim_journal::Store;
@@ -24,7 +24,7 @@ use crate::log_budget::LogBudget;
 use crate::loops::{Loops, Wake, lock};
 use crate::metrics::QueueMetrics;
 use crate::partition::{Partition, Refused, RoleChange};
-use crate::peers::Peers;
+use crate::peers::{Peers, Reach};
 use crate::producer_ids::ProducerIds;
 use crate::producers::TurnedAway;
 use crate::sasl::Users;
@@ -311,7 +311,7 @@ impl Broker {
                 () = self.shutdown.stopped() => return,
             };
             let broker = Arc::clone(&self);
-            let followed = tokio::task::spawn_blocking(move || broker.follow_roles(changes)).await;
+            let followed = offload(move || Ok(broker.follow_roles(changes))).await;
             match followed {
                 Ok(again) if !again.is_empty() => {
                     tokio::time::sleep(READ_AGAIN).await;
@@ -478,6 +478,17 @@ impl Broker {
     pub async fn serve(self: &Arc<Self>, socket: Box<dyn Socket>, peer: SocketAddr) {
         let wake = Wake::new(0, self.next_connection.fetch_add(1, Ordering::Relaxed));
         connection::serve(Arc::clone(self), socket, wake, peer).await;
+    }
+
+    /// Other brokers are reached this way and not by TCP. Before anything is asked of them.
+    pub fn reach_peers_by(&self, reach: Arc<dyn Reach>) {
+        self.peers.reach_by(reach);
+    }
+
+    /// Does on this runtime what the loops and the threads of a server do, but for listening: how the simulator runs it.
+    pub fn run_here(self: &Arc<Self>) {
+        self.scope.spawn("drain", crate::server::drain(Arc::clone(self), 0));
+        crate::housekeeping::spawn_here(self);
     }
 
     /// Numbers for the admin page.

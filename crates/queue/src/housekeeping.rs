@@ -23,13 +23,7 @@ const SNAPSHOT_MS: u64 = 60_000;
 
 /// Starts the coordinators' timers on this loop and the thread for everything slow.
 pub(crate) fn spawn(broker: &Arc<Broker>) {
-    let scope = broker.scope.clone();
-    let groups = Arc::clone(broker);
-    scope.spawn("groups", async move { groups.groups.serve(&groups).await });
-    let transactions = Arc::clone(broker);
-    scope.spawn("transactions", async move { transactions.transactions.serve(&transactions).await });
-    scope.spawn("view", crate::view::run(Arc::clone(broker)));
-    scope.spawn("roles", Arc::clone(broker).serve_roles());
+    spawn_timers(broker);
     let keeper = Arc::clone(broker);
     let started = std::thread::Builder::new().name("housekeeping".into()).spawn(move || run(&keeper));
     match started {
@@ -41,18 +35,55 @@ pub(crate) fn spawn(broker: &Arc<Broker>) {
     }
 }
 
+/// Starts all of it on this loop.
+pub(crate) fn spawn_here(broker: &Arc<Broker>) {
+    spawn_timers(broker);
+    let keeper = Arc::clone(broker);
+    broker.scope.spawn("housekeeping", async move {
+        let mut keeps = Keeps::default();
+        while !keeper.shutdown.is_stopped() {
+            keeps.step(&keeper);
+            tokio::time::sleep(STEP).await;
+        }
+    });
+}
+
+fn spawn_timers(broker: &Arc<Broker>) {
+    let scope = broker.scope.clone();
+    let groups = Arc::clone(broker);
+    scope.spawn("groups", async move { groups.groups.serve(&groups).await });
+    let transactions = Arc::clone(broker);
+    scope.spawn("transactions", async move { transactions.transactions.serve(&transactions).await });
+    scope.spawn("view", crate::view::run(Arc::clone(broker)));
+    scope.spawn("roles", Arc::clone(broker).serve_roles());
+}
+
 fn run(broker: &Broker) {
-    let mut due = Due::default();
-    let mut progress = Progress::default();
+    let mut keeps = Keeps::default();
     while !broker.shutdown.is_stopped() {
+        keeps.step(broker);
+        std::thread::sleep(STEP);
+    }
+}
+
+/// When what was last done, and how far.
+#[derive(Default)]
+struct Keeps {
+    due: Due,
+    progress: Progress,
+}
+
+impl Keeps {
+    /// Does what is due.
+    fn step(&mut self, broker: &Broker) {
         let now = broker.clock.monotonic_ms();
-        if due.retention.is_due(now, broker.options.retention_check_ms) {
+        if self.due.retention.is_due(now, broker.options.retention_check_ms) {
             retention(broker);
         }
-        if due.compaction.is_due(now, broker.options.compaction_check_ms) {
-            compact(broker, &mut progress);
+        if self.due.compaction.is_due(now, broker.options.compaction_check_ms) {
+            compact(broker, &mut self.progress);
         }
-        if due.snapshots.is_due(now, SNAPSHOT_MS) {
+        if self.due.snapshots.is_due(now, SNAPSHOT_MS) {
             producers(broker);
         }
         let slice = broker.options.scrub_bytes_per_second / (1000 / STEP.as_millis() as u64);
@@ -63,7 +94,6 @@ fn run(broker: &Broker) {
                 broker.metrics.damage.inc();
             }
         }
-        std::thread::sleep(STEP);
     }
 }
 

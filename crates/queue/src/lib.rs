@@ -44,6 +44,7 @@ pub use config::Defaults;
 pub use framing::BatchFraming;
 pub use moim_base::socket::{MemorySocket, Socket};
 pub use partition::Refused;
+pub use peers::Reach;
 pub use sasl::{Users, UsersError};
 pub use server::Server;
 pub use topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 
-use moim_base::{Clock, LeaderEpoch, TopicId};
+use moim_base::{Clock, LeaderEpoch, Offset, TopicId};
 use moim_journal::{Append, Journal, ReadError};
 use moim_replica::AckError;
 use moim_replica::driver::Replicated;
@@ -549,6 +549,19 @@ impl Partition {
             }
         }
         Ok(self.journal.start())
+    }
+
+    /// Waits until what lies below `start` is gone from everybody in sync; answers where their logs start.
+    pub(crate) async fn gone_everywhere(&self, start: i64) -> Result<i64, ErrorCode> {
+        let Some(replicated) = self.replicated.get() else { return Ok(self.journal.start()) };
+        let low = replicated.gone_everywhere(Offset(start)).await;
+        low.map(|low| low.0).map_err(|error| refuse_ack(error).code)
+    }
+
+    /// Where the logs of everybody in sync start at the latest.
+    pub(crate) fn low_watermark(&self) -> i64 {
+        let low = self.replicated.get().and_then(|replicated| replicated.low_watermark());
+        low.map_or(self.journal.start(), |low| low.0)
     }
 
     /// The log start moved (retention, DeleteRecords): producer state forgets what lies below.

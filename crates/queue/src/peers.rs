@@ -5,15 +5,16 @@
 //! other side has acted: what is asked here may be asked again.
 
 use std::io;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, BytesMut};
 use hashbrown::HashMap;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use moim_base::socket::{Socket, read_until, write_all};
+use moim_cluster::BoxFuture;
 use moim_wire_kafka::messages::{
     SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse,
 };
@@ -30,16 +31,44 @@ const MAX_IDLE: usize = 8;
 /// The largest answer.
 const MAX_ANSWER: usize = 16 << 20;
 
+/// Connects to other brokers.
+pub trait Reach: Send + Sync + 'static {
+    /// A new connection to where a broker says that it takes clients in.
+    fn reach(&self, host: String, port: u16) -> BoxFuture<'_, io::Result<Box<dyn Socket>>>;
+}
+
+/// Over the network.
+struct Tcp;
+
+impl Reach for Tcp {
+    fn reach(&self, host: String, port: u16) -> BoxFuture<'_, io::Result<Box<dyn Socket>>> {
+        Box::pin(async move {
+            let stream = TcpStream::connect((host, port)).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream) as Box<dyn Socket>)
+        })
+    }
+}
+
+/// Host and port.
+type Address = (String, u16);
+
 /// Connections to the other brokers.
 pub(crate) struct Peers {
     users: Users,
-    idle: Mutex<HashMap<(String, u16), Vec<TcpStream>>>,
+    reach: OnceLock<Arc<dyn Reach>>,
+    idle: Mutex<HashMap<Address, Vec<Box<dyn Socket>>>>,
     correlation: AtomicI32,
 }
 
 impl Peers {
     pub(crate) fn new(users: Users) -> Self {
-        Self { users, idle: Mutex::default(), correlation: AtomicI32::new(1) }
+        Self { users, reach: OnceLock::new(), idle: Mutex::default(), correlation: AtomicI32::new(1) }
+    }
+
+    /// From now on by this way, if no other was taken before.
+    pub(crate) fn reach_by(&self, reach: Arc<dyn Reach>) {
+        let _ = self.reach.set(reach);
     }
 
     /// Asks a broker and waits for its answer.
@@ -75,20 +104,20 @@ impl Peers {
         let kept = lock(&self.idle).get_mut(&address).and_then(Vec::pop);
         if let Some(mut stream) = kept {
             // It may have been closed while nobody looked; then a new one is tried.
-            if let Ok(answer) = self.ask(&mut stream, request, version).await {
+            if let Ok(answer) = self.ask(stream.as_mut(), request, version).await {
                 self.keep(address, stream);
                 return Ok(answer);
             }
         }
-        let mut stream = TcpStream::connect((to.host.as_str(), to.port)).await?;
-        stream.set_nodelay(true)?;
-        self.authenticate(&mut stream).await?;
-        let answer = self.ask(&mut stream, request, version).await?;
+        let reach = self.reach.get_or_init(|| Arc::new(Tcp));
+        let mut stream = reach.reach(to.host.clone(), to.port).await?;
+        self.authenticate(stream.as_mut()).await?;
+        let answer = self.ask(stream.as_mut(), request, version).await?;
         self.keep(address, stream);
         Ok(answer)
     }
 
-    fn keep(&self, address: (String, u16), stream: TcpStream) {
+    fn keep(&self, address: Address, stream: Box<dyn Socket>) {
         let mut idle = lock(&self.idle);
         let kept = idle.entry(address).or_default();
         if kept.len() < MAX_IDLE {
@@ -97,7 +126,7 @@ impl Peers {
     }
 
     /// Brokers of one cluster have the same users; this one comes as the first of them.
-    async fn authenticate(&self, stream: &mut TcpStream) -> io::Result<()> {
+    async fn authenticate(&self, stream: &mut dyn Socket) -> io::Result<()> {
         let Some(token) = self.users.token() else { return Ok(()) };
         let refused = |code: i16| match code {
             0 => Ok(()),
@@ -113,7 +142,7 @@ impl Peers {
 
     async fn ask<Q: Message, S: Message>(
         &self,
-        stream: &mut TcpStream,
+        stream: &mut dyn Socket,
         request: &Q,
         version: i16,
     ) -> io::Result<S> {
@@ -126,14 +155,14 @@ impl Peers {
             client_id: Some("moim-broker".into()),
         };
         let frame = encode_request(&header, request).map_err(|e| wrong(e.to_string()))?;
-        stream.write_all(&frame).await?;
-        let size = stream.read_i32().await?;
-        let size = usize::try_from(size).ok().filter(|size| *size <= MAX_ANSWER);
+        write_all(stream, &frame).await?;
+        let mut answer = BytesMut::new();
+        read_until(stream, &mut answer, 4).await?;
+        let size = usize::try_from(answer.get_i32()).ok().filter(|size| *size <= MAX_ANSWER);
         let size = size.ok_or_else(|| wrong("an answer of impossible size".into()))?;
-        let mut answer = vec![0; size];
-        stream.read_exact(&mut answer).await?;
+        read_until(stream, &mut answer, size).await?;
         let (answered, response) =
-            decode_response::<S>(Bytes::from(answer), version).map_err(|e| wrong(e.to_string()))?;
+            decode_response::<S>(answer.freeze(), version).map_err(|e| wrong(e.to_string()))?;
         if answered.correlation_id != correlation_id {
             return Err(wrong("an answer to another question".into()));
         }

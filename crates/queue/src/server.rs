@@ -151,7 +151,7 @@ fn adopt(broker: &Arc<Broker>, index: usize, stream: StdStream, peer: SocketAddr
 }
 
 /// Takes what the disk thread and other loops have for this one.
-async fn drain(broker: Arc<Broker>, index: usize) {
+pub(crate) async fn drain(broker: Arc<Broker>, index: usize) {
     let mut durable = Vec::new();
     loop {
         broker.loops.mail(index, &mut durable).await;

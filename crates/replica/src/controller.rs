@@ -406,11 +406,14 @@ impl Controller {
     /// for a place may find one.
     fn mark_growable(&mut self) {
         let wanted = self.wanted_factor();
-        let grows = |topic: &&Topic| topic.factor.is_none();
-        for topic in self.topics.values().filter(grows) {
+        for topic in self.topics.values() {
+            let of_topic = if topic.factor.is_none() { wanted } else { 0 };
             for index in 0..topic.partitions {
                 let id = PartitionId { topic: topic.id, index };
-                let short = self.partitions.get(&id).is_none_or(|v| v.record.value.replicas.len() < wanted);
+                let short = self.partitions.get(&id).is_none_or(|view| {
+                    let state = &view.record.value;
+                    state.replicas.len() < of_topic.max(state.wanted.map_or(0, |wanted| wanted as usize))
+                });
                 if short {
                     self.dirty.insert(id);
                 }

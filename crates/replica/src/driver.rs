@@ -150,6 +150,7 @@ impl Driver {
             changes: Arc::new(Semaphore::new(CHANGES)),
             sending: Throttle::default(),
             taking_in: Throttle::default(),
+            low_watermarks: Notify::new(),
         });
         propose::start(&shared);
         shared.spawn("replica-ticks", tick(Arc::clone(&shared)));
@@ -246,6 +247,14 @@ impl Driver {
         }
     }
 
+    /// The copy of a partition was found damaged. It is not counted on any more: a leader that it follows hears at once that
+    /// nobody follows here, and until the copy was thrown away, in a later run, it fetches nothing.
+    pub fn on_damaged(&self, id: PartitionId) {
+        if let Some(leader) = self.shared.copy(id).and_then(|copy| copy.leader()) {
+            self.shared.outbound(leader).forget(id);
+        }
+    }
+
     /// The copy of a partition.
     pub fn copy(&self, id: PartitionId) -> Option<Arc<Replicated>> {
         self.shared.copy(id)
@@ -339,6 +348,8 @@ struct Shared {
     sending: Throttle,
     /// For what replicas that are being moved here take in.
     taking_in: Throttle,
+    /// Whoever waits for records to be gone from everybody. One for all: it is rare, and who is woken looks again.
+    low_watermarks: Notify,
 }
 
 impl Shared {

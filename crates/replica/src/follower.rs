@@ -74,8 +74,8 @@ pub struct Follower {
     /// Whether the leader has agreed in this epoch that our log is a beginning of its own.
     agreed: bool,
     high_watermark: Offset,
-    /// What the leader was last told: (written, durable).
-    told: (Offset, Offset),
+    /// What the leader was last told: (written, durable, log start).
+    told: (Offset, Offset, Offset),
     failures: u32,
     policy: ResetPolicy,
     tuning: FollowerTuning,
@@ -114,7 +114,7 @@ impl Follower {
             next_id: how.next_id,
             agreed: false,
             high_watermark: high_watermark.min(log.end()),
-            told: (Offset(0), Offset(0)),
+            told: (Offset(0), Offset(0), Offset(0)),
             failures: 0,
             policy: how.policy,
             tuning: how.tuning,
@@ -262,13 +262,14 @@ impl Follower {
         matches!(self.phase, Phase::Waiting { .. })
     }
 
-    /// Our disk has got further.
+    /// Our disk has got further, or our log starts later.
     pub fn on_durable(&mut self, log: &dyn LogView, effects: &mut Vec<Effect>) {
-        let now = (log.written(), log.durable());
+        let now = (log.written(), log.durable(), log.start());
         if self.agreed && now != self.told {
             self.told = now;
             let (from, leader_epoch, record) = (self.me, self.epoch, self.record);
-            let report = Report { from, leader_epoch, record, written: now.0, durable: now.1 };
+            let (written, durable, log_start) = now;
+            let report = Report { from, leader_epoch, record, written, durable, log_start };
             effects.push(Effect::Report { to: self.leader, report });
         }
     }
@@ -291,7 +292,7 @@ impl Follower {
         let id = self.next_id;
         self.next_id += 1;
         self.phase = Phase::Waiting { id, sent_ms: now_ms };
-        self.told = (log.written(), log.durable());
+        self.told = (log.written(), log.durable(), log.start());
         let blind = self.mutants.has(Mutant::TruncateByHighWatermark);
         let fetch = Fetch {
             from: self.me,
@@ -301,6 +302,7 @@ impl Follower {
             last_epoch: if blind { None } else { log.last_epoch() },
             written: self.told.0,
             durable: self.told.1,
+            log_start: self.told.2,
         };
         effects.push(Effect::Fetch { to: self.leader, id, fetch });
     }

@@ -169,6 +169,16 @@ impl Leader {
         follower.matched.then_some((follower.written, follower.durable))
     }
 
+    /// Where the logs of everybody in sync start at the latest: what lies below is gone from all of them. `log_start` is
+    /// our own.
+    pub fn low_watermark(&self, log_start: Offset) -> Offset {
+        let of = |node: BrokerId| {
+            let follower = self.followers.iter().find(|follower| follower.node == node);
+            follower.map_or(log_start, |follower| follower.log_start)
+        };
+        self.record.value.isr.iter().map(|member| of(member.node)).fold(log_start, Offset::min)
+    }
+
     /// The topic's setting changed. Takes effect on record when it is safe.
     pub fn want_durability(&mut self, durability: Durability, now_ms: u64, effects: &mut Vec<Effect>) {
         self.wanted_durability = durability;
@@ -215,6 +225,7 @@ impl Leader {
         let (written, durable) = (fetch.written.min(self.end), fetch.durable.min(self.end));
         let follower = Self::follower(&mut self.followers, fetch.from.node)?;
         follower.on_fetch(written, durable, measure, self.end, now_ms);
+        follower.note_log_start(fetch.log_start, effects);
         self.maybe_advance(effects);
         self.maybe_propose(now_ms, effects);
         Ok(Answer::Records { high_watermark: self.high_watermark, log_start: log.start(), log_end: self.end })
@@ -249,6 +260,7 @@ impl Leader {
         }
         let (written, durable) = (report.written.min(self.end), report.durable.min(self.end));
         follower.on_report(written, durable, measure, self.end, now_ms);
+        follower.note_log_start(report.log_start, effects);
         self.maybe_advance(effects);
         self.maybe_propose(now_ms, effects);
         Ok(())
@@ -334,6 +346,7 @@ impl Leader {
         if self.is_under_min() && !was_under {
             effects.push(Effect::UnderMinIsr);
         }
+        effects.push(Effect::LowWatermark);
         self.maybe_advance(effects);
         self.maybe_propose(now_ms, effects);
     }

@@ -35,6 +35,8 @@ pub struct Fetch {
     pub written: Offset,
     /// Everything below survives a crash of its machine.
     pub durable: Offset,
+    /// Where its log starts: what lies below is gone from it.
+    pub log_start: Offset,
 }
 
 /// A follower's disk has got further. Only sent after the leader of this epoch has answered with records or with
@@ -51,6 +53,8 @@ pub struct Report {
     pub written: Offset,
     /// Everything below survives a crash of its machine.
     pub durable: Offset,
+    /// Where its log starts: what lies below is gone from it.
+    pub log_start: Offset,
 }
 
 /// What a leader answers to a fetch.

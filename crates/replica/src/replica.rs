@@ -30,6 +30,8 @@ pub enum Effect {
     },
     /// The high watermark is here now: answer who waited, wake who fetches.
     HighWatermark(Offset),
+    /// The logs of those in sync may all start later now: whoever waits for records to be gone everywhere looks again.
+    LowWatermark,
     /// The in-sync set fell below the minimum: whoever waits gets NOT_ENOUGH_REPLICAS_AFTER_APPEND.
     UnderMinIsr,
     /// No longer the leader: whoever waits gets NOT_LEADER_OR_FOLLOWER.

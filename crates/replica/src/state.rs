@@ -67,6 +67,8 @@ pub struct PartitionState {
     /// The leader epoch whose leader put on record that it had stopped answering: who leads in the epoch after it need
     /// not wait for its serving right to run out.
     pub released: Option<LeaderEpoch>,
+    /// How many replicas it is to have again, when a node was removed and there were too few others to take its place.
+    pub wanted: Option<u32>,
     /// Counts changes of this record.
     pub version: u64,
 }
@@ -194,6 +196,8 @@ struct Json {
     unclean: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     released: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wanted: Option<u32>,
     version: u64,
 }
 
@@ -224,6 +228,7 @@ impl From<PartitionState> for Json {
             },
             unclean: state.unclean.map(|epoch| epoch.0),
             released: state.released.map(|epoch| epoch.0),
+            wanted: state.wanted,
             version: state.version,
         }
     }
@@ -248,6 +253,7 @@ impl From<Json> for PartitionState {
             },
             unclean: json.unclean.map(LeaderEpoch),
             released: json.released.map(LeaderEpoch),
+            wanted: json.wanted,
             version: json.version,
         }
     }
@@ -275,6 +281,7 @@ mod tests {
             durability: Durability::Fsync,
             unclean: None,
             released: None,
+            wanted: None,
             version: 9,
         }
     }
@@ -292,6 +299,7 @@ mod tests {
         full.durability = Durability::Replicated;
         full.unclean = Some(LeaderEpoch(2));
         full.released = Some(LeaderEpoch(3));
+        full.wanted = Some(4);
         assert_eq!(PartitionState::decode(&full.encode()).unwrap(), full);
     }
 

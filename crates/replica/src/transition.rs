@@ -87,6 +87,7 @@ impl PartitionState {
             durability,
             unclean: None,
             released: None,
+            wanted: None,
             version: 0,
         }
     }
@@ -226,7 +227,7 @@ impl Draft {
     }
 
     /// Begins to move the partition to `target`, or changes where a move under way is going. Answers whether it could:
-    /// somebody in sync must stay.
+    /// somebody in sync must stay. From then on as many replicas are wanted as the target has.
     pub fn begin_move(&mut self, target: &[BrokerId]) -> bool {
         let settled = self.next.settled();
         let mut replicas = target.to_vec();
@@ -236,8 +237,16 @@ impl Draft {
         }
         self.next.adding = target.iter().copied().filter(|node| !settled.contains(node)).collect();
         self.next.removing = settled.iter().copied().filter(|node| !target.contains(node)).collect();
+        self.next.wanted = None;
         self.keep_only(replicas);
         true
+    }
+
+    /// Begins to move the partition to `target` although it should have `wanted` replicas: it gets them when it can.
+    pub fn begin_short_move(&mut self, target: &[BrokerId], wanted: usize) {
+        if self.begin_move(target) && target.len() < wanted {
+            self.next.wanted = u32::try_from(wanted).ok();
+        }
     }
 
     /// Ends a move whose target is wholly in sync; `min_isr` is the one for the new number of replicas. Answers

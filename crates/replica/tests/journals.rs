@@ -60,7 +60,7 @@ impl Node {
                     follower.on_changed(&view(&self.journal), 0, &mut effects);
                 }
                 Effect::SetStart { start } => self.journal.set_start(start.0).unwrap(),
-                Effect::LeadershipEnded | Effect::Report { .. } | Effect::Refresh => {}
+                Effect::LeadershipEnded | Effect::LowWatermark | Effect::Report { .. } | Effect::Refresh => {}
                 other => panic!("not expected here: {other:?}"),
             }
             at += 1;

@@ -12,15 +12,20 @@
 //! | `faults.rs` | what goes wrong, and when |
 //! | `run.rs` | one run from beginning to verdict |
 //! | `store.rs` | the same for the store |
+//! | `site.rs` | machines that serve something replicated, and what goes wrong with them |
+//! | `queue.rs` | the same for the queue: transactions and groups |
 
 #![warn(missing_docs)]
 
 mod clients;
 mod cluster;
 mod faults;
+mod queue;
 mod run;
+mod site;
 mod store;
 pub mod world;
 
+pub use queue::{QueueOptions, QueueReport, run_queue};
 pub use run::{Failure, Options, Report, run, run_traced};
 pub use store::{StoreOptions, StoreReport, Struck, Victim, run_store};

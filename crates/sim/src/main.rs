@@ -9,7 +9,7 @@ use clap::Parser;
 use moim_raft::planted::{Bug, plant};
 #[cfg(feature = "planted")]
 use moim_sim::run;
-use moim_sim::{Options, run_traced};
+use moim_sim::{Options, QueueOptions, run_queue, run_traced};
 
 /// A whole cluster on one thread from one seed, with faults
 #[derive(Parser)]
@@ -38,6 +38,9 @@ struct Args {
     #[cfg(feature = "planted")]
     #[arg(long, default_value = "")]
     bug: String,
+    /// Run the queue, its transactions and groups, instead of the coordination core
+    #[arg(long)]
+    queue: bool,
     /// Print every run, not only those that fail
     #[arg(short, long)]
     verbose: bool,
@@ -58,7 +61,26 @@ fn main() -> ExitCode {
     if args.planted {
         return find_planted(&args);
     }
+    if args.queue {
+        return run_queues(&args);
+    }
     run_seeds(&args)
+}
+
+/// The queue from every seed; all of them, because a seed that fails may not do so again.
+fn run_queues(args: &Args) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for seed in args.start..args.start + args.seeds {
+        match run_queue(QueueOptions { seed, faults_ms: args.faults_ms }) {
+            Ok(report) if args.verbose => println!("seed {seed}: {report:?}"),
+            Ok(_) => {}
+            Err(failure) => {
+                println!("{failure}");
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    code
 }
 
 /// Whether each known bug is found.

@@ -17,7 +17,7 @@ mod clients;
 mod mover;
 mod node;
 mod trouble;
-mod wires;
+pub(crate) mod wires;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

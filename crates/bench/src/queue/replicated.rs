@@ -33,6 +33,10 @@ const CONTROLLED: i32 = 10_000;
 /// A cluster that does not take writes again by then does not count as one.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How often a slice is begun when leaders move under it, and how long they get to settle.
+const ATTEMPTS: u32 = 5;
+const SETTLE: Duration = Duration::from_secs(2);
+
 struct Bench<'a> {
     options: &'a Options,
     nodes: usize,
@@ -290,9 +294,24 @@ impl Subject for Produce<'_> {
     }
 
     fn run(&mut self, slice: Duration) -> Result<Work> {
-        let before = loopback_bytes()?;
-        let produced = produce::produce_to(&self.load, &self.leaders, Until::Elapsed(slice));
-        let work = self.bench.runtime.block_on(produced)?;
+        let mut before = loopback_bytes()?;
+        let mut attempts = 0;
+        let work = loop {
+            let produced = produce::produce_to(&self.load, &self.leaders, Until::Elapsed(slice));
+            attempts += 1;
+            match self.bench.runtime.block_on(produced) {
+                Ok(work) => break work,
+                Err(error) if attempts == ATTEMPTS => return Err(error),
+                // Leaders move in a cluster that is short of cores; whoever lost them gets the slice again.
+                Err(_) => std::thread::sleep(SETTLE),
+            }
+            let leaders = admin::leaders(self.load.addr, &self.load.topic, 1);
+            let leaders = self.bench.runtime.block_on(leaders)?;
+            if leaders.len() == self.leaders.len() {
+                self.leaders = leaders;
+            }
+            before = loopback_bytes()?;
+        };
         let (acknowledged, crossed) = self.moved.get();
         self.moved.set((acknowledged + work.bytes, crossed + loopback_bytes()?.saturating_sub(before)));
         Ok(work)

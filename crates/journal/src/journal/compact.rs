@@ -144,7 +144,7 @@ impl Journal {
 
     fn found_damage(&self, segment: i64, position: u64) -> JournalError {
         tracing::error!(journal = %self.id, segment, position, "a frame is not what was written");
-        self.state.locked().damaged = true;
+        self.note_damage(&mut self.state.locked());
         JournalError::Damaged
     }
 

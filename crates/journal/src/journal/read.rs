@@ -177,7 +177,7 @@ impl Journal {
                 if state.truncations != cuts {
                     return ReadError::OutOfRange { start: state.start, end: state.end };
                 }
-                state.damaged = true;
+                self.note_damage(&mut state);
                 tracing::error!(journal = %self.id, position, near, "a frame is not what was written");
                 ReadError::Damaged { id: self.id, offset: near }
             }
@@ -193,7 +193,7 @@ impl Journal {
                     // Dropped since we looked: the log starts later now, or ends earlier.
                     return Err(ReadError::OutOfRange { start: state.start, end: state.end });
                 }
-                state.damaged = true;
+                self.note_damage(&mut state);
                 Err(ReadError::Damaged { id: self.id, offset: near })
             }
             Err(error) => Err(ReadError::Io(error)),

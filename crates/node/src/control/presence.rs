@@ -88,6 +88,22 @@ impl Presence {
         }
     }
 
+    /// Says of more copies that they are damaged, in the run that found it.
+    pub(crate) async fn on_damaged(&self, damaged: Vec<String>) -> Result<(), RepositoryError> {
+        let record = {
+            let mut record = lock(&self.record);
+            record.damaged = damaged;
+            record.clone()
+        };
+        // Without a mark the next one says it.
+        let (run, lease) = (*self.run.borrow(), self.lease());
+        let (Some(run), Some(lease)) = (run, lease) else { return Ok(()) };
+        let key = member_key(record.node_id);
+        let ours = Compare::CreateRevision(key.clone(), run);
+        let txn = Txn::new().when(ours).put_leased(key, record.to_bytes(), lease);
+        self.repository.txn(txn).await.map(drop)
+    }
+
     /// The runs of this node: the present one, and those that follow when its lease was lost.
     pub(crate) fn runs(&self) -> watch::Receiver<Option<i64>> {
         self.run.subscribe()
@@ -337,6 +353,10 @@ mod tests {
             let member = fixture.member().await.unwrap();
             assert_eq!((member.record.intact_since, member.broker_epoch), (None, run));
             assert_eq!(member.record.damaged, ["00/3"]);
+            // More is found later: the same run says so.
+            first.on_damaged(vec!["00/3".into(), "00/4".into()]).await.unwrap();
+            let member = fixture.member().await.unwrap();
+            assert_eq!((member.record.damaged.len(), member.broker_epoch), (2, run));
             drop(first);
             // A stop in order keeps it; a start after a crash takes it away.
             let second = fixture.start();

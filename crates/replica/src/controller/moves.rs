@@ -94,6 +94,7 @@ impl Controller {
             None => state.replicas.len().max(self.wanted_factor()),
             Some(_) => state.replicas.len(),
         };
+        let factor = factor.max(state.wanted.map_or(0, |wanted| wanted as usize));
         if !leaves && factor == state.replicas.len() {
             return false;
         }
@@ -103,17 +104,18 @@ impl Controller {
             // Every node that may take replicas has one already. Who is to go goes with a copy less if there are too few
             // nodes for good; a node that is away is waited for.
             let serving = self.nodes.values().filter(|node| node.node.order == Order::Serve).count();
-            if !leaves || reachable == 0 || serving >= factor {
+            let in_vain = if leaves { reachable == 0 } else { reachable <= state.replicas.len() };
+            if in_vain || (leaves && serving >= factor) {
                 return false;
             }
         }
-        let factor = factor.min(reachable);
         if budget.moves == 0 {
             return true;
         }
-        let target = spots.place(&keep, factor);
+        let target = spots.place(&keep, factor.min(reachable));
         budget.moves -= 1;
-        draft.begin_move(&target);
+        // Who had to go without for lack of nodes gets it back when there are some, whatever the topic asked for.
+        draft.begin_short_move(&target, factor);
         false
     }
 }

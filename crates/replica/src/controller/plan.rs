@@ -209,8 +209,11 @@ impl Controller {
 
     fn judge_one(&self, id: PartitionId, entry: &InSync, member: &Member, draft: &mut Draft) {
         let durability = draft.state().durability;
-        // The only copy, damaged or not, is better than none: it takes no appends, and is readable around the damage.
-        let only = draft.state().replicas.len() == 1 && member.is_damaged(id);
+        // The only copy that counts, damaged or not, is better than none: it takes no appends, and is readable around the
+        // damage. Without it nobody could ever be elected.
+        let state = draft.state();
+        let mut others = state.isr.iter().chain(&state.eligible).chain(&state.last_known);
+        let only = member.is_damaged(id) && others.all(|other| other.node == entry.node);
         let as_if_whole = only.then(|| Member { damaged: Vec::new(), ..member.clone() });
         match judge(entry, as_if_whole.as_ref().unwrap_or(member), id, durability, self.mutants) {
             Place::Current => {}

@@ -590,3 +590,69 @@ fn a_change_that_failed_is_decided_again() {
     world.controller.on_failed(id(0));
     assert_eq!(world.controller.decide(0).changes, lost.changes);
 }
+
+#[test]
+fn what_a_removal_shrank_grows_back_also_where_a_factor_was_asked_for() {
+    let mut world = World::new(3);
+    world.controller.on_topic(Topic { factor: Some(3), ..topic(4) });
+    world.settle();
+    world.now_ms = 10_000;
+    world.order(3, Order::Remove);
+    for _ in 0..4 {
+        world.settle();
+        world.catch_up();
+    }
+    world.settle();
+    let sizes = |world: &World| {
+        let sizes = world.records.values().map(|record| (record.value.replicas.len(), record.value.wanted));
+        sizes.collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(sizes(&world), [(2, Some(3))].into());
+    // Asked for by name: two it is, from now on.
+    let change = world.controller.reassign(id(0), Some(&[BrokerId(2), BrokerId(1)])).unwrap().unwrap();
+    world.revision += 1;
+    world.write(change);
+    world.settle();
+    // Another node comes: the others grow onto it.
+    world.start(4, None);
+    for _ in 0..4 {
+        world.settle();
+        world.catch_up();
+    }
+    world.settle();
+    assert_eq!((world.state(0).replicas.len(), world.state(0).wanted), (2, None));
+    for index in 1..4 {
+        let state = world.state(index);
+        assert_eq!((state.replicas.len(), state.isr.len(), state.wanted), (3, 3, None), "{index}");
+        assert!(state.replicas.contains(&BrokerId(4)));
+    }
+}
+
+#[test]
+fn damage_found_while_a_node_runs_takes_its_place_away_but_never_the_last_one() {
+    let mut world = World::new(3);
+    world.controller.on_topic(Topic { min_isr: Some(1), ..topic(3) });
+    world.settle();
+    let leads = |world: &World| (0..3).find(|at| world.state(*at).leader == Some(BrokerId(1))).unwrap();
+    let damaged = leads(&world);
+    let member = world.members[&BrokerId(1)].clone();
+    world.controller.on_member(Member { damaged: vec![id(damaged)], ..member.clone() }, 0);
+    world.settle();
+    let state = world.state(damaged);
+    assert_ne!(state.leader, Some(BrokerId(1)));
+    assert_eq!(state.in_sync(BrokerId(1)), None);
+    assert!((0..3).filter(|at| *at != damaged).all(|at| world.state(at).isr.len() == 3));
+    // The others go, and the last one in sync is damaged too: it leads on, for what can still be read.
+    for node in [2, 3] {
+        let before = world.state(damaged).isr.len();
+        if before > 1 {
+            world.kill(node);
+            world.settle();
+        }
+    }
+    let last = world.state(damaged).isr[0].node;
+    let member = world.members[&last].clone();
+    world.controller.on_member(Member { damaged: vec![id(damaged)], ..member }, 0);
+    world.settle();
+    assert_eq!(world.state(damaged).leader, Some(last));
+}

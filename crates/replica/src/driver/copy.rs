@@ -254,6 +254,28 @@ impl Replicated {
         wake(&mut self.locked().subscribers);
     }
 
+    /// Waits until the logs of everybody in sync start at `start` or later, and answers where they do. An error when this
+    /// copy does not lead, or no longer does.
+    pub async fn gone_everywhere(&self, start: Offset) -> Result<Offset, AckError> {
+        loop {
+            // Before the look, so that nothing is missed between the two.
+            let mut moved = std::pin::pin!(self.shared.low_watermarks.notified());
+            moved.as_mut().enable();
+            let low = self.low_watermark().ok_or(AckError::NotLeader)?;
+            if low >= start {
+                return Ok(low);
+            }
+            moved.await;
+        }
+    }
+
+    /// Where the logs of everybody in sync start at the latest, while this copy leads.
+    pub fn low_watermark(&self) -> Option<Offset> {
+        let mut state = self.locked();
+        let leader = state.replica.as_mut()?.leader()?;
+        Some(leader.low_watermark(Offset(self.journal.start())))
+    }
+
     /// Whether a reassignment brings this copy in and it is not in sync yet. Does not lock.
     pub(super) fn is_arriving(&self) -> bool {
         self.arriving.load(Ordering::Acquire)
@@ -686,7 +708,8 @@ impl Replicated {
     fn carry_out(self: &Arc<Self>, state: &mut State, effect: Effect) {
         match effect {
             // Done with the change of role, or by `publish`.
-            Effect::NoteEpoch { .. } | Effect::LeadershipEnded | Effect::HighWatermark(_) => {}
+            Effect::NoteEpoch { .. } | Effect::HighWatermark(_) => {}
+            Effect::LowWatermark | Effect::LeadershipEnded => self.shared.low_watermarks.notify_waiters(),
             Effect::UnderMinIsr => {
                 if let Some(owner) = &state.owner {
                     owner.on_under_min_isr();
@@ -694,6 +717,8 @@ impl Replicated {
             }
             Effect::Propose(proposal) => self.shared.propose(Arc::clone(self), *proposal),
             Effect::Refresh => self.shared.refresh(Arc::clone(self)),
+            // A log with damage in it takes nothing more, and is not to count as in sync for having everything else.
+            Effect::Fetch { to, .. } if self.journal.is_damaged() => self.shared.outbound(to).forget(self.id),
             Effect::Fetch { to, id, fetch } => self.shared.outbound(to).fetch(self, id, fetch),
             Effect::Report { to, report } => self.shared.outbound(to).report(self, report),
             Effect::FetchSnapshot { to, fetch } => self.shared.outbound(to).fetch_snapshot(self, fetch),

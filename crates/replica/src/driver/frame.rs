@@ -161,6 +161,7 @@ impl ToLeader {
                     out.put_i32(fetch.last_epoch.map_or(-1, |epoch| epoch.0));
                     out.put_i64(fetch.written.0);
                     out.put_i64(fetch.durable.0);
+                    out.put_i64(fetch.log_start.0);
                 }
             }),
             Self::Reports(reports) => put(out, kind::REPORTS, 0, |out| {
@@ -170,6 +171,7 @@ impl ToLeader {
                     out.put_i64(report.record);
                     out.put_i64(report.written.0);
                     out.put_i64(report.durable.0);
+                    out.put_i64(report.log_start.0);
                 }
             }),
             Self::Snapshot(slot, fetch) => put(out, kind::SNAPSHOT, 0, |out| {
@@ -196,18 +198,20 @@ impl ToLeader {
             kind::BEAT => Self::Beat,
             kind::NAMES => Self::Names(head.list(24, |head| Ok((head.u32()?, head.partition()?)))?),
             kind::FORGET => Self::Forget(head.list(4, Input::u32)?),
-            kind::WANTS => Self::Wants(head.list(52, |head| {
+            kind::WANTS => Self::Wants(head.list(60, |head| {
                 let (slot, id) = (head.u32()?, head.u64()?);
                 let (leader_epoch, record) = (head.epoch()?, head.i64()?);
                 let offset = head.offset()?;
                 let last_epoch = Some(head.epoch()?).filter(|epoch| epoch.0 >= 0);
-                let (written, durable) = (head.offset()?, head.offset()?);
-                Ok((slot, id, Fetch { from, leader_epoch, record, offset, last_epoch, written, durable }))
+                let (written, durable, log_start) = (head.offset()?, head.offset()?, head.offset()?);
+                let fetch =
+                    Fetch { from, leader_epoch, record, offset, last_epoch, written, durable, log_start };
+                Ok((slot, id, fetch))
             })?),
-            kind::REPORTS => Self::Reports(head.list(32, |head| {
+            kind::REPORTS => Self::Reports(head.list(40, |head| {
                 let (slot, leader_epoch, record) = (head.u32()?, head.epoch()?, head.i64()?);
-                let (written, durable) = (head.offset()?, head.offset()?);
-                Ok((slot, Report { from, leader_epoch, record, written, durable }))
+                let (written, durable, log_start) = (head.offset()?, head.offset()?, head.offset()?);
+                Ok((slot, Report { from, leader_epoch, record, written, durable, log_start }))
             })?),
             kind::SNAPSHOT => {
                 let (slot, leader_epoch) = (head.u32()?, head.epoch()?);
@@ -468,9 +472,10 @@ mod tests {
             last_epoch: Some(LeaderEpoch(3)),
             written: Offset(99),
             durable: Offset(98),
+            log_start: Offset(7),
         };
-        let (written, durable) = (Offset(9), Offset(8));
-        let report = Report { from, leader_epoch: LeaderEpoch(4), record: 7, written, durable };
+        let (written, durable, log_start) = (Offset(9), Offset(8), Offset(3));
+        let report = Report { from, leader_epoch: LeaderEpoch(4), record: 7, written, durable, log_start };
         let snapshot = SnapshotFetch { from, leader_epoch: LeaderEpoch(4), snapshot: None, position: 17 };
         let all = [
             ToLeader::Hello(from),

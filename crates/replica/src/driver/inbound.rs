@@ -195,6 +195,10 @@ impl Session<'_> {
                     if let Turn::Frame(frame) = turn? {
                         inbound.heard_ms.store(shared.now_ms(), Ordering::Relaxed);
                         self.on_frame(ToLeader::decode(frame, Some(inbound.from))?)?;
+                        // What came with it is dealt with before anything is sent: one write answers all of it.
+                        while let Some(frame) = self.stream.arrived()? {
+                            self.on_frame(ToLeader::decode(frame, Some(inbound.from))?)?;
+                        }
                     }
                 }
                 () = inbound.notify.notified() => {}

@@ -255,6 +255,10 @@ impl<'a> Session<'a> {
                     if let Turn::Frame(frame) = turn? {
                         heard_ms = shared.now_ms();
                         self.on_frame(ToFollower::decode(frame)?)?;
+                        // What came with it is dealt with before anything is said: one write asks for all that follows.
+                        while let Some(frame) = self.stream.arrived()? {
+                            self.on_frame(ToFollower::decode(frame)?)?;
+                        }
                     }
                 }
                 () = outbound.notify.notified() => {}

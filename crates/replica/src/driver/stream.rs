@@ -106,6 +106,11 @@ impl Stream {
         poll_fn(|cx| self.poll_turn(cx, drain_below)).await
     }
 
+    /// The next frame that is here already. Reads nothing, so what it brings is bounded by the last read.
+    pub(super) fn arrived(&mut self) -> io::Result<Option<Frame>> {
+        frame::split(&mut self.input)
+    }
+
     fn poll_turn(&mut self, cx: &mut Context<'_>, drain_below: Option<usize>) -> Poll<io::Result<Turn>> {
         self.poll_flush(cx)?;
         if drain_below.is_some_and(|low| self.unsent() < low) {

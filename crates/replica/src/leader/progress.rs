@@ -4,6 +4,7 @@ use moim_base::{BrokerId, Offset};
 
 use super::LeaderTuning;
 use crate::message::{Refusal, Sender};
+use crate::replica::Effect;
 
 /// One follower.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,8 @@ pub(super) struct Progress {
     pub(super) matched: bool,
     pub(super) written: Offset,
     pub(super) durable: Offset,
+    /// Where its log starts.
+    pub(super) log_start: Offset,
     /// The last moment at which it had all we had.
     caught_up_ms: u64,
     /// An end we had at some moment: when the follower reaches it, it had caught up with that moment. Kept until it is
@@ -36,6 +39,7 @@ impl Progress {
             matched: false,
             written: Offset(0),
             durable: Offset(0),
+            log_start: Offset(0),
             caught_up_ms: now_ms,
             mark: (Offset(i64::MAX), now_ms),
             disconnected_ms: None,
@@ -93,6 +97,14 @@ impl Progress {
         self.written = self.written.max(written);
         self.durable = self.durable.max(durable);
         self.note_caught_up(measure, end, now_ms);
+    }
+
+    /// Where its log starts now. It never goes back but with another log, which a fetch speaks of.
+    pub(super) fn note_log_start(&mut self, log_start: Offset, effects: &mut Vec<Effect>) {
+        if self.log_start != log_start {
+            self.log_start = log_start;
+            effects.push(Effect::LowWatermark);
+        }
     }
 
     /// It was there at that time, and has not said anything new since.

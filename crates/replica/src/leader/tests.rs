@@ -26,6 +26,11 @@ fn record(isr: &[i32], min_isr: u32) -> Versioned<PartitionState> {
     Versioned { revision: 10, value: state }
 }
 
+fn report(from: Sender, written: i64, durable: i64) -> Report {
+    let (written, durable) = (Offset(written), Offset(durable));
+    Report { from, leader_epoch: EPOCH, record: 10, written, durable, log_start: Offset(0) }
+}
+
 struct Led {
     leader: Leader,
     log: ToyLog,
@@ -70,6 +75,7 @@ impl Led {
                 last_epoch,
                 written: Offset(offset),
                 durable: Offset(durable),
+                log_start: Offset(0),
             },
             now_ms,
         )
@@ -106,8 +112,7 @@ fn the_high_watermark_waits_for_stable_storage_of_everybody_in_sync() {
     assert_eq!(led.hw(), 0, "our own disk has nothing");
     led.sync();
     assert_eq!(led.hw(), 4);
-    let report =
-        Report { from: sender(3), leader_epoch: EPOCH, record: 10, written: Offset(10), durable: Offset(9) };
+    let report = report(sender(3), 10, 9);
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     assert_eq!(led.hw(), 9);
     // A fetch that was overtaken says less; what is committed stays so.
@@ -132,8 +137,7 @@ fn under_replicated_durability_written_is_enough() {
 fn a_follower_counts_only_after_a_fetch_that_matches() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     led.sync();
-    let report =
-        Report { from: sender(2), leader_epoch: EPOCH, record: 10, written: Offset(5), durable: Offset(5) };
+    let report = report(sender(2), 5, 5);
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     led.fetch(3, 5, 5, 0).unwrap();
     assert_eq!(led.hw(), 0, "node 2 has only said so");
@@ -154,6 +158,7 @@ fn another_epoch_is_refused() {
         last_epoch: Some(LeaderEpoch(1)),
         written: Offset(5),
         durable: Offset(5),
+        log_start: Offset(0),
     };
     assert_eq!(led.fetch_as(fetch(2), 0), Err(Refusal::FencedEpoch(EPOCH)));
     assert_eq!(led.fetch_as(fetch(4), 0), Err(Refusal::UnknownEpoch(EPOCH)));
@@ -179,6 +184,7 @@ fn a_log_that_is_no_beginning_of_ours_is_told_where_it_parts() {
             last_epoch: last_epoch.map(LeaderEpoch),
             written: Offset(offset),
             durable: Offset(offset),
+            log_start: Offset(0),
         };
         assert_eq!(led.fetch_as(fetch, 0), Ok(expected), "{offset} in {last_epoch:?}");
     };
@@ -214,6 +220,7 @@ fn a_log_of_epochs_that_are_forgotten_has_to_begin_anew() {
         last_epoch: Some(LeaderEpoch(1)),
         written: Offset(5),
         durable: Offset(5),
+        log_start: Offset(0),
     };
     assert_eq!(led.fetch_as(fetch, 0), Ok(Answer::OutOfRange { log_start: Offset(5) }));
     let empty = Fetch { last_epoch: None, ..fetch };
@@ -334,7 +341,7 @@ fn below_the_minimum_nothing_commits_and_nothing_is_admitted() {
     let mut alone = record(&[1], 2);
     alone.revision = 11;
     led.leader.on_record(alone, 0, &mut led.effects);
-    assert_eq!(led.effects, [Effect::UnderMinIsr]);
+    assert_eq!(led.effects, [Effect::UnderMinIsr, Effect::LowWatermark]);
     assert_eq!(led.hw(), 0);
     assert_eq!(led.leader.admit(), Err(AckError::NotEnoughReplicas));
 }
@@ -352,6 +359,7 @@ fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy()
         last_epoch: Some(EPOCH),
         written: Offset(2),
         durable: Offset(2),
+        log_start: Offset(0),
     };
     let mut without = record(&[1, 2], 2);
     without.revision = 11;
@@ -363,8 +371,7 @@ fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy()
     led.leader.on_record(again, 0, &mut led.effects);
     // Its log was deleted; this was on its way before.
     assert_eq!(led.fetch_as(late, 0), Err(Refusal::NotReplica));
-    let report =
-        Report { from: sender(3), leader_epoch: EPOCH, record: 10, written: Offset(2), durable: Offset(2) };
+    let report = report(sender(3), 2, 2);
     assert_eq!(led.leader.on_report(&report, 0, &mut led.effects), Err(Refusal::NotReplica));
     assert_eq!(led.leader.progress_of(BrokerId(3)), None);
     let new = Fetch {
@@ -373,6 +380,7 @@ fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy()
         last_epoch: None,
         written: Offset(0),
         durable: Offset(0),
+        log_start: Offset(0),
         ..late
     };
     assert!(matches!(led.fetch_as(new, 0), Ok(Answer::Records { .. })));
@@ -386,8 +394,7 @@ fn a_follower_in_a_new_run_starts_from_nothing() {
     led.fetch(2, 1, 1, 0).unwrap();
     assert_eq!(led.hw(), 1);
     let again = Sender { epoch: BrokerEpoch(500), ..sender(2) };
-    let report =
-        Report { from: again, leader_epoch: EPOCH, record: 10, written: Offset(2), durable: Offset(2) };
+    let report = report(again, 2, 2);
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     assert_eq!(led.hw(), 1, "its log is not known to be ours");
     let fetch = Fetch {
@@ -398,6 +405,7 @@ fn a_follower_in_a_new_run_starts_from_nothing() {
         last_epoch: Some(EPOCH),
         written: Offset(1),
         durable: Offset(1),
+        log_start: Offset(0),
     };
     led.fetch_as(fetch, 0).unwrap();
     assert_eq!(led.proposals(), [(1, vec![1, 2])], "the entry is to name the new run");
@@ -423,4 +431,23 @@ fn stable_storage_is_promised_on_record_only_once_what_is_committed_is_there() {
     assert_eq!((led.hw(), led.proposals()), (4, vec![]), "node 2 has not synced what is committed");
     led.fetch(2, 5, 4, 0).unwrap();
     assert_eq!(led.proposals(), [(1, vec![1, 2])]);
+}
+
+#[test]
+fn records_are_gone_everywhere_when_every_log_in_sync_starts_later() {
+    let mut led = Led::new(record(&[1, 2], 1), 5);
+    led.sync();
+    for node in [2, 3] {
+        led.fetch(node, 5, 5, 0).unwrap();
+    }
+    led.effects.clear();
+    assert_eq!(led.leader.low_watermark(Offset(3)), Offset(0));
+    // Nobody waits for one that is not in sync.
+    let gone = |node| Report { log_start: Offset(3), ..report(sender(node), 5, 5) };
+    led.leader.on_report(&gone(2), 0, &mut led.effects).unwrap();
+    assert!(led.effects.contains(&Effect::LowWatermark));
+    assert_eq!(led.leader.low_watermark(Offset(3)), Offset(3));
+    // A follower that begins anew may be behind again.
+    led.fetch(2, 5, 5, 0).unwrap();
+    assert_eq!(led.leader.low_watermark(Offset(3)), Offset(0));
 }

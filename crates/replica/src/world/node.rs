@@ -460,6 +460,7 @@ impl World {
                 self.checker.on_leader(part, epoch, sender, &self.nodes[node].disks[part]);
             }
             Effect::HighWatermark(to) => self.on_high_watermark(node, part, to),
+            Effect::LowWatermark => {}
             Effect::UnderMinIsr | Effect::LeadershipEnded => self.fail_waiting(node, part),
             Effect::Propose(proposal) => {
                 let id = proposal.id;

@@ -2,6 +2,7 @@
 //! the controller.
 
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -169,7 +170,7 @@ type Copies = HashMap<PartitionId, (Arc<Replicated>, Arc<Told>)>;
 
 /// A node that runs.
 pub(crate) struct Running {
-    _store: Store,
+    pub(crate) store: Store,
     pub(crate) driver: Arc<Driver>,
     pub(crate) copies: Copies,
     pub(crate) run: Sender,
@@ -254,6 +255,21 @@ impl Cluster {
         self.copy(node).journal()
     }
 
+    /// Turns a byte of the first segment of a copy over, and has the scrub find it.
+    pub(crate) fn damage(&self, node: i32) {
+        let folder = self.dirs[node as usize - 1].path().join("queue/t/Partition-0");
+        let mut segments: Vec<_> =
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        segments.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
+        segments.sort();
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&segments[0]).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 5_000).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], 5_000).unwrap();
+        assert!(!self.node(node).store.scrub_step(u64::MAX).damage.is_empty());
+        self.node(node).driver.on_damaged(ID);
+    }
+
     pub(crate) fn member(&self, node: i32) -> InSync {
         let run = self.node(node).run;
         InSync { node: run.node, epoch: run.epoch, directory: run.directory }
@@ -279,7 +295,7 @@ impl Cluster {
         let run = self.register(node).await;
         driver.set_run(run);
         scope.spawn("watch", watch(self.repository.clone(), driver.clone(), shutdown.clone()));
-        self.nodes[node as usize - 1] = Some(Running { _store: store, driver, copies, run, shutdown });
+        self.nodes[node as usize - 1] = Some(Running { store, driver, copies, run, shutdown });
     }
 
     fn open(&self, node: i32, driver: &Arc<Driver>) -> (Store, Copies) {

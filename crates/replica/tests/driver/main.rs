@@ -158,6 +158,49 @@ fn leadership_moves_while_everybody_appends_and_nothing_committed_is_lost() {
 }
 
 #[test]
+fn records_are_gone_when_they_are_gone_from_everybody_in_sync() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.fill(1, 300, 10_000).await;
+        cluster.committed(3, 300).await;
+        cluster.journal(1).set_start(250).unwrap();
+        let leader = cluster.copy(1).clone();
+        leader.on_log_start();
+        assert_eq!(leader.gone_everywhere(Offset(250)).await.unwrap(), Offset(250));
+        assert_eq!([2, 3].map(|node| cluster.journal(node).start()), [250, 250]);
+        assert!(cluster.copy(2).gone_everywhere(Offset(250)).await.is_err(), "only a leader knows");
+        // Nobody waits for a node that is away, once it is out of the in-sync set.
+        cluster.kill(3).await;
+        cluster.journal(1).set_start(280).unwrap();
+        leader.on_log_start();
+        assert_eq!(leader.low_watermark(), Some(Offset(250)));
+        cluster.append(1, b"waits for the dead one").unwrap();
+        assert_eq!(leader.gone_everywhere(Offset(280)).await.unwrap(), Offset(280));
+        cluster.in_sync(&[1, 2]).await;
+    });
+}
+
+#[test]
+fn a_copy_with_damage_does_not_come_back_into_the_in_sync_set() {
+    run(async {
+        let cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.fill(1, 300, 10_000).await;
+        cluster.committed(3, 300).await;
+        cluster.damage(3);
+        // What the controller does when it reads the member's record.
+        cluster.change(|draft| draft.forget(BrokerId(3))).await;
+        cluster.append(1, b"commits without it").unwrap();
+        cluster.committed(1, 301).await;
+        cluster.committed(2, 301).await;
+        cluster.in_sync(&[1, 2]).await;
+        assert_eq!(cluster.copy(1).record().unwrap().value.in_sync(BrokerId(3)), None);
+        assert_eq!(cluster.journal(3).end(), 300);
+    });
+}
+
+#[test]
 fn a_follower_below_the_leaders_log_start_begins_anew_there() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;

@@ -102,6 +102,8 @@ impl Replicated {
         self.shared.spawn_change("replica-start", work, move || {
             let mut state = copy.locked();
             state.starting = state.starting.filter(|newest| *newest > start);
+            // The leader hears of it: somebody may wait for it.
+            copy.step(&mut state, |replica, log, _, effects| replica.on_durable(log, effects));
         });
     }
 
