@@ -34,6 +34,9 @@ use crate::topics::OFFSETS_TOPIC;
 /// How long a request waits for a machine that is being read. A client that is told to ask again takes longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The key of a record that says nothing: its version is none that anybody reads. Without a value, it is compacted away.
+const NOTHING_KEY: [u8; 2] = i16::MAX.to_be_bytes();
+
 /// All consumer groups of this node.
 pub(crate) struct GroupService {
     config: Config,
@@ -224,6 +227,32 @@ impl GroupService {
     /// Takes [`Self::before_verifying`] back when nothing was written.
     pub(crate) fn after_verifying(&self, producer_id: i64) {
         lock(&self.verified).remove(&producer_id);
+    }
+
+    /// Proves that this node still coordinates a group: one that was replaced, and has not heard of it, would answer with
+    /// what was committed before. Whoever leads a partition can commit to it, so that is the proof; a partition with one
+    /// copy needs none.
+    pub(crate) async fn confirm(&self, broker: &Broker, group: &str) -> Result<(), ErrorCode> {
+        let index = self.partition_of(group);
+        // Whoever looks is told what is missing.
+        let Ok(partition) = broker.topics.partition(OFFSETS_TOPIC, index) else { return Ok(()) };
+        if partition.is_only_copy() {
+            return Ok(());
+        }
+        let wall_ms = broker.clock.wall_ms();
+        let nothing = (Bytes::from_static(&NOTHING_KEY), None);
+        let appended = partition
+            .append_own(encode(&[nothing], None, wall_ms), wall_ms, None)
+            .map_err(|_| ErrorCode::NotCoordinator)?;
+        let (sender, committed) = oneshot::channel();
+        let done = move |result| {
+            let _ = sender.send(result); // whoever asked may be gone
+        };
+        partition.when_committed(&appended, Ack::Call(Box::new(done)));
+        match tokio::time::timeout(PATIENCE, committed).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            _ => Err(ErrorCode::NotCoordinator),
+        }
     }
 
     /// Looks at the machine of a group without changing it.

@@ -265,6 +265,12 @@ impl Partition {
         Some(self.leading.load(Ordering::Acquire)).filter(|epoch| *epoch != NOT_LEADING)
     }
 
+    /// Whether no other node has, or is to have, a copy.
+    pub(crate) fn is_only_copy(&self) -> bool {
+        let record = self.replicated.get().and_then(|replicated| replicated.record());
+        record.is_some_and(|record| record.value.replicas.len() <= 1)
+    }
+
     /// Whether this copy follows a leader.
     pub(crate) fn follows(&self) -> bool {
         self.replicated.get().is_some_and(|replicated| replicated.leader().is_some())

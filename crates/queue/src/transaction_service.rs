@@ -501,7 +501,11 @@ impl TransactionService {
                 for (far, result) in markers.into_iter().zip(results) {
                     // A topic deleted meanwhile needs no marker; one the other does not know yet does.
                     let gone = !topics.has(&far.at.topic, far.at.partition);
-                    let result = if gone { Ok(()) } else { result };
+                    let result = match result {
+                        _ if gone => Ok(()),
+                        Err(ErrorCode::UnknownTopicOrPartition) => Err(ErrorCode::LeaderNotAvailable),
+                        result => result,
+                    };
                     done.push(Done::Marker(far.whose, far.token, far.at, result, far.marker));
                 }
             });

@@ -9,7 +9,9 @@
 //! - a transaction begins only after the markers of the one before are durable on every partition, so a
 //!   marker that is written again cannot end a later transaction;
 //! - a partition has at most one marker of an id in flight: markers are sent again only where one failed;
-//! - every token of a request is answered exactly once.
+//! - every token of a request is answered exactly once;
+//! - nobody is told of success without a write, not even of what is so already: a coordinator that was replaced and has
+//!   not heard of it remembers the end of an earlier transaction, and would take the next one's for it. It cannot write.
 //!
 //! A write that failed leaves the image as it was. That is safe even if the record did reach the log: nothing
 //! was done on the strength of it, and a coordinator that loads it finds a decision it may carry out.
@@ -346,10 +348,8 @@ impl Coordinator {
         if entry.txn.state.is_preparing() {
             return Err(ErrorCode::ConcurrentTransactions);
         }
-        if partitions.iter().all(|p| entry.txn.partitions.contains(p)) {
-            return Ok(Some(Reply::of(ErrorCode::None))); // Nothing new to write down.
-        }
-        let next = entry.txn.add(partitions, wall_ms);
+        let nothing_new = partitions.iter().all(|p| entry.txn.partitions.contains(p));
+        let next = if nothing_new { entry.txn.clone() } else { entry.txn.add(partitions, wall_ms) };
         self.persist(id, Some(next), Some((token, Reply::of(ErrorCode::None))));
         Ok(None)
     }
@@ -373,7 +373,9 @@ impl Coordinator {
             }
             // Repeated because the answer was lost.
             (State::CompleteCommit, true) | (State::CompleteAbort, false) => {
-                Ok(Some(Reply::of(ErrorCode::None)))
+                let same = entry.txn.clone();
+                self.persist(id, Some(same), Some((token, Reply::of(ErrorCode::None))));
+                Ok(None)
             }
             (State::PrepareCommit, true) | (State::PrepareAbort, false) => {
                 Err(ErrorCode::ConcurrentTransactions)

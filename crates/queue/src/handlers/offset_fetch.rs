@@ -19,28 +19,34 @@ pub(crate) async fn handle(
     context: Request,
 ) -> OffsetFetchResponse {
     if context.version >= 8 {
-        let groups = request.groups.iter().map(|g| {
+        let mut groups = Vec::with_capacity(request.groups.len());
+        for g in &request.groups {
             let topics = g
                 .topics
                 .as_ref()
                 .map(|t| t.iter().map(|t| (shared(&t.name), t.partition_indexes.clone())).collect());
-            several(fetch(
-                &broker,
-                OffsetFetch { group: shared(&g.group_id), topics, require_stable: request.require_stable },
-            ))
-        });
-        return OffsetFetchResponse { groups: groups.collect(), ..Default::default() };
+            let group = shared(&g.group_id);
+            let wanted = OffsetFetch { group, topics, require_stable: request.require_stable };
+            groups.push(several(fetch(&broker, wanted).await));
+        }
+        return OffsetFetchResponse { groups, ..Default::default() };
     }
     let topics = request
         .topics
         .as_ref()
         .map(|t| t.iter().map(|t| (shared(&t.name), t.partition_indexes.clone())).collect());
     let require_stable = request.require_stable && context.version >= 7;
-    single(fetch(&broker, OffsetFetch { group: shared(&request.group_id), topics, require_stable }))
+    single(fetch(&broker, OffsetFetch { group: shared(&request.group_id), topics, require_stable }).await)
 }
 
-fn fetch(broker: &Broker, wanted: OffsetFetch) -> FetchedGroup {
+/// Whoever wants to hear of nothing that may still change wants to hear of nothing that has, either.
+async fn fetch(broker: &Broker, wanted: OffsetFetch) -> FetchedGroup {
     let group = Arc::clone(&wanted.group);
+    if wanted.require_stable
+        && let Err(error) = broker.groups.confirm(broker, &group).await
+    {
+        return FetchedGroup { group, error, topics: Vec::new() };
+    }
     let fetched = broker.groups.look(broker, &group, |groups| groups.offset_fetch(&wanted));
     fetched.unwrap_or_else(|error| FetchedGroup { group, error, topics: Vec::new() })
 }

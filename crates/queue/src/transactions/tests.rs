@@ -103,9 +103,8 @@ fn add_partitions_by_state() {
         assert_eq!(w.ask(add("x", producer, &[3])).error, expected, "{state:?}");
     }
     let (mut w, producer) = ongoing();
-    let records = w.log.len();
     assert_eq!(w.ask(add("x", producer, &[1])).error, ErrorCode::None);
-    assert_eq!(w.log.len(), records, "what is known already is not written again");
+    assert_eq!(w.c.next_deadline(), Some(60_000), "what is known already gives no more time");
     let input = |token, _| Input::AddOffsets {
         token,
         version: 3,
@@ -116,6 +115,25 @@ fn add_partitions_by_state() {
     };
     assert_eq!(w.ask(input).error, ErrorCode::None);
     assert!(w.c.transaction("x").unwrap().partitions.contains(&TopicPartition::new("__consumer_offsets", 9)));
+}
+
+#[test]
+fn a_coordinator_that_was_replaced_cannot_say_that_something_is_so_already() {
+    let lost = Err(ErrorCode::NotLeaderOrFollower);
+    let (mut w, producer) = ongoing();
+    let token = w.send(add("x", producer, &[1]));
+    assert_eq!(w.answers[&token], None, "not before it is known that this one can write");
+    w.persist(lost);
+    assert_eq!(w.answers[&token].unwrap().error, ErrorCode::NotCoordinator);
+    for (state, commit) in [(State::CompleteCommit, true), (State::CompleteAbort, false)] {
+        let (mut w, producer) = in_state(state);
+        let token = w.send(end("x", producer, commit));
+        assert_eq!(w.answers[&token], None, "{state:?}");
+        w.persist(lost);
+        assert_eq!(w.answers[&token].unwrap().error, ErrorCode::NotCoordinator);
+        assert_eq!(w.ask(end("x", producer, commit)).error, ErrorCode::None, "one that can write says so");
+        assert_eq!(w.state("x"), state.name());
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::message::{Answer, Fetch, Refusal, Report, Sender};
 use crate::types::{BrokerEpoch, DirectoryId, PartitionId};
 
 const MAGIC: u32 = 0x4d52_504c; // "MRPL"
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const FIXED: usize = 13;
 /// The largest head: a few hundred thousand entries.
 const MAX_HEAD: usize = 16 << 20;

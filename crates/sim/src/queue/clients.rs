@@ -22,6 +22,8 @@ pub(super) const WRITERS: u64 = 3;
 pub(super) const COPIERS: u64 = 2;
 
 const PAUSE: Duration = Duration::from_millis(30);
+/// How often in a row a log has to end at the same place.
+const CALM: usize = 30;
 
 /// How a transaction ended, as far as its producer knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -337,14 +339,14 @@ pub(super) async fn read(crowd: Arc<Crowd>, partition: i32) {
 /// Reads all of a topic, once no transaction in it is open.
 pub(super) async fn read_to_the_end(crowd: Arc<Crowd>, topic: &'static str) {
     for partition in 0..PARTITIONS {
-        let (mut next, mut log) = (0, Log::new());
-        loop {
+        let (mut next, mut log, mut calm) = (0, Log::new(), 0);
+        // A leader that has just begun does not know yet how much is committed: once is not enough.
+        while calm < CALM {
             if let Ok(page) = log::fetch(&crowd.wire, topic, partition, next).await {
+                let is_end = page.next == next && page.stable == page.end && next >= page.end;
+                calm = if is_end { calm + 1 } else { 0 };
                 next = page.next;
                 log.extend(page.values);
-                if page.stable == page.end && next >= page.end {
-                    break;
-                }
             }
             tokio::time::sleep(PAUSE).await;
         }

@@ -160,6 +160,9 @@ fn decisions(w: &World, id: &str) -> Vec<Decision> {
     for (at, (key, value)) in w.log.iter().enumerate() {
         let (true, Some(value)) = (*key == encode_key(id), value) else { continue };
         let txn = decode_value(value).unwrap();
+        if before.as_ref() == Some(&txn) && !txn.state.is_preparing() {
+            continue; // said again, to somebody who asked again
+        }
         let from = before.as_ref().map_or(State::Empty, |t| t.state);
         let legal = match txn.state {
             State::Empty => !from.is_running(),

@@ -1,0 +1,29 @@
+//! The queue from seeds: transactions are whole or not there, a group copies everything once, whatever happens.
+#![allow(clippy::unwrap_used)]
+
+use moim_sim::{QueueOptions, QueueReport, run_queue};
+
+/// How many seeds: more with `MOIM_SIM_SEEDS`.
+fn seeds(default: u64) -> u64 {
+    std::env::var("MOIM_SIM_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn transactions_and_groups_keep_their_promises_under_faults() {
+    let (mut all, seeds) = (QueueReport::default(), seeds(10));
+    for seed in 1..=seeds {
+        let options = QueueOptions { faults_ms: 4_000, ..QueueOptions::new(seed) };
+        let report = run_queue(options).unwrap_or_else(|failure| panic!("{failure}"));
+        all.committed += report.committed;
+        all.aborted += report.aborted;
+        all.unknown += report.unknown;
+        all.copied += report.copied;
+        all.generations += report.generations;
+        all.faults += report.faults;
+    }
+    println!("{seeds} seeds: {all:?}");
+    // A run in which nothing happens proves nothing.
+    let least = usize::try_from(seeds).unwrap();
+    assert!(all.committed > 5 * least && all.aborted > least && all.copied > 5 * least, "{all:?}");
+    assert!(all.generations > seeds && all.faults > 2 * seeds, "{all:?}");
+}
