@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use moim_wire_kafka::ErrorCode;
-use moim_wire_kafka::messages::{CreatableTopic, CreateTopicsRequest, CreateTopicsResponse};
+use moim_wire_kafka::messages::{
+    CreatableTopic, CreatableTopicConfig, CreateTopicsRequest, CreateTopicsResponse,
+};
 
 use super::producer::Producer;
 use super::wire::{Lost, Wire};
@@ -195,6 +197,8 @@ pub(super) async fn found(crowd: Arc<Crowd>) {
             name: topic.into(),
             num_partitions: PARTITIONS,
             replication_factor: 3,
+            // Wall clocks here are anywhere, and what is too old by one of them would be gone.
+            configs: vec![CreatableTopicConfig { name: "retention.ms".into(), value: Some("-1".into()) }],
             ..Default::default()
         };
         let question =
