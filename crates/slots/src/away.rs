@@ -1,6 +1,6 @@
 //! Work that takes long, away from the event loops: its client waits as one that blocks does, the others go on.
 //!
-//! The work runs on a thread of its own (`hands.rs`). It takes the shard's lock only through turns of its own, and its
+//! The work runs on a thread for blocking calls. It takes the shard's lock only through turns of its own, and its
 //! answer waits for the journal like any other.
 
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use bytes::Bytes;
 use moim_wire_resp::Protocol;
 
 use crate::ctx::{Ctx, OnTimeout};
-use crate::hands;
 use crate::session::{Block, Mailbox, Session};
 use crate::shard::{Shard, Turn};
 use crate::shared::Shared;
@@ -50,7 +49,7 @@ pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -
         replicas: None,
         on_gone: false,
     });
-    hands::give(runtime, move || work(away));
+    drop(runtime.spawn_blocking(move || work(away)));
     true
 }
 

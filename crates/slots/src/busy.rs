@@ -1,24 +1,64 @@
 //! What is answered while a script holds the shard for too long: almost nothing. A transaction may begin and end, but not run.
+//!
+//! Must never take the shard's lock: the script has it.
 
 use bytes::BytesMut;
-use moim_wire_resp::{Args, Encoder};
+use moim_wire_resp::{Args, Encoder, OwnedArgs};
 
 use crate::error::Error;
 use crate::session::{Multi, Session};
 use crate::shard::Shard;
-use crate::shared::Shared;
+use crate::shared::{Shared, lock};
+
+/// A script or a function that runs.
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub(crate) command: OwnedArgs,
+    /// Since when, on the monotonic clock.
+    pub(crate) since_ms: u64,
+}
+
+impl Running {
+    fn is_function(&self) -> bool {
+        self.command.args().name().to_ascii_lowercase().starts_with(b"fcall")
+    }
+}
+
+/// FUNCTION STATS while a function runs. What is loaded is behind the lock that it has.
+fn stats(to: &mut Encoder<'_>, running: &Running, now_ms: u64) {
+    let args = running.command.args();
+    to.map(2);
+    to.bulk(b"running_script");
+    to.map(3);
+    to.bulk(b"name");
+    to.bulk(args.get(1).unwrap_or_default());
+    to.bulk(b"command");
+    to.array(args.len());
+    args.iter().for_each(|arg| to.bulk(arg));
+    to.bulk(b"duration_ms");
+    to.integer(now_ms.saturating_sub(running.since_ms) as i64);
+    to.bulk(b"engines");
+    to.map(1);
+    to.bulk(b"LUA");
+    to.map(0);
+}
 
 /// Answers without the shard's lock.
 pub(crate) fn answer(
     shard: &Shard,
-    _shared: &Shared,
+    shared: &Shared,
     session: &mut Session,
     args: &Args<'_>,
     out: &mut BytesMut,
 ) {
     let mut to = Encoder::new(out, session.protocol);
     let sub = args.get(1).unwrap_or_default();
-    let kills = args.name().eq_ignore_ascii_case(b"script") || args.name().eq_ignore_ascii_case(b"function");
+    let is = |name: &str| args.name().eq_ignore_ascii_case(name.as_bytes());
+    let running = lock(&shard.running).clone();
+    let function = running.as_ref().filter(|running| running.is_function());
+    let busy = if function.is_some() { Error::BUSY_FUNCTION } else { Error::BUSY };
+    // Each is ended by its own command.
+    let kills = if function.is_some() { is("function") } else { is("script") };
     if kills && sub.eq_ignore_ascii_case(b"kill") {
         match shard.kill_script() {
             Ok(()) => to.ok(),
@@ -26,10 +66,13 @@ pub(crate) fn answer(
         }
         return;
     }
-    let is = |name: &str| args.name().eq_ignore_ascii_case(name.as_bytes());
+    if let Some(running) = function.filter(|_| is("function") && sub.eq_ignore_ascii_case(b"stats")) {
+        stats(&mut to, running, shared.clock.monotonic_ms());
+        return;
+    }
     if session.multi.is_some() && is("exec") {
         session.multi = None;
-        to.error(format!("EXECABORT Transaction discarded because of: {}", Error::BUSY.0));
+        to.error(format!("EXECABORT Transaction discarded because of: {}", busy.0));
         return;
     }
     if session.multi.is_some() && is("discard") && args.len() == 1 {
@@ -45,5 +88,5 @@ pub(crate) fn answer(
     if let Some(multi) = &mut session.multi {
         multi.broken = true;
     }
-    to.error(Error::BUSY.0.as_bytes());
+    to.error(busy.0.as_bytes());
 }

@@ -21,7 +21,6 @@ use moim_base::socket::Socket;
 use moim_wire_resp::{Args, Decoded, Decoder, Encoder, Limits};
 use tokio::time::{Instant, Sleep};
 
-use crate::cmd::{self, flag};
 use crate::ctx::OnTimeout;
 use crate::keyspace::LOOK_AHEAD;
 use crate::session::Session;
@@ -217,7 +216,7 @@ impl Connection {
                 }
             };
             if self.shared.is_paused(false, turn.now)
-                || self.shared.is_paused(true, turn.now) && may_write(&self.session, &args)
+                || self.shared.is_paused(true, turn.now) && turn.may_write(&self.session, &args)
             {
                 self.input.advance(at);
                 self.paused_until = Some(Instant::now() + Duration::from_millis(10));
@@ -623,18 +622,6 @@ fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
     }
     turn.unblock(client);
     turn.finish();
-}
-
-/// Whether a request may change something: CLIENT PAUSE WRITE holds it back. A transaction is held at its EXEC.
-fn may_write(session: &Session, args: &Args<'_>) -> bool {
-    let writes = |spec: &cmd::Spec| spec.has(flag::WRITE | flag::MAY_REPLICATE);
-    match (cmd::resolve(args), &session.multi) {
-        (Some(spec), Some(multi)) if spec.name == "exec" => {
-            multi.commands.iter().any(|(spec, _)| writes(spec))
-        }
-        (Some(_), Some(_)) | (None, _) => false,
-        (Some(spec), None) => writes(spec),
-    }
 }
 
 /// Puts `len` bytes at the end of the answers: they may leave, or they wait for `gate`.

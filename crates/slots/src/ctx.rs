@@ -237,10 +237,14 @@ impl<'a> Ctx<'a> {
         const FAST_US: i64 = 1_000;
         /// A command with no more bytes than this copies them in no time.
         const BRIEF_BYTES: usize = 16 << 10;
-        if self.mode == Mode::Replay || self.session.resumed {
+        if self.mode == Mode::Replay {
             return None;
         }
-        if self.session.away {
+        if self.session.resumed {
+            // It was counted when it began to wait; what counts now is what it takes to serve it.
+            return Some(self.shared.clock.monotonic_ns());
+        }
+        if self.session.away && !self.nested {
             // It was counted when it left the loop.
             return Some(self.shared.clock.monotonic_ns());
         }
@@ -315,6 +319,11 @@ impl<'a> Ctx<'a> {
             Mode::Primary => {}
         }
         if self.db.next_expiry().is_none_or(|at| at > self.now) {
+            return;
+        }
+        if self.shared.is_paused(true, self.now) {
+            // Nothing changes under CLIENT PAUSE, time or not.
+            self.db.hide_expired(self.now);
             return;
         }
         let mut keys = Vec::new();

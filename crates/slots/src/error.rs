@@ -58,6 +58,8 @@ errors! {
     READ_ONLY = "READONLY You can't write against a read only replica.";
     /// A script has run for too long.
     BUSY = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.";
+    /// A function has.
+    BUSY_FUNCTION = "BUSY Redis is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.";
     /// The shard is being read from disk.
     LOADING = "LOADING Redis is loading the dataset in memory";
     /// Nobody may answer for the shard at the moment.

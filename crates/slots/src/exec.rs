@@ -99,9 +99,8 @@ impl Turn<'_> {
         ctx.run(spec);
         let dirty = ctx.dirty;
         state.events.tallies.changes += dirty;
-        if is_replica {
-            state.db.hide_expired(i64::MIN);
-        }
+        // A replica hid what has expired, and so does a primary that is paused.
+        state.db.hide_expired(i64::MIN);
         if let Some(block) = session.block.clone() {
             self.block(session, block);
         }
@@ -158,6 +157,8 @@ impl Turn<'_> {
         }
         if spec.has(flag::DENYOOM) {
             self.make_room()?;
+        } else if spec.name == "exec" {
+            self.make_room_for_all(session);
         }
         if spec.has(flag::WRITE) {
             self.check_log()?;
@@ -320,6 +321,14 @@ impl Turn<'_> {
         }
     }
 
+    /// The same for the commands of a transaction: without room none of them runs.
+    fn make_room_for_all(&mut self, session: &mut Session) {
+        let Some(multi) = session.multi.as_mut().filter(|multi| !multi.broken) else { return };
+        if multi.commands.iter().any(|(spec, _)| spec.has(flag::DENYOOM)) {
+            multi.refused = self.make_room().err();
+        }
+    }
+
     /// Hands over what subscribers of keyspace notifications hear when this is committed.
     pub(crate) fn send_notifications(&mut self) {
         if self.state.events.notifications.is_empty() {
@@ -328,6 +337,41 @@ impl Turn<'_> {
         let gate = self.gate(self.state.applied + i64::from(!self.state.fx.is_empty()));
         let notifications = std::mem::take(&mut self.state.events.notifications);
         self.shared.publish_notifications(&notifications, self.shard.index, gate);
+    }
+}
+
+impl Turn<'_> {
+    /// Whether a request may change something: CLIENT PAUSE WRITE holds it back. A transaction is held at its EXEC.
+    pub(crate) fn may_write(&self, session: &Session, args: &Args<'_>) -> bool {
+        match (cmd::resolve(args), &session.multi) {
+            (Some(spec), Some(multi)) if spec.name == "exec" => {
+                multi.commands.iter().any(|(spec, command)| self.writes(spec, &command.args()))
+            }
+            (Some(_), Some(_)) | (None, _) => false,
+            (Some(spec), None) => self.writes(spec, args),
+        }
+    }
+
+    /// Whether the command changes something. A script that promises not to is taken at its word, and held to it.
+    fn writes(&self, spec: &Spec, args: &Args<'_>) -> bool {
+        if !spec.takes(args.len()) || !spec.has(flag::WRITE | flag::MAY_REPLICATE) {
+            return false;
+        }
+        let name = String::from_utf8_lossy(args.get(1).unwrap_or_default());
+        match spec.name {
+            "eval" => !crate::script::promises_no_writes(args.get(1).unwrap_or_default()),
+            "evalsha" => {
+                let source = self.shared.scripts.get(&name.to_lowercase());
+                source.is_some_and(|source| !crate::script::promises_no_writes(&source))
+            }
+            "fcall" => self.state.db.functions.find(&name).is_some_and(|(library, name)| {
+                library
+                    .functions
+                    .get(name)
+                    .is_some_and(|about| about.flags & crate::functions::NO_WRITES == 0)
+            }),
+            _ => true,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! They belong to the keyspace: loading and deleting are effects, snapshots carry the code, and a replay loads it again.
 //! Pure: the code is run elsewhere (`script/library.rs`), and again by every thread that calls it.
 //!
-//! Invariant: a function name is in one library only.
+//! Invariant: a function name is in one library only, whatever the case of its letters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,6 +44,16 @@ pub(crate) struct Library {
     pub(crate) functions: BTreeMap<String, About>,
 }
 
+impl Library {
+    /// What this library calls a function.
+    fn own_name(&self, function: &str) -> Option<&str> {
+        if let Some((name, _)) = self.functions.get_key_value(function) {
+            return Some(name);
+        }
+        self.functions.keys().find(|name| name.eq_ignore_ascii_case(function)).map(String::as_str)
+    }
+}
+
 /// All libraries of a shard.
 #[derive(Clone, Debug, Default)]
 pub struct Functions {
@@ -56,9 +66,9 @@ impl Functions {
         self.libraries.values()
     }
 
-    /// The library that has a function.
-    pub(crate) fn find(&self, function: &str) -> Option<&Arc<Library>> {
-        self.libraries.values().find(|library| library.functions.contains_key(function))
+    /// The library that has a function, and what it calls it: callers may write names in capitals or not.
+    pub(crate) fn find(&self, function: &str) -> Option<(&Arc<Library>, &str)> {
+        self.libraries.values().find_map(|library| Some((library, library.own_name(function)?)))
     }
 
     /// How many functions there are.
@@ -71,7 +81,8 @@ impl Functions {
         if !replaces && self.libraries.contains_key(&library.name) {
             return Err(Error::err(format_args!("Library '{}' already exists", library.name)));
         }
-        let others = |function: &&String| self.find(function).is_some_and(|other| other.name != library.name);
+        let others =
+            |function: &&String| self.find(function).is_some_and(|(other, _)| other.name != library.name);
         if let Some(taken) = library.functions.keys().find(others) {
             return Err(Error::err(format_args!("Function {taken} already exists")));
         }
@@ -162,7 +173,9 @@ mod tests {
         assert_eq!(all.add(library("b", &["g"]), false).unwrap_err().0, "ERR Function g already exists");
         all.add(library("a", &["f"]), true).unwrap();
         all.add(library("b", &["g"]), false).unwrap();
-        assert_eq!((all.len(), all.find("g").unwrap().name.as_str()), (2, "b"));
+        assert_eq!((all.len(), all.find("g").unwrap().0.name.as_str()), (2, "b"));
+        assert_eq!(all.find("G").map(|(_, name)| name), Some("g"), "names in any case");
+        assert_eq!(all.add(library("c", &["G"]), false).unwrap_err().0, "ERR Function G already exists");
         assert!(all.remove("b") && !all.remove("b") && all.find("g").is_none());
     }
 }

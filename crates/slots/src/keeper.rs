@@ -209,7 +209,8 @@ fn tick(shared: &Shared, shard: &Shard) -> bool {
     }
     let now = turn.now;
     let mut expired = 0;
-    while expired < EXPIRE_AT_ONCE {
+    let is_paused = shared.is_paused(true, now);
+    while expired < EXPIRE_AT_ONCE && !is_paused {
         let Some(key) = turn.state.db.first_expired(now).map(<[u8]>::to_vec) else { break };
         let state = &mut *turn.state;
         expire(&mut state.db, &mut state.fx, &mut state.events, shared, &key);

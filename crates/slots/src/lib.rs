@@ -21,7 +21,6 @@ pub mod events;
 pub mod evict;
 pub mod exec;
 pub mod functions;
-mod hands;
 pub mod hazard;
 mod keeper;
 pub mod keyspace;

@@ -35,7 +35,9 @@ use crate::shard::Shard;
 const MAX_MEMORY: usize = 256 << 20;
 /// How often a running script is looked at, in instructions of the machine.
 const LOOK_EVERY: u32 = 20_000;
-/// How long a script may run before everything else on the machine goes first.
+/// How long a script may run before it lets others run at every look. A lower priority does not do that: a thread that wakes up
+/// still waits for the end of its share of the processor, which is milliseconds, and the script takes very long to hear that it
+/// is to end. One that yields has used its share up, and goes on at once where nobody else wants to run.
 const PATIENCE_MS: u64 = 50;
 const KILLED: &str = "Script killed by user with SCRIPT KILL.";
 /// Compiled scripts that a thread keeps.
@@ -122,6 +124,11 @@ pub(crate) fn check(source: &[u8]) -> Done {
     with_machine(|machine| machine.compile(&body).map(|_| ()))?
 }
 
+/// Whether a script says of itself that it writes nothing.
+pub(crate) fn promises_no_writes(source: &[u8]) -> bool {
+    shebang(source).is_ok_and(|(_, read_only)| read_only)
+}
+
 /// Forgets what was compiled on this thread.
 pub(crate) fn flush() {
     MACHINE.with_borrow_mut(|machine| *machine = None);
@@ -190,6 +197,7 @@ struct Machine {
     compiled: HashMap<String, (Function, bool)>,
     random: Rc<Cell<u64>>,
     protocol: Rc<Cell<Protocol>>,
+    json: Rc<Cell<json::Settings>>,
     runs: u32,
 }
 
@@ -198,7 +206,8 @@ impl Machine {
         let libraries = StdLib::STRING | StdLib::TABLE | StdLib::MATH;
         let lua = Lua::new_with(libraries, LuaOptions::default())?;
         let (random, protocol) = (Rc::new(Cell::new(1)), Rc::new(Cell::new(Protocol::Resp2)));
-        let raw = raw_functions(&lua, &random, &protocol)?;
+        let json = Rc::new(Cell::new(json::Settings::default()));
+        let raw = raw_functions(&lua, &random, &protocol, &json)?;
         let redis = raw.get::<Table>("redis")?;
         let prelude = lua.load(include_str!("script/prelude.lua")).set_name("=prelude");
         let (environment, runner, function_runner) = prelude.call::<(Table, Function, Function)>(raw)?;
@@ -213,6 +222,7 @@ impl Machine {
             compiled: HashMap::new(),
             random,
             protocol,
+            json,
             runs: 0,
         })
     }
@@ -260,6 +270,7 @@ impl Machine {
     fn execute(&mut self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> Done {
         self.random.set(0);
         self.protocol.set(Protocol::Resp2);
+        self.json.set(json::Settings::default());
         let watch = Watch::begin(ctx);
         watch.install(&self.lua).map_err(|error| failed(&error))?;
         let began = ctx.shared.clock.monotonic_ns();
@@ -284,8 +295,7 @@ impl Machine {
 
     /// Lends the command to the machine while the script runs.
     fn call(&self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> mlua::Result<(bool, Value)> {
-        let keys = self.lua.create_sequence_from(self.strings(call.keys)?)?;
-        let args = self.lua.create_sequence_from(self.strings(call.args)?)?;
+        let (keys, args) = (self.strings(call.keys)?, self.strings(call.args)?);
         let caller = RefCell::new(Caller {
             ctx,
             read_only: call.read_only,
@@ -302,8 +312,13 @@ impl Machine {
         })
     }
 
-    fn strings(&self, of: &[&[u8]]) -> mlua::Result<Vec<mlua::LuaString>> {
-        of.iter().map(|bytes| self.lua.create_string(bytes)).collect()
+    /// A list of texts. They are put into it one by one: each one that is held takes a place in the machine, which has few.
+    fn strings(&self, of: &[&[u8]]) -> mlua::Result<Table> {
+        let list = self.lua.create_table_with_capacity(of.len(), 0)?;
+        for (text, at) in of.iter().zip(1..) {
+            list.raw_set(at, self.lua.create_string(text)?)?;
+        }
+        Ok(list)
     }
 }
 
@@ -348,10 +363,15 @@ fn place(lua: &Lua) -> Option<(String, i64)> {
 }
 
 /// The functions that the prelude builds on.
-fn raw_functions(lua: &Lua, random: &Rc<Cell<u64>>, protocol: &Rc<Cell<Protocol>>) -> mlua::Result<Table> {
+fn raw_functions(
+    lua: &Lua,
+    random: &Rc<Cell<u64>>,
+    protocol: &Rc<Cell<Protocol>>,
+    json: &Rc<Cell<json::Settings>>,
+) -> mlua::Result<Table> {
     let raw = lua.create_table()?;
     raw.set("redis", redis_functions(lua, protocol)?)?;
-    raw.set("cjson", json::library(lua)?)?;
+    raw.set("cjson", json::library(lua, json)?)?;
     raw.set("cmsgpack", msgpack::library(lua)?)?;
     raw.set("bit", bits::library(lua)?)?;
     raw.set("struct", pack::library(lua)?)?;
@@ -515,13 +535,11 @@ impl Caller<'_, '_> {
         if spec.has(flag::NOSCRIPT) {
             return Err(Error::err("This Redis command is not allowed from script"));
         }
-        if spec.has(flag::WRITE) {
-            if self.read_only {
-                return Err(Error::err("Write commands are not allowed from read-only scripts."));
-            }
-            if self.ctx.mode == Mode::Replica {
-                return Err(Error::READ_ONLY);
-            }
+        if self.read_only && spec.has(flag::WRITE | flag::MAY_REPLICATE) {
+            return Err(Error::err("Write commands are not allowed from read-only scripts."));
+        }
+        if self.ctx.mode == Mode::Replica && spec.has(flag::WRITE) {
+            return Err(Error::READ_ONLY);
         }
         let blocks = |word: &[u8]| word.eq_ignore_ascii_case(b"BLOCK");
         if spec.has(flag::BLOCKING) && spec.group == "stream" && args.iter().any(blocks) {
@@ -588,7 +606,7 @@ impl Caller<'_, '_> {
 struct Watch {
     shard: Option<Arc<Shard>>,
     clock: Arc<dyn Clock>,
-    /// When it gives way to everything else on the machine.
+    /// When it begins to let others run.
     patience_ms: u64,
     /// When others are told that the shard is busy.
     deadline_ms: u64,
@@ -624,7 +642,7 @@ impl Watch {
             }
             let now = clock.monotonic_ms();
             if now >= patience_ms {
-                crate::hands::give_way();
+                std::thread::yield_now();
             }
             if now >= deadline_ms {
                 shard.busy.store(true, Ordering::Release);

@@ -10,6 +10,7 @@ use moim_wire_resp::{OwnedArgs, Protocol};
 
 use crate::cmd::Spec;
 use crate::ctx::OnTimeout;
+use crate::error::Error;
 use crate::events::WatchFlag;
 use crate::shard::Shard;
 use crate::shared::About;
@@ -97,6 +98,8 @@ pub struct Multi {
     pub commands: Vec<(&'static Spec, OwnedArgs)>,
     /// One was refused: EXEC will be, too.
     pub broken: bool,
+    /// Why EXEC refuses all of them, found when it came.
+    pub refused: Option<Error>,
     /// The slot of the keys so far.
     pub slot: Option<u16>,
     /// Bytes of the queued arguments.

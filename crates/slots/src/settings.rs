@@ -267,7 +267,15 @@ impl Settings {
                     "Unknown option or number of arguments for CONFIG SET - '{name}'"
                 )));
             };
-            let value = check(*kind, value).map_err(|why| {
+            let is_twice = changes.iter().any(|(other, _)| other == known);
+            let is_port = *known == "port" && self.get("port").is_some_and(|port| port == *value);
+            let checked = match kind {
+                _ if is_twice => Err("duplicate parameter".to_owned()),
+                // Redis can listen elsewhere from then on; here it stays where it is.
+                Kind::Fixed if is_port => Ok(value.clone()),
+                kind => check(*kind, value),
+            };
+            let value = checked.map_err(|why| {
                 Error::err(format_args!("CONFIG SET failed (possibly related to argument '{name}') - {why}"))
             })?;
             changes.push((*known, value));

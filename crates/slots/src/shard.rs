@@ -22,6 +22,7 @@ use moim_base::task::Shutdown;
 use moim_wire_resp::{Batch, Encoder, OwnedArgs, Protocol};
 use tokio::sync::Notify;
 
+use crate::busy::Running;
 use crate::cluster::View;
 use crate::cmd::{self, Spec};
 use crate::ctx::{Ctx, Mode, OnTimeout};
@@ -76,6 +77,8 @@ pub struct Shard {
     pub script_killed: AtomicBool,
     /// Whether the running script has written: then it cannot be ended.
     pub script_wrote: AtomicBool,
+    /// The script that runs away from the loops and has the lock. Others look here without it.
+    pub(crate) running: Mutex<Option<Running>>,
     /// Until when this node may answer for the shard, and from when on, on the monotonic clock; see [`Shard::may_answer`].
     right_until_ms: AtomicU64,
     right_from_ms: AtomicU64,
@@ -151,6 +154,8 @@ struct Waiting {
     block: Block,
     protocol: Protocol,
     mailbox: Arc<Mailbox>,
+    /// Who it is, for the slow log.
+    peer: String,
 }
 
 impl Blocked {
@@ -204,6 +209,7 @@ impl Shard {
             is_flipping: AtomicBool::new(false),
             script_killed: AtomicBool::new(false),
             script_wrote: AtomicBool::new(false),
+            running: Mutex::new(None),
             right_until_ms: AtomicU64::new(u64::MAX),
             right_from_ms: AtomicU64::new(0),
             seen_epoch: AtomicI64::new(NO_EPOCH),
@@ -667,7 +673,8 @@ impl Turn<'_> {
             }
         }
         state.events.blocked += 1;
-        let waiting = Waiting { block, protocol: session.protocol, mailbox: Arc::clone(&session.mailbox) };
+        let (mailbox, peer) = (Arc::clone(&session.mailbox), session.peer.clone());
+        let waiting = Waiting { block, protocol: session.protocol, mailbox, peer };
         state.blocked.clients.insert(session.id, waiting);
     }
 
@@ -713,9 +720,10 @@ impl Turn<'_> {
         let Some(waiting) = state.blocked.clients.get(&client) else { return };
         let (command, protocol, mailbox) =
             (waiting.block.command.clone(), waiting.protocol, Arc::clone(&waiting.mailbox));
+        let peer = waiting.peer.clone();
         let args = command.args();
         let Some(spec) = cmd::resolve(&args) else { return };
-        let mut session = Session::nobody();
+        let mut session = Session { peer, ..Session::nobody() };
         (session.protocol, session.resumed, session.id) = (protocol, true, client);
         session.command = cmd::number_of(spec);
         let mut out = BytesMut::new();

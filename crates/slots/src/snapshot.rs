@@ -363,7 +363,7 @@ mod tests {
         let file = written(&mut db, &Moves::default());
         let loaded = read(&file, 7).unwrap();
         assert_eq!((loaded.end, loaded.time_ms, loaded.db.len()), (42, 99, 500));
-        assert_eq!(loaded.db.functions.find("f").unwrap().name, "lib");
+        assert_eq!(loaded.db.functions.find("f").unwrap().0.name, "lib");
         db.for_each(|key, item, expires_at| {
             let Item::Str(wanted) = item else { panic!("a string") };
             let Some(Item::Str(got)) = loaded.db.get(key) else { panic!("a string") };

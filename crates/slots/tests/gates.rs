@@ -208,3 +208,107 @@ fn a_pipeline_whose_keys_are_found_ahead_is_answered_as_if_they_came_one_by_one(
     alone.store.close().unwrap();
     alone.crash();
 }
+
+/// A command with words that may have spaces in them.
+fn words(words: &[&str]) -> String {
+    let parts = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    format!("*{}\r\n{}", words.len(), parts.collect::<String>())
+}
+
+#[test]
+fn a_transaction_without_room_is_refused_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut client, mut other) = (alone.client(), alone.client());
+    client.send("SET x 0\r\nMULTI\r\nSET x 1\r\nGET x\r\n");
+    client.expect("+OK\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n");
+    other.send("CONFIG SET maxmemory 1\r\n");
+    other.expect("+OK\r\n");
+    client.send("EXEC\r\nGET x\r\nMULTI\r\nGET x\r\nEXEC\r\n");
+    client.expect(
+        "-EXECABORT Transaction discarded because of: OOM command not allowed when used memory > 'maxmemory'.\r\n",
+    );
+    client.expect("$1\r\n0\r\n+OK\r\n+QUEUED\r\n*1\r\n$1\r\n0\r\n");
+    alone.crash();
+}
+
+#[test]
+fn a_pause_of_writes_lets_through_what_promises_not_to_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut client, mut writer) = (alone.client(), alone.client());
+    let library = "#!lua name=l\nredis.register_function{function_name='f', callback=function() return 7 end, flags={'no-writes'}}";
+    client.send(&words(&["FUNCTION", "LOAD", library]));
+    client.expect("$1\r\nl\r\n");
+    client.send("SET gone v PX 1\r\nCLIENT PAUSE 600000 WRITE\r\n");
+    client.expect("+OK\r\n+OK\r\n");
+    let reads = "#!lua flags=no-writes\nreturn 6";
+    client.send(&words(&["EVAL", reads, "0"]));
+    client.send(&words(&["MULTI"]));
+    client.send(&words(&["EVAL", reads, "0"]));
+    client.send(&words(&["EXEC"]));
+    client.send(&words(&["FCALL", "F", "0"]));
+    client.expect(":6\r\n+OK\r\n+QUEUED\r\n*1\r\n:6\r\n:7\r\n");
+    // What is wrong anyway is told at once; what may write waits.
+    writer.send("SET only-a-key\r\n");
+    writer.expect("-ERR wrong number of arguments for 'set' command\r\n");
+    writer.send(&words(&["EVAL", "return 8", "0"]));
+    // Keys are gone when their time has come, but nothing is deleted.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        client.send("GET gone\r\n");
+        let mut first = [0; 2];
+        client.0.read_exact(&mut first).unwrap();
+        if &first == b"$-" {
+            client.expect("1\r\n");
+            break;
+        }
+        client.expect("\r\nv\r\n");
+        assert!(Instant::now() < deadline, "the key stays");
+    }
+    client.send("DBSIZE\r\n");
+    client.expect(":1\r\n");
+    writer.expect_nothing();
+    client.send("CLIENT UNPAUSE\r\nGET gone\r\nDBSIZE\r\n");
+    client.expect("+OK\r\n$-1\r\n:0\r\n");
+    writer.expect(":8\r\n");
+    alone.crash();
+}
+
+#[test]
+fn a_function_that_runs_on_is_shown_and_ended_by_its_own_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut client, mut runner) = (alone.client(), alone.client());
+    let library = "#!lua name=l\nredis.register_function('f', function() while true do end end)";
+    client.send(&words(&["FUNCTION", "LOAD", library]));
+    client.expect("$1\r\nl\r\n");
+    client.send("CONFIG SET busy-reply-threshold 1\r\n");
+    client.expect("+OK\r\n");
+    runner.send(&words(&["FCALL", "f", "0"]));
+    let busy =
+        "-BUSY Redis is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.\r\n";
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        client.send("PING\r\n");
+        let mut first = [0; 1];
+        client.0.read_exact(&mut first).unwrap();
+        if first[0] == b'-' {
+            client.expect(&busy[1..]);
+            break;
+        }
+        client.expect("PONG\r\n");
+        assert!(Instant::now() < deadline, "nobody hears that it is busy");
+    }
+    client.send("SCRIPT KILL\r\nFUNCTION STATS\r\n");
+    client.expect(busy);
+    client.expect("*4\r\n$14\r\nrunning_script\r\n*6\r\n$4\r\nname\r\n$1\r\nf\r\n$7\r\ncommand\r\n*3\r\n$5\r\nFCALL\r\n$1\r\nf\r\n$1\r\n0\r\n");
+    let mut killer = alone.client();
+    killer.send("FUNCTION KILL\r\n");
+    killer.expect("+OK\r\n");
+    runner.expect("-ERR Script killed by user with SCRIPT KILL.");
+    alone.crash();
+}

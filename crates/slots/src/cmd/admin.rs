@@ -32,6 +32,8 @@ pub(crate) const COMMANDS: &[Spec] = &[
             server("config|resetstat", 2, ADMIN | NOSCRIPT | ANY, "Resets the server's statistics.", |ctx| {
                 ctx.shared.stats.reset();
                 ctx.events.tallies.reset();
+                // This call is the first one after it.
+                ctx.events.tallies.on_call(ctx.session.command);
                 crate::ctx::ok(ctx)
             }),
             server("config|rewrite", 2, ADMIN | NOSCRIPT | ANY, "Persists the effective configuration to file.", |_| {

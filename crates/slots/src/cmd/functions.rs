@@ -82,8 +82,8 @@ const HELP: &[&str] = &[
 
 fn fcall(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     let name = String::from_utf8_lossy(ctx.arg(1)).into_owned();
-    let library = ctx.db.functions.find(&name).cloned();
-    let library = library.ok_or_else(|| Error::err("Function not found"))?;
+    let found = ctx.db.functions.find(&name).map(|(library, name)| (library.clone(), name.to_owned()));
+    let (library, name) = found.ok_or_else(|| Error::err("Function not found"))?;
     let (keys, args) = parts(ctx).map_err(|error| {
         if error == Error::NOT_INTEGER { Error::err("Bad number of keys provided") } else { error }
     })?;

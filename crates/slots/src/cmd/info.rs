@@ -110,6 +110,9 @@ fn human(bytes: u64) -> String {
     }
 }
 
+/// What a keyspace without keys takes: a place for the table of every slot.
+const STARTUP_BYTES: u64 = (crate::SLOTS * size_of::<usize>()) as u64;
+
 /// Resident memory of the process, in bytes; 0 where the machine does not say.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
@@ -118,7 +121,8 @@ fn resident() -> u64 {
 }
 
 fn memory(ctx: &Ctx<'_>, text: &mut String) {
-    let used = ctx.db.memory() as u64;
+    let dataset = ctx.db.memory() as u64;
+    let used = STARTUP_BYTES + dataset;
     let rss = resident();
     let limit = ctx.shared.settings.max_memory.load(Ordering::Relaxed);
     line(text, "used_memory", used);
@@ -127,9 +131,9 @@ fn memory(ctx: &Ctx<'_>, text: &mut String) {
     line(text, "used_memory_rss_human", human(rss));
     line(text, "used_memory_peak", used);
     line(text, "used_memory_peak_human", human(used));
-    line(text, "used_memory_overhead", 0);
-    line(text, "used_memory_startup", 0);
-    line(text, "used_memory_dataset", used);
+    line(text, "used_memory_overhead", STARTUP_BYTES);
+    line(text, "used_memory_startup", STARTUP_BYTES);
+    line(text, "used_memory_dataset", dataset);
     line(text, "used_memory_lua", 0);
     line(text, "used_memory_scripts", 0);
     line(text, "number_of_cached_scripts", 0);

@@ -262,7 +262,8 @@ fn docs(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn list(ctx: &mut Ctx<'_>) -> Done {
-    let mut names: Vec<&str> = super::all().map(|spec| spec.name).collect();
+    let all = || super::all().flat_map(|spec| std::iter::once(spec).chain(spec.subs));
+    let mut names: Vec<&str> = all().map(|spec| spec.name).collect();
     match ctx.argc() {
         2 => {}
         5 if ctx.is(2, "FILTERBY") && ctx.is(3, "PATTERN") => {
@@ -270,10 +271,8 @@ fn list(ctx: &mut Ctx<'_>) -> Done {
         }
         5 if ctx.is(2, "FILTERBY") && ctx.is(3, "ACLCAT") => {
             let wanted = format!("@{}", String::from_utf8_lossy(ctx.arg(4)).to_lowercase());
-            names = super::all()
-                .filter(|spec| categories(spec).contains(&wanted.as_str()))
-                .map(|spec| spec.name)
-                .collect();
+            let is_wanted = |spec: &&Spec| categories(spec).contains(&wanted.as_str());
+            names = all().filter(is_wanted).map(|spec| spec.name).collect();
         }
         5 if ctx.is(2, "FILTERBY") && ctx.is(3, "MODULE") => names.clear(),
         _ => return Err(Error::SYNTAX),
@@ -295,7 +294,7 @@ fn getkeys(ctx: &mut Ctx<'_>, with_flags: bool) -> Done {
     }
     let mut keys = Vec::new();
     spec.keys.positions(&args, &mut keys);
-    if keys.is_empty() {
+    if keys.is_empty() && !spec.has(NO_MANDATORY_KEYS) {
         return Err(Error::err("Invalid arguments specified for command"));
     }
     ctx.out.array(keys.len());

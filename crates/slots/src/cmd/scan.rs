@@ -1,5 +1,7 @@
 //! Looking through all keys: SCAN, KEYS.
 
+use moim_wire_resp::encode::Kind;
+
 use super::{Keys, Spec, flag::*};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
@@ -51,6 +53,9 @@ fn scan(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
+/// Keys that KEYS looks at, some tens of microseconds, before it lets others run.
+const YIELD_EVERY: usize = 512;
+
 /// MATCH, COUNT and TYPE of the SCAN family.
 pub(super) struct ScanOptions<'a> {
     pub(super) pattern: Option<&'a [u8]>,
@@ -98,14 +103,21 @@ impl<'a> ScanOptions<'a> {
 
 fn keys(ctx: &mut Ctx<'_>) -> Done {
     let (pattern, now) = (ctx.arg(1), ctx.now);
-    let mut found: Vec<Vec<u8>> = Vec::new();
+    let names = ctx.out.defer(Kind::Array);
+    let (mut seen, mut found) = (0usize, 0);
+    let out = &mut ctx.out;
     ctx.db.for_each(|key, _, expires_at| {
+        seen += 1;
+        if seen.is_multiple_of(YIELD_EVERY) {
+            // Threads that wake up for others' requests do not wait for the end of this one's share of the processor.
+            std::thread::yield_now();
+        }
         if expires_at.is_none_or(|at| at > now) && (pattern == b"*" || glob(pattern, key, false)) {
-            found.push(key.to_vec());
+            out.bulk(key);
+            found += 1;
         }
     });
-    ctx.out.array(found.len());
-    found.iter().for_each(|key| ctx.out.bulk(key));
+    ctx.out.finish(names, found);
     Ok(())
 }
 

@@ -178,3 +178,47 @@ fn a_library_that_is_wrong_is_not_loaded() {
     }
     assert_eq!(run(&mut trial, &["function", "list"]), "[]");
 }
+
+#[test]
+fn scripts_take_as_many_arguments_as_clients_send() {
+    let many = vec!["x"; 20_000];
+    let command = [&["eval", "return {#KEYS, #ARGV, ARGV[20000]}", "0"], many.as_slice()].concat();
+    let answer = Trial::new().run_args(&moim_wire_resp::OwnedArgs::from_slices(command)).unwrap();
+    assert_eq!(super::trial::show(&answer), "[:0 :20000 x]");
+}
+
+#[test]
+fn what_a_script_sets_for_json_ends_with_it() {
+    let mut trial = Trial::new();
+    let mut eval = |script: &str| {
+        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "0"]);
+        super::trial::show(&trial.run_args(&command).unwrap())
+    };
+    assert_eq!(eval("return cjson.encode_max_depth(1)"), ":1");
+    assert_eq!(eval("return cjson.encode({{1}})"), "[[1]]");
+}
+
+#[test]
+fn a_claim_that_adds_a_consumer_is_told() {
+    let mut trial = Trial::new();
+    trial.events.notify = crate::events::class::KEYSPACE | crate::events::class::STREAM;
+    for command in ["xadd s 1-1 f v", "xgroup create s g 0", "xreadgroup group g one streams s >"] {
+        trial.run(command);
+    }
+    trial.events.notifications.clear();
+    for _ in 0..2 {
+        trial.run("xclaim s g two 0 1-1");
+    }
+    let told: Vec<&str> = trial.events.notifications.iter().map(|told| told.event).collect();
+    assert_eq!(told, ["xgroup-createconsumer"], "once");
+}
+
+#[test]
+fn commands_of_commands_are_listed_and_need_no_keys() {
+    let mut trial = Trial::new();
+    let all = trial.run("command list");
+    assert!(all.contains(" client|list ") && all.contains(" get "), "{all}");
+    assert!(trial.run("command list filterby pattern config|*").contains("config|get"));
+    assert_eq!(trial.run("command getkeys eval return 0"), "[]");
+    assert!(trial.run("command getkeys get").starts_with("-ERR"));
+}

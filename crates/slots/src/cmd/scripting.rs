@@ -9,9 +9,11 @@ use super::flag::{
 };
 use super::{Keys, Spec, help};
 use crate::away;
+use crate::busy::Running;
 use crate::ctx::{Ctx, int};
 use crate::error::{Done, Error};
 use crate::script::{self, Script, sha1};
+use crate::shared::lock;
 
 const GROUP: &str = "scripting";
 const KEYS: Keys = Keys::Counted { at: 2, also: 0 };
@@ -50,24 +52,29 @@ pub(super) fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> 
 
 /// Runs the command away from the loops, unless its script has proved to be quick.
 pub(super) fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
+    if ctx.shared.scripts.is_quick(sha) {
+        return false;
+    }
     let command = ctx.args.to_owned();
-    !ctx.shared.scripts.is_quick(sha)
-        && away::run(ctx, move |away| {
-            let (mut session, mut out) = (away.session(), BytesMut::new());
-            let gate = loop {
-                away.shard.scripts_away.fetch_add(1, Ordering::AcqRel);
-                let mut turn = away.turn();
-                let gate = turn.execute(&mut session, command.args(), &mut out);
-                turn.finish();
-                away.shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
-                if !session.held {
-                    break gate;
-                }
-                // Its slot is on the way to another shard; in a moment it is clear whose it is.
-                std::thread::sleep(std::time::Duration::from_millis(2));
-            };
-            away.answer(out.freeze(), gate);
-        })
+    away::run(ctx, move |away| {
+        let (mut session, mut out) = (away.session(), BytesMut::new());
+        let gate = loop {
+            away.shard.scripts_away.fetch_add(1, Ordering::AcqRel);
+            let mut turn = away.turn();
+            let running = Running { command: command.clone(), since_ms: away.shared.clock.monotonic_ms() };
+            *lock(&away.shard.running) = Some(running);
+            let gate = turn.execute(&mut session, command.args(), &mut out);
+            *lock(&away.shard.running) = None;
+            turn.finish();
+            away.shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
+            if !session.held {
+                break gate;
+            }
+            // Its slot is on the way to another shard; in a moment it is clear whose it is.
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        };
+        away.answer(out.freeze(), gate);
+    })
 }
 
 fn eval(ctx: &mut Ctx<'_>, read_only: bool) -> Done {

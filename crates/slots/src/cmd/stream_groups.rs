@@ -376,7 +376,7 @@ fn xclaim(ctx: &mut Ctx<'_>) -> Done {
     let options = claim_options(ctx, 5 + ids.len())?;
     let now = ctx.now;
     let delivered_ms = options.delivered_ms.filter(|at| (0..=now).contains(at)).unwrap_or(now);
-    let mut position = None;
+    let (mut position, mut adds_consumer) = (None, false);
     let mut claimed = Claimed::default();
     if let Some(stream) = typed::get_mut::<Stream>(ctx.db, key)?
         && let Some(mut group) = stream.groups.remove(name)
@@ -404,11 +404,16 @@ fn xclaim(ctx: &mut Ctx<'_>) -> Done {
                 None if options.just_id => deliveries,
                 None => deliveries + 1,
             };
-            let (owner, _) = group.see(consumer, now);
+            let (owner, is_new) = group.see(consumer, now);
+            adds_consumer |= is_new;
             group.assign(id, &owner, delivered_ms, deliveries);
             claimed.claims.push(Claim { id, delivered_ms, deliveries });
         }
         stream.groups.insert(name.into(), group);
+    }
+    if adds_consumer {
+        // The claim that is recorded adds it, too.
+        ctx.events.notify(class::STREAM, "xgroup-createconsumer", key);
     }
     answer_claims(ctx, key, &claimed.claims, options.just_id)?;
     record(ctx, &claimed);

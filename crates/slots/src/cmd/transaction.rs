@@ -110,6 +110,9 @@ fn exec(ctx: &mut Ctx<'_>) -> Done {
     if multi.broken {
         return Err(Error::EXEC_ABORT);
     }
+    if let Some(why) = &multi.refused {
+        return Err(Error::coded(format!("EXECABORT Transaction discarded because of: {}", why.0)));
+    }
     check_slots(ctx, &multi)?;
     if is_dirty {
         ctx.out.null_array();

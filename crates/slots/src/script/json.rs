@@ -1,32 +1,197 @@
 //! The `cjson` library of scripts.
 //!
-//! What is read comes from clients: nesting is bounded, and so is what a sparse table may become.
+//! What is read comes from clients: nesting is bounded, and so is what a sparse table may become. What a script sets lasts as
+//! long as that script: others run on the same machine, and on others.
+
+use std::cell::Cell;
+use std::rc::Rc;
 
 use mlua::{LightUserData, Lua, MultiValue, Result, Table, Value};
 
 use super::{Answer, argument, raise, wrong};
 use crate::value::number::format_g;
 
-/// Deepest nesting that is written or read.
+/// Deepest nesting that is written or read, whatever a script sets: both are done on this thread's stack.
 const MAX_DEPTH: usize = 1000;
+/// Longest array that is mostly holes.
+const MOST_PLACES: i64 = 1 << 20;
+/// The highest number that a setting may have.
+const MOST: f64 = 2_147_483_647.0;
 
 type Outcome<T> = std::result::Result<T, String>;
 
-/// The library.
-pub(super) fn library(lua: &Lua) -> Result<Table> {
-    let table = lua.create_table()?;
-    table.set("encode", lua.create_function(|lua, args: MultiValue| encode(lua, &args))?)?;
-    table.set("decode", lua.create_function(|lua, args: MultiValue| decode(lua, &args))?)?;
-    for name in ["encode_sparse_array", "encode_max_depth", "decode_max_depth", "encode_number_precision"] {
-        table.set(name, lua.create_function(|_, _: MultiValue| Ok(Value::Nil))?)?;
+/// What is done with numbers that JSON has no words for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Invalid {
+    Refused,
+    Written,
+    Null,
+}
+
+/// What a script may set.
+#[derive(Clone, Copy)]
+pub(super) struct Settings {
+    /// Whether a table with large holes becomes an object.
+    sparse_convert: bool,
+    /// How many times as many places as items make large holes; 0 is never.
+    sparse_ratio: i64,
+    /// Up to this length there are none.
+    sparse_safe: i64,
+    encode_depth: usize,
+    decode_depth: usize,
+    precision: usize,
+    keep_buffer: bool,
+    encode_invalid: Invalid,
+    decode_invalid: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            sparse_convert: false,
+            sparse_ratio: 2,
+            sparse_safe: 10,
+            encode_depth: MAX_DEPTH,
+            decode_depth: MAX_DEPTH,
+            precision: 14,
+            keep_buffer: true,
+            encode_invalid: Invalid::Refused,
+            decode_invalid: true,
+        }
     }
-    for name in [
-        "encode_keep_buffer",
-        "encode_invalid_numbers",
-        "decode_invalid_numbers",
-        "decode_array_with_array_mt",
-    ] {
-        table.set(name, lua.create_function(|_, _: MultiValue| Ok(Value::Nil))?)?;
+}
+
+/// A setting that is a number from `least` to `most`, if the script gives it.
+fn whole(args: &MultiValue, at: usize, name: &str, least: f64, most: f64) -> Outcome<Option<i64>> {
+    let number = match argument(args, at) {
+        None | Some(Value::Nil) => return Ok(None),
+        Some(Value::Integer(number)) => *number as f64,
+        Some(Value::Number(number)) => *number,
+        Some(Value::String(text)) => {
+            text.to_str().ok().and_then(|text| text.trim().parse().ok()).unwrap_or(f64::NAN)
+        }
+        Some(_) => f64::NAN,
+    };
+    if (least..=most).contains(&number) {
+        return Ok(Some(number as i64));
+    }
+    let at = at + 1;
+    Err(format!("bad argument #{at} to '{name}' (expected integer between {least} and {most})"))
+}
+
+/// A setting that is true or false, or one of the words; if the script gives it.
+fn choice(args: &MultiValue, name: &str, words: &[&str]) -> Outcome<Option<usize>> {
+    match argument(args, 0) {
+        None | Some(Value::Nil) => Ok(None),
+        Some(Value::Boolean(is_on)) => Ok(Some(usize::from(*is_on))),
+        Some(Value::String(text)) => {
+            let text = text.to_string_lossy();
+            let found = words.iter().position(|word| *word == text);
+            found.map(Some).ok_or_else(|| format!("bad argument #1 to '{name}' (invalid option '{text}')"))
+        }
+        Some(other) => {
+            Err(format!("bad argument #1 to '{name}' (string expected, got {})", other.type_name()))
+        }
+    }
+}
+
+/// One function that reads and changes a setting: at most so many arguments, and what it does with them.
+type Setter = fn(&mut Settings, &MultiValue) -> Outcome<MultiValue>;
+
+fn sparse_array(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
+    const NAME: &str = "encode_sparse_array";
+    let convert = choice(args, NAME, &["off", "on"])?;
+    let (ratio, safe) = (whole(args, 1, NAME, 0.0, MOST)?, whole(args, 2, NAME, 0.0, MOST)?);
+    settings.sparse_convert = convert.map_or(settings.sparse_convert, |on| on == 1);
+    settings.sparse_ratio = ratio.unwrap_or(settings.sparse_ratio);
+    settings.sparse_safe = safe.unwrap_or(settings.sparse_safe);
+    let number = |number: i64| Value::Number(number as f64);
+    Ok(MultiValue::from_iter([
+        Value::Boolean(settings.sparse_convert),
+        number(settings.sparse_ratio),
+        number(settings.sparse_safe),
+    ]))
+}
+
+/// A number as the only answer.
+fn answer(number: usize) -> Outcome<MultiValue> {
+    Ok(MultiValue::from_iter([Value::Number(number as f64)]))
+}
+
+fn flag(is_on: bool) -> Outcome<MultiValue> {
+    Ok(MultiValue::from_iter([Value::Boolean(is_on)]))
+}
+
+fn depth(of: &mut usize, args: &MultiValue, name: &str) -> Outcome<MultiValue> {
+    if let Some(depth) = whole(args, 0, name, 1.0, MOST)? {
+        *of = usize::try_from(depth).unwrap_or(MAX_DEPTH);
+    }
+    answer(*of)
+}
+
+fn precision(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
+    if let Some(digits) = whole(args, 0, "encode_number_precision", 1.0, 14.0)? {
+        settings.precision = usize::try_from(digits).unwrap_or(14);
+    }
+    answer(settings.precision)
+}
+
+fn keep_buffer(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
+    let given = choice(args, "encode_keep_buffer", &["off", "on"])?;
+    settings.keep_buffer = given.map_or(settings.keep_buffer, |on| on == 1);
+    flag(settings.keep_buffer)
+}
+
+fn encode_invalid(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
+    match choice(args, "encode_invalid_numbers", &["off", "on", "null"])? {
+        None => {}
+        Some(0) => settings.encode_invalid = Invalid::Refused,
+        Some(1) => settings.encode_invalid = Invalid::Written,
+        Some(_) => settings.encode_invalid = Invalid::Null,
+    }
+    flag(settings.encode_invalid != Invalid::Refused)
+}
+
+fn decode_invalid(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
+    let given = choice(args, "decode_invalid_numbers", &["off", "on"])?;
+    settings.decode_invalid = given.map_or(settings.decode_invalid, |on| on == 1);
+    flag(settings.decode_invalid)
+}
+
+/// Every function of the library that is about settings, with how many arguments it takes.
+const SETTERS: [(&str, usize, Setter); 7] = [
+    ("encode_sparse_array", 3, sparse_array),
+    ("encode_max_depth", 1, |settings, args| depth(&mut settings.encode_depth, args, "encode_max_depth")),
+    ("decode_max_depth", 1, |settings, args| depth(&mut settings.decode_depth, args, "decode_max_depth")),
+    ("encode_number_precision", 1, precision),
+    ("encode_keep_buffer", 1, keep_buffer),
+    ("encode_invalid_numbers", 1, encode_invalid),
+    ("decode_invalid_numbers", 1, decode_invalid),
+];
+
+/// The library. Whoever has a script begin puts the settings back.
+pub(super) fn library(lua: &Lua, settings: &Rc<Cell<Settings>>) -> Result<Table> {
+    let table = lua.create_table()?;
+    let current = Rc::clone(settings);
+    let write = move |lua: &Lua, args: MultiValue| encode(lua, &args, current.get());
+    table.set("encode", lua.create_function(write)?)?;
+    let current = Rc::clone(settings);
+    let read = move |lua: &Lua, args: MultiValue| decode(lua, &args, current.get());
+    table.set("decode", lua.create_function(read)?)?;
+    for (name, most, set) in SETTERS {
+        let current = Rc::clone(settings);
+        let act = move |lua: &Lua, args: MultiValue| {
+            let mut settings = current.get();
+            let outcome = if args.len() > most {
+                Err(format!("bad argument #{} to '{name}' (found too many arguments)", most + 1))
+            } else {
+                set(&mut settings, &args)
+            };
+            let answer = outcome.map_err(|why| raise(lua, &why))?;
+            current.set(settings);
+            Ok(answer)
+        };
+        table.set(name, lua.create_function(act)?)?;
     }
     table.set("null", Value::LightUserData(LightUserData(std::ptr::null_mut())))?;
     table.set("_NAME", "cjson")?;
@@ -34,39 +199,117 @@ pub(super) fn library(lua: &Lua) -> Result<Table> {
     Ok(table)
 }
 
-fn encode(lua: &Lua, args: &MultiValue) -> Answer {
-    let mut text = Vec::new();
+fn encode(lua: &Lua, args: &MultiValue, settings: Settings) -> Answer {
+    let mut writer = Writer { to: Vec::new(), settings };
     match argument(args, 0)
         .ok_or_else(|| wrong(1, "value", "no value"))
-        .and_then(|value| write(&mut text, value, 0))
+        .and_then(|value| writer.write(value, 0))
     {
-        Ok(()) => lua.create_string(&text).map(Value::String),
+        Ok(()) => lua.create_string(&writer.to).map(Value::String),
         Err(failed) => Err(raise(lua, &failed)),
     }
 }
 
-fn write(to: &mut Vec<u8>, value: &Value, depth: usize) -> Outcome<()> {
-    if depth > MAX_DEPTH {
-        return Err(format!("Cannot serialise, excessive depth ({depth})"));
-    }
-    match value {
-        Value::Nil | Value::LightUserData(_) => to.extend_from_slice(b"null"),
-        Value::Boolean(truth) => to.extend_from_slice(if *truth { b"true" } else { b"false" }),
-        Value::Integer(number) => write_number(to, *number as f64)?,
-        Value::Number(number) => write_number(to, *number)?,
-        Value::String(text) => write_string(to, &text.as_bytes()),
-        Value::Table(table) => write_table(to, table, depth)?,
-        other => return Err(format!("Cannot serialise {}: type not supported", other.type_name())),
-    }
-    Ok(())
+struct Writer {
+    to: Vec<u8>,
+    settings: Settings,
 }
 
-fn write_number(to: &mut Vec<u8>, number: f64) -> Outcome<()> {
-    if !number.is_finite() {
-        return Err("Cannot serialise number: must not be NaN or Inf".into());
+impl Writer {
+    /// Writes a value that is inside so many tables.
+    fn write(&mut self, value: &Value, depth: usize) -> Outcome<()> {
+        match value {
+            Value::Nil | Value::LightUserData(_) => self.to.extend_from_slice(b"null"),
+            Value::Boolean(truth) => self.to.extend_from_slice(if *truth { b"true" } else { b"false" }),
+            Value::Integer(number) => self.number(*number as f64)?,
+            Value::Number(number) => self.number(*number)?,
+            Value::String(text) => write_string(&mut self.to, &text.as_bytes()),
+            Value::Table(table) => self.table(table, depth + 1)?,
+            other => return Err(format!("Cannot serialise {}: type not supported", other.type_name())),
+        }
+        Ok(())
     }
-    to.extend_from_slice(format_g(number, 14).as_bytes());
-    Ok(())
+
+    fn number(&mut self, number: f64) -> Outcome<()> {
+        if number.is_finite() {
+            self.to.extend_from_slice(format_g(number, self.settings.precision).as_bytes());
+            return Ok(());
+        }
+        match self.settings.encode_invalid {
+            Invalid::Refused => return Err("Cannot serialise number: must not be NaN or Inf".into()),
+            Invalid::Null => self.to.extend_from_slice(b"null"),
+            Invalid::Written if number.is_nan() => self.to.extend_from_slice(b"nan"),
+            Invalid::Written => self.to.extend_from_slice(if number > 0.0 { b"inf" } else { b"-inf" }),
+        }
+        Ok(())
+    }
+
+    /// How long the array is that a table is; `None` when it is no array. A table with large holes is refused, or none.
+    fn array_length(&self, table: &Table) -> Outcome<Option<i64>> {
+        let Settings { sparse_convert, sparse_ratio, sparse_safe, .. } = self.settings;
+        let (mut highest, mut items) = (0i64, 0i64);
+        for pair in table.pairs::<Value, Value>() {
+            let (key, _) = pair.map_err(|error| error.to_string())?;
+            let key = match key {
+                Value::Integer(key) if key > 0 => key,
+                Value::Number(key) if key > 0.0 && key.fract() == 0.0 && key < 1e15 => key as i64,
+                _ => return Ok(None),
+            };
+            highest = highest.max(key);
+            items += 1;
+        }
+        if sparse_ratio > 0 && highest > sparse_safe && highest > items.saturating_mul(sparse_ratio) {
+            if sparse_convert {
+                return Ok(None);
+            }
+            return Err("Cannot serialise table: excessively sparse array".into());
+        }
+        // Without a ratio nothing bounds the holes but what a script may hold anyway.
+        if highest > MOST_PLACES.max(items) {
+            return Err("Cannot serialise table: excessively sparse array".into());
+        }
+        Ok((items > 0).then_some(highest))
+    }
+
+    /// Writes a table that is the so many-th inside another.
+    fn table(&mut self, table: &Table, depth: usize) -> Outcome<()> {
+        if depth > self.settings.encode_depth.min(MAX_DEPTH) {
+            return Err(format!("Cannot serialise, excessive depth ({depth})"));
+        }
+        if let Some(length) = self.array_length(table)? {
+            self.to.push(b'[');
+            for at in 1..=length {
+                if at > 1 {
+                    self.to.push(b',');
+                }
+                let value: Value = table.raw_get(at).map_err(|error| error.to_string())?;
+                self.write(&value, depth)?;
+            }
+            self.to.push(b']');
+            return Ok(());
+        }
+        self.to.push(b'{');
+        let mut first = true;
+        for pair in table.pairs::<Value, Value>() {
+            let (key, value) = pair.map_err(|error| error.to_string())?;
+            if !std::mem::take(&mut first) {
+                self.to.push(b',');
+            }
+            let digits = self.settings.precision;
+            match &key {
+                Value::String(text) => write_string(&mut self.to, &text.as_bytes()),
+                Value::Integer(number) => {
+                    write_string(&mut self.to, format_g(*number as f64, digits).as_bytes());
+                }
+                Value::Number(number) => write_string(&mut self.to, format_g(*number, digits).as_bytes()),
+                _ => return Err("Cannot serialise table: table key must be a number or string".into()),
+            }
+            self.to.push(b':');
+            self.write(&value, depth)?;
+        }
+        self.to.push(b'}');
+        Ok(())
+    }
 }
 
 fn write_string(to: &mut Vec<u8>, text: &[u8]) {
@@ -88,59 +331,7 @@ fn write_string(to: &mut Vec<u8>, text: &[u8]) {
     to.push(b'"');
 }
 
-/// How long the array is that a table is; `None` when it is no array. A table with large holes is refused.
-fn array_length(table: &Table) -> Outcome<Option<i64>> {
-    let (mut highest, mut items) = (0i64, 0i64);
-    for pair in table.pairs::<Value, Value>() {
-        let (key, _) = pair.map_err(|error| error.to_string())?;
-        let key = match key {
-            Value::Integer(key) if key > 0 => key,
-            Value::Number(key) if key > 0.0 && key.fract() == 0.0 && key < 1e15 => key as i64,
-            _ => return Ok(None),
-        };
-        highest = highest.max(key);
-        items += 1;
-    }
-    if highest > 10 && highest > items * 2 {
-        return Err("Cannot serialise table: excessively sparse array".into());
-    }
-    Ok((items > 0).then_some(highest))
-}
-
-fn write_table(to: &mut Vec<u8>, table: &Table, depth: usize) -> Outcome<()> {
-    if let Some(length) = array_length(table)? {
-        to.push(b'[');
-        for at in 1..=length {
-            if at > 1 {
-                to.push(b',');
-            }
-            let value: Value = table.raw_get(at).map_err(|error| error.to_string())?;
-            write(to, &value, depth + 1)?;
-        }
-        to.push(b']');
-        return Ok(());
-    }
-    to.push(b'{');
-    let mut first = true;
-    for pair in table.pairs::<Value, Value>() {
-        let (key, value) = pair.map_err(|error| error.to_string())?;
-        if !std::mem::take(&mut first) {
-            to.push(b',');
-        }
-        match &key {
-            Value::String(text) => write_string(to, &text.as_bytes()),
-            Value::Integer(number) => write_string(to, format_g(*number as f64, 14).as_bytes()),
-            Value::Number(number) => write_string(to, format_g(*number, 14).as_bytes()),
-            _ => return Err("Cannot serialise table: table key must be a number or string".into()),
-        }
-        to.push(b':');
-        write(to, &value, depth + 1)?;
-    }
-    to.push(b'}');
-    Ok(())
-}
-
-fn decode(lua: &Lua, args: &MultiValue) -> Answer {
+fn decode(lua: &Lua, args: &MultiValue, settings: Settings) -> Answer {
     let text = match argument(args, 0) {
         Some(Value::String(text)) => text.as_bytes().to_vec(),
         Some(Value::Integer(number)) => number.to_string().into_bytes(),
@@ -149,7 +340,7 @@ fn decode(lua: &Lua, args: &MultiValue) -> Answer {
             return Err(raise(lua, &wrong(1, "string", found)));
         }
     };
-    let mut parser = Parser { lua, text: &text, at: 0 };
+    let mut parser = Parser { lua, text: &text, at: 0, settings };
     let parsed = parser.value(0).and_then(|value| {
         parser.spaces();
         if parser.at == text.len() { Ok(value) } else { Err(parser.unexpected("the end")) }
@@ -164,6 +355,7 @@ struct Parser<'a> {
     lua: &'a Lua,
     text: &'a [u8],
     at: usize,
+    settings: Settings,
 }
 
 impl Parser<'_> {
@@ -195,13 +387,15 @@ impl Parser<'_> {
         format!("Expected {wanted} but found {found} at character {}", self.at + 1)
     }
 
+    /// Reads a value that is inside so many others.
     fn value(&mut self, depth: usize) -> Outcome<Value> {
-        if depth > MAX_DEPTH {
-            return Err(format!("Found too many nested data structures ({depth})"));
-        }
         self.spaces();
         let memory = |error: mlua::Error| error.to_string();
         match self.peek() {
+            Some(b'{' | b'[') if depth >= self.settings.decode_depth.min(MAX_DEPTH) => {
+                let (depth, at) = (depth + 1, self.at + 1);
+                Err(format!("Found too many nested data structures ({depth}) at character {at}"))
+            }
             Some(b'{') => self.object(depth),
             Some(b'[') => self.array(depth),
             Some(b'"') => {
@@ -210,6 +404,9 @@ impl Parser<'_> {
             }
             Some(b'-' | b'0'..=b'9') => self.number(),
             _ => {
+                if let Some(number) = self.word() {
+                    return Ok(number);
+                }
                 for (word, value) in [
                     (&b"true"[..], Value::Boolean(true)),
                     (b"false", Value::Boolean(false)),
@@ -225,16 +422,63 @@ impl Parser<'_> {
         }
     }
 
+    /// A word for a number that JSON has none for, where that is allowed.
+    fn word(&mut self) -> Option<Value> {
+        if !self.settings.decode_invalid {
+            return None;
+        }
+        let rest = &self.text[self.at..];
+        let words = [
+            ("infinity", f64::INFINITY),
+            ("inf", f64::INFINITY),
+            ("-infinity", f64::NEG_INFINITY),
+            ("-inf", f64::NEG_INFINITY),
+            ("nan", f64::NAN),
+            ("-nan", f64::NAN),
+        ];
+        let begins =
+            |word: &str| rest.get(..word.len()).is_some_and(|it| it.eq_ignore_ascii_case(word.as_bytes()));
+        let (word, number) = words.into_iter().find(|(word, _)| begins(word))?;
+        self.at += word.len();
+        Some(Value::Number(number))
+    }
+
+    /// A number in hexadecimal digits, which is none of JSON's either.
+    fn hexadecimal(&mut self) -> Option<Value> {
+        let rest = &self.text[self.at..];
+        let (sign, digits) = rest.strip_prefix(b"-").map_or((1.0, rest), |rest| (-1.0, rest));
+        let digits = digits.strip_prefix(b"0x").or_else(|| digits.strip_prefix(b"0X"))?;
+        let count = digits.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+        if !self.settings.decode_invalid || count == 0 {
+            return None;
+        }
+        let digit = |byte: &u8| f64::from(char::from(*byte).to_digit(16).unwrap_or(0));
+        let number = digits[..count].iter().fold(0.0, |number, byte| number * 16.0 + digit(byte));
+        self.at += rest.len() - digits.len() + count;
+        Some(Value::Number(sign * number))
+    }
+
     fn number(&mut self) -> Outcome<Value> {
+        if let Some(number) = self.hexadecimal().or_else(|| self.word()) {
+            return Ok(number);
+        }
         let begin = self.at;
         while matches!(self.peek(), Some(b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')) {
             self.at += 1;
         }
-        let text = std::str::from_utf8(&self.text[begin..self.at]).unwrap_or_default();
-        text.parse().map(Value::Number).map_err(|_| {
-            self.at = begin;
-            format!("Expected value but found invalid number at character {}", begin + 1)
-        })
+        let digits = &self.text[begin..self.at];
+        let text = std::str::from_utf8(digits).unwrap_or_default();
+        // Leading zeroes are for those who take what is invalid.
+        let plain = digits.strip_prefix(b"-").unwrap_or(digits);
+        let is_padded = plain.len() > 1 && plain[0] == b'0' && plain[1].is_ascii_digit();
+        let is_hex = matches!(self.peek(), Some(b'x' | b'X'));
+        match text.parse() {
+            Ok(number) if self.settings.decode_invalid || !is_padded && !is_hex => Ok(Value::Number(number)),
+            _ => {
+                self.at = begin;
+                Err(format!("Expected value but found invalid number at character {}", begin + 1))
+            }
+        }
     }
 
     fn object(&mut self, depth: usize) -> Outcome<Value> {

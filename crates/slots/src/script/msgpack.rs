@@ -102,19 +102,22 @@ fn write_head(to: &mut Vec<u8>, length: usize, short: Option<(u8, usize)>, tags:
 
 fn write_table(to: &mut Vec<u8>, table: &Table, depth: usize) -> Outcome<()> {
     let text = |error: mlua::Error| error.to_string();
-    let mut pairs = Vec::new();
+    // Counted first and not kept: each value that is held takes a place in the machine, which has few.
+    let mut pairs = 0;
     for pair in table.pairs::<Value, Value>() {
-        pairs.push(pair.map_err(text)?);
+        pair.map_err(text)?;
+        pairs += 1;
     }
     let length = table.raw_len();
-    if pairs.len() == length && length > 0 || pairs.is_empty() {
+    if pairs == length && length > 0 || pairs == 0 {
         write_head(to, length, Some((0x90, 16)), [None, Some(0xdc), Some(0xdd)]);
         for at in 1..=length {
             write(to, &table.raw_get::<Value>(at).map_err(text)?, depth + 1)?;
         }
     } else {
-        write_head(to, pairs.len(), Some((0x80, 16)), [None, Some(0xde), Some(0xdf)]);
-        for (key, value) in pairs {
+        write_head(to, pairs, Some((0x80, 16)), [None, Some(0xde), Some(0xdf)]);
+        for pair in table.pairs::<Value, Value>() {
+            let (key, value) = pair.map_err(text)?;
             write(to, &key, depth + 1)?;
             write(to, &value, depth + 1)?;
         }
