@@ -243,13 +243,13 @@ impl Bench<'_> {
                 "transaction-size",
                 "--transaction-size",
                 "messages in a transaction",
-                &[50, 100, 300, 1_000, 3_000],
+                &[100, 300, 1_000, 5_000, 10_000],
             ),
             (
                 "batch",
                 "--batch",
                 "messages between two commits of an aggregator",
-                &[50, 200, 500, 2_000, 5_000],
+                &[100, 500, 2_000, 5_000, 10_000],
             ),
             ("window", "--window", "messages of a client under way", &[16, 64, 256, 1_024, 4_096]),
             ("instances", "--instances", "counters, and as many aggregators", &[1, 2, 3, 5, 10]),
@@ -262,7 +262,7 @@ impl Bench<'_> {
             let mut chart = Chart::new(what);
             for value in values {
                 let text = value.to_string();
-                let args = ["--clients", "10", "--lines", "1000", flag, &text];
+                let args = ["--clients", "10", "--lines", "4000", flag, &text];
                 let runs = self.in_turn(std::slice::from_ref(&moim), self.options.rounds, &args)?.remove(0);
                 let rate = median(&runs, |run| run.messages_per_second);
                 let p50 = median(&runs, |run| run.p50_ms);
@@ -271,7 +271,7 @@ impl Bench<'_> {
             }
             fs::write(picture(&self.options.pictures, name), chart.svg())?;
         }
-        let title = "pipeline: 10 clients, 10,000 messages with other settings".into();
+        let title = "pipeline: 10 clients, 40,000 messages with other settings".into();
         Ok(Metric { number: 26, title, figures, ..Metric::default() })
     }
 }

@@ -5,10 +5,9 @@
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
 use futures_util::StreamExt;
 use rdkafka::consumer::{CommitMode, Consumer};
-use rdkafka::message::{Message, OwnedMessage};
+use rdkafka::message::{BorrowedMessage, Message};
 use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
@@ -49,7 +48,9 @@ pub fn start(
             }
             runtime.block_on(aggregate(&store, &batch, shutdown))?;
             progress::add(&progress.aggregated, batch.len() as u64);
-            if let Err(error) = source.consumer.commit(&consume::after(&batch)?, CommitMode::Sync) {
+            if let Err(error) =
+                source.consumer.commit(&consume::after(MESSAGE_AGGREGATION, &batch)?, CommitMode::Sync)
+            {
                 // Somebody else reads it again, or we do: it counts once all the same.
                 tracing::debug!(%error, "offsets were not committed");
             }
@@ -58,17 +59,16 @@ pub fn start(
     })
 }
 
-async fn aggregate(store: &Store, batch: &[OwnedMessage], shutdown: &Shutdown) -> Result<(), Failed> {
-    let mut by_text: HashMap<&[u8], Vec<(String, u64)>> = HashMap::new();
+async fn aggregate(store: &Store, batch: &[BorrowedMessage<'_>], shutdown: &Shutdown) -> Result<(), Failed> {
+    let mut by_text: HashMap<&[u8], Vec<(&str, u64)>> = HashMap::new();
     for message in batch {
         // Only the counter writes here, and it writes who sent what.
         let Some(origin) = queue::origin(message) else { continue };
         by_text.entry(message.payload().unwrap_or_default()).or_default().push(origin);
     }
-    let steps = by_text.into_iter().map(|(text, by)| async move {
-        let text = Bytes::copy_from_slice(text);
-        patiently(shutdown, || store.aggregate(&text, &by)).await
-    });
+    let steps = by_text
+        .into_iter()
+        .map(|(text, by)| async move { patiently(shutdown, || store.aggregate(text, &by)).await });
     let mut done = futures_util::stream::iter(steps).buffer_unordered(AT_ONCE);
     while let Some(step) = done.next().await {
         step?;

@@ -4,13 +4,15 @@
 //! The Kafka client's transactional calls block, so each instance has its thread; the store is asked through the
 //! runtime's handle.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::KafkaError;
-use rdkafka::message::{BorrowedMessage, Message, OwnedMessage};
+use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::{ClientConfig, ClientContext};
 use tokio::time::Instant;
@@ -21,6 +23,8 @@ use crate::store::StoreError;
 
 /// How long an idle consumer waits for the next message before it looks at anything else.
 const POLL: Duration = Duration::from_millis(50);
+/// At most so many bytes of messages are taken at once, however many messages may be: a megabyte is a message, too.
+const BYTES: usize = 16 << 20;
 const CALL: Duration = Duration::from_secs(10);
 
 /// The store may be away for so long before a batch is given up, and with it the place in the group: others may reach it.
@@ -61,7 +65,7 @@ impl ConsumerContext for Hands {
 pub(crate) struct Source {
     pub(crate) consumer: BaseConsumer<Hands>,
     changes: Arc<AtomicU64>,
-    seen: u64,
+    seen: Cell<u64>,
 }
 
 impl Source {
@@ -70,22 +74,25 @@ impl Source {
         let changes = Arc::clone(&hands.changes);
         let consumer: BaseConsumer<Hands> = config.create_with_context(hands)?;
         consumer.subscribe(&[topic])?;
-        Ok(Self { consumer, changes, seen: 0 })
+        Ok(Self { consumer, changes, seen: Cell::new(0) })
     }
 
     /// Whether partitions have changed hands since this was last asked.
-    pub(crate) fn has_changed(&mut self) -> bool {
+    pub(crate) fn has_changed(&self) -> bool {
         let now = self.changes.load(Ordering::SeqCst);
-        std::mem::replace(&mut self.seen, now) != now
+        self.seen.replace(now) != now
     }
 
-    /// Up to `at_most` messages; fewer as soon as none is waiting.
-    pub(crate) fn gather(&self, at_most: usize, shutdown: &Shutdown) -> Vec<OwnedMessage> {
-        let mut batch = Vec::new();
-        while batch.len() < at_most && !shutdown.is_stopped() {
+    /// Up to `at_most` messages; fewer as soon as none is waiting. They stay where the client has put them.
+    pub(crate) fn gather(&self, at_most: usize, shutdown: &Shutdown) -> Vec<BorrowedMessage<'_>> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < at_most && bytes < BYTES && !shutdown.is_stopped() {
             let wait = if batch.is_empty() { POLL } else { Duration::ZERO };
             match self.consumer.poll(wait) {
-                Some(Ok(message)) => batch.push(BorrowedMessage::detach(&message)),
+                Some(Ok(message)) => {
+                    bytes += message.payload_len();
+                    batch.push(message);
+                }
                 Some(Err(error)) => {
                     tracing::debug!(%error, "a consumer of the pipeline");
                     break;
@@ -128,14 +135,11 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
 }
 
 /// The offsets after a batch.
-pub(crate) fn after(batch: &[OwnedMessage]) -> Result<TopicPartitionList, KafkaError> {
-    let mut list = TopicPartitionList::new();
-    for message in batch {
-        let next = Offset::Offset(message.offset() + 1);
-        match list.find_partition(message.topic(), message.partition()) {
-            Some(mut known) => known.set_offset(next)?,
-            None => list.add_partition_offset(message.topic(), message.partition(), next)?,
-        }
+pub(crate) fn after(topic: &str, batch: &[BorrowedMessage<'_>]) -> Result<TopicPartitionList, KafkaError> {
+    let next: BTreeMap<i32, i64> = batch.iter().map(|m| (m.partition(), m.offset() + 1)).collect();
+    let mut list = TopicPartitionList::with_capacity(next.len());
+    for (partition, offset) in next {
+        list.add_partition_offset(topic, partition, Offset::Offset(offset))?;
     }
     Ok(list)
 }

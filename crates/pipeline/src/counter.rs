@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rdkafka::consumer::Consumer;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, Message, OwnedHeaders, OwnedMessage};
+use rdkafka::message::{BorrowedMessage, Header, Message, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
 use tokio::runtime::Handle;
 
@@ -59,8 +59,13 @@ pub fn start(
 struct Counter {
     source: Source,
     producer: BaseProducer<DefaultProducerContext>,
-    store: Store,
+    tally: Tally,
     progress: Progress,
+}
+
+/// The side of the store.
+struct Tally {
+    store: Store,
     runtime: Handle,
     /// The generation under which a partition is counted, from the store.
     generations: HashMap<i32, u64>,
@@ -68,9 +73,9 @@ struct Counter {
 
 /// A message of the batch and where it goes.
 struct Out<'a> {
-    message: &'a OwnedMessage,
+    message: &'a BorrowedMessage<'a>,
     /// Client and sequence number; none when the record does not say.
-    origin: Option<(String, u64)>,
+    origin: Option<(&'a str, u64)>,
     dead: Option<&'static str>,
     verdict: Verdict,
 }
@@ -86,21 +91,22 @@ impl Counter {
         let producer: BaseProducer<DefaultProducerContext> = options.queue.transactional(&role).create()?;
         producer.init_transactions(CALL)?;
         let source = Source::subscribe(&options.queue.consumer("counter"), CLIENT_MESSAGE)?;
-        Ok(Self { source, producer, store, progress, runtime, generations: HashMap::new() })
+        let tally = Tally { store, runtime, generations: HashMap::new() };
+        Ok(Self { source, producer, tally, progress })
     }
 
     fn step(&mut self, options: &CounterOptions, shutdown: &Shutdown) -> Result<(), Failed> {
         let batch = self.source.gather(options.transaction_size, shutdown);
         if self.source.has_changed() {
-            self.generations.clear();
+            self.tally.generations.clear();
         }
         if batch.is_empty() {
             return Ok(());
         }
-        let outs = match self.count(&batch, shutdown) {
+        let outs = match self.tally.count(&batch, shutdown) {
             // Another counter has been given the partition and has begun: the next rebalance tells us, or told us.
             Err(Failed::Fenced) => {
-                self.generations.clear();
+                self.tally.generations.clear();
                 return Ok(self.source.rewind()?);
             }
             other => other?,
@@ -113,14 +119,20 @@ impl Counter {
             Err(error) => self.undo(error),
         }
     }
+}
 
+impl Tally {
     /// Counts the batch in the store, client by client.
-    fn count<'a>(&mut self, batch: &'a [OwnedMessage], shutdown: &Shutdown) -> Result<Vec<Out<'a>>, Failed> {
+    fn count<'a>(
+        &mut self,
+        batch: &'a [BorrowedMessage<'a>],
+        shutdown: &Shutdown,
+    ) -> Result<Vec<Out<'a>>, Failed> {
         let mut outs: Vec<Out<'a>> = batch.iter().map(judge).collect();
-        let mut by_client: HashMap<(String, i32), Vec<usize>> = HashMap::new();
+        let mut by_client: HashMap<(&str, i32), Vec<usize>> = HashMap::new();
         for (at, out) in outs.iter().enumerate() {
-            if let Some((client, _)) = &out.origin {
-                by_client.entry((client.clone(), out.message.partition())).or_default().push(at);
+            if let Some((client, _)) = out.origin {
+                by_client.entry((client, out.message.partition())).or_default().push(at);
             }
         }
         let mut steps = Vec::with_capacity(by_client.len());
@@ -130,14 +142,14 @@ impl Counter {
                 .iter()
                 .map(|at| {
                     let out = &outs[*at];
-                    let sn = out.origin.as_ref().map_or(0, |(_, sn)| *sn);
+                    let sn = out.origin.map_or(0, |(_, sn)| sn);
                     Counting { sn, offset: out.message.offset(), dead: out.dead.is_some() }
                 })
                 .collect();
-            let (store, shutdown) = (self.store.clone(), shutdown.clone());
+            let store = self.store.clone();
             steps.push(async move {
-                let call = || store.count(&client, (generation, partition), &counting);
-                (places, patiently(&shutdown, call).await)
+                let call = || store.count(client, (generation, partition), &counting);
+                (places, patiently(shutdown, call).await)
             });
         }
         for (places, counted) in self.runtime.block_on(futures_util::future::join_all(steps)) {
@@ -156,29 +168,33 @@ impl Counter {
         self.generations.insert(partition, generation);
         Ok(generation)
     }
+}
 
+impl Counter {
     /// Passes the batch on and commits it, in one transaction.
-    fn pass_on(&self, outs: &[Out<'_>], batch: &[OwnedMessage]) -> Result<(), KafkaError> {
+    fn pass_on(&self, outs: &[Out<'_>], batch: &[BorrowedMessage<'_>]) -> Result<(), KafkaError> {
         self.producer.begin_transaction()?;
         for out in outs {
             if out.verdict == Verdict::Dropped {
                 continue;
             }
             let payload = out.message.payload().unwrap_or_default();
-            let (headers, topic, key) = match (&out.dead, &out.origin) {
+            match (out.dead, out.origin) {
                 (None, Some((client, sn))) => {
-                    (queue::headers(client, *sn), MESSAGE_AGGREGATION, hash_of(payload).into_bytes())
+                    let key = hash_of(payload);
+                    let record = BaseRecord::to(MESSAGE_AGGREGATION).key(key.as_bytes()).payload(payload);
+                    self.send(record.headers(queue::headers(client, sn)))?;
                 }
                 (why, _) => {
-                    let key = out.message.key().unwrap_or_default().to_vec();
-                    (dead_headers(out.message, why.unwrap_or("no origin")), DEAD_LETTER, key)
+                    let key = out.message.key().unwrap_or_default();
+                    let headers = dead_headers(out.message, why.unwrap_or("no origin"));
+                    self.send(BaseRecord::to(DEAD_LETTER).key(key).payload(payload).headers(headers))?;
                 }
-            };
-            self.send(topic, &key, payload, &headers)?;
+            }
         }
         self.wait_for_reports()?;
         let group = self.source.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
-        self.producer.send_offsets_to_transaction(&consume::after(batch)?, &group, CALL)?;
+        self.producer.send_offsets_to_transaction(&consume::after(CLIENT_MESSAGE, batch)?, &group, CALL)?;
         self.producer.commit_transaction(CALL)
     }
 
@@ -195,19 +211,13 @@ impl Counter {
         Err(KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut))
     }
 
-    fn send(
-        &self,
-        topic: &str,
-        key: &[u8],
-        payload: &[u8],
-        headers: &OwnedHeaders,
-    ) -> Result<(), KafkaError> {
+    fn send(&self, mut record: BaseRecord<'_, [u8], [u8]>) -> Result<(), KafkaError> {
         loop {
-            let record = BaseRecord::to(topic).key(key).payload(payload).headers(headers.clone());
             match self.producer.send(record) {
                 Ok(()) => return Ok(()),
-                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
                     self.producer.poll(Duration::from_millis(2));
+                    record = back;
                 }
                 Err((error, _)) => return Err(error),
             }
@@ -225,8 +235,7 @@ impl Counter {
     fn note(&self, outs: &[Out<'_>]) {
         let counted = outs.iter().filter(|out| out.verdict == Verdict::Counted);
         if let Some(latency) = self.progress.latency.get() {
-            let origins = counted.clone().filter_map(|out| out.origin.as_ref());
-            latency.on_counted(origins.map(|(client, sn)| (client.as_str(), *sn)));
+            latency.on_counted(counted.clone().filter_map(|out| out.origin));
         }
         let (mut fine, mut dead) = (0, 0);
         counted.for_each(|out| if out.dead.is_some() { dead += 1 } else { fine += 1 });
@@ -236,7 +245,7 @@ impl Counter {
 }
 
 /// Whether a message can be processed. A record that does not say where it comes from cannot be counted for anybody.
-fn judge(message: &OwnedMessage) -> Out<'_> {
+fn judge<'a>(message: &'a BorrowedMessage<'a>) -> Out<'a> {
     let origin = queue::origin(message);
     let text = message.payload().is_some_and(|payload| std::str::from_utf8(payload).is_ok());
     let dead = match (&origin, text) {
@@ -249,7 +258,7 @@ fn judge(message: &OwnedMessage) -> Out<'_> {
     Out { message, origin, dead, verdict }
 }
 
-fn dead_headers(message: &OwnedMessage, why: &str) -> OwnedHeaders {
+fn dead_headers(message: &BorrowedMessage<'_>, why: &str) -> OwnedHeaders {
     let (partition, offset) = (message.partition().to_string(), message.offset().to_string());
     let origin = queue::origin(message);
     let mut headers = OwnedHeaders::new()
@@ -260,7 +269,7 @@ fn dead_headers(message: &OwnedMessage, why: &str) -> OwnedHeaders {
     if let Some((client, sn)) = origin {
         let sn = sn.to_string();
         headers = headers
-            .insert(Header { key: "cid", value: Some(&client) })
+            .insert(Header { key: "cid", value: Some(client) })
             .insert(Header { key: "sn", value: Some(&sn) });
     }
     headers

@@ -52,7 +52,8 @@ impl QueueOptions {
         config
             .set("enable.idempotence", "true")
             .set("acks", "all")
-            .set("linger.ms", "2")
+            // Messages that come together go together: what a batch costs is paid on three nodes.
+            .set("linger.ms", "5")
             .set("partitioner", "murmur2_random")
             .set("message.timeout.ms", report_timeout.as_millis().to_string());
         config
@@ -63,7 +64,7 @@ impl QueueOptions {
         let mut config = self.base(role);
         config
             .set("transactional.id", format!("{}-{role}", self.name))
-            .set("linger.ms", "1")
+            .set("linger.ms", "4")
             .set("partitioner", "murmur2_random")
             // The next transaction may begin before the last one's markers are written: it is told to try again.
             .set("retry.backoff.ms", "5")
@@ -94,16 +95,22 @@ impl QueueOptions {
     }
 }
 
-/// A queue that does not answer is asked again for so long.
+/// A queue that does not answer, or whose brokers are not all there yet, is asked again for so long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Makes the topics that are not there. Waits for a cluster that is only just starting, or in the middle of a failover.
-pub async fn create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
+/// Makes the topics that are not there. Waits for a cluster that is only just starting, or in the middle of a failover, and
+/// tells `on_wait` for what, once for each reason.
+pub async fn create_topics(options: &QueueOptions, mut on_wait: impl FnMut(&str)) -> Result<(), KafkaError> {
     let until = Instant::now() + PATIENCE;
+    let mut told = None;
     loop {
         match try_create_topics(options).await {
             Err(error) if passes(&error) && Instant::now() < until => {
                 tracing::debug!(%error, "cannot make the topics; trying again");
+                let code = code_of(&error);
+                if told.replace(code) != Some(code) {
+                    on_wait(&wanting(options, &error));
+                }
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
             other => return other,
@@ -111,25 +118,44 @@ pub async fn create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
     }
 }
 
+/// What is waited for, for people.
+fn wanting(options: &QueueOptions, error: &KafkaError) -> String {
+    let seconds = PATIENCE.as_secs();
+    match (code_of(error), options.factor) {
+        (Some(RDKafkaErrorCode::InvalidReplicationFactor), Some(factor)) => {
+            format!("waiting up to {seconds} s for more brokers: the topics are to have {factor} copies")
+        }
+        (Some(RDKafkaErrorCode::InvalidReplicationFactor), None) => {
+            format!("waiting up to {seconds} s for more brokers: there are fewer than copies of a topic")
+        }
+        _ => format!("waiting up to {seconds} s for the queue at {}: {error}", options.brokers),
+    }
+}
+
+fn code_of(error: &KafkaError) -> Option<RDKafkaErrorCode> {
+    match error {
+        KafkaError::AdminOp(code) => Some(*code),
+        other => other.rdkafka_error_code(),
+    }
+}
+
 /// Whether the next try may go better.
 fn passes(error: &KafkaError) -> bool {
     use RDKafkaErrorCode::{
-        AllBrokersDown, BrokerTransportFailure, NetworkException, NotController, OperationTimedOut,
-        RequestTimedOut,
+        AllBrokersDown, BrokerTransportFailure, InvalidReplicationFactor, NetworkException, NotController,
+        OperationTimedOut, RequestTimedOut,
     };
     let passing = [
         AllBrokersDown,
         BrokerTransportFailure,
+        // Brokers join one after the other; until enough of them are there, a topic cannot have its copies.
+        InvalidReplicationFactor,
         NetworkException,
         NotController,
         OperationTimedOut,
         RequestTimedOut,
     ];
-    let code = match error {
-        KafkaError::AdminOp(code) => Some(*code),
-        other => other.rdkafka_error_code(),
-    };
-    code.is_some_and(|code| passing.contains(&code))
+    code_of(error).is_some_and(|code| passing.contains(&code))
 }
 
 async fn try_create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
@@ -199,11 +225,11 @@ pub(crate) fn headers(client: &str, sn: u64) -> OwnedHeaders {
 }
 
 /// Whose message a record is: client and sequence number. None when it does not say so as it should.
-pub(crate) fn origin(record: &impl Message) -> Option<(String, u64)> {
+pub(crate) fn origin(record: &impl Message) -> Option<(&str, u64)> {
     let headers = record.headers()?;
     let value = |key: &str| {
         let header = headers.iter().find(|header| header.key == key)?;
-        std::str::from_utf8(header.value?).ok().map(str::to_owned)
+        std::str::from_utf8(header.value?).ok()
     };
     let client = value("cid").filter(|client| !client.is_empty())?;
     let sn = value("sn")?.parse().ok().filter(|sn| *sn > 0)?;

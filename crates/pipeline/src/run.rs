@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
 
-use rdkafka::error::KafkaError;
 use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
@@ -15,7 +14,6 @@ use crate::counter::{self, CounterOptions};
 use crate::gateway::{Faults, Gateway, GatewayError};
 use crate::identity::Secret;
 use crate::progress::Progress;
-use crate::queue;
 use crate::store::Store;
 
 /// Why a pipeline does not start.
@@ -24,9 +22,6 @@ pub enum RunError {
     /// A gateway.
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    /// The topics.
-    #[error("cannot make the topics: {0}")]
-    Topics(#[from] KafkaError),
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
@@ -84,7 +79,7 @@ impl Default for Parts {
 }
 
 impl Pipeline {
-    /// Makes the topics where they are missing, and starts.
+    /// Starts. The topics are there: [`crate::queue::create_topics`].
     pub async fn start(
         config: &PipelineConfig,
         parts: Parts,
@@ -93,7 +88,6 @@ impl Pipeline {
     ) -> Result<Self, RunError> {
         let progress = Progress::default();
         let queue = config.queue();
-        queue::create_topics(&queue).await?;
         let mut pipeline = Self { gateways: Vec::new(), workers: Vec::new(), progress: progress.clone() };
         let runtime = Handle::current();
         if parts.aggregators {

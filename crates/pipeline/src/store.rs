@@ -20,6 +20,7 @@ mod script;
 mod slots;
 
 use std::future::Future;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -89,9 +90,9 @@ pub enum StoreError {
 /// A client of a Redis Cluster.
 pub trait Commands: Send + Sync + 'static {
     /// Runs a command; its first key says where.
-    fn call<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Reply, StoreError>>;
+    fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>>;
     /// Runs a command on every primary.
-    fn call_all<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>>;
+    fn call_all<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>>;
     /// Every key that matches, wherever it is; a key may come twice.
     fn keys<'a>(&'a self, pattern: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>>;
 }
@@ -152,6 +153,13 @@ pub struct Counting {
     pub dead: bool,
 }
 
+impl Counting {
+    /// Whether the store can look at both as one row.
+    fn is_followed_by(&self, next: &Counting) -> bool {
+        next.sn == self.sn + 1 && next.offset > self.offset && next.dead == self.dead
+    }
+}
+
 impl Store {
     /// Over a client.
     pub fn new(commands: Arc<dyn Commands>) -> Self {
@@ -164,7 +172,7 @@ impl Store {
     }
 
     async fn call(&self, command: &[&[u8]]) -> Result<Reply, StoreError> {
-        self.commands.call(command.iter().map(|part| Bytes::copy_from_slice(part)).collect()).await
+        self.commands.call(command).await
     }
 
     /// Makes a client known to sweepers and verifiers.
@@ -214,8 +222,11 @@ impl Store {
         messages: &[(u64, Bytes)],
     ) -> Result<Result<u64, Fenced>, StoreError> {
         let numbers: Vec<String> = messages.iter().map(|(sn, _)| number(*sn)).collect();
-        let attempt = number(attempt);
-        let mut args: Vec<&[u8]> = vec![attempt.as_bytes()];
+        let in_a_row = messages.windows(2).all(|pair| pair[1].0 == pair[0].0 + 1);
+        let first = messages.first().filter(|_| in_a_row).map_or(0, |(sn, _)| *sn);
+        let (attempt, first) = (number(attempt), number(first));
+        let mut args: Vec<&[u8]> = Vec::with_capacity(2 + 2 * messages.len());
+        args.extend([attempt.as_bytes(), first.as_bytes()]);
         for ((_, message), sn) in messages.iter().zip(&numbers) {
             args.extend([sn.as_bytes(), &message[..]]);
         }
@@ -256,8 +267,10 @@ impl Store {
         attempt: u64,
         reported: &[u64],
     ) -> Result<Result<u64, Fenced>, StoreError> {
-        let numbers: Vec<String> =
-            std::iter::once(attempt).chain(reported.iter().copied()).map(number).collect();
+        let mut numbers = vec![number(attempt)];
+        for row in rows_of(reported) {
+            numbers.extend([number(*row.start()), number(*row.end())]);
+        }
         let args: Vec<&str> = numbers.iter().map(String::as_str).collect();
         let keys = [state(client), waiting(client), early(client)];
         let reply = script::MARK.run(self, &[&keys[0], &keys[1], &keys[2]], &args).await?;
@@ -286,36 +299,30 @@ impl Store {
         messages: &[Counting],
     ) -> Result<Result<Vec<Verdict>, Fenced>, StoreError> {
         let mut args = vec![number(generation), partition.to_string()];
-        for message in messages {
-            let kind = if message.dead { "d" } else { "m" };
-            args.extend([number(message.sn), message.offset.to_string(), kind.to_owned()]);
+        let rows: Vec<&[Counting]> = messages.chunk_by(Counting::is_followed_by).collect();
+        for row in &rows {
+            let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
+            let kind = if first.dead { "d" } else { "m" };
+            args.extend([number(first.sn), row.len().to_string(), last.offset.to_string(), kind.to_owned()]);
         }
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let keys = ["last_msg_sn", "msg_cnt", "position"].map(|part| format!("consumer:{{{client}}}:{part}"));
         let reply = script::COUNT.run(self, &[&keys[0], &keys[1], &keys[2]], &args).await?;
         match word(&reply) {
             b"fenced" => Ok(Err(Fenced)),
-            b"ok" => {
-                let verdict = |reply: &Reply| match reply.int() {
-                    Some(1) => Verdict::Counted,
-                    Some(2) => Verdict::Repeated,
-                    _ => Verdict::Dropped,
-                };
-                let verdicts: Vec<_> = reply.list()[1..].iter().map(verdict).collect();
-                if verdicts.len() != messages.len() {
-                    return Err(StoreError::Strange(format!("{} verdicts", verdicts.len())));
-                }
-                Ok(Ok(verdicts))
-            }
+            b"ok" => match verdicts(&rows, &reply.list()[1..]) {
+                Some(verdicts) => Ok(Ok(verdicts)),
+                None => Err(StoreError::Strange(format!("{} rows: {reply:?}", rows.len()))),
+            },
             _ => Err(StoreError::Strange(format!("{reply:?}"))),
         }
     }
 
     /// Counts one message for the clients that sent it, each once per sequence number.
-    pub async fn aggregate(&self, text: &Bytes, by: &[(String, u64)]) -> Result<(), StoreError> {
+    pub async fn aggregate(&self, text: &[u8], by: &[(&str, u64)]) -> Result<(), StoreError> {
         let hash = hash_of(text);
         let numbers: Vec<String> = by.iter().map(|(_, sn)| number(*sn)).collect();
-        let mut args: Vec<&[u8]> = vec![&text[..]];
+        let mut args: Vec<&[u8]> = vec![text];
         for ((client, _), sn) in by.iter().zip(&numbers) {
             args.extend([client.as_bytes(), sn.as_bytes()]);
         }
@@ -376,7 +383,36 @@ fn index_of(client: &str) -> String {
 
 /// The name a message goes by: the first half of its SHA-256.
 pub fn hash_of(text: &[u8]) -> String {
-    Sha256::digest(text)[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |n: u8| char::from(DIGITS[usize::from(n)]);
+    Sha256::digest(text)[..16].iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+/// Numbers in any order as rows that have no gaps.
+fn rows_of(numbers: &[u64]) -> Vec<RangeInclusive<u64>> {
+    let mut numbers = numbers.to_vec();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let rows = numbers.chunk_by(|one, next| *next == one + 1);
+    rows.filter_map(|row| Some(*row.first()?..=*row.last()?)).collect()
+}
+
+/// What the store's answer about rows means for each message. None when it is no such answer.
+fn verdicts(rows: &[&[Counting]], answer: &[Reply]) -> Option<Vec<Verdict>> {
+    if answer.len() != 3 * rows.len() {
+        return None;
+    }
+    let mut verdicts = Vec::new();
+    for (row, answer) in rows.iter().zip(answer.chunks_exact(3)) {
+        let (old, new, limit) = (answer[0].int()?, answer[1].int()?, answer[2].int()?);
+        let (old, new) = (usize::try_from(old).ok()?, usize::try_from(new).ok()?);
+        verdicts.extend(row.iter().enumerate().map(|(at, message)| match message {
+            _ if (old..old + new).contains(&at) => Verdict::Counted,
+            message if at < old && message.offset <= limit => Verdict::Repeated,
+            _ => Verdict::Dropped,
+        }));
+    }
+    Some(verdicts)
 }
 
 fn number(n: u64) -> String {
@@ -394,3 +430,6 @@ fn fenced_or_number(reply: &Reply) -> Result<Result<u64, Fenced>, StoreError> {
         _ => Err(StoreError::Strange(format!("{reply:?}"))),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -200,8 +200,8 @@ async fn observe_client(store: &Store, client: &str) -> Result<ClientCounts, Sto
 
 /// The last number of each client that counted for a text.
 pub async fn counted_for(store: &Store, hash: &str) -> Result<BTreeMap<String, u64>, StoreError> {
-    let reply =
-        store.commands().call(vec!["HGETALL".into(), format!("message:{{{hash}}}:by").into()]).await?;
+    let key = format!("message:{{{hash}}}:by");
+    let reply = store.commands().call(&[b"HGETALL", key.as_bytes()]).await?;
     let pairs = reply.list().chunks_exact(2).filter_map(|pair| {
         let client = String::from_utf8_lossy(pair[0].bytes()?).into_owned();
         Some((client, pair[1].int()?.unsigned_abs()))

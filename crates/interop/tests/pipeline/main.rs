@@ -9,6 +9,7 @@ mod client;
 mod gateway;
 mod planted;
 mod tls;
+mod waiting;
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -15,6 +15,7 @@ use moim_pipeline::{ClientOptions, Counts, Parts, Pipeline, Sending, Verdict, cl
 use tokio::time::Instant;
 
 use super::dev::embed::Member;
+use super::pipeline::create_topics;
 use super::pipeline::live::{Live, grouped};
 use super::pipeline::load::built_in;
 use super::pipeline::stand::Stand;
@@ -83,6 +84,7 @@ impl Demo {
         config.gateway.instances = 2;
         config.gateway.report_timeout_ms = 30_000;
         let (store, secret) = (stand.store.clone(), stand.secret.clone());
+        create_topics(&config).await?;
         let pipeline = Pipeline::start(&config, Parts::default(), store, secret).await;
         let pipeline = pipeline.map_err(|error| Failure::error(error.to_string()))?;
         Ok(Self { stand, pipeline: Some(pipeline), began })

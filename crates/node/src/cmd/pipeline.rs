@@ -26,7 +26,7 @@ use moim_pipeline::{PipelineConfig, Secret, Store};
 
 use crate::client::block_on;
 use crate::exit::{Failure, Outcome, Status};
-use crate::output::Output;
+use crate::output::{Output, note};
 use crate::target::{Service, Target, target};
 
 #[derive(Debug, Args)]
@@ -211,6 +211,15 @@ pub(crate) async fn store(config: &PipelineConfig) -> Outcome<Store> {
 }
 
 /// What the queue's client says, for people.
+/// Makes the topics, and says what it waits for where it has to.
+pub(crate) async fn create_topics(config: &PipelineConfig) -> Outcome {
+    let made = moim_pipeline::queue::create_topics(&config.queue(), |why| note(why)).await;
+    made.map_err(|error| match config.replication_factor {
+        0 => Failure::error(format!("cannot make the topics: {error}")),
+        copies => Failure::error(format!("cannot make the topics with {copies} copies: {error}")),
+    })
+}
+
 pub(crate) fn kafka_failure(error: &dyn std::fmt::Display) -> Failure {
     Failure::new(Status::Unreachable, format!("the queue: {error}")).hint("--kafka names its servers")
 }

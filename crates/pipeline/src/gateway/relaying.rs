@@ -181,6 +181,7 @@ impl Relaying {
 
     /// Hands messages to the producer; false when it is full.
     fn pump(&mut self) -> bool {
+        let now_ms = self.shared.now_ms();
         while let Some((sn, message)) = self.relay.peek() {
             let ticket = Box::new(Ticket::new(&self.inbox, self.relay.round(), sn));
             let record = BaseRecord::with_opaque_to(CLIENT_MESSAGE, ticket)
@@ -188,7 +189,7 @@ impl Relaying {
                 .payload(&message[..])
                 .headers(queue::headers(&self.client, sn));
             match self.shared.outlet.send(record) {
-                Sent::Taken => self.relay.on_sent(self.shared.now_ms()),
+                Sent::Taken => self.relay.on_sent(now_ms),
                 Sent::Later => return false,
             }
         }

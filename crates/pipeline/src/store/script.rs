@@ -4,8 +4,6 @@
 
 use std::sync::OnceLock;
 
-use bytes::Bytes;
-
 use super::{Reply, Store, StoreError};
 
 /// A script of the store.
@@ -34,23 +32,32 @@ redis.call('DEL', KEYS[2])
 return {'ok', attempt, acked, stored}",
 );
 
-/// KEYS state, messages; ARGV attempt, then sequence number and message in turn.
+/// KEYS state, messages; ARGV attempt, the first sequence number if the others follow it one by one, or 0, then sequence
+/// number and message in turn. The loop is for messages that come twice or leave gaps.
 pub(super) static KEEP: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
 if had[1] ~= ARGV[1] then return {'fenced'} end
 local acked, sent = tonumber(had[2] or '0'), tonumber(had[3] or '0')
-local put, beyond = {}, false
-for at = 2, #ARGV, 2 do
-  local sn = tonumber(ARGV[at])
-  if sn > sent then sent = sn end
-  if sn > acked then
-    put[#put + 1] = ARGV[at]
-    put[#put + 1] = ARGV[at + 1]
-    if sn == acked + 1 then acked = sn else beyond = true end
+local kept = true
+if tonumber(ARGV[2]) == acked + 1 then
+  redis.call('HSET', KEYS[2], unpack(ARGV, 3))
+  acked = acked + (#ARGV - 2) / 2
+  if acked > sent then sent = acked end
+else
+  local put = {}
+  for at = 3, #ARGV, 2 do
+    local sn = tonumber(ARGV[at])
+    if sn > sent then sent = sn end
+    if sn > acked then
+      put[#put + 1] = ARGV[at]
+      put[#put + 1] = ARGV[at + 1]
+      if sn == acked + 1 then acked = sn end
+    end
   end
+  kept = #put > 0
+  if kept then redis.call('HSET', KEYS[2], unpack(put)) end
 end
-if #put > 0 then redis.call('HSET', KEYS[2], unpack(put)) end
-if #put > 0 then
+if kept then
   while redis.call('HEXISTS', KEYS[2], acked + 1) == 1 do acked = acked + 1 end
 end
 local time = redis.call('TIME')
@@ -65,18 +72,20 @@ if tonumber(ARGV[1]) > sent then redis.call('HSET', KEYS[1], 'sent', ARGV[1]) en
 return {'ok', sent}",
 );
 
-/// KEYS state, messages, early; ARGV attempt, then the sequence numbers that were reported.
+/// KEYS state, messages, early; ARGV attempt, then the first and the last of each row of sequence numbers that were reported.
 pub(super) static MARK: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'stored')
 if had[1] ~= ARGV[1] then return {'fenced'} end
 local stored, gone = tonumber(had[2] or '0'), {}
-for at = 2, #ARGV do
-  local sn = tonumber(ARGV[at])
-  if sn == stored + 1 then
-    stored = sn
-    gone[#gone + 1] = ARGV[at]
-  elseif sn > stored then
-    redis.call('ZADD', KEYS[3], sn, ARGV[at])
+for at = 2, #ARGV, 2 do
+  local first, last = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  if first <= stored + 1 then
+    for sn = stored + 1, last do
+      stored = sn
+      gone[#gone + 1] = sn
+    end
+  else
+    for sn = first, last do redis.call('ZADD', KEYS[3], sn, sn) end
   end
 end
 while true do
@@ -104,48 +113,60 @@ redis.call('DEL', KEYS[2])
 return {'ok', tonumber(had[2] or '0')}",
 );
 
-/// KEYS last, count, position; ARGV generation, partition, then sequence number, offset and kind in turn.
+/// KEYS last, count, position; ARGV generation, partition, then for each row of messages whose sequence numbers follow one by
+/// one: the first number, how many, the offset of the last, and their kind. Answers for each row how many had been counted
+/// before, how many are counted now, and up to which offset those before are repeats.
 pub(super) static COUNT: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[3], 'generation', 'partition', 'offset', 'dead')
 if tonumber(had[1] or '0') > tonumber(ARGV[1]) then return {'fenced'} end
-local last, offset = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(had[3] or '-1')
-local dead, counted, same = tonumber(had[4] or '0'), 0, had[2] == ARGV[2]
-local verdicts, moved = {'ok'}, false
-for at = 3, #ARGV, 3 do
-  local sn, here = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  local verdict = 0
-  if sn == last + 1 then
-    last, offset, same, moved, verdict = sn, here, true, true, 1
-    if ARGV[at + 2] == 'd' then dead = dead + 1 else counted = counted + 1 end
-  elseif sn <= last and (here <= offset or not same) then
-    verdict = 2
+local was = redis.call('MGET', KEYS[1], KEYS[2])
+local last, counted, offset = tonumber(was[1] or '0'), tonumber(was[2] or '0'), tonumber(had[3] or '-1')
+local dead, same = tonumber(had[4] or '0'), had[2] == ARGV[2]
+local answer, moved = {'ok'}, false
+for at = 3, #ARGV, 4 do
+  local first, many = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  local old, new = math.max(0, math.min(many, last + 1 - first)), 0
+  local limit = same and offset or 9007199254740991
+  if old < many and first + old == last + 1 then
+    new = many - old
+    last, offset, same, moved = last + new, tonumber(ARGV[at + 2]), true, true
+    if ARGV[at + 3] == 'd' then dead = dead + new else counted = counted + new end
   end
-  verdicts[#verdicts + 1] = verdict
+  answer[#answer + 1] = old
+  answer[#answer + 1] = new
+  answer[#answer + 1] = limit
 end
 if moved then
-  redis.call('SET', KEYS[1], last)
-  if counted > 0 then redis.call('INCRBY', KEYS[2], counted) end
+  redis.call('MSET', KEYS[1], last, KEYS[2], counted)
   redis.call('HSET', KEYS[3], 'generation', ARGV[1], 'partition', ARGV[2], 'offset', offset, 'dead', dead)
 elseif had[1] ~= ARGV[1] then
   redis.call('HSET', KEYS[3], 'generation', ARGV[1])
 end
-return verdicts",
+return answer",
 );
 
-/// KEYS count, by, text; ARGV text, then client and sequence number in turn.
+/// KEYS count, by, text; ARGV text, then client and sequence number in turn. A client may come more than once.
 pub(super) static AGGREGATE: Script = Script::new(
-    r"local new = 0
+    r"local last, put = {}, {}
+for from = 2, #ARGV, 2000 do
+  local names = {}
+  for at = from, math.min(from + 1998, #ARGV), 2 do names[#names + 1] = ARGV[at] end
+  local had = redis.call('HMGET', KEYS[2], unpack(names))
+  for at, name in ipairs(names) do last[name] = tonumber(had[at] or '0') end
+end
 for at = 2, #ARGV, 2 do
-  local last = redis.call('HGET', KEYS[2], ARGV[at])
-  if not last or tonumber(ARGV[at + 1]) > tonumber(last) then
-    redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1])
-    new = new + 1
+  local name, sn = ARGV[at], tonumber(ARGV[at + 1])
+  if sn > last[name] then
+    last[name] = sn
+    put[#put + 1] = name
+    put[#put + 1] = ARGV[at + 1]
   end
 end
-if new > 0 then
-  redis.call('INCRBY', KEYS[1], new)
-  redis.call('SET', KEYS[3], ARGV[1], 'NX')
+for from = 1, #put, 2000 do
+  redis.call('HSET', KEYS[2], unpack(put, from, math.min(from + 1999, #put)))
 end
+local new = #put / 2
+if new > 0 and redis.call('INCRBY', KEYS[1], new) == new then redis.call('SET', KEYS[3], ARGV[1]) end
 return {'ok', new}",
 );
 
@@ -176,7 +197,7 @@ impl Script {
         let reply = store.call(&command(b"EVAL", self.text.as_bytes(), keys, args)).await?;
         if self.sha1.get().is_none() {
             // The store says what it is called. Without it, the text goes along every time.
-            if let Ok(replies) = store.commands().call_all(load(self.text)).await
+            if let Ok(replies) = store.commands().call_all(&[b"SCRIPT", b"LOAD", self.text.as_bytes()]).await
                 && let Some(Reply::Bytes(sha1)) = replies.first()
             {
                 let _ = self.sha1.set(String::from_utf8_lossy(sha1).into_owned());
@@ -184,10 +205,6 @@ impl Script {
         }
         Ok(reply)
     }
-}
-
-fn load(text: &'static str) -> Vec<Bytes> {
-    vec![Bytes::from_static(b"SCRIPT"), Bytes::from_static(b"LOAD"), Bytes::from_static(text.as_bytes())]
 }
 
 fn command<'a>(verb: &'a [u8], script: &'a [u8], keys: &'a [&str], args: &'a [&'a [u8]]) -> Vec<&'a [u8]> {

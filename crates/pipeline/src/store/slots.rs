@@ -18,25 +18,26 @@ pub async fn connect(nodes: &str) -> Result<Store, StoreError> {
 }
 
 impl Commands for Client {
-    fn call<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Reply, StoreError>> {
-        Box::pin(async move { self.run::<Value>(written(&command)).await.map_err(refuse).and_then(reply) })
+    fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>> {
+        let written = written(command);
+        Box::pin(async move { self.run::<Value>(written).await.map_err(refuse).and_then(reply) })
     }
 
-    fn call_all<'a>(&'a self, command: Vec<Bytes>) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>> {
+    fn call_all<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>> {
         // The client knows which commands go everywhere, and joins their answers.
-        Box::pin(async move { Ok(vec![self.call(command).await?]) })
+        let called = self.call(command);
+        Box::pin(async move { Ok(vec![called.await?]) })
     }
 
     fn keys<'a>(&'a self, pattern: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>> {
-        Box::pin(async move {
-            let reply =
-                self.call(vec![Bytes::from_static(b"KEYS"), Bytes::copy_from_slice(pattern.as_bytes())]);
-            Ok(reply.await?.list().iter().filter_map(|key| key.bytes().cloned()).collect())
-        })
+        let called = self.call(&[b"KEYS", pattern.as_bytes()]);
+        Box::pin(
+            async move { Ok(called.await?.list().iter().filter_map(|key| key.bytes().cloned()).collect()) },
+        )
     }
 }
 
-fn written(command: &[Bytes]) -> Cmd {
+fn written(command: &[&[u8]]) -> Cmd {
     let mut written = cmd("");
     command.iter().for_each(|word| written.push(word));
     written

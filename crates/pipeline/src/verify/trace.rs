@@ -143,13 +143,13 @@ fn told(places: &[(i32, i64)]) -> String {
 pub fn trace(options: &QueueOptions, client: &str) -> Result<Seen, KafkaError> {
     let mut seen = Seen::default();
     scan(options, CLIENT_MESSAGE, |message| {
-        if let Some((_, sn)) = queue::origin(message).filter(|(name, _)| name == client) {
+        if let Some((_, sn)) = queue::origin(message).filter(|(name, _)| *name == client) {
             seen.received.push((sn, message.partition(), message.offset()));
         }
     })?;
     for topic in [MESSAGE_AGGREGATION, DEAD_LETTER] {
         scan(options, topic, |message| {
-            if let Some((_, sn)) = queue::origin(message).filter(|(name, _)| name == client) {
+            if let Some((_, sn)) = queue::origin(message).filter(|(name, _)| *name == client) {
                 seen.passed_on.entry(sn).or_default().push((message.partition(), message.offset()));
             }
         })?;
@@ -164,7 +164,8 @@ pub fn trace_text(options: &QueueOptions, hash: &str) -> Result<Vec<Passed>, Kaf
         if message.key() == Some(hash.as_bytes())
             && let Some((client, sn)) = queue::origin(message)
         {
-            passed.push(Passed { client, sn, at: (message.partition(), message.offset()) });
+            let at = (message.partition(), message.offset());
+            passed.push(Passed { client: client.to_owned(), sn, at });
         }
     })?;
     Ok(passed)

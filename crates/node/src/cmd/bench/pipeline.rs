@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::cmd::pipeline::live::grouped;
 use crate::cmd::pipeline::load::built_in;
 use crate::cmd::pipeline::verify::{conclude, settle};
-use crate::cmd::pipeline::{CommonArgs, kafka_failure, store};
+use crate::cmd::pipeline::{CommonArgs, create_topics, kafka_failure, store};
 use crate::exit::{Failure, Outcome, Status};
 use crate::output::{Output, Report, Section, note};
 use crate::target::duration;
@@ -165,15 +165,14 @@ async fn start(
 ) -> Outcome<Pipeline> {
     let until = Instant::now() + patience.min(Duration::from_secs(30));
     loop {
-        match Pipeline::start(config, Parts::default(), store.clone(), secret.clone()).await {
-            Ok(pipeline) => return Ok(pipeline),
-            Err(error) if Instant::now() >= until => return Err(Failure::error(error.to_string())),
-            Err(error) => {
-                tracing::debug!(%error, "not yet");
-                tokio::time::sleep(Duration::from_millis(500)).await;
-            }
+        match create_topics(config).await {
+            Ok(()) => break,
+            Err(failure) if Instant::now() >= until => return Err(failure),
+            Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
         }
     }
+    let started = Pipeline::start(config, Parts::default(), store, secret).await;
+    started.map_err(|error| Failure::error(error.to_string()))
 }
 
 struct Bench<'a> {

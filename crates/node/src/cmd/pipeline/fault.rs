@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use moim_pipeline::{ClientOptions, QueueOptions, Sending, StoreError, client};
 use tokio::time::Instant;
@@ -121,7 +120,7 @@ pub(super) async fn run(args: &FaultArgs, output: Output) -> Outcome {
         false => Stand::start(&args.data, args.timeout).await?,
         true => Stand::start_apart(&args.data, args.timeout).await?,
     };
-    moim_pipeline::queue::create_topics(&stand.config.queue()).await.map_err(|e| super::kafka_failure(&e))?;
+    super::create_topics(&stand.config).await?;
     let mut scene = Scene { roles: Vec::new(), stand };
     let outcome = scene.play(args, clients, total, output).await;
     let Scene { stand, mut roles } = scene;
@@ -225,12 +224,11 @@ impl Scene {
     /// The node that answers for a client's keys. Its stores have the ports after its first one.
     async fn primary_of(&self, client: &str) -> Outcome<i32> {
         let strange = || Failure::error("the store does not say who has which slot");
-        let ask = |words: &[&str]| words.iter().map(|word| Bytes::from((*word).to_owned())).collect();
         let commands = self.stand.store.commands();
         let unreachable = |error: StoreError| Failure::new(Status::Unreachable, error.to_string());
-        let slot = commands.call(ask(&["CLUSTER", "KEYSLOT", client])).await.map_err(unreachable)?;
+        let slot = commands.call(&[b"CLUSTER", b"KEYSLOT", client.as_bytes()]).await.map_err(unreachable)?;
         let slot = slot.int().ok_or_else(strange)?;
-        let ranges = commands.call(ask(&["CLUSTER", "SLOTS"])).await.map_err(unreachable)?;
+        let ranges = commands.call(&[b"CLUSTER", b"SLOTS"]).await.map_err(unreachable)?;
         let port = ranges.list().iter().find_map(|range| {
             let range = range.list();
             let (first, last) = (range.first()?.int()?, range.get(1)?.int()?);

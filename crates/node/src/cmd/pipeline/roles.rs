@@ -8,9 +8,9 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::live::Live;
-use super::{CommonArgs, RoleArgs, secret, store};
+use super::{CommonArgs, RoleArgs, create_topics, secret, store};
 use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Report, Section};
+use crate::output::{Output, Report, Section, note};
 use crate::serve::start_logs;
 use crate::signals::Signals;
 
@@ -51,9 +51,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The store, even if it is only just starting or in the middle of a failover.
 async fn patiently_connected(config: &PipelineConfig) -> Outcome<Store> {
     let until = Instant::now() + PATIENCE;
+    let mut told = false;
     loop {
         match store(config).await {
-            Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(300)).await,
+            Err(failure) if Instant::now() < until => {
+                if !std::mem::replace(&mut told, true) {
+                    let seconds = PATIENCE.as_secs();
+                    let why = &failure.message;
+                    note(format_args!("waiting up to {seconds} s for the store at {}: {why}", config.redis));
+                }
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
             other => return other,
         }
     }
@@ -98,6 +106,7 @@ pub(super) async fn run(common: &CommonArgs, role: &RoleArgs, which: Which, outp
     let secret = secret(&config)?;
     let starting = async {
         let store = patiently_connected(&config).await?;
+        create_topics(&config).await?;
         Pipeline::start(&config, parts, store, secret).await.map_err(|e| Failure::error(e.to_string()))
     };
     let pipeline = tokio::select! {

@@ -19,7 +19,7 @@ use crate::target::duration;
 /// Between looks at a run that is not done yet.
 const LOOK: Duration = Duration::from_millis(100);
 /// A run that has not moved for so long will not: a counter that was cut off in a transaction may need most of it.
-const STUCK: Duration = Duration::from_secs(60);
+const STUCK: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct VerifyArgs {

@@ -1,0 +1,322 @@
+//! The scripts run in a Lua machine over a store of a few lines, and have to do what plain models do, message by message.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+use mlua::{Lua, MultiValue, Table, Value};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// The few commands that the scripts use.
+#[derive(Default)]
+struct Fake {
+    strings: HashMap<Vec<u8>, Vec<u8>>,
+    hashes: HashMap<Vec<u8>, BTreeMap<Vec<u8>, Vec<u8>>>,
+    sets: HashMap<Vec<u8>, BTreeMap<u64, Vec<u8>>>,
+}
+
+fn parse(bytes: &[u8]) -> i64 {
+    std::str::from_utf8(bytes).unwrap().parse().unwrap()
+}
+
+fn optional(value: Option<&Vec<u8>>) -> Reply {
+    value.map_or(Reply::Nil, |value| Reply::Bytes(value.clone().into()))
+}
+
+impl Fake {
+    fn run(&mut self, words: &[Vec<u8>]) -> Reply {
+        let key = words.get(1).cloned().unwrap_or_default();
+        let more = words.get(2..).unwrap_or_default();
+        let done = Reply::Bytes(Bytes::from_static(b"OK"));
+        match &words[0][..] {
+            b"TIME" => Reply::Array(vec![Reply::Bytes("1700000000".into()), Reply::Bytes("0".into())]),
+            b"GET" => optional(self.strings.get(&key)),
+            b"SET" => {
+                self.strings.insert(key, more[0].clone());
+                done
+            }
+            b"MGET" => Reply::Array(words[1..].iter().map(|key| optional(self.strings.get(key))).collect()),
+            b"MSET" => {
+                let pairs = words[1..].chunks(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+                self.strings.extend(pairs);
+                done
+            }
+            b"INCRBY" => {
+                let sum = self.strings.get(&key).map_or(0, |value| parse(value)) + parse(&more[0]);
+                self.strings.insert(key, sum.to_string().into_bytes());
+                Reply::Int(sum)
+            }
+            b"HMGET" => {
+                let hash = self.hashes.entry(key).or_default();
+                Reply::Array(more.iter().map(|field| optional(hash.get(field))).collect())
+            }
+            b"HSET" => {
+                assert_eq!(more.len() % 2, 0, "wrong number of arguments");
+                let pairs = more.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+                self.hashes.entry(key).or_default().extend(pairs);
+                Reply::Int(0)
+            }
+            b"HEXISTS" => {
+                Reply::Int(i64::from(self.hashes.get(&key).is_some_and(|hash| hash.contains_key(&more[0]))))
+            }
+            b"HDEL" => {
+                let hash = self.hashes.entry(key).or_default();
+                more.iter().for_each(|field| drop(hash.remove(field)));
+                Reply::Int(0)
+            }
+            b"ZADD" => {
+                self.sets.entry(key).or_default().insert(parse(&more[0]).unsigned_abs(), more[1].clone());
+                Reply::Int(0)
+            }
+            b"ZRANGE" => {
+                let first = self.sets.get(&key).and_then(|set| set.values().next());
+                Reply::Array(first.into_iter().map(|member| Reply::Bytes(member.clone().into())).collect())
+            }
+            b"ZREM" => {
+                self.sets.entry(key).or_default().retain(|_, member| *member != more[0]);
+                Reply::Int(0)
+            }
+            b"DEL" => {
+                self.sets.remove(&key);
+                Reply::Int(0)
+            }
+            other => panic!("not known here: {}", String::from_utf8_lossy(other)),
+        }
+    }
+}
+
+fn to_lua(lua: &Lua, reply: &Reply) -> mlua::Result<Value> {
+    Ok(match reply {
+        Reply::Nil => Value::Boolean(false),
+        Reply::Int(n) => Value::Number(*n as f64),
+        Reply::Bytes(bytes) => Value::String(lua.create_string(bytes)?),
+        Reply::Array(list) => {
+            let table = lua.create_table()?;
+            for part in list {
+                table.push(to_lua(lua, part)?)?;
+            }
+            Value::Table(table)
+        }
+    })
+}
+
+fn from_lua(value: &Value) -> Reply {
+    match value {
+        Value::Integer(n) => Reply::Int(*n),
+        Value::Number(n) => Reply::Int(*n as i64),
+        Value::String(text) => Reply::Bytes(Bytes::copy_from_slice(&text.as_bytes())),
+        Value::Table(table) => {
+            Reply::Array(table.sequence_values::<Value>().map(|part| from_lua(&part.unwrap())).collect())
+        }
+        _ => Reply::Nil,
+    }
+}
+
+fn word_of(value: &Value) -> Vec<u8> {
+    match value {
+        Value::Integer(n) => n.to_string().into_bytes(),
+        Value::Number(n) => format!("{n}").into_bytes(),
+        Value::String(text) => text.as_bytes().to_vec(),
+        other => panic!("no argument: {other:?}"),
+    }
+}
+
+#[derive(Default)]
+struct Machine {
+    fake: Mutex<Fake>,
+}
+
+impl Machine {
+    fn eval(&self, words: &[&[u8]]) -> mlua::Result<Reply> {
+        let lua = Lua::new();
+        let keys = usize::try_from(parse(words[2])).unwrap();
+        let table = |words: &[&[u8]]| -> mlua::Result<Table> {
+            lua.create_sequence_from(words.iter().map(|word| lua.create_string(word).unwrap()))
+        };
+        lua.globals().set("KEYS", table(&words[3..3 + keys])?)?;
+        lua.globals().set("ARGV", table(&words[3 + keys..])?)?;
+        lua.scope(|scope| {
+            let call = scope.create_function(|lua, args: MultiValue| {
+                let words: Vec<_> = args.iter().map(word_of).collect();
+                to_lua(lua, &self.fake.lock().unwrap().run(&words))
+            })?;
+            let redis = lua.create_table()?;
+            redis.set("call", call)?;
+            lua.globals().set("redis", redis)?;
+            lua.load(words[1]).eval::<Value>().map(|value| from_lua(&value))
+        })
+    }
+}
+
+impl Commands for Arc<Machine> {
+    fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>> {
+        let reply = match command[0] {
+            b"EVAL" => self.eval(command).map_err(|error| StoreError::Refused(error.to_string())),
+            b"EVALSHA" => Err(StoreError::Refused("NOSCRIPT".into())),
+            b"SCRIPT" => Ok(Reply::Nil),
+            _ => {
+                let words: Vec<_> = command.iter().map(|word| word.to_vec()).collect();
+                Ok(self.fake.lock().unwrap().run(&words))
+            }
+        };
+        Box::pin(std::future::ready(reply))
+    }
+
+    fn call_all<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>> {
+        let called = self.call(command);
+        Box::pin(async move { Ok(vec![called.await?]) })
+    }
+
+    fn keys<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+}
+
+fn store() -> (Store, Arc<Machine>) {
+    let machine = Arc::new(Machine::default());
+    (Store::new(Arc::new(Arc::clone(&machine))), machine)
+}
+
+/// The fake answers at once.
+fn now<T>(future: impl Future<Output = Result<T, StoreError>>) -> T {
+    futures_util::FutureExt::now_or_never(future).unwrap().unwrap()
+}
+
+/// What the store knows of a client's counts, and how a message is judged.
+#[derive(Default)]
+struct Counted {
+    generation: u64,
+    at: Option<(i32, i64)>,
+    last: u64,
+    counted: u64,
+    dead: u64,
+}
+
+impl Counted {
+    fn judge(&mut self, partition: i32, message: &Counting) -> Verdict {
+        if message.sn == self.last + 1 {
+            (self.last, self.at) = (message.sn, Some((partition, message.offset)));
+            *(if message.dead { &mut self.dead } else { &mut self.counted }) += 1;
+            return Verdict::Counted;
+        }
+        let before = self.at.is_none_or(|(there, offset)| there != partition || message.offset <= offset);
+        if message.sn <= self.last && before { Verdict::Repeated } else { Verdict::Dropped }
+    }
+
+    fn count(&mut self, by: (u64, i32), messages: &[Counting]) -> Result<Vec<Verdict>, Fenced> {
+        if self.generation > by.0 {
+            return Err(Fenced);
+        }
+        self.generation = by.0;
+        Ok(messages.iter().map(|message| self.judge(by.1, message)).collect())
+    }
+}
+
+/// Rows of numbers that follow one by one, as a topic has them after messages went out again.
+fn batch() -> impl Strategy<Value = Vec<Counting>> {
+    let row = (1u64..14, 1u64..7, prop::bool::weighted(0.2));
+    (0i64..60, vec(row, 1..5), vec(1i64..4, 30)).prop_map(|(mut offset, rows, steps)| {
+        let mut steps = steps.into_iter().cycle();
+        let mut messages = Vec::new();
+        for (first, many, dead) in rows {
+            for sn in first..first + many {
+                offset += steps.next().unwrap_or(1);
+                messages.push(Counting { sn, offset, dead });
+            }
+        }
+        messages
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn rows_are_counted_as_their_messages_would_be(
+        batches in vec((1u64..4, 0i32..2, batch()), 1..6),
+    ) {
+        let (store, machine) = store();
+        let mut model = Counted::default();
+        for (generation, partition, messages) in &batches {
+            let by = (*generation, *partition);
+            prop_assert_eq!(now(store.count("c", by, messages)), model.count(by, messages));
+        }
+        let text = |key: &str| machine.fake.lock().unwrap().strings.get(key.as_bytes()).map(|n| parse(n));
+        let number = |n: u64| (model.last > 0).then_some(n.cast_signed());
+        prop_assert_eq!(text("consumer:{c}:last_msg_sn"), number(model.last));
+        prop_assert_eq!(text("consumer:{c}:msg_cnt"), number(model.counted));
+        let dead = now(store.numbers("consumer:{c}:position", &["dead"]));
+        prop_assert_eq!(dead, vec![model.dead]);
+    }
+
+    #[test]
+    fn what_is_kept_has_no_gap_and_what_is_marked_is_gone(
+        steps in vec((any::<bool>(), 1u64..20, vec(prop::bool::weighted(0.9), 1..8)), 1..30),
+    ) {
+        let (store, machine) = store();
+        let Taken::Yes { attempt, .. } = now(store.take("c", 1)) else { panic!("nobody else is there") };
+        let (mut kept, mut reported) = (BTreeMap::new(), std::collections::BTreeSet::new());
+        let (mut acked, mut stored) = (0, 0);
+        for (keeps, first, which) in steps {
+            let numbers: Vec<u64> = (first..).zip(which).filter(|(_, is)| *is).map(|(sn, _)| sn).collect();
+            if numbers.is_empty() {
+                continue;
+            }
+            if keeps {
+                let messages: Vec<_> = numbers.iter().map(|sn| (*sn, Bytes::from(format!("m{sn}")))).collect();
+                kept.extend(messages.iter().filter(|(sn, _)| *sn > acked).cloned());
+                acked = (acked + 1..).take_while(|sn| kept.contains_key(sn)).last().unwrap_or(acked);
+                prop_assert_eq!(now(store.keep("c", attempt, &messages)), Ok(acked));
+            } else {
+                // The queue reports only on what it was given, in any order, and perhaps again.
+                let numbers: Vec<u64> = numbers.into_iter().rev().filter(|sn| *sn <= acked).collect();
+                reported.extend(numbers.iter().copied());
+                stored = (stored + 1..).take_while(|sn| reported.contains(sn)).last().unwrap_or(stored);
+                prop_assert_eq!(now(store.mark("c", attempt, &numbers)), Ok(stored));
+            }
+            let left: BTreeMap<u64, Bytes> = kept.range(stored + 1..).map(|(sn, m)| (*sn, m.clone())).collect();
+            let held: BTreeMap<u64, Bytes> = machine.fake.lock().unwrap().hashes.get(&b"producer:{c}:messages"[..])
+                .into_iter().flatten().map(|(sn, m)| (parse(sn).unsigned_abs(), m.clone().into())).collect();
+            prop_assert_eq!(held, left);
+        }
+        prop_assert_eq!(now(store.keep("c", attempt - 1, &[(acked + 1, Bytes::new())])), Err(Fenced));
+        prop_assert_eq!(now(store.mark("c", attempt - 1, &[stored + 1])), Err(Fenced));
+    }
+
+    #[test]
+    fn a_text_counts_once_for_each_number_of_a_client(
+        batches in vec(vec((0usize..4, 1u64..30), 1..12), 1..6),
+    ) {
+        const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+        let (store, machine) = store();
+        let (mut last, mut count) = (BTreeMap::<&str, u64>::new(), 0);
+        for batch in &batches {
+            let by: Vec<(&str, u64)> = batch.iter().map(|(client, sn)| (NAMES[*client], *sn)).collect();
+            for (client, sn) in &by {
+                let last = last.entry(client).or_default();
+                count += u64::from(sn > last);
+                *last = (*sn).max(*last);
+            }
+            now(store.aggregate(b"text", &by));
+        }
+        let key = |part: &str| format!("message:{{{}}}:{part}", hash_of(b"text"));
+        prop_assert_eq!(now(store.number_at(&key("count"))), count);
+        prop_assert_eq!(now(store.value_at(&key("text"))), Some(Bytes::from_static(b"text")));
+        let fake = machine.fake.lock().unwrap();
+        let by: BTreeMap<_, _> = fake.hashes[key("by").as_bytes()].iter()
+            .map(|(client, sn)| (std::str::from_utf8(client).unwrap(), parse(sn).unsigned_abs())).collect();
+        prop_assert_eq!(by, last);
+    }
+}
+
+#[test]
+fn a_text_of_very_many_clients_fits() {
+    let (store, _) = store();
+    let names: Vec<String> = (0..3_500).map(|n| format!("client-{n}")).collect();
+    let by: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    now(store.aggregate(b"text", &by));
+    now(store.aggregate(b"text", &by));
+    assert_eq!(now(store.number_at(&format!("message:{{{}}}:count", hash_of(b"text")))), 3_500);
+}
