@@ -106,6 +106,9 @@ struct Slots {
     /// Keys of the memory test (metric 14)
     #[arg(long, default_value_t = 1_000_000)]
     keys: u64,
+    /// MiB of keys that move (metric 34)
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    moved_mib: u64,
 }
 
 #[derive(Args)]
@@ -240,6 +243,7 @@ fn run_slots(root: &Path, args: &Slots) -> Result<Report> {
         redis: args.redis.clone().or_else(installed_redis),
         scratch: target.join("bench"),
         keys: args.keys,
+        moved_bytes: args.moved_mib << 20,
     };
     slots::run(&options, &mut |line| eprintln!("{line}"))
 }

@@ -7,6 +7,7 @@
 mod client;
 mod failover;
 mod figures;
+mod moving;
 mod subjects;
 #[cfg(test)]
 mod tests;
@@ -29,8 +30,8 @@ use crate::slices::{Plan, Subject, alternate};
 use loads::{Command as Doing, Load};
 use subjects::{BesideSubject, LoadSubject};
 
-/// Every metric this suite knows. 22 is the client, 33 a failover.
-pub const METRICS: [u8; 7] = [8, 9, 10, 11, 14, 22, 33];
+/// Every metric this suite knows. 22 is the client, 33 a failover, 34 a move of slots.
+pub const METRICS: [u8; 8] = [8, 9, 10, 11, 14, 22, 33, 34];
 
 /// Connections, as redis-benchmark has by default.
 const CLIENTS: usize = 50;
@@ -52,6 +53,8 @@ pub struct Options {
     pub scratch: PathBuf,
     /// Keys of the memory test.
     pub keys: u64,
+    /// Bytes that move in the test of moves.
+    pub moved_bytes: u64,
 }
 
 /// A running server.
@@ -90,8 +93,8 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
         bench.rates(&wanted, &mut report, progress)?;
     }
     type Measure<'b> = fn(&Bench<'b>, &mut dyn FnMut(&str)) -> Result<Metric>;
-    let singles: [(u8, Measure<'_>); 3] =
-        [(14, figures::memory), (22, client::clients), (33, failover::failover)];
+    let singles: [(u8, Measure<'_>); 4] =
+        [(14, figures::memory), (22, client::clients), (33, failover::failover), (34, moving::moving)];
     for (number, measure) in singles {
         if wanted(number) {
             // One that cannot be taken does not take the others along.

@@ -1,4 +1,4 @@
-//! Metric 22: the client itself, against the `redis` crate and a raw connection that does the least a client can do.
+//! Metric 22: the client itself, against the crates `redis` and `fred` and a raw connection that does the least a client can do.
 //!
 //! What is measured is the client's CPU per command: it shares the machine with the server, so its rate says more about the
 //! server.
@@ -6,6 +6,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use fred::interfaces::{ClientLike as _, KeysInterface as _};
+use fred::types::config::Config;
 use moim_slot_client::Client;
 
 use super::{Bench, Doing, Load, loads};
@@ -31,6 +33,9 @@ pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resu
         let (rate, cpu) = bench.runtime.block_on(multiplexed(&server.addr.to_string(), tasks, slice))?;
         figures.push(Figure::new("redis crate", &what("GET"), rate, "op/s", None));
         figures.push(Figure::new("redis crate", &what("client CPU per GET"), cpu, "µs", None));
+        let (rate, cpu) = bench.runtime.block_on(through_fred(&server.addr.to_string(), tasks, slice))?;
+        figures.push(Figure::new("fred crate", &what("GET"), rate, "op/s", None));
+        figures.push(Figure::new("fred crate", &what("client CPU per GET"), cpu, "µs", None));
         let load = Load { command: Doing::Get, clients: 1, depth: tasks };
         let before = procfs::cpu_of_self()?;
         let work = bench.runtime.block_on(loads::run(server.addr, load, Until::Elapsed(slice)))?;
@@ -58,6 +63,19 @@ async fn multiplexed(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, 
         Ok(value.is_some())
     };
     everybody(tasks, slice, get).await
+}
+
+/// The same through one client of the crate `fred`.
+async fn through_fred(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)> {
+    let client = fred::types::Builder::from_config(Config::from_url(&format!("redis://{addr}/"))?).build()?;
+    client.init().await?;
+    let get = async |key: String| -> Result<bool> {
+        let value: Option<bytes::Bytes> = client.get(key).await?;
+        Ok(value.is_some())
+    };
+    let measured = everybody(tasks, slice, get).await;
+    client.quit().await?;
+    measured
 }
 
 async fn everybody(

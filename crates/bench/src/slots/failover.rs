@@ -1,7 +1,7 @@
-//! Metric 33: a primary is killed under clients of two kinds, ours and the `redis` crate. How long nobody's write is acknowledged, and
+//! Metric 33: a primary is killed under clients of three kinds: ours, and the crates `redis` and `fred`. How long nobody's write is acknowledged, and
 //! what the callers hear of it.
 //!
-//! Both have their defaults but for the patience of a call, which is the same. The Redis Cluster beside Moim has a node timeout of 1.5 s instead of
+//! All have their defaults but for the patience of a call, which is the same, and that `fred` is told to connect again. The Redis Cluster beside Moim has a node timeout of 1.5 s instead of
 //! its default of 15 s, and counts.
 
 use std::cell::Cell;
@@ -9,6 +9,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use fred::clients::Client as Fred;
+use fred::interfaces::{ClientLike as _, KeysInterface as _};
+use fred::types::Builder;
+use fred::types::config::{Config, ReconnectPolicy, Server, ServerConfig};
 use moim_interop::Options;
 use moim_interop::cluster::Cluster;
 use moim_interop::net::listens;
@@ -78,15 +82,16 @@ impl Seen {
 pub(super) fn failover(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
     let mut figures = Vec::new();
     for side in ["Moim", "Redis Cluster"] {
-        let (mut ours, mut theirs, mut gaps) = (0, 0, Vec::new());
+        let (mut ours, mut theirs, mut freds, mut gaps) = (0, 0, 0, Vec::new());
         for round in 1..=ROUNDS {
             progress(&format!("metric 33: {side}, round {round}"));
             let Some(subject) = start(bench.options.moim.as_deref(), side)? else { break };
-            let (mine, other) = (Seen::default(), Seen::default());
-            bench.runtime.block_on(kill_a_primary(subject, &mine, &other))?;
+            let (mine, other, third) = (Seen::default(), Seen::default(), Seen::default());
+            bench.runtime.block_on(kill_a_primary(subject, &mine, &other, &third))?;
             gaps.push(mine.worst.get());
             ours += mine.errors.get();
             theirs += other.errors.get();
+            freds += third.errors.get();
         }
         let Some(worst) = gaps.iter().max().copied() else { continue };
         gaps.sort_unstable();
@@ -97,6 +102,7 @@ pub(super) fn failover(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Res
         figures.push(Figure::new(side, "the same, worst", ms(worst), "ms", None));
         figures.push(Figure::new(side, "errors that slot-client showed", ours as f64, "", aim(0.0)));
         figures.push(Figure::new(side, "errors that the redis crate showed", theirs as f64, "", None));
+        figures.push(Figure::new(side, "errors that the fred crate showed", freds as f64, "", None));
     }
     ensure!(!figures.is_empty(), "neither Moim nor Redis is here");
     let title = format!("failover of a shard, kill -9 of its primary, {ROUNDS} rounds");
@@ -112,7 +118,7 @@ fn start(moim: Option<&Path>, side: &str) -> Result<Option<Subject>> {
     Ok(Some(Subject::Moim(Cluster::moim(3, &options, false)?)))
 }
 
-async fn kill_a_primary(mut subject: Subject, mine: &Seen, other: &Seen) -> Result<()> {
+async fn kill_a_primary(mut subject: Subject, mine: &Seen, other: &Seen, third: &Seen) -> Result<()> {
     let seeds = subject.seeds();
     let client = Client::builder(&seeds.join(",")).timeout(PATIENCE).connect().await?;
     let deadline = Instant::now() + PATIENCE;
@@ -128,20 +134,42 @@ async fn kill_a_primary(mut subject: Subject, mine: &Seen, other: &Seen) -> Resu
         .build()?
         .get_async_connection()
         .await?;
+    let third_client = fred(&seeds).await?;
     let port = client.primary_of("victim").context("a primary")?.port;
     let own = |key: &String| client.primary_of(key).is_some_and(|address| address.port == port);
     let keys: Vec<String> = (0..).map(|number| format!("key:{number}")).filter(own).take(KEYS).collect();
     let end = Instant::now() + BEFORE + AFTER;
-    let (ours, theirs) = (&client, &theirs);
+    let (ours, theirs, freds) = (&client, &theirs, &third_client);
     let workers = keys.iter().map(|key| async move {
-        tokio::join!(write_ours(ours, key, end, mine), write_theirs(theirs.clone(), key, end, other));
+        tokio::join!(
+            write_ours(ours, key, end, mine),
+            write_theirs(theirs.clone(), key, end, other),
+            write_freds(freds, key, end, third)
+        );
     });
     let killed = async {
         tokio::time::sleep(BEFORE).await;
         subject.kill(port)
     };
     let (_, killed) = tokio::join!(futures_util::future::join_all(workers), killed);
+    // It is done with; whether it says goodbye properly is nobody's business.
+    let _ = third_client.quit().await;
     killed
+}
+
+async fn fred(seeds: &[String]) -> Result<Fred> {
+    let server = |seed: &String| -> Result<Server> {
+        let (host, port) = seed.rsplit_once(':').context("a port")?;
+        Ok(Server::new(host, port.parse()?))
+    };
+    let hosts = seeds.iter().map(server).collect::<Result<Vec<_>>>()?;
+    let server = ServerConfig::Clustered { hosts, policy: Default::default() };
+    let client = Builder::from_config(Config { server, ..Config::default() })
+        .with_performance_config(|settings| settings.default_command_timeout = PATIENCE)
+        .set_policy(ReconnectPolicy::default())
+        .build()?;
+    client.init().await?;
+    Ok(client)
 }
 
 async fn write_ours(client: &Client, key: &str, end: Instant, seen: &Seen) {
@@ -149,6 +177,19 @@ async fn write_ours(client: &Client, key: &str, end: Instant, seen: &Seen) {
     while Instant::now() < end {
         let asked = Instant::now();
         let answer = client.set(format!("{{{key}}}ours"), number).await;
+        seen.note(asked.elapsed(), u64::from(answer.is_err()));
+        number += 1;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn write_freds(client: &Fred, key: &str, end: Instant, seen: &Seen) {
+    let mut number = 0u64;
+    while Instant::now() < end {
+        let asked = Instant::now();
+        let text = number.to_string();
+        let answer: Result<(), fred::error::Error> =
+            client.set(format!("{{{key}}}freds"), text, None, None, false).await;
         seen.note(asked.elapsed(), u64::from(answer.is_err()));
         number += 1;
         tokio::time::sleep(Duration::from_millis(1)).await;

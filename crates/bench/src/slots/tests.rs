@@ -20,6 +20,7 @@ fn options() -> Option<Options> {
         redis: Some(found?),
         scratch,
         keys: 10_000,
+        moved_bytes: 1 << 20,
     })
 }
 

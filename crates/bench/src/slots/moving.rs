@@ -1,0 +1,140 @@
+//! Metric 34: a gibibyte of keys moves from one shard to another while clients use them. How fast it goes, what the clients wait, and
+//! whether they hear of it.
+//!
+//! All of it is on three processes of this machine: every byte is written by both primaries and four replicas.
+
+use std::cell::{Cell, RefCell};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use hdrhistogram::Histogram;
+use moim_interop::Options;
+use moim_interop::cluster::Cluster;
+use moim_slot_client::Client;
+
+use super::Bench;
+use crate::report::{Aim, Figure, Metric};
+
+/// Bytes of a value.
+const VALUE: usize = 1_000;
+/// Keys that are written at once.
+const AT_ONCE: u64 = 500;
+/// Tasks that read and write keys on the move, one after the other.
+const TASKS: u64 = 8;
+/// How long the clients are watched before anything moves.
+const CALM: Duration = Duration::from_secs(5);
+/// For everything that may take long.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the clients saw.
+struct Seen {
+    /// In microseconds.
+    waits: RefCell<Histogram<u64>>,
+    errors: Cell<u64>,
+    stop: Cell<bool>,
+}
+
+impl Seen {
+    fn new() -> Result<Self> {
+        let waits = RefCell::new(Histogram::new(3)?);
+        Ok(Self { waits, errors: Cell::new(0), stop: Cell::new(false) })
+    }
+
+    /// The 99th percentile since the last look, and the worst, in milliseconds.
+    fn look(&self) -> (f64, f64) {
+        let mut waits = self.waits.borrow_mut();
+        let (p99, worst) = (waits.value_at_quantile(0.99) as f64 / 1e3, waits.max() as f64 / 1e3);
+        waits.reset();
+        (p99, worst)
+    }
+}
+
+pub(super) fn moving(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
+    let program = bench.options.moim.clone().context("there is no Moim to measure")?;
+    let options = Options { program: Some(program.clone()), ..Options::new() };
+    let cluster = Cluster::moim(3, &options, false)?;
+    let admin = cluster.server(0).context("a node")?.admin().to_owned();
+    let stores: Vec<String> =
+        (0..cluster.len()).filter_map(|node| Some(cluster.server(node)?.redis().to_owned())).collect();
+    let mut command = Command::new(program);
+    command.args(["slots", "move", "--from", "0", "--to", "1", "--count", "16384", "--timeout", "2m"]);
+    command.args(["--admin", &admin]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    bench.runtime.block_on(measure(&stores.join(","), bench.options.moved_bytes, command, progress))
+}
+
+async fn measure(
+    stores: &str,
+    bytes: u64,
+    mut command: Command,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Metric> {
+    let client = Client::builder(stores).timeout(PATIENCE).connect().await?;
+    let deadline = Instant::now() + PATIENCE;
+    while client.uncovered_slots() > 0 {
+        ensure!(Instant::now() < deadline, "not every slot has a primary");
+        client.refresh();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Shard 0 has slot 0, and `06S` is a key of it.
+    let port = client.primary_of("06S").context("a primary")?.port;
+    let own = |key: &String| client.primary_of(key).is_some_and(|address| address.port == port);
+    let wanted = bytes / (VALUE as u64 + 16);
+    progress(&format!("metric 34: writing {wanted} keys"));
+    let mut keys = (0..).map(|number: u64| format!("key:{number:012}")).filter(own);
+    let value = "v".repeat(VALUE);
+    for _ in (0..wanted).step_by(AT_ONCE as usize) {
+        let mut pipeline = client.pipeline();
+        for key in keys.by_ref().take(AT_ONCE as usize) {
+            pipeline.set(key, value.as_str());
+        }
+        ensure!(pipeline.run().await.iter().all(Result::is_ok), "a key could not be written");
+    }
+    let hot: Vec<String> =
+        (0..).map(|number: u64| format!("key:{number:012}")).filter(own).take(1_000).collect();
+    let seen = Seen::new()?;
+    let workers = (0..TASKS).map(|task| work(&client, &hot, task, &seen, &value));
+    let watch = async {
+        tokio::time::sleep(CALM).await;
+        let calm = seen.look();
+        progress("metric 34: moving");
+        let began = Instant::now();
+        let moved = tokio::task::spawn_blocking(move || command.output()).await;
+        let (took, during) = (began.elapsed(), seen.look());
+        seen.stop.set(true);
+        Ok::<_, anyhow::Error>((calm, took, during, moved.context("the command")??))
+    };
+    let (_, watched) = tokio::join!(futures_util::future::join_all(workers), watch);
+    let (calm, took, during, output) = watched?;
+    ensure!(output.status.success(), "the move failed: {}", String::from_utf8_lossy(&output.stderr));
+    client.refresh();
+    let speed = bytes as f64 / f64::from(1 << 20) / took.as_secs_f64();
+    let figure = |what: &str, value, unit: &str, aim| Figure::new("Moim", what, value, unit, aim);
+    let figures = vec![
+        figure("moved in a second", speed, "MiB", Some(Aim::AtLeast(100.0))),
+        figure("99th percentile of GET and SET before", calm.0, "ms", None),
+        figure("the same during the move", during.0, "ms", None),
+        figure("the same, times", during.0 / calm.0.max(1e-3), "", Some(Aim::AtMost(5.0))),
+        figure("longest wait during the move", during.1, "ms", None),
+        figure("errors that slot-client showed", seen.errors.get() as f64, "", Some(Aim::AtMost(0.0))),
+    ];
+    let title = format!("{} MiB of keys move on three nodes", bytes >> 20);
+    Ok(Metric { number: 34, title, figures, ..Metric::default() })
+}
+
+async fn work(client: &Client, keys: &[String], task: u64, seen: &Seen, value: &str) {
+    let mut turn = task * 131;
+    while !seen.stop.get() {
+        let key = keys[(turn as usize) % keys.len()].as_str();
+        let asked = Instant::now();
+        let is_fine = match turn % 2 {
+            0 => client.set(key, value).await.is_ok(),
+            _ => client.get::<Option<bytes::Bytes>>(key).await.is_ok_and(|found| found.is_some()),
+        };
+        let waited = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
+        seen.waits.borrow_mut().saturating_record(waited);
+        seen.errors.set(seen.errors.get() + u64::from(!is_fine));
+        turn += 1;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
