@@ -12,6 +12,7 @@ use crate::ctx::{Ctx, OnTimeout};
 use crate::session::{Block, Mailbox, Session};
 use crate::shard::{Shard, Turn};
 use crate::shared::Shared;
+use crate::tracking::Wish;
 
 /// What the work needs.
 pub(crate) struct Away {
@@ -21,6 +22,8 @@ pub(crate) struct Away {
     /// The shard's count of voided answers when the work was asked for.
     voided: u64,
     client: u64,
+    tracking: Option<Arc<Wish>>,
+    caching: Option<bool>,
     mailbox: Arc<Mailbox>,
 }
 
@@ -38,6 +41,8 @@ pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -
         shared,
         protocol: ctx.session.protocol,
         client: ctx.session.id,
+        tracking: ctx.session.tracking.clone(),
+        caching: ctx.session.caching,
         mailbox: Arc::clone(&ctx.session.mailbox),
     };
     ctx.session.block = Some(Block {
@@ -61,6 +66,7 @@ impl Away {
         session.protocol = self.protocol;
         session.shard = Some(Arc::clone(&self.shard));
         session.away = true;
+        (session.tracking, session.caching) = (self.tracking.clone(), self.caching);
         // What it asks for has been let in already.
         session.asking = true;
         session.readonly = true;

@@ -3,6 +3,7 @@
 //! A [`Spec`] says what Redis says about a command (arity, flags, where its keys are) and which function runs it. To add
 //! a family, write `cmd/<family>.rs` with `pub(crate) const COMMANDS: &[Spec]` and name it in [`FAMILIES`].
 
+mod access;
 mod admin;
 mod bitfield;
 mod bits;
@@ -336,6 +337,11 @@ pub fn resolve(args: &Args<'_>) -> Option<&'static Spec> {
 /// A client has left: what it listened to is let go.
 pub(crate) fn on_leave(shared: &Shared, session: &mut Session) {
     pubsub::leave(shared, session);
+    shared.monitors.remove(session.id);
+    shared.tracking.end(session.id);
+    (session.tracking, session.caching) = (None, None);
+    let mut about = crate::shared::lock(&session.about);
+    (about.monitors, about.broadcasts, about.redirect) = (false, false, -1);
 }
 
 /// Answers with lines of help.

@@ -97,8 +97,17 @@ pub(crate) async fn serve(
     let mut session = Session::new(id, peer.clone(), local.clone(), now);
     session.shard = Some(Arc::clone(&shard));
     session.authenticated = shared.settings.get("requirepass").is_none_or(|password| password.is_empty());
-    let about =
-        About { id, peer, local, since_ms: now, last_ms: now, protocol: 2, multi: -1, ..About::default() };
+    let about = About {
+        id,
+        peer,
+        local,
+        since_ms: now,
+        last_ms: now,
+        protocol: 2,
+        multi: -1,
+        redirect: -1,
+        ..About::default()
+    };
     *lock(&session.about) = about;
     let client = Client { mailbox: Arc::clone(&session.mailbox), about: Arc::clone(&session.about) };
     shared.clients().insert(id, client);

@@ -51,6 +51,8 @@ pub struct Ctx<'a> {
     pub mode: Mode,
     /// Whether it runs inside EXEC or a script, where nothing may block.
     pub nested: bool,
+    /// A script runs it.
+    pub in_script: bool,
     /// Changes the running command has made.
     pub dirty: u64,
     pub(crate) rewritten: bool,
@@ -164,6 +166,7 @@ impl<'a> Ctx<'a> {
             shared: self.shared,
             mode: self.mode,
             nested: true,
+            in_script: self.in_script,
             dirty: 0,
             rewritten: false,
         };
@@ -191,6 +194,7 @@ impl<'a> Ctx<'a> {
             shared: self.shared,
             mode: self.mode,
             nested: self.nested,
+            in_script: self.in_script,
             dirty: 0,
             rewritten: false,
         };
@@ -228,7 +232,40 @@ impl<'a> Ctx<'a> {
         if let Some(began) = began {
             self.end_measuring(spec, began);
         }
+        if self.session.tracking.is_some() && spec.has(flag::READONLY) {
+            self.remember_reader(spec);
+        }
+        if self.shared.monitors.any() && !spec.has(flag::SKIP_MONITOR | flag::ADMIN) {
+            self.show_to_monitors();
+        }
         fine
+    }
+
+    /// What a client keeps of what it reads, it hears of when that changes.
+    fn remember_reader(&mut self, spec: &'static Spec) {
+        let Some(wish) = self.session.tracking.clone().filter(|_| self.mode != Mode::Replay) else { return };
+        let keeps = match self.session.caching {
+            _ if wish.broadcast => false,
+            Some(keeps) => keeps,
+            None => !wish.opt_in,
+        };
+        let mut keys = Vec::new();
+        if keeps {
+            spec.keys.positions(&self.args, &mut keys);
+        }
+        let most = usize::try_from(self.shared.settings.number("tracking-table-max-keys")).unwrap_or(0);
+        for at in keys {
+            self.shared.tracking.on_read(self.session.id, self.arg(at), most, &self.shared.pubsub);
+        }
+    }
+
+    /// Shows the command to those who see all of them. One that waited was shown when it came.
+    pub(crate) fn show_to_monitors(&self) {
+        if self.mode == Mode::Replay || self.session.resumed {
+            return;
+        }
+        let who = if self.in_script { "lua" } else { self.session.peer.as_str() };
+        self.shared.monitors.show(self.shared.clock.wall_ms() * 1_000, who, &self.args);
     }
 
     /// Counts the call. Gives the time where it is measured: always, but for fast commands one in many.

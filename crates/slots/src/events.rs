@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hashbrown::HashMap;
 
 use crate::hazard::Hazards;
+use crate::pubsub::Gate;
+use crate::shared::Shared;
 use crate::tally::Tallies;
 
 /// Set when a key that a client watches has changed.
@@ -58,6 +60,14 @@ pub struct Events {
     minded: HashMap<Box<[u8]>, usize>,
     /// To be sent when the command commits.
     pub notifications: Vec<Notification>,
+    /// Whether clients of this shard keep what they read, and hear of changes.
+    pub tracked: bool,
+    /// What they hear of when the command commits: keys, and whether it is all of them.
+    pub invalid: Vec<Box<[u8]>>,
+    /// See `invalid`.
+    pub all_invalid: bool,
+    /// Whose command runs.
+    pub writer: u64,
     /// Which notifications anybody wants.
     pub notify: u32,
     /// Clients that CLIENT UNBLOCK lets go: id, and whether with an error.
@@ -100,6 +110,9 @@ impl Events {
         if !self.minded.is_empty() && self.minded.contains_key(key) {
             self.on_ready(key);
         }
+        if self.tracked {
+            self.invalid.push(key.into());
+        }
     }
 
     /// A client waits for a key and wants to hear that it is gone.
@@ -123,6 +136,7 @@ impl Events {
             let _ = key;
             watchers.iter().for_each(|(_, flag)| flag.store(true, Ordering::Release));
         }
+        self.all_invalid = self.tracked;
         let minded: Vec<Box<[u8]>> = self.minded.keys().cloned().collect();
         minded.iter().for_each(|key| self.on_ready(key));
     }
@@ -132,6 +146,17 @@ impl Events {
     pub fn on_ready(&mut self, key: &[u8]) {
         if self.blocked > 0 && !self.ready.iter().any(|ready| **ready == *key) {
             self.ready.push(key.into());
+        }
+    }
+
+    /// Tells those who keep what they read which of it is old.
+    pub fn tell_invalid(&mut self, shared: &Shared, gate: Gate) {
+        if std::mem::take(&mut self.all_invalid) {
+            shared.tracking.on_all_changed(gate, &shared.pubsub);
+        }
+        if !self.invalid.is_empty() {
+            let invalid = std::mem::take(&mut self.invalid);
+            self.tracked = shared.tracking.on_changed(&invalid, self.writer, gate, &shared.pubsub);
         }
     }
 

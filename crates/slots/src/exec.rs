@@ -13,6 +13,7 @@ use crate::cmd::{self, Keys, Spec, flag};
 use crate::ctx::{Ctx, Mode, OnTimeout};
 use crate::error::Error;
 use crate::evict;
+use crate::pubsub::Gate;
 use crate::session::{Replies, Session};
 use crate::shard::{Role, Turn};
 
@@ -22,7 +23,7 @@ impl Turn<'_> {
         let start = out.len();
         session.last_ms = self.now;
         (session.resumed, session.held) = (false, false);
-        self.state.events.gate = 0;
+        (self.state.events.gate, self.state.events.writer) = (0, session.id);
         let checked = self.check(session, &args);
         if checked.as_ref().is_err_and(|error| *error == Error::HELD) {
             // As if it had not come yet: ASKING, MULTI and CLIENT REPLY stay as they are.
@@ -93,6 +94,7 @@ impl Turn<'_> {
             shared: self.shared,
             mode: if is_replica { Mode::Replica } else { Mode::Primary },
             nested: false,
+            in_script: false,
             dirty: 0,
             rewritten: false,
         };
@@ -103,6 +105,9 @@ impl Turn<'_> {
         state.db.hide_expired(i64::MIN);
         if let Some(block) = session.block.clone() {
             self.block(session, block);
+        }
+        if session.caching.is_some() && session.multi.is_none() && spec.name != "client|caching" {
+            session.caching = None;
         }
     }
 
@@ -331,10 +336,12 @@ impl Turn<'_> {
 
     /// Hands over what subscribers of keyspace notifications hear when this is committed.
     pub(crate) fn send_notifications(&mut self) {
-        if self.state.events.notifications.is_empty() {
+        let events = &self.state.events;
+        if events.notifications.is_empty() && events.invalid.is_empty() && !events.all_invalid {
             return;
         }
         let gate = self.gate(self.state.applied + i64::from(!self.state.fx.is_empty()));
+        self.state.events.tell_invalid(self.shared, Gate { shard: Some(self.shard.index), end: gate });
         let notifications = std::mem::take(&mut self.state.events.notifications);
         self.shared.publish_notifications(&notifications, self.shard.index, gate);
     }

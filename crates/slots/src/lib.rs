@@ -25,6 +25,7 @@ pub mod hazard;
 mod keeper;
 pub mod keyspace;
 pub mod log;
+pub mod monitor;
 mod moves;
 pub mod ops;
 mod peer;
@@ -43,6 +44,7 @@ pub mod shared;
 pub mod slot_set;
 pub mod snapshot;
 pub mod tally;
+pub mod tracking;
 pub mod value;
 
 /// How many slots there are.

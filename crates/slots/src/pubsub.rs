@@ -147,6 +147,11 @@ impl PubSub {
         did
     }
 
+    /// Whether a client listens to a name.
+    pub fn is_listening(&self, kind: Kind, name: &[u8], client: u64) -> bool {
+        self.tables()[kind as usize].get(name).is_some_and(|listeners| listeners.contains_key(&client))
+    }
+
     /// Sends a message to everybody on this node who listens; says how many there are.
     pub fn publish(&self, channel: &[u8], message: &[u8], gate: Gate) -> usize {
         let tables = self.tables();

@@ -563,6 +563,7 @@ impl Caller<'_, '_> {
             shared: ctx.shared,
             mode: ctx.mode,
             nested: true,
+            in_script: true,
             dirty: 0,
             rewritten: false,
         };

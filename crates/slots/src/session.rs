@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::events::WatchFlag;
 use crate::shard::Shard;
 use crate::shared::About;
+use crate::tracking::Wish;
 
 /// One client.
 pub struct Session {
@@ -65,6 +66,10 @@ pub struct Session {
     pub subscriptions: usize,
     /// Their names: channels, patterns, channels of slots.
     pub listens: [BTreeSet<Box<[u8]>>; 3],
+    /// What CLIENT TRACKING ON asked for.
+    pub tracking: Option<Arc<Wish>>,
+    /// What CLIENT CACHING said about the next command.
+    pub caching: Option<bool>,
     /// CLIENT NO-EVICT, CLIENT NO-TOUCH.
     pub no_evict: bool,
     /// When it connected, in milliseconds since 1970.
@@ -153,6 +158,8 @@ impl Session {
             mailbox: Arc::default(),
             subscriptions: 0,
             listens: Default::default(),
+            tracking: None,
+            caching: None,
             no_evict: false,
             since_ms: now,
             last_command: "NULL",

@@ -32,6 +32,7 @@ use crate::events::Events;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::log::{LogError, ShardLog};
 use crate::moves::{self, Moves, Parked};
+use crate::pubsub::Gate;
 use crate::session::{Block, Mailbox, Session};
 use crate::shared::{Shared, lock};
 use crate::snapshot::Loaded;
@@ -490,6 +491,7 @@ impl State {
         self.fx.clear();
         self.events.hazards.reset();
         self.events.ready.clear();
+        self.events.all_invalid = self.events.tracked;
         self.release_blocked();
     }
 
@@ -585,6 +587,7 @@ impl State {
                 shared,
                 mode: Mode::Replay,
                 nested: false,
+                in_script: false,
                 dirty: 0,
                 rewritten: false,
             };
@@ -592,6 +595,8 @@ impl State {
         }
         self.events.ready.clear();
         self.events.notifications.clear();
+        // What is replayed is committed.
+        self.events.tell_invalid(shared, Gate::OPEN);
         drop(self.db.take_garbage());
     }
 }
@@ -739,6 +744,7 @@ impl Turn<'_> {
             shared: self.shared,
             mode: Mode::Primary,
             nested: false,
+            in_script: false,
             dirty: 0,
             rewritten: false,
         };

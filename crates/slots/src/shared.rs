@@ -10,10 +10,12 @@ use moim_base::{Clock, SystemClock};
 
 use crate::cluster::View;
 use crate::events::Notification;
+use crate::monitor::Monitors;
 use crate::pubsub::{Gate, PubSub};
 use crate::script::Scripts;
 use crate::session::Mailbox;
 use crate::settings::Settings;
+use crate::tracking::Tracking;
 
 /// See the module.
 pub struct Shared {
@@ -25,6 +27,10 @@ pub struct Shared {
     pub stats: Stats,
     /// Who listens to what.
     pub pubsub: PubSub,
+    /// Who has read what, and wants to hear of changes.
+    pub tracking: Tracking,
+    /// Who sees every command.
+    pub monitors: Monitors,
     /// Scripts by name.
     pub scripts: Scripts,
     /// Who is connected.
@@ -89,6 +95,10 @@ pub struct About {
     pub protocol: u8,
     pub readonly: bool,
     pub blocked: bool,
+    pub monitors: bool,
+    pub broadcasts: bool,
+    /// Who hears of changes for it: 0 is itself, -1 nobody.
+    pub redirect: i64,
 }
 
 /// The commands that took longest.
@@ -144,6 +154,8 @@ impl Shared {
             settings: Settings::default(),
             stats: Stats::default(),
             pubsub: PubSub::default(),
+            tracking: Tracking::default(),
+            monitors: Monitors::default(),
             scripts: Scripts::default(),
             clients: Mutex::default(),
             connections: AtomicUsize::new(0),

@@ -312,3 +312,92 @@ fn a_function_that_runs_on_is_shown_and_ended_by_its_own_command() {
     runner.expect("-ERR Script killed by user with SCRIPT KILL.");
     alone.crash();
 }
+
+/// Until the answer to what was sent has come, and what came before it.
+fn until(client: &mut Client, end: &str) -> String {
+    let mut got = Vec::new();
+    while !got.ends_with(end.as_bytes()) {
+        let mut byte = [0; 1];
+        client.0.read_exact(&mut byte).unwrap();
+        got.push(byte[0]);
+    }
+    String::from_utf8_lossy(&got).into_owned()
+}
+
+#[test]
+fn a_client_that_keeps_what_it_reads_hears_of_changes_once_they_are_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    let (mut reader, mut writer) = (alone.client(), alone.client());
+    reader.send("HELLO 3\r\nCLIENT TRACKING ON\r\n");
+    until(&mut reader, "+OK\r\n");
+    reader.send("GET a\r\nGET b\r\n");
+    reader.expect("_\r\n_\r\n");
+    writer.send("PING\r\nSET a 1\r\n");
+    writer.expect("+PONG\r\n");
+    // The change is made and not committed.
+    reader.expect_nothing();
+    while alone.store.pump() {}
+    reader.expect(">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n");
+    writer.expect("+OK\r\n");
+    // Told once: it has to be read again.
+    writer.send("PING\r\nSET a 2\r\nFLUSHALL\r\n");
+    writer.expect("+PONG\r\n");
+    while alone.store.pump() {}
+    writer.expect("+OK\r\n+OK\r\n");
+    reader.expect(">2\r\n$10\r\ninvalidate\r\n_\r\n");
+    reader.send("CLIENT TRACKING OFF\r\nGET a\r\nCLIENT TRACKINGINFO\r\n");
+    let said = until(&mut reader, "prefixes\r\n*0\r\n");
+    assert!(said.starts_with("+OK\r\n_\r\n%3\r\n$5\r\nflags\r\n~1\r\n$3\r\noff\r\n"), "{said}");
+    alone.crash();
+}
+
+#[test]
+fn only_what_a_client_asks_for_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut reader, mut writer) = (alone.client(), alone.client());
+    reader.send("HELLO 3\r\nCLIENT TRACKING ON OPTIN\r\n");
+    until(&mut reader, "+OK\r\n");
+    reader.send("GET a\r\nCLIENT CACHING YES\r\nGET b\r\nGET c\r\nCLIENT CACHING NO\r\n");
+    reader.expect("_\r\n+OK\r\n_\r\n_\r\n");
+    reader.expect("-ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.\r\n");
+    // A read inside a script counts as the caller's.
+    reader.send("CLIENT CACHING YES\r\n");
+    reader.send(&words(&["EVAL", "return redis.call('get', KEYS[1])", "1", "d"]));
+    reader.expect("+OK\r\n_\r\n");
+    for key in ["a", "c", "b", "d"] {
+        writer.send(&format!("SET {key} 1\r\n"));
+        writer.expect("+OK\r\n");
+    }
+    reader.expect(">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nb\r\n");
+    reader.expect(">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nd\r\n");
+    alone.crash();
+}
+
+#[test]
+fn whoever_monitors_sees_what_others_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut monitor, mut client) = (alone.client(), alone.client());
+    monitor.send("MONITOR\r\n");
+    monitor.expect("+OK\r\n");
+    client.send("MULTI\r\nSET a 1\r\nEXEC\r\nNOSUCH\r\nCONFIG GET port\r\n");
+    client.send(&words(&["EVAL", "return redis.call('get', KEYS[1])", "1", "a"]));
+    client.send("ECHO end\r\n");
+    until(&mut client, "end\r\n");
+    let seen = until(&mut monitor, "\"end\"\r\n");
+    let commands: Vec<&str> =
+        seen.lines().filter_map(|line| line.split_once("] ")).map(|(_, shown)| shown).collect();
+    let script = "\"EVAL\" \"return redis.call('get', KEYS[1])\" \"1\" \"a\"";
+    assert_eq!(
+        commands,
+        ["\"MULTI\"", "\"SET\" \"a\" \"1\"", "\"EXEC\"", script, "\"get\" \"a\"", "\"ECHO\" \"end\""]
+    );
+    assert!(seen.contains(" [0 lua] \"get\""), "{seen}");
+    monitor.send("RESET\r\n");
+    until(&mut monitor, "+RESET\r\n");
+    alone.crash();
+}

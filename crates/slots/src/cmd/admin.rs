@@ -132,7 +132,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
         }),
         server("acl|cat", -2, NOSCRIPT | ANY, "Lists the ACL categories, or the commands inside a category.", acl_cat),
     ]),
-    server("save", 1, ADMIN | NOSCRIPT, "Synchronously saves the database(s) to disk.", crate::ctx::ok),
+    server("save", 1, ADMIN | NOSCRIPT | NO_MULTI, "Synchronously saves the database(s) to disk.", crate::ctx::ok),
     server("bgsave", -1, ADMIN | NOSCRIPT, "Asynchronously saves the database(s) to disk.", |ctx| {
         ctx.out.simple("Background saving started");
         Ok(())
@@ -145,7 +145,12 @@ pub(crate) const COMMANDS: &[Spec] = &[
         ctx.out.integer(ctx.shared.started_ms / 1_000);
         Ok(())
     }),
-    server("shutdown", -1, ADMIN | NOSCRIPT | ANY | ALLOW_BUSY, "Synchronously saves the database(s) to disk and shuts down the Redis server.", |_| {
+    server("monitor", 1, ADMIN | NOSCRIPT | ANY, "Listens for all requests received by the server in real-time.", |ctx| {
+        ctx.shared.monitors.add(ctx.session.id, &ctx.session.mailbox);
+        lock(&ctx.session.about).monitors = true;
+        crate::ctx::ok(ctx)
+    }),
+    server("shutdown", -1, ADMIN | NOSCRIPT | NO_MULTI | ANY | ALLOW_BUSY, "Synchronously saves the database(s) to disk and shuts down the Redis server.", |_| {
         Err(Error::err("Errors trying to SHUTDOWN. The node serves more than this store; stop its process."))
     }),
     server("replicaof", 3, ADMIN | NOSCRIPT | STALE, "Configures a server as replica of another, or promotes it to a master.", no_replicaof),

@@ -1,5 +1,7 @@
 //! CLIENT: who is connected, and what they are called.
 
+mod tracking;
+
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
@@ -85,26 +87,30 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
         0,
         "Returns the client ID to which the connection's tracking notifications are redirected.",
         |ctx| {
-            ctx.out.integer(-1);
+            ctx.out.integer(redirect(ctx));
             Ok(())
         },
+    ),
+    sub(
+        "client|tracking",
+        -3,
+        0,
+        "Controls server-assisted client-side caching for the connection.",
+        tracking::tracking,
+    ),
+    sub(
+        "client|caching",
+        3,
+        0,
+        "Instructs the server whether to track the keys in the next request.",
+        tracking::caching,
     ),
     sub(
         "client|trackinginfo",
         2,
         0,
         "Returns information about server-assisted client-side caching for the connection.",
-        |ctx| {
-            ctx.out.map(3);
-            ctx.out.bulk(b"flags");
-            ctx.out.set(1);
-            ctx.out.bulk(b"off");
-            ctx.out.bulk(b"redirect");
-            ctx.out.integer(-1);
-            ctx.out.bulk(b"prefixes");
-            ctx.out.array(0);
-            Ok(())
-        },
+        tracking::info,
     ),
     sub("client|help", 2, 0, "Returns helpful text about the different subcommands.", |ctx| {
         super::help(
@@ -121,6 +127,15 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
                 "    Kill connections.",
                 "LIST [options ...]",
                 "    Return information about client connections.",
+                "CACHING (YES|NO)",
+                "    Enable/disable tracking of the keys for next command in OPTIN/OPTOUT modes.",
+                "GETREDIR",
+                "    Return the client ID we are redirecting to when tracking is enabled.",
+                "TRACKING (ON|OFF) [REDIRECT <id>] [BCAST] [PREFIX <prefix> [...]]",
+                "         [OPTIN] [OPTOUT] [NOLOOP]",
+                "    Control server assisted client side caching.",
+                "TRACKINGINFO",
+                "    Report tracking status for the current connection.",
                 "NO-EVICT (ON|OFF)",
                 "    Protect current client connection from eviction.",
                 "PAUSE <timeout> [WRITE|ALL]",
@@ -139,6 +154,11 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
         )
     }),
 ])];
+
+/// Who hears of changes: 0 is the client itself, -1 nobody.
+fn redirect(ctx: &Ctx<'_>) -> i64 {
+    ctx.session.tracking.as_ref().map_or(-1, |wish| wish.redirect.unwrap_or(0) as i64)
+}
 
 /// A name is printable and without spaces.
 pub(super) fn check_name(name: &[u8]) -> Done {
@@ -196,13 +216,22 @@ fn line(about: &About, now: i64) -> String {
     if about.readonly {
         flags.push('r');
     }
+    if about.redirect >= 0 {
+        flags.push('t');
+    }
+    if about.broadcasts {
+        flags.push('B');
+    }
+    if about.monitors {
+        flags.push('O');
+    }
     if flags.is_empty() {
         flags.push('N');
     }
     let mut text = String::new();
     let _ = write!(
         text,
-        "id={} addr={} laddr={} fd=8 name={} age={} idle={} flags={flags} db=0 sub={} psub={} ssub={} multi={} qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=1024 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd={} user=default redir=-1 resp={} lib-name={} lib-ver={}",
+        "id={} addr={} laddr={} fd=8 name={} age={} idle={} flags={flags} db=0 sub={} psub={} ssub={} multi={} qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=1024 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd={} user=default redir={} resp={} lib-name={} lib-ver={}",
         about.id,
         about.peer,
         about.local,
@@ -215,6 +244,7 @@ fn line(about: &About, now: i64) -> String {
         about.multi,
         about.request_bytes,
         about.last_command,
+        about.redirect,
         about.protocol,
         about.library[0],
         about.library[1],

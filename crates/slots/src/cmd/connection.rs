@@ -157,6 +157,7 @@ fn hello(ctx: &mut Ctx<'_>) -> Done {
         super::client::set_name(ctx, name);
     }
     ctx.session.protocol = protocol;
+    ctx.shared.tracking.speak(ctx.session.id, protocol);
     lock(&ctx.session.about).protocol = if protocol == Protocol::Resp3 { 3 } else { 2 };
     ctx.out.set_protocol(protocol);
     ctx.out.map(7);

@@ -153,7 +153,10 @@ fn delete(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn flush(ctx: &mut Ctx<'_>) -> Done {
-    if ctx.argc() > 3 || ctx.argc() == 3 && !ctx.is(2, "SYNC") && !ctx.is(2, "ASYNC") {
+    if ctx.argc() > 3 {
+        return Err(super::stream_groups::bad_subcommand(ctx));
+    }
+    if ctx.argc() == 3 && !ctx.is(2, "SYNC") && !ctx.is(2, "ASYNC") {
         return Err(Error::err("FUNCTION FLUSH only supports SYNC|ASYNC option"));
     }
     let was_empty = ctx.db.functions.libraries().len() == 0;

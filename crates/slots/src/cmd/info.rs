@@ -96,7 +96,8 @@ fn clients(ctx: &Ctx<'_>, text: &mut String) {
     line(text, "client_recent_max_output_buffer", 0);
     let paused = ctx.shared.paused_clients.load(Ordering::Relaxed);
     line(text, "blocked_clients", ctx.events.blocked + paused);
-    line(text, "tracking_clients", 0);
+    let tracked = ctx.shared.tracking.counts();
+    line(text, "tracking_clients", tracked.clients);
     line(text, "clients_in_timeout_table", 0);
 }
 
@@ -164,6 +165,10 @@ fn persistence(ctx: &Ctx<'_>, text: &mut String) {
 
 fn stats(ctx: &Ctx<'_>, text: &mut String) {
     let stats = &ctx.shared.stats;
+    let tracked = ctx.shared.tracking.counts();
+    line(text, "tracking_total_keys", tracked.keys);
+    line(text, "tracking_total_items", tracked.items);
+    line(text, "tracking_total_prefixes", tracked.prefixes);
     line(text, "total_connections_received", stats.connections.get());
     line(text, "total_commands_processed", stats.commands.get());
     line(text, "instantaneous_ops_per_sec", 0);

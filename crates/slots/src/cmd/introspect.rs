@@ -2,6 +2,7 @@
 
 use moim_wire_resp::OwnedArgs;
 
+use super::access;
 use super::scan::glob;
 use super::{Keys, Spec, flag, flag::*};
 use crate::ctx::Ctx;
@@ -186,9 +187,9 @@ fn key_specs(ctx: &mut Ctx<'_>, spec: &Spec) {
     ctx.out.set(1);
     ctx.out.map(3);
     ctx.out.bulk(b"flags");
-    let access: &[&str] = if spec.has(WRITE) { &["RW", "update"] } else { &["RO", "access"] };
-    ctx.out.set(access.len());
-    access.iter().for_each(|word| ctx.out.simple(word));
+    let words = access::words(spec, &moim_wire_resp::OwnedArgs::from_slices([spec.name]).args(), 0);
+    ctx.out.set(words.len());
+    words.iter().for_each(|word| ctx.out.simple(word));
     ctx.out.bulk(b"begin_search");
     ctx.out.map(2);
     ctx.out.bulk(b"type");
@@ -298,13 +299,13 @@ fn getkeys(ctx: &mut Ctx<'_>, with_flags: bool) -> Done {
         return Err(Error::err("Invalid arguments specified for command"));
     }
     ctx.out.array(keys.len());
-    for at in keys {
+    for (key, at) in keys.into_iter().enumerate() {
         if with_flags {
             ctx.out.array(2);
         }
         ctx.out.bulk(&args[at]);
         if with_flags {
-            let words: &[&str] = if spec.has(WRITE) { &["RW", "update"] } else { &["RO", "access"] };
+            let words = access::words(spec, &args, key);
             ctx.out.set(words.len());
             words.iter().for_each(|word| ctx.out.simple(word));
         }

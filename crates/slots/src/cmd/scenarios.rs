@@ -221,4 +221,14 @@ fn commands_of_commands_are_listed_and_need_no_keys() {
     assert!(trial.run("command list filterby pattern config|*").contains("config|get"));
     assert_eq!(trial.run("command getkeys eval return 0"), "[]");
     assert!(trial.run("command getkeys get").starts_with("-ERR"));
+    for (command, wanted) in [
+        ("set k v", "[[k [OW update]]]"),
+        ("set k v get", "[[k [RW access update]]]"),
+        ("mset a 1 b 2", "[[a [OW update]] [b [OW update]]]"),
+        ("lmove a b left right", "[[a [RW access delete]] [b [RW insert]]]"),
+        ("sort a store b", "[[a [RO access]] [b [OW update]]]"),
+        ("get k", "[[k [RO access]]]"),
+    ] {
+        assert_eq!(trial.run(&format!("command getkeysandflags {command}")), wanted, "{command}");
+    }
 }

@@ -52,6 +52,10 @@ pub(super) fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> 
 
 /// Runs the command away from the loops, unless its script has proved to be quick.
 pub(super) fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
+    if ctx.shared.monitors.any() && !ctx.session.away {
+        // Before its commands, as in Redis.
+        ctx.show_to_monitors();
+    }
     if ctx.shared.scripts.is_quick(sha) {
         return false;
     }

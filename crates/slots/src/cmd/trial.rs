@@ -54,6 +54,7 @@ impl Trial {
                     shared: &self.shared,
                     mode: self.mode,
                     nested: false,
+                    in_script: false,
                     dirty: 0,
                     rewritten: false,
                 };
