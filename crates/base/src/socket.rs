@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,8 +16,21 @@ use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::TcpStream;
 
+/// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`. When a thousand clients come back
+/// at once a short line means handshakes that are dropped, and connections that are reset though nothing is wrong.
+const BACKLOG: i32 = 16 << 10;
+
 /// What [`read_until`] reserves at a time.
 const READ_STEP: usize = 64 << 10;
+
+/// Listens on an address, port 0 for any that is free. Does not block: made for `TcpListener::from_std`.
+pub fn listen(address: SocketAddr) -> io::Result<StdListener> {
+    let listener = StdListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    // It listens already; this only makes the line longer.
+    rustix::net::listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
 
 /// One end of a stream of bytes. Nothing here waits: what cannot be done now is `Pending` or `WouldBlock`.
 pub trait Socket: Send {

@@ -110,7 +110,7 @@ impl Manager {
     /// Listens, takes part in the election, and follows the store. The context's node id should be the address that
     /// others reach this manager by: it is what they are told while it leads; [`ManagerOptions::advertise`] replaces it.
     pub async fn start(context: &Context, options: ManagerOptions) -> io::Result<Self> {
-        let listener = TcpListener::bind(options.listen).await?;
+        let listener = TcpListener::from_std(moim_base::socket::listen(options.listen)?)?;
         let address = listener.local_addr()?;
         let mut context = context.clone();
         let advertise =

@@ -70,7 +70,7 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
         slots: OnceLock::new(),
         listeners: Mutex::new(Listeners::default()),
     });
-    let listener = bind(SocketAddr::new(host, config.admin.port), "--admin-port").await?;
+    let listener = bind(SocketAddr::new(host, config.admin.port), "--admin-port")?;
     let admin_addr = listener.local_addr()?;
     admin::serve(listener, admin.clone(), config.admin.max_connections, &scope);
 
@@ -315,8 +315,9 @@ fn check_host(config: &Config) -> Outcome<IpAddr> {
     Ok(ip)
 }
 
-async fn bind(address: SocketAddr, flag: &str) -> Outcome<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| cannot_listen(address, &error, flag))
+fn bind(address: SocketAddr, flag: &str) -> Outcome<TcpListener> {
+    let listener = moim_base::socket::listen(address).and_then(TcpListener::from_std);
+    listener.map_err(|error| cannot_listen(address, &error, flag))
 }
 
 /// Why a listener could not be opened, and what to do about it.

@@ -126,9 +126,10 @@ impl Gateway {
         secret: Secret,
         progress: Progress,
     ) -> Result<Self, GatewayError> {
+        let cannot = |error| GatewayError::Listen(options.listen, error);
         let listener =
-            TcpListener::bind(options.listen).await.map_err(|e| GatewayError::Listen(options.listen, e))?;
-        let address = listener.local_addr().map_err(|e| GatewayError::Listen(options.listen, e))?;
+            moim_base::socket::listen(options.listen).and_then(TcpListener::from_std).map_err(cannot)?;
+        let address = listener.local_addr().map_err(cannot)?;
         let mut config = queue.idempotent("gateway", options.report_timeout);
         if options.faults.producer_messages > 0 {
             config.set("queue.buffering.max.messages", options.faults.producer_messages.to_string());

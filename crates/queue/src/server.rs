@@ -33,7 +33,7 @@ pub struct Server {
 impl Server {
     /// Binds the address and starts the loops.
     pub fn start(broker: Arc<Broker>) -> io::Result<Self> {
-        let listener = listen(broker.options.listen)?;
+        let listener = moim_base::socket::listen(broker.options.listen)?;
         let address = listener.local_addr()?;
         let _ = broker.address.set(address);
         let mut senders = Vec::new();
@@ -70,16 +70,6 @@ impl Server {
         }
         self.broker.close();
     }
-}
-
-fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    use socket2::{Domain, Protocol, Socket, Type};
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(4096)?;
-    Ok(socket.into())
 }
 
 type Dealer = (std::net::TcpListener, Vec<mpsc::Sender<(StdStream, SocketAddr)>>);

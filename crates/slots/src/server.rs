@@ -112,13 +112,7 @@ impl Server {
 
     /// Binds an address for a shard.
     pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-        use socket2::{Domain, Protocol, Type};
-        let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        socket.set_nonblocking(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(4096)?;
-        Ok(socket.into())
+        moim_base::socket::listen(address)
     }
 
     /// Serves a shard on a listener.

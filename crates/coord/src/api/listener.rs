@@ -58,13 +58,7 @@ pub struct EtcdServer {
 impl EtcdServer {
     /// Binds the port; 0 picks a free one.
     pub fn bind(address: SocketAddr, options: EtcdOptions) -> io::Result<Self> {
-        use socket2::{Domain, Protocol, Socket, Type};
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        socket.set_nonblocking(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(1024)?;
-        let listener = StdListener::from(socket);
+        let listener = moim_base::socket::listen(address)?;
         let address = listener.local_addr()?;
         Ok(Self { listener, address, options })
     }
