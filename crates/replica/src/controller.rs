@@ -190,6 +190,9 @@ pub struct Controller {
     /// Topics that records belong to and nobody has heard of, and since when.
     strays: BTreeMap<TopicId, u64>,
     log_ends: HashMap<(PartitionId, BrokerId), (BrokerEpoch, LogEnd)>,
+    /// Whose log end was asked for, of which run, and when it may be asked for again: an answer may be lost, or say nothing
+    /// because the node is only starting.
+    asked: BTreeMap<(PartitionId, BrokerId), (BrokerEpoch, u64)>,
     moving: usize,
     looks: u64,
     mutants: Mutants,
@@ -210,6 +213,7 @@ impl Controller {
             doomed: BTreeSet::new(),
             strays: BTreeMap::new(),
             log_ends: HashMap::new(),
+            asked: BTreeMap::new(),
             moving: 0,
             looks: 0,
             mutants: Mutants::default(),

@@ -94,3 +94,17 @@ pub(crate) fn check(address: &str, topic: &str, homes: &[i32], reports: &[Report
         );
     }
 }
+
+/// Nobody surely has what such a topic acknowledged: its last copy is asked how far it goes, and leads again.
+#[test]
+fn the_only_copy_of_a_topic_that_does_not_wait_for_the_disk_leads_again_after_kill_9() {
+    let Some(mut server) = own_server() else { return };
+    let topic = topic(server.kafka(), "crash-replicated", 1, &[("durability", "replicated")]);
+    for round in 0..3 {
+        deliver(server.kafka(), &topic, &[&format!("round {round}")]);
+        server.kill().unwrap();
+        server.restart().unwrap();
+        // The kernel lives on, so what was written is there.
+        assert_eq!(values(server.kafka(), &topic, &[]).len(), round + 1);
+    }
+}

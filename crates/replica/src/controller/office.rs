@@ -7,7 +7,7 @@
 //! Invariant: nothing is decided before the whole listing was taken in, and nothing is written without a comparison of
 //! the term. It must never wait for a write while the watch has news: the news may be what the write's answer is.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,6 +112,8 @@ struct Office<'a> {
     waiting: VecDeque<Batch>,
     writes: FuturesUnordered<BoxFuture<'static, Written>>,
     asks: FuturesUnordered<BoxFuture<'static, (BrokerId, Option<LogEnds>)>>,
+    /// What nodes are to be asked for.
+    questions: BTreeMap<BrokerId, BTreeSet<PartitionId>>,
     /// Nodes that were asked and have not answered.
     asked: Vec<BrokerId>,
     suspected: Vec<BrokerId>,
@@ -134,6 +136,7 @@ impl<'a> Office<'a> {
             waiting: VecDeque::new(),
             writes: FuturesUnordered::new(),
             asks: FuturesUnordered::new(),
+            questions: BTreeMap::new(),
             asked: Vec::new(),
             suspected: Vec::new(),
             failed: Vec::new(),
@@ -183,7 +186,10 @@ impl<'a> Office<'a> {
             tracing::debug!(changes = changes.len(), "the controller decided");
             self.waiting.extend(pack(changes, Some(self.controller.term())));
         }
-        self.ask(asks);
+        for (node, partition) in asks {
+            self.questions.entry(node).or_default().insert(partition);
+        }
+        self.ask();
         if now_ms >= self.pause_ms {
             self.send();
         }
@@ -260,20 +266,23 @@ impl<'a> Office<'a> {
         }
     }
 
-    /// Asks nodes how far their logs go, each once at a time: who is asked again has not answered.
-    fn ask(&mut self, asks: Vec<(BrokerId, PartitionId)>) {
-        let mut by_node: BTreeMap<BrokerId, Vec<PartitionId>> = BTreeMap::new();
-        for (node, partition) in asks {
-            by_node.entry(node).or_default().push(partition);
-        }
-        for (node, mut partitions) in by_node {
-            if !self.asked.contains(&node) {
-                self.asked.push(node);
-                partitions.truncate(ASKS);
-                let answer = self.parts.peers.log_ends(node, partitions);
-                self.asks.push(Box::pin(future::join(future::ready(node), answer)));
+    /// Asks nodes how far their logs go, each once at a time.
+    fn ask(&mut self) {
+        let Self { questions, asked, asks, parts, .. } = self;
+        for (node, wanted) in questions.iter_mut() {
+            if asked.contains(node) {
+                continue;
             }
+            asked.push(*node);
+            let mut partitions = Vec::new();
+            while partitions.len() < ASKS
+                && let Some(partition) = wanted.pop_first()
+            {
+                partitions.push(partition);
+            }
+            asks.push(Box::pin(future::join(future::ready(*node), parts.peers.log_ends(*node, partitions))));
         }
+        questions.retain(|_, wanted| !wanted.is_empty());
     }
 
     fn on_log_ends(&mut self, node: BrokerId, ends: Option<LogEnds>) {

@@ -12,7 +12,10 @@ use super::{Controller, NodeState, Order, PartitionView, Plan, Topic};
 use crate::restart::{Member, Place, judge};
 use crate::state::{InSync, PartitionState};
 use crate::transition::{Change, Draft};
-use crate::types::{PartitionId, Versioned};
+use crate::types::{BrokerEpoch, PartitionId, Versioned};
+
+/// A question for the end of a log is asked again after this long.
+const ASK_AGAIN_MS: u64 = 200;
 
 /// Which changes go first: clients wait for a leader, then for an in-sync set without the dead.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +32,7 @@ impl Controller {
         let mut plan = Plan::default();
         let mut ranked = Vec::new();
         self.pass_time(now_ms, &mut plan);
+        self.pass_questions(now_ms);
         let mut spots = self.spots();
         for id in std::mem::take(&mut self.dirty_topics) {
             self.create_missing(id, &mut spots, &mut ranked);
@@ -48,7 +52,9 @@ impl Controller {
                 continue;
             }
             self.looks += 1;
+            let asks = plan.asks.len();
             let (decided, again) = self.decide_one(id, &mut spots, &mut budget, &mut plan);
+            self.pace_questions(asks, now_ms, &mut plan);
             if again {
                 later.push(id);
             }
@@ -115,6 +121,33 @@ impl Controller {
         }
         for id in touched {
             self.mark_node(id);
+        }
+    }
+
+    /// Questions that were answered by now, or will not be: whoever still needs the answer asks again.
+    fn pass_questions(&mut self, now_ms: u64) {
+        let Self { asked, dirty, .. } = self;
+        asked.retain(|(id, _), (_, due_ms)| {
+            let waits = now_ms < *due_ms;
+            if !waits {
+                dirty.insert(*id);
+            }
+            waits
+        });
+    }
+
+    /// Of the questions from the given one on, leaves those that were not asked just now. Without this a node that answers
+    /// at once, and does not know, would be asked without a pause.
+    fn pace_questions(&mut self, from: usize, now_ms: u64, plan: &mut Plan) {
+        for (node, id) in plan.asks.split_off(from) {
+            let run = self.trusted(node).map_or(BrokerEpoch(0), |member| member.epoch);
+            let asked = self.asked.get(&(id, node)).filter(|(asked, _)| *asked == run);
+            let due_ms = asked.map_or(now_ms + ASK_AGAIN_MS, |(_, due_ms)| *due_ms);
+            if asked.is_none() {
+                self.asked.insert((id, node), (run, due_ms));
+                plan.asks.push((node, id));
+            }
+            plan.wake_at(due_ms);
         }
     }
 
@@ -261,15 +294,14 @@ impl Controller {
             }
             None => match budget.least_busy(serving).or(ready.first().copied()) {
                 Some(best) => budget.elect(best, draft),
-                None => return self.elect_out_of_sync(id, topic, draft, plan),
+                None => self.elect_out_of_sync(id, topic, draft, plan),
             },
         }
         false
     }
 
     /// Nobody is in sync: an eligible replica, or the best of those that last were, or, where it is allowed, any.
-    /// Answers whether somebody was asked how far his log goes: the question may be lost and is asked again.
-    fn elect_out_of_sync(&self, id: PartitionId, topic: &Topic, draft: &mut Draft, plan: &mut Plan) -> bool {
+    fn elect_out_of_sync(&self, id: PartitionId, topic: &Topic, draft: &mut Draft, plan: &mut Plan) {
         let replicas = draft.state().replicas.clone();
         let eligible: Vec<InSync> = draft.candidates().copied().collect();
         let current = |node: &BrokerId| {
@@ -279,11 +311,10 @@ impl Controller {
         };
         if let Some(node) = replicas.iter().find(|node| current(node)) {
             draft.elect(*node);
-            return false;
+            return;
         }
-        let asked = plan.asks.len();
         if eligible.is_empty() && self.elect_last_known(id, draft, plan) {
-            return false;
+            return;
         }
         if topic.unclean {
             let usable = |node: &BrokerId| self.trusted(*node).filter(|member| !member.is_damaged(id));
@@ -293,7 +324,6 @@ impl Controller {
                 draft.elect_anyway(member.in_sync(), true);
             }
         }
-        plan.asks.len() > asked
     }
 
     /// Nobody is left who surely has everything. When all who last had it are back, the longest log has the most.

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use moim_base::{ManualClock, SystemClock};
@@ -21,6 +22,8 @@ struct Seen {
     suspects: Mutex<Vec<(BrokerId, u64)>>,
     ends: Mutex<HashMap<(BrokerId, PartitionId), LogEnd>>,
     runs: Mutex<HashMap<BrokerId, BrokerEpoch>>,
+    /// How often somebody was asked.
+    questions: AtomicUsize,
 }
 
 impl Peers for Seen {
@@ -29,6 +32,8 @@ impl Peers for Seen {
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
+        let questions = self.questions.fetch_add(1, Ordering::Relaxed);
+        assert!(questions < 1_000, "asked without a pause");
         let known = self.ends.lock().unwrap();
         let ends = partitions.iter().filter_map(|id| known.get(&(node, *id)).map(|end| (*id, *end)));
         let run = self.runs.lock().unwrap().get(&node).copied();
@@ -267,6 +272,41 @@ fn when_nobody_surely_has_everything_the_longest_log_of_all_leads() {
             fixture
                 .until("elected", |state| state.leader == Some(BrokerId(2)) && state.unclean.is_none())
                 .await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_node_that_answers_and_does_not_know_yet_is_asked_again_after_a_pause() {
+    block_on(async {
+        let fixture = Fixture::new(1).await;
+        fixture.topic(1, "replicated").await;
+        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let id = PartitionId { topic: TOPIC, index: 0 };
+        with(&parts, term, async {
+            fixture.until("created", |state| state.leader.is_some()).await;
+            fixture.kill(1).await;
+            fixture.until("nobody", |state| state.leader.is_none()).await;
+            let before = fixture.seen.runs.lock().unwrap().clone();
+            fixture.start(1).await;
+            let present = fixture.seen.runs.lock().unwrap()[&BrokerId(1)];
+            // It answers at once: for the run before, then that it has no such partition, then what it has.
+            *fixture.seen.runs.lock().unwrap() = before;
+            let end = LogEnd { epoch: moim_base::LeaderEpoch(0), end: moim_base::Offset(7) };
+            fixture.seen.ends.lock().unwrap().insert((BrokerId(1), id), end);
+            let asked = async |times| {
+                while fixture.seen.questions.load(Ordering::Relaxed) < times {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            asked(2).await;
+            fixture.seen.ends.lock().unwrap().clear();
+            fixture.seen.runs.lock().unwrap().insert(BrokerId(1), present);
+            asked(4).await;
+            assert_eq!(fixture.records().await[0].1.value.leader, None);
+            fixture.seen.ends.lock().unwrap().insert((BrokerId(1), id), end);
+            fixture.until("elected", |state| state.leader == Some(BrokerId(1))).await;
         })
         .await;
     });
