@@ -445,8 +445,10 @@ impl Broker {
     pub fn is_settled(&self) -> bool {
         let me = self.options.node_id;
         let is_led = |seat: &Arc<Seat>| {
-            let copy = seat.copy();
-            seat.place().leader() != Some(me) || copy.is_some_and(|copy| copy.leading().is_some())
+            let (copy, place) = (seat.copy(), seat.place());
+            // What only this node has is led by it or by nobody.
+            let is_mine = place.leader() == Some(me) || place.leader().is_none() && place.is_only_on(me);
+            !is_mine || copy.is_some_and(|copy| copy.leading().is_some())
         };
         self.brokers.member(me).is_some()
             && self.topics.all().iter().all(|topic| topic.seats.load().iter().all(is_led))

@@ -67,6 +67,11 @@ impl Place {
         self.record.as_ref().map_or(-1, |record| record.leader_epoch.0)
     }
 
+    /// Whether a node has the only copy.
+    pub(crate) fn is_only_on(&self, node: BrokerId) -> bool {
+        self.record.as_ref().is_some_and(|record| record.replicas == [node])
+    }
+
     /// Whether a node has a copy or is getting one.
     pub(crate) fn is_on(&self, node: BrokerId) -> bool {
         self.record.as_ref().is_some_and(|record| record.replicas.contains(&node))

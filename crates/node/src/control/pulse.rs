@@ -32,6 +32,8 @@ const ALONE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// For a question about logs.
 const LOG_ENDS: Duration = Duration::from_secs(2);
+/// Between two attempts to ask.
+const RETRY: Duration = Duration::from_millis(5);
 /// Nobody listens where a node was: that is more than silence, and less has to be waited for.
 const REFUSED_MS: u64 = 400;
 
@@ -151,8 +153,16 @@ impl Peers for Pulse {
         let driver = self.driver.get().cloned();
         Box::pin(async move {
             let driver = driver?;
-            let asked = driver.ask_log_ends(node, partitions);
-            let (run, ends) = tokio::time::timeout(LOG_ENDS, asked).await.ok()?.ok()?;
+            let asked = async {
+                loop {
+                    match driver.ask_log_ends(node, partitions.clone()).await {
+                        Ok(answer) => return answer,
+                        // A node that is only starting has no run to answer for: often this very one.
+                        Err(_) => tokio::time::sleep(RETRY).await,
+                    }
+                }
+            };
+            let (run, ends) = tokio::time::timeout(LOG_ENDS, asked).await.ok()?;
             let ends = ends.into_iter().filter_map(|(id, end)| Some((id, end?))).collect();
             Some(LogEnds { run, ends })
         })
