@@ -157,11 +157,16 @@ pub(crate) fn decode(bytes: &[u8], path: &str) -> Result<Checkpoint, OpenError> 
     parse(body).ok_or_else(|| damaged("structure"))
 }
 
+/// The bytes of the smallest image of a journal, or fewer.
+const LEAST_IMAGE: usize = 16;
+
 fn parse(body: &[u8]) -> Option<Checkpoint> {
     let mut input = Input::new(body.get(16..)?);
     let floor = LogPoint { generation: input.u64()?, position: input.u64()?, next_lsn: input.u64()? };
-    let mut journals = HashMap::new();
-    for _ in 0..input.u32()? {
+    let count = input.u32()?;
+    // As many as there are, so that nothing is moved while it grows, and never more than can be in the file.
+    let mut journals = HashMap::with_capacity((count as usize).min(body.len() / LEAST_IMAGE));
+    for _ in 0..count {
         let image = JournalImage::decode(&mut input)?;
         journals.insert(image.id, image);
     }

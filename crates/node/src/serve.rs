@@ -255,7 +255,13 @@ impl Node {
 
 /// Runs what may wait for a disk or a thread where waiting does no harm.
 async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Outcome<T> {
-    let done = tokio::task::spawn_blocking(work).await;
+    // Recovery reads much that it does not keep, on a thread that then rests.
+    let done = tokio::task::spawn_blocking(|| {
+        let done = work();
+        crate::allocator::give_back();
+        done
+    });
+    let done = done.await;
     done.map_err(|error| Failure::error(format!("a part of the node failed: {error}")))?
 }
 

@@ -34,6 +34,10 @@ use crate::exit::{Failure, Outcome, Status};
 use crate::formation::{Card, Doorkeeper, Entrant, Inside, Way};
 use crate::journals::{LOCAL_TAG, RAFT_TAG};
 
+/// How long a start takes at the most, as a rule.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Between two times that memory is given back.
+const GIVE_BACK: Duration = Duration::from_secs(15);
 /// The coordination group; applications' groups have other numbers.
 pub(crate) const GROUP: GroupId = GroupId(1);
 /// Between two tries to reach the quorum.
@@ -100,13 +104,27 @@ async fn run(parts: ControlParts, shutdown: Shutdown, started: oneshot::Sender<O
         Ok(up) => {
             let coordinator = up.coordinator.clone();
             if started.send(Ok(up)).is_ok() {
-                shutdown.stopped().await;
+                tokio::select! {
+                    () = shutdown.stopped() => {}
+                    () = give_back() => {}
+                }
             }
             coordinator.stop().await;
         }
         Err(failure) => {
             let _ = started.send(Err(failure));
         }
+    }
+}
+
+/// Gives memory back now and then. A start, a failover or a client that lists everything takes much for a moment, and
+/// afterwards this thread rests.
+async fn give_back() {
+    let mut pause = SETTLED;
+    loop {
+        tokio::time::sleep(pause).await;
+        crate::allocator::give_back();
+        pause = GIVE_BACK;
     }
 }
 
