@@ -34,9 +34,9 @@ use crate::exit::{Failure, Outcome, Status};
 use crate::formation::{Card, Doorkeeper, Entrant, Inside, Way};
 use crate::journals::{LOCAL_TAG, RAFT_TAG};
 
-/// How long a start takes at the most, as a rule.
+/// When memory is first given back. The pause doubles: nobody knows when a start is over.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Between two times that memory is given back.
+/// Between two times that memory is given back, later.
 const GIVE_BACK: Duration = Duration::from_secs(15);
 /// The coordination group; applications' groups have other numbers.
 pub(crate) const GROUP: GroupId = GroupId(1);
@@ -124,7 +124,7 @@ async fn give_back() {
     loop {
         tokio::time::sleep(pause).await;
         crate::allocator::give_back();
-        pause = GIVE_BACK;
+        pause = (pause * 2).min(GIVE_BACK);
     }
 }
 
