@@ -37,6 +37,9 @@ pub(crate) struct InteropArgs {
     /// How many fresh nodes the clients of the queue meet
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "kafka")]
     nodes: usize,
+    /// How many fresh nodes the clients of the store meet
+    #[arg(long, value_name = "N", default_value_t = 3, conflicts_with = "redis")]
+    redis_nodes: usize,
     /// Run these tests of librdkafka's suite instead of the allow-list (`0011,0103`, or `all`)
     #[arg(long, value_name = "TESTS", value_delimiter = ',')]
     rdkafka_tests: Vec<String>,
@@ -88,6 +91,8 @@ pub(crate) struct Bench {
     kafka: Option<String>,
     /// How many nodes ours has.
     nodes: usize,
+    /// How many nodes the clients of the store meet.
+    redis_nodes: usize,
     /// An etcd somebody else runs.
     etcd: Option<String>,
     /// A Redis Cluster somebody else runs.
@@ -145,6 +150,7 @@ pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
         home,
         kafka: args.kafka.clone(),
         nodes: args.nodes.max(1),
+        redis_nodes: args.redis_nodes.max(1),
         etcd: args.etcd.clone(),
         redis: args.redis.clone(),
         rdkafka_tests: args.rdkafka_tests.clone(),
@@ -224,16 +230,17 @@ fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     result
 }
 
-/// The same on three nodes.
+/// The same on three nodes, or as many as the clients of the store are to meet.
 fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     let is_redis = suite.speaks == Speaks::Redis;
     if let Some(addresses) = if is_redis { &bench.redis } else { &bench.etcd } {
         return (suite.run)(bench, addresses);
     }
+    let nodes = if is_redis { bench.redis_nodes } else { 3 };
     let stores = |cluster: &Cluster| -> Vec<String> {
-        (0..3).filter_map(|node| Some(cluster.server(node)?.redis().to_owned())).collect()
+        (0..nodes).filter_map(|node| Some(cluster.server(node)?.redis().to_owned())).collect()
     };
-    on_nodes(bench, suite, 3, &Options::new(), |cluster| {
+    on_nodes(bench, suite, nodes, &Options::new(), |cluster| {
         if is_redis { stores(cluster) } else { cluster.endpoints() }.join(",")
     })
 }

@@ -214,7 +214,14 @@ impl<'a> Ctx<'a> {
         let before = self.fx.commands();
         let began = self.begin_measuring(spec);
         self.expire_keys(spec);
+        let missing = if self.events.notify & class::NEW == 0 { Vec::new() } else { self.missing_keys(spec) };
+        let told = self.events.notifications.len();
         let done = (spec.run)(self);
+        for key in missing.iter().filter(|key| self.db.contains(key)) {
+            // Before what the command itself told.
+            self.events.notify(class::NEW, "new", key);
+            self.events.notifications[told..].rotate_right(1);
+        }
         let fine = done.is_ok();
         if let Err(error) = done {
             self.events.tallies.on_failed(self.session.command);
@@ -239,6 +246,16 @@ impl<'a> Ctx<'a> {
             self.show_to_monitors();
         }
         fine
+    }
+
+    /// The keys of a command that may create them, and that are not there.
+    fn missing_keys(&self, spec: &'static Spec) -> Vec<Box<[u8]>> {
+        let mut keys = Vec::new();
+        if spec.has(flag::WRITE) && self.mode == Mode::Primary {
+            spec.keys.positions(&self.args, &mut keys);
+        }
+        keys.retain(|at| !self.db.contains(self.arg(*at)));
+        keys.into_iter().map(|at| self.arg(at).into()).collect()
     }
 
     /// What a client keeps of what it reads, it hears of when that changes.
@@ -379,7 +396,7 @@ pub(crate) fn expire(db: &mut Keyspace, fx: &mut Effects, events: &mut Events, s
     if db.remove(key) {
         fx.push_slices(&[b"DEL", key]);
         events.hazards.mark(db.id_of(key).hash);
-        events.on_changed(key);
+        events.on_vanished(key);
         events.notify(class::EXPIRED, "expired", key);
         shared.stats.expired.inc();
     }

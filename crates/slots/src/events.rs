@@ -62,8 +62,8 @@ pub struct Events {
     pub notifications: Vec<Notification>,
     /// Whether clients of this shard keep what they read, and hear of changes.
     pub tracked: bool,
-    /// What they hear of when the command commits: keys, and whether it is all of them.
-    pub invalid: Vec<Box<[u8]>>,
+    /// What they hear of when the command commits: keys and who changed them, and whether it is all of them.
+    pub invalid: Vec<(Box<[u8]>, u64)>,
     /// See `invalid`.
     pub all_invalid: bool,
     /// Whose command runs.
@@ -111,8 +111,15 @@ impl Events {
             self.on_ready(key);
         }
         if self.tracked {
-            self.invalid.push(key.into());
+            self.invalid.push((key.into(), self.writer));
         }
+    }
+
+    /// A key is gone by nobody's hand: its time has come, or others needed the room.
+    pub fn on_vanished(&mut self, key: &[u8]) {
+        let writer = std::mem::take(&mut self.writer);
+        self.on_changed(key);
+        self.writer = writer;
     }
 
     /// A client waits for a key and wants to hear that it is gone.
@@ -156,7 +163,7 @@ impl Events {
         }
         if !self.invalid.is_empty() {
             let invalid = std::mem::take(&mut self.invalid);
-            self.tracked = shared.tracking.on_changed(&invalid, self.writer, gate, &shared.pubsub);
+            self.tracked = shared.tracking.on_changed(&invalid, gate, &shared.pubsub);
         }
     }
 

@@ -25,7 +25,7 @@ pub fn make_room(
         db.remove(&key);
         fx.push_slices(&[b"DEL", &key]);
         events.hazards.mark(db.id_of(&key).hash);
-        events.on_changed(&key);
+        events.on_vanished(&key);
         events.notify(class::EVICTED, "evicted", &key);
         shared.stats.evicted.inc();
     }

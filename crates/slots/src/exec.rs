@@ -312,7 +312,7 @@ impl Turn<'_> {
     }
 
     /// Whether there is room for more, after letting go of what the policy allows.
-    fn make_room(&mut self) -> Result<(), Error> {
+    pub(crate) fn make_room(&mut self) -> Result<(), Error> {
         let limit = self.shared.settings.max_memory.load(Ordering::Relaxed);
         // Slots that leave must not change any more; that lasts for moments.
         if limit == 0 || self.state.moves.has_frozen() || (self.state.db.memory() as u64) <= limit {

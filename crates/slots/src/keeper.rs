@@ -216,6 +216,10 @@ fn tick(shared: &Shared, shard: &Shard) -> bool {
         expire(&mut state.db, &mut state.fx, &mut state.events, shared, &key);
         expired += 1;
     }
+    if !is_paused {
+        // A limit that was lowered takes effect without a write. That nothing more can go is told to writers.
+        let _ = turn.make_room();
+    }
     turn.serve_blocked();
     turn.send_notifications();
     turn.finish();

@@ -83,6 +83,7 @@ const KNOWN: &[(&str, Kind, &str)] = &[
     ("rdbchecksum", Kind::YesNo, "yes"),
     ("stop-writes-on-bgsave-error", Kind::YesNo, "yes"),
     ("databases", Kind::Fixed, "1"),
+    ("replicaof", Kind::Fixed, ""),
     ("port", Kind::Fixed, "6379"),
     ("bind", Kind::Text, "127.0.0.1"),
     ("protected-mode", Kind::YesNo, "no"),
@@ -157,6 +158,7 @@ const KNOWN: &[(&str, Kind, &str)] = &[
 
 /// Old names that still work.
 const ALIASES: &[(&str, &str)] = &[
+    ("slaveof", "replicaof"),
     ("hash-max-ziplist-entries", "hash-max-listpack-entries"),
     ("hash-max-ziplist-value", "hash-max-listpack-value"),
     ("list-max-ziplist-size", "list-max-listpack-size"),

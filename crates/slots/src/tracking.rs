@@ -131,20 +131,23 @@ impl Tracking {
         }
     }
 
-    /// Keys have changed by the hand of `writer`, which is known when the gate opens. Answers whether anybody tracks.
-    pub fn on_changed(&self, keys: &[Box<[u8]>], writer: u64, gate: Gate, pubsub: &PubSub) -> bool {
+    /// Keys have changed, each by somebody's hand or (0) by nobody's, which is known when the gate opens. Answers whether anybody
+    /// tracks.
+    pub fn on_changed(&self, keys: &[(Box<[u8]>, u64)], gate: Gate, pubsub: &PubSub) -> bool {
         let mut table = lock(&self.table);
-        keys.iter().for_each(|key| table.changed(key, writer, gate, pubsub));
+        keys.iter().for_each(|(key, writer)| table.changed(key, *writer, gate, pubsub));
         for (client, tracker) in table.clients.iter().filter(|(_, tracker)| tracker.wish.broadcast) {
-            if tracker.wish.no_loop && *client == writer {
-                continue;
-            }
+            // One message for each prefix; without any the empty one is meant.
+            let empty: Box<[u8]> = Box::default();
             let prefixes = &tracker.wish.prefixes;
-            let fits =
-                |key: &&[u8]| prefixes.is_empty() || prefixes.iter().any(|prefix| key.starts_with(prefix));
-            let wanted: BTreeSet<&[u8]> = keys.iter().map(|key| &**key).filter(fits).collect();
-            if !wanted.is_empty() {
-                tracker.tell(Some(&wanted.into_iter().collect::<Vec<_>>()), gate, pubsub);
+            let all = prefixes.is_empty().then_some(&empty);
+            for prefix in all.into_iter().chain(prefixes) {
+                let is_told = |writer: u64| !tracker.wish.no_loop || writer != *client;
+                let others = keys.iter().filter(|(key, writer)| key.starts_with(prefix) && is_told(*writer));
+                let wanted: BTreeSet<&[u8]> = others.map(|(key, _)| &**key).collect();
+                if !wanted.is_empty() {
+                    tracker.tell(Some(&wanted.into_iter().collect::<Vec<_>>()), gate, pubsub);
+                }
             }
         }
         !table.clients.is_empty()
@@ -253,8 +256,9 @@ mod tests {
         Reached { mailbox: Arc::clone(&session.mailbox), protocol: session.protocol, shard: None }
     }
 
-    fn keys(names: &[&str]) -> Vec<Box<[u8]>> {
-        names.iter().map(|name| name.as_bytes().into()).collect()
+    /// Keys that a client changed.
+    fn keys(names: &[&str], writer: u64) -> Vec<(Box<[u8]>, u64)> {
+        names.iter().map(|name| (name.as_bytes().into(), writer)).collect()
     }
 
     #[test]
@@ -266,10 +270,13 @@ mod tests {
         for reader in [1, 2, 2] {
             tracking.on_read(reader, b"a", 10, &pubsub);
         }
-        tracking.on_changed(&keys(&["a", "b"]), 2, Gate::OPEN, &pubsub);
-        tracking.on_changed(&keys(&["a"]), 3, Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["a", "b"], 2), Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["a"], 3), Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *1 $1 a "]);
         assert_eq!(texts(&two), [""; 0], "its own change");
+        tracking.on_read(2, b"a", 10, &pubsub);
+        tracking.on_changed(&keys(&["a"], 0), Gate::OPEN, &pubsub);
+        assert_eq!(texts(&two).len(), 1, "its time had come");
         tracking.on_all_changed(Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate _ "]);
         tracking.on_read(1, b"a", 10, &pubsub);
@@ -292,16 +299,16 @@ mod tests {
     fn prefixes_are_told_together_and_listeners_for_others() {
         let (tracking, pubsub) = (Tracking::default(), PubSub::default());
         let (one, two) = (client(1, Protocol::Resp3), client(2, Protocol::Resp2));
-        let prefixes = [b"a".as_slice().into()].into();
+        let prefixes = [b"a".as_slice().into(), b"x".as_slice().into()].into();
         tracking.begin(1, Wish { broadcast: true, prefixes, ..Wish::default() }, reached(&one));
         tracking.begin(3, Wish { redirect: Some(2), ..Wish::default() }, reached(&two));
         tracking.on_read(3, b"b", 10, &pubsub);
-        tracking.on_changed(&keys(&["a2", "b", "a1", "a1"]), 9, Gate::OPEN, &pubsub);
-        assert_eq!(texts(&one), [">2 $10 invalidate *2 $2 a1 $2 a2 "]);
+        tracking.on_changed(&keys(&["a2", "b", "x", "a1", "a1"], 9), Gate::OPEN, &pubsub);
+        assert_eq!(texts(&one), [">2 $10 invalidate *2 $2 a1 $2 a2 ", ">2 $10 invalidate *1 $1 x "]);
         assert_eq!(texts(&two), [""; 0], "it does not listen");
         pubsub.subscribe(Kind::Channel, CHANNEL, &two);
         tracking.on_read(3, b"b", 10, &pubsub);
-        tracking.on_changed(&keys(&["b"]), 9, Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["b"], 9), Gate::OPEN, &pubsub);
         assert_eq!(texts(&two), ["*3 $7 message $20 __redis__:invalidate *1 $1 b "]);
         tracking.end(2);
         assert!(tracking.is_broken(3) && !tracking.is_broken(1));

@@ -93,19 +93,27 @@ fn find_suite(_: &Bench) -> Result<String, Trouble> {
     Ok(version.split('"').nth(1).unwrap_or_default().to_owned())
 }
 
-/// The units that pass, each with the number of tests that must: it only grows.
-fn wanted(bench: &Bench) -> Result<Vec<(String, usize)>, Trouble> {
-    let list = bench.root.join("crates/interop/redis-units.txt");
-    let text = std::fs::read_to_string(&list).context("redis-units.txt")?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let parse = |line: &str| {
-        let (unit, count) = line.split_once(' ')?;
-        Some((unit.to_owned(), count.trim().parse().ok()?))
-    };
-    lines
-        .map(|line| parse(line).context("a line of redis-units.txt"))
-        .collect::<Result<_, _>>()
-        .map_err(Trouble::from)
+/// A unit of Redis's suite.
+struct Unit {
+    name: String,
+    /// How many of its tests must pass: it only grows.
+    wanted: usize,
+    /// Tests that are left out, because they would end the unit.
+    without: Vec<String>,
+}
+
+/// The units that pass. A line that begins with `- ` names a test of the unit above it that is left out.
+fn units(text: &str) -> anyhow::Result<Vec<Unit>> {
+    let mut units: Vec<Unit> = Vec::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(test) = line.strip_prefix("- ") {
+            units.last_mut().context("a test of no unit")?.without.push(test.to_owned());
+            continue;
+        }
+        let (name, count) = line.split_once(' ').context("a line of redis-units.txt")?;
+        units.push(Unit { name: name.to_owned(), wanted: count.trim().parse()?, without: Vec::new() });
+    }
+    Ok(units)
 }
 
 fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
@@ -113,7 +121,9 @@ fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
     let (mut passed, mut short) = (0, Vec::new());
     let sources = sources()?;
     std::fs::create_dir_all(sources.join("tests/tmp")).context("the suite's folder")?;
-    for (unit, wanted) in wanted(bench)? {
+    let list = bench.root.join("crates/interop/redis-units.txt");
+    let text = std::fs::read_to_string(&list).context("redis-units.txt")?;
+    for Unit { name: unit, wanted, without } in units(&text)? {
         let mut command = Command::new("tclsh");
         command
             .args(["tests/test_helper.tcl", "--host", host, "--port", port, "--cluster-mode"])
@@ -127,6 +137,7 @@ fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
                 "--single",
                 &unit,
             ])
+            .args(without.iter().flat_map(|test| ["--skiptest", test]))
             .current_dir(&sources);
         let output = capture(&mut command, PATIENCE)?;
         let fine = String::from_utf8_lossy(&output.stdout).lines().filter(|line| is_ok(line)).count();
@@ -156,6 +167,14 @@ fn is_ok(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tests_are_left_out_of_the_unit_above_them() {
+        let units = units("# why\nunit/a 3\n  - one test\n\nunit/b 4\n").unwrap();
+        assert_eq!((units[0].wanted, units[0].without.as_slice()), (3, &["one test".to_owned()][..]));
+        assert!(units[1].name == "unit/b" && units[1].without.is_empty());
+        assert!(super::units("- one").is_err() && super::units("unit/a x").is_err());
+    }
 
     #[test]
     fn tests_that_passed_are_counted_in_any_colour() {

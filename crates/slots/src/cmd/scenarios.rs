@@ -232,3 +232,18 @@ fn commands_of_commands_are_listed_and_need_no_keys() {
         assert_eq!(trial.run(&format!("command getkeysandflags {command}")), wanted, "{command}");
     }
 }
+
+#[test]
+fn a_key_that_comes_to_be_is_told_before_what_made_it() {
+    let mut trial = Trial::new();
+    use crate::events::class;
+    trial.events.notify = class::KEYEVENT | class::NEW | class::STRING;
+    for command in ["set a 1", "set a 2", "mset {a}1 1 {a}2 2", "get b"] {
+        trial.run(command);
+    }
+    let told = trial.events.notifications.iter();
+    let told: Vec<_> =
+        told.map(|told| format!("{} {}", told.event, String::from_utf8_lossy(&told.key))).collect();
+    let wanted = ["new a", "set a", "set a", "new {a}2", "new {a}1", "set {a}1", "set {a}2"];
+    assert_eq!(told, wanted);
+}
