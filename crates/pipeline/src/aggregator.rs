@@ -39,7 +39,7 @@ pub fn start(
     runtime: Handle,
     shutdown: Shutdown,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
-    consume::run(format!("aggregator-{}", options.instance), shutdown, move |shutdown| {
+    consume::run(format!("aggregator-{}", options.instance), shutdown, move |shutdown, _| {
         let source = Source::subscribe(&options.queue.consumer("aggregator"), MESSAGE_AGGREGATION)?;
         while !shutdown.is_stopped() {
             let batch = source.gather(options.batch, shutdown);

@@ -3,11 +3,16 @@
 //!
 //! The Kafka client's transactional calls block, so each instance has its thread; the store is asked through the
 //! runtime's handle.
+//!
+//! Some of those calls may never return: librdkafka 2.12 forgets who waits when the broker it had asked leaves the cluster's
+//! metadata. So every instance has a second thread that watches it ([`run`]); one whose call has outlasted its own timeout is
+//! left behind and another takes its place. The new one's transactional id fences what the old one may still do.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
@@ -18,6 +23,7 @@ use rdkafka::{ClientConfig, ClientContext};
 use tokio::time::Instant;
 
 use moim_base::task::Shutdown;
+use moim_base::{Clock, SystemClock};
 
 use crate::store::StoreError;
 
@@ -63,7 +69,7 @@ impl ConsumerContext for Hands {
 
 /// A consumer of one topic.
 pub(crate) struct Source {
-    pub(crate) consumer: BaseConsumer<Hands>,
+    pub(crate) consumer: Arc<BaseConsumer<Hands>>,
     changes: Arc<AtomicU64>,
     seen: Cell<u64>,
 }
@@ -74,7 +80,7 @@ impl Source {
         let changes = Arc::clone(&hands.changes);
         let consumer: BaseConsumer<Hands> = config.create_with_context(hands)?;
         consumer.subscribe(&[topic])?;
-        Ok(Self { consumer, changes, seen: Cell::new(0) })
+        Ok(Self { consumer: Arc::new(consumer), changes, seen: Cell::new(0) })
     }
 
     /// Whether partitions have changed hands since this was last asked.
@@ -144,18 +150,146 @@ pub(crate) fn after(topic: &str, batch: &[BorrowedMessage<'_>]) -> Result<TopicP
     Ok(list)
 }
 
-/// Runs `work` on a thread until the shutdown, again and again when it fails, with a pause between.
+/// How long a call that has its own timeout, of [`CALL`], may take before nobody waits for it any more.
+const OVERDUE: Duration = Duration::from_secs(12);
+/// How often an instance is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What an instance tells the thread that watches it.
+pub(crate) struct Watch {
+    clock: SystemClock,
+    /// Since when a call has been under way that may not return; 0 for none.
+    since_ms: AtomicU64,
+    /// How its place in the group is given up.
+    leave: Mutex<Option<Arc<BaseConsumer<Hands>>>>,
+}
+
+impl Watch {
+    fn new() -> Self {
+        Self { clock: SystemClock::new(), since_ms: AtomicU64::new(0), leave: Mutex::default() }
+    }
+
+    /// The instance reads from here.
+    pub(crate) fn reads_from(&self, source: &Source) {
+        *self.leave.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&source.consumer));
+    }
+
+    /// Makes a call that may not return.
+    pub(crate) fn during<T>(&self, call: impl FnOnce() -> T) -> T {
+        self.since_ms.store(self.clock.monotonic_ms().max(1), Ordering::SeqCst);
+        let result = call();
+        self.since_ms.store(0, Ordering::SeqCst);
+        result
+    }
+
+    fn is_overdue(&self, limit: Duration) -> bool {
+        let since = self.since_ms.load(Ordering::SeqCst);
+        since > 0 && u128::from(self.clock.monotonic_ms().saturating_sub(since)) > limit.as_millis()
+    }
+
+    /// Gives up the place in the group. Leaving is a rebalance, which somebody has to hear of.
+    fn leave(&self) {
+        let Some(consumer) = self.leave.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        consumer.unsubscribe();
+        for _ in 0..10 {
+            // What is read here is read again by whoever gets the partition: nothing of it is committed.
+            let _ = consumer.poll(LOOK);
+        }
+    }
+}
+
+/// Runs `work` on a thread until the shutdown, again and again when it fails, with a pause between; and on another one when
+/// it does not come back from a call.
 pub(crate) fn run(
     name: String,
     shutdown: Shutdown,
-    mut work: impl FnMut(&Shutdown) -> Result<(), Failed> + Send + 'static,
-) -> std::io::Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new().name(name.clone()).spawn(move || {
+    work: impl Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    watch_over(name, shutdown, OVERDUE, Arc::new(work))
+}
+
+fn watch_over<W>(
+    name: String,
+    shutdown: Shutdown,
+    limit: Duration,
+    work: Arc<W>,
+) -> std::io::Result<JoinHandle<()>>
+where
+    W: Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static,
+{
+    std::thread::Builder::new().name(format!("{name}-watch")).spawn(move || {
         while !shutdown.is_stopped() {
-            if let Err(error) = work(&shutdown) {
+            let (watch, life) = (Arc::new(Watch::new()), Shutdown::new());
+            let lived = live(name.clone(), life.clone(), Arc::clone(&watch), Arc::clone(&work));
+            let Ok(lived) = lived else {
+                std::thread::sleep(LOOK);
+                continue;
+            };
+            while !lived.is_finished() && !watch.is_overdue(limit) {
+                if shutdown.is_stopped() {
+                    life.stop();
+                }
+                std::thread::sleep(LOOK);
+            }
+            life.stop();
+            if lived.is_finished() {
+                // A panic has been reported by the thread itself.
+                let _ = lived.join();
+            } else {
+                tracing::warn!(instance = name, "a call did not come back; another instance takes the place");
+                watch.leave();
+            }
+        }
+    })
+}
+
+fn live<W>(name: String, life: Shutdown, watch: Arc<Watch>, work: Arc<W>) -> std::io::Result<JoinHandle<()>>
+where
+    W: Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static,
+{
+    std::thread::Builder::new().name(name.clone()).spawn(move || {
+        while !life.is_stopped() {
+            if let Err(error) = work(&life, &watch) {
                 tracing::info!(instance = name, %error, "beginning anew");
                 std::thread::sleep(Duration::from_millis(200));
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+
+    #[test]
+    fn an_instance_that_does_not_come_back_is_replaced_and_not_waited_for() {
+        let (shutdown, lives) = (Shutdown::new(), Arc::new(AtomicU64::new(0)));
+        let (hang, hung) = sync_channel::<()>(0);
+        let (hung, began) = (Mutex::new(hung), sync_channel(1));
+        let work = {
+            let (lives, began) = (Arc::clone(&lives), began.0);
+            move |life: &Shutdown, watch: &Watch| {
+                if lives.fetch_add(1, Ordering::SeqCst) == 0 {
+                    // Until the end of the test.
+                    let _ = watch.during(|| hung.lock().unwrap().recv());
+                    assert!(life.is_stopped(), "it knows that it was replaced");
+                    return Ok(());
+                }
+                watch.during(|| began.send(())).unwrap();
+                while !life.is_stopped() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(())
+            }
+        };
+        let limit = Duration::from_millis(50);
+        let watched = watch_over("test".to_owned(), shutdown.clone(), limit, Arc::new(work)).unwrap();
+        began.1.recv_timeout(Duration::from_secs(60)).expect("nobody took its place");
+        shutdown.stop();
+        watched.join().unwrap();
+        assert_eq!(lives.load(Ordering::SeqCst), 2);
+        drop(hang);
+    }
 }

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
 
-use crate::consume::{self, Failed, Source, patiently};
+use crate::consume::{self, Failed, Source, Watch, patiently};
 use crate::progress::{self, Progress};
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
 use crate::store::{Counting, Store, Verdict, hash_of};
@@ -47,8 +47,8 @@ pub fn start(
     shutdown: Shutdown,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let name = format!("counter-{}", options.instance);
-    consume::run(name, shutdown, move |shutdown| {
-        let mut counter = Counter::open(&options, store.clone(), progress.clone(), runtime.clone())?;
+    consume::run(name, shutdown, move |shutdown, watch| {
+        let mut counter = Counter::open(&options, watch, store.clone(), progress.clone(), runtime.clone())?;
         while !shutdown.is_stopped() {
             counter.step(&options, shutdown)?;
         }
@@ -56,7 +56,8 @@ pub fn start(
     })
 }
 
-struct Counter {
+struct Counter<'w> {
+    watch: &'w Watch,
     source: Source,
     producer: BaseProducer<DefaultProducerContext>,
     tally: Tally,
@@ -80,19 +81,21 @@ struct Out<'a> {
     verdict: Verdict,
 }
 
-impl Counter {
+impl<'w> Counter<'w> {
     fn open(
         options: &CounterOptions,
+        watch: &'w Watch,
         store: Store,
         progress: Progress,
         runtime: Handle,
     ) -> Result<Self, Failed> {
         let role = format!("counter-{}", options.instance);
         let producer: BaseProducer<DefaultProducerContext> = options.queue.transactional(&role).create()?;
-        producer.init_transactions(CALL)?;
+        watch.during(|| producer.init_transactions(CALL))?;
         let source = Source::subscribe(&options.queue.consumer("counter"), CLIENT_MESSAGE)?;
+        watch.reads_from(&source);
         let tally = Tally { store, runtime, generations: HashMap::new() };
-        Ok(Self { source, producer, tally, progress })
+        Ok(Self { watch, source, producer, tally, progress })
     }
 
     fn step(&mut self, options: &CounterOptions, shutdown: &Shutdown) -> Result<(), Failed> {
@@ -170,7 +173,7 @@ impl Tally {
     }
 }
 
-impl Counter {
+impl Counter<'_> {
     /// Passes the batch on and commits it, in one transaction.
     fn pass_on(&self, outs: &[Out<'_>], batch: &[BorrowedMessage<'_>]) -> Result<(), KafkaError> {
         self.producer.begin_transaction()?;
@@ -194,8 +197,9 @@ impl Counter {
         }
         self.wait_for_reports()?;
         let group = self.source.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
-        self.producer.send_offsets_to_transaction(&consume::after(CLIENT_MESSAGE, batch)?, &group, CALL)?;
-        self.producer.commit_transaction(CALL)
+        let offsets = consume::after(CLIENT_MESSAGE, batch)?;
+        self.watch.during(|| self.producer.send_offsets_to_transaction(&offsets, &group, CALL))?;
+        self.watch.during(|| self.producer.commit_transaction(CALL))
     }
 
     /// Waits until the queue has everything that was sent. The client's own wait inside of a commit looks up only ten
@@ -228,7 +232,7 @@ impl Counter {
     fn undo(&self, error: KafkaError) -> Result<(), Failed> {
         progress::add(&self.progress.aborted, 1);
         tracing::info!(%error, "a transaction is undone");
-        self.producer.abort_transaction(CALL)?;
+        self.watch.during(|| self.producer.abort_transaction(CALL))?;
         Ok(self.source.rewind()?)
     }
 

@@ -18,8 +18,9 @@ use crate::target::duration;
 
 /// Between looks at a run that is not done yet.
 const LOOK: Duration = Duration::from_millis(100);
-/// A run that has not moved for so long will not: a counter that was cut off in a transaction may need most of it.
-const STUCK: Duration = Duration::from_secs(20);
+/// A run that has not moved for so long will not: a counter whose client has forgotten it is replaced after 12 s, and has to
+/// find its place in the group.
+const STUCK: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct VerifyArgs {
