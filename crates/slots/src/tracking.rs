@@ -50,6 +50,8 @@ pub struct Reached {
 
 struct Tracker {
     wish: Wish,
+    /// The client itself, and who is told: the same if it has named nobody.
+    own: Reached,
     reached: Reached,
     /// Whoever was to hear of it is gone.
     broken: bool,
@@ -81,8 +83,9 @@ pub struct Counts {
 
 impl Tracking {
     /// A client tracks from now on, or tracks otherwise.
-    pub fn begin(&self, client: u64, wish: Wish, reached: Reached) {
-        lock(&self.table).clients.insert(client, Tracker { wish, reached, broken: false });
+    pub fn begin(&self, client: u64, wish: Wish, own: Reached, told: Option<Reached>) {
+        let reached = told.unwrap_or_else(|| own.clone());
+        lock(&self.table).clients.insert(client, Tracker { wish, own, reached, broken: false });
     }
 
     /// A client tracks no more, or is gone: whoever it was to hear for is told.
@@ -106,6 +109,9 @@ impl Tracking {
         for (own, tracker) in lock(&self.table).clients.iter_mut() {
             if tracker.wish.redirect.unwrap_or(*own) == client {
                 tracker.reached.protocol = protocol;
+            }
+            if *own == client {
+                tracker.own.protocol = protocol;
             }
         }
     }
@@ -223,12 +229,12 @@ impl Tracker {
     /// Says to the client itself that nobody hears for it any more.
     fn tell_broken(&self, client: u64) {
         let mut out = BytesMut::new();
-        let mut to = Encoder::new(&mut out, self.reached.protocol);
-        if self.reached.protocol == Protocol::Resp3 {
+        if self.own.protocol == Protocol::Resp3 {
+            let mut to = Encoder::new(&mut out, self.own.protocol);
             to.push(2);
             to.bulk(b"tracking-redir-broken");
             to.integer(client as i64);
-            self.send(out.freeze(), Gate::OPEN);
+            self.own.mailbox.push(out.freeze(), 0);
         }
     }
 
@@ -265,8 +271,8 @@ mod tests {
     fn readers_hear_of_a_change_once() {
         let (tracking, pubsub) = (Tracking::default(), PubSub::default());
         let (one, two) = (client(1, Protocol::Resp3), client(2, Protocol::Resp3));
-        tracking.begin(1, Wish::default(), reached(&one));
-        tracking.begin(2, Wish { no_loop: true, ..Wish::default() }, reached(&two));
+        tracking.begin(1, Wish::default(), reached(&one), None);
+        tracking.begin(2, Wish { no_loop: true, ..Wish::default() }, reached(&two), None);
         for reader in [1, 2, 2] {
             tracking.on_read(reader, b"a", 10, &pubsub);
         }
@@ -288,7 +294,7 @@ mod tests {
     fn a_full_table_forgets_a_key_by_saying_that_it_changed() {
         let (tracking, pubsub) = (Tracking::default(), PubSub::default());
         let one = client(1, Protocol::Resp3);
-        tracking.begin(1, Wish::default(), reached(&one));
+        tracking.begin(1, Wish::default(), reached(&one), None);
         tracking.on_read(1, b"a", 1, &pubsub);
         tracking.on_read(1, b"b", 1, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *1 $1 a "]);
@@ -300,8 +306,10 @@ mod tests {
         let (tracking, pubsub) = (Tracking::default(), PubSub::default());
         let (one, two) = (client(1, Protocol::Resp3), client(2, Protocol::Resp2));
         let prefixes = [b"a".as_slice().into(), b"x".as_slice().into()].into();
-        tracking.begin(1, Wish { broadcast: true, prefixes, ..Wish::default() }, reached(&one));
-        tracking.begin(3, Wish { redirect: Some(2), ..Wish::default() }, reached(&two));
+        tracking.begin(1, Wish { broadcast: true, prefixes, ..Wish::default() }, reached(&one), None);
+        let three = client(3, Protocol::Resp3);
+        let wish = Wish { redirect: Some(2), ..Wish::default() };
+        tracking.begin(3, wish, reached(&three), Some(reached(&two)));
         tracking.on_read(3, b"b", 10, &pubsub);
         tracking.on_changed(&keys(&["a2", "b", "x", "a1", "a1"], 9), Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *2 $2 a1 $2 a2 ", ">2 $10 invalidate *1 $1 x "]);
@@ -312,5 +320,6 @@ mod tests {
         assert_eq!(texts(&two), ["*3 $7 message $20 __redis__:invalidate *1 $1 b "]);
         tracking.end(2);
         assert!(tracking.is_broken(3) && !tracking.is_broken(1));
+        assert_eq!(texts(&three), [">2 $21 tracking-redir-broken :2 "]);
     }
 }

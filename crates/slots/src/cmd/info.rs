@@ -138,6 +138,7 @@ fn memory(ctx: &Ctx<'_>, text: &mut String) {
     line(text, "used_memory_lua", 0);
     line(text, "used_memory_scripts", 0);
     line(text, "number_of_cached_scripts", 0);
+    line(text, "mem_not_counted_for_evict", 0);
     line(text, "maxmemory", limit);
     line(text, "maxmemory_human", human(limit));
     line(text, "maxmemory_policy", ctx.shared.settings.get("maxmemory-policy").unwrap_or_default());

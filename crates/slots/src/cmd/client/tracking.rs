@@ -64,8 +64,7 @@ fn begin(ctx: &mut Ctx<'_>, mut wish: Wish) -> Done {
                 "You can't switch BCAST mode on/off before disabling tracking for this client, and then re-enabling it with a different mode.",
             ));
         }
-        if (before.opt_in, before.opt_out) != (wish.opt_in, wish.opt_out) && (before.opt_in || before.opt_out)
-        {
+        if before.opt_in && wish.opt_out || before.opt_out && wish.opt_in {
             return Err(Error::err(
                 "You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and then re-enabling it with a different mode.",
             ));
@@ -83,16 +82,17 @@ fn begin(ctx: &mut Ctx<'_>, mut wish: Wish) -> Done {
     }
     let session = &*ctx.session;
     let own_shard = session.shard.as_ref().map(|shard| shard.index);
-    let mut reached =
-        Reached { mailbox: Arc::clone(&session.mailbox), protocol: session.protocol, shard: own_shard };
-    if let Some(client) = wish.redirect.and_then(|id| ctx.shared.clients().get(&id).cloned()) {
+    let own = Reached { mailbox: Arc::clone(&session.mailbox), protocol: session.protocol, shard: own_shard };
+    let target = wish.redirect.and_then(|id| ctx.shared.clients().get(&id).cloned());
+    let told = target.map(|client| {
         let about = lock(&client.about);
         let protocol = if about.protocol == 3 { Protocol::Resp3 } else { Protocol::Resp2 };
         // Whoever came to another door waits for the commits of another shard.
         let shard = own_shard.filter(|_| about.local == session.local);
-        reached = Reached { mailbox: Arc::clone(&client.mailbox), protocol, shard };
-    }
-    ctx.shared.tracking.begin(session.id, wish.clone(), reached);
+        drop(about);
+        Reached { mailbox: client.mailbox, protocol, shard }
+    });
+    ctx.shared.tracking.begin(session.id, wish.clone(), own, told);
     ctx.session.tracking = Some(Arc::new(wish));
     ctx.events.tracked = true;
     Ok(())
