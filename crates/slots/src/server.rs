@@ -22,6 +22,10 @@ use crate::keeper;
 use crate::shard::Shard;
 use crate::shared::{Shared, lock};
 
+/// The stack of whoever runs scripts: what they nest is read and written by recursion, a thousand deep, which takes most in a
+/// build for tests. Only what is used is ever there.
+const STACK: usize = 16 << 20;
+
 /// How many accepted connections and tasks may wait for their loop.
 const BACKLOG: usize = 1024;
 
@@ -51,6 +55,7 @@ impl Server {
             let (shared, shutdown) = (Arc::clone(&shared), shutdown.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("slots-{index}"))
+                .stack_size(STACK)
                 .spawn(move || run_loop(&shared, index, receiver, &shutdown))?;
             senders.push(sender);
             threads.push(thread);
@@ -162,6 +167,7 @@ impl Server {
 fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, shutdown: &Shutdown) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_stack_size(STACK)
         .event_interval(31)
         .on_thread_park({
             let shared = Arc::clone(shared);

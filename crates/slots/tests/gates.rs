@@ -353,6 +353,24 @@ fn a_client_that_keeps_what_it_reads_hears_of_changes_once_they_are_committed() 
 }
 
 #[test]
+fn what_scripts_nest_deeply_ends_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let mut client = alone.client();
+    let json =
+        "local deep = cjson.decode(string.rep('[',1000)..string.rep(']',1000)) return #cjson.encode(deep)";
+    let endless = "local a = {} local b = {a} a[1] = b return a";
+    for _ in 0..3 {
+        client.send(&words(&["EVAL", json, "0"]));
+        client.expect(":2000\r\n");
+        client.send(&words(&["EVAL", endless, "0"]));
+        until(&mut client, "-ERR reached lua stack limit\r\n");
+    }
+    alone.crash();
+}
+
+#[test]
 fn only_what_a_client_asks_for_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
