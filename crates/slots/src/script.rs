@@ -29,6 +29,7 @@ use moim_wire_resp::{Encoder, OwnedArgs, Protocol, ReplyDecoder, Value as Reply}
 use crate::cmd::{self, flag};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
+use crate::settings::Policy;
 use crate::shard::Shard;
 
 /// What all scripts of a thread may take together.
@@ -124,6 +125,12 @@ pub(crate) fn check(source: &[u8]) -> Done {
     with_machine(|machine| machine.compile(&body).map(|_| ()))?
 }
 
+/// Whether a script says of itself that it may write although memory is short.
+fn allows_oom(source: &[u8]) -> bool {
+    let line = source.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    line.starts_with(b"#!") && String::from_utf8_lossy(line).contains("allow-oom")
+}
+
 /// Whether a script says of itself that it writes nothing.
 pub(crate) fn promises_no_writes(source: &[u8]) -> bool {
     shebang(source).is_ok_and(|(_, read_only)| read_only)
@@ -181,6 +188,8 @@ struct Call<'a> {
     keys: &'a [&'a [u8]],
     args: &'a [&'a [u8]],
     read_only: bool,
+    /// It may write although memory is short.
+    may_exceed: bool,
 }
 
 /// A Lua machine with what scripts need.
@@ -262,6 +271,7 @@ impl Machine {
             keys: &script.keys,
             args: &script.args,
             read_only: script.read_only || no_writes,
+            may_exceed: allows_oom(script.source),
         };
         self.execute(ctx, &call)
     }
@@ -299,6 +309,7 @@ impl Machine {
         let caller = RefCell::new(Caller {
             ctx,
             read_only: call.read_only,
+            may_exceed: call.may_exceed,
             slot: call.keys.first().map(|key| crate::slot_of(key)),
             protocol: &self.protocol,
             buffer: BytesMut::new(),
@@ -498,6 +509,7 @@ fn arguments(args: &MultiValue) -> Result<OwnedArgs, Error> {
 struct Caller<'c, 'a> {
     ctx: &'c mut Ctx<'a>,
     read_only: bool,
+    may_exceed: bool,
     /// The slot of all keys.
     slot: Option<u16>,
     protocol: &'c Cell<Protocol>,
@@ -541,6 +553,9 @@ impl Caller<'_, '_> {
         if self.ctx.mode == Mode::Replica && spec.has(flag::WRITE) {
             return Err(Error::READ_ONLY);
         }
+        if spec.has(flag::DENYOOM) && !self.may_exceed && self.ctx.dirty == 0 && self.is_short() {
+            return Err(Error::OOM);
+        }
         let blocks = |word: &[u8]| word.eq_ignore_ascii_case(b"BLOCK");
         if spec.has(flag::BLOCKING) && spec.group == "stream" && args.iter().any(blocks) {
             let name = spec.name;
@@ -581,6 +596,17 @@ impl Caller<'_, '_> {
             Ok(Some(reply)) => Ok(reply),
             _ => Ok(Reply::Null),
         }
+    }
+
+    /// Whether there is no room and none can be made. Where keys may go they do so between commands, never under a script; one
+    /// that has written goes on.
+    fn is_short(&self) -> bool {
+        let settings = &self.ctx.shared.settings;
+        let limit = settings.max_memory.load(Ordering::Relaxed);
+        self.ctx.mode == Mode::Primary
+            && limit > 0
+            && self.ctx.db.memory() as u64 > limit
+            && settings.policy() == Policy::NoEviction
     }
 
     fn check_slot(&mut self, spec: &cmd::Spec, command: &OwnedArgs) -> Done {

@@ -247,3 +247,19 @@ fn a_key_that_comes_to_be_is_told_before_what_made_it() {
     let wanted = ["new a", "set a", "set a", "new {a}2", "new {a}1", "set {a}1", "set {a}2"];
     assert_eq!(told, wanted);
 }
+
+#[test]
+fn scripts_do_not_write_without_room() {
+    let mut trial = Trial::new();
+    trial.run("set k 1");
+    trial.run("config set maxmemory 1");
+    let mut eval = |script: &str| {
+        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
+        super::trial::show(&trial.run_args(&command).unwrap())
+    };
+    assert!(eval("return redis.call('set', KEYS[1], 2)").starts_with("-OOM command not allowed"));
+    assert_eq!(eval("return redis.call('get', KEYS[1])"), "1");
+    assert_eq!(eval("#!lua flags=allow-oom\nreturn redis.call('set', KEYS[1], 2)"), "OK");
+    // What has begun to write goes on.
+    assert_eq!(eval("redis.call('del', KEYS[1]) return redis.call('set', KEYS[1], 3)"), "OK");
+}

@@ -58,6 +58,8 @@ pub(crate) fn run(
             keys,
             args,
             read_only,
+            // That was asked before it began.
+            may_exceed: true,
         };
         machine.execute(ctx, &call)
     })?
