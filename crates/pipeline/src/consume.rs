@@ -72,6 +72,8 @@ pub(crate) struct Source {
     pub(crate) consumer: Arc<BaseConsumer<Hands>>,
     changes: Arc<AtomicU64>,
     seen: Cell<u64>,
+    /// Where to begin was asked for, and the answer was an error.
+    is_stranded: Cell<bool>,
 }
 
 impl Source {
@@ -80,7 +82,8 @@ impl Source {
         let changes = Arc::clone(&hands.changes);
         let consumer: BaseConsumer<Hands> = config.create_with_context(hands)?;
         consumer.subscribe(&[topic])?;
-        Ok(Self { consumer: Arc::new(consumer), changes, seen: Cell::new(0) })
+        let (seen, is_stranded) = (Cell::new(0), Cell::new(false));
+        Ok(Self { consumer: Arc::new(consumer), changes, seen, is_stranded })
     }
 
     /// Whether partitions have changed hands since this was last asked.
@@ -92,6 +95,12 @@ impl Source {
     /// Up to `at_most` messages; fewer as soon as none is waiting. They stay where the client has put them.
     pub(crate) fn gather(&self, at_most: usize, shutdown: &Shutdown) -> Vec<BorrowedMessage<'_>> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
+        if self.is_stranded.take()
+            && let Err(error) = self.begin_again()
+        {
+            tracing::debug!(%error, "a consumer of the pipeline does not know where to begin");
+            self.is_stranded.set(true);
+        }
         while batch.len() < at_most && bytes < BYTES && !shutdown.is_stopped() {
             let wait = if batch.is_empty() { POLL } else { Duration::ZERO };
             match self.consumer.poll(wait) {
@@ -101,12 +110,23 @@ impl Source {
                 }
                 Some(Err(error)) => {
                     tracing::debug!(%error, "a consumer of the pipeline");
+                    self.is_stranded.set(self.is_stranded.get() || strands(&error));
                     break;
                 }
                 None => break,
             }
         }
         batch
+    }
+
+    /// Asks once more where to begin. Only between batches: what was read and is not committed is read again.
+    fn begin_again(&self) -> Result<(), KafkaError> {
+        let mut partitions = self.consumer.assignment()?;
+        if partitions.count() == 0 {
+            return Ok(()); // whoever gets partitions asks anyway
+        }
+        partitions.set_all_offsets(Offset::Stored)?;
+        self.consumer.assign(&partitions)
     }
 
     /// Goes back to what is committed.
@@ -121,6 +141,13 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Whether partitions may be left unread: librdkafka asks for the committed offsets of what it was assigned once, passes an
+/// answer on that the coordinator has moved, and waits for the next assignment.
+fn strands(error: &KafkaError) -> bool {
+    use rdkafka::types::RDKafkaErrorCode::{CoordinatorNotAvailable, NotCoordinator};
+    matches!(error.rdkafka_error_code(), Some(NotCoordinator | CoordinatorNotAvailable))
 }
 
 /// Asks the store until it answers, or has not for too long.
@@ -261,7 +288,36 @@ where
 mod tests {
     use std::sync::mpsc::sync_channel;
 
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
     use super::*;
+
+    #[test]
+    fn a_consumer_that_was_not_told_where_to_begin_asks_again() {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("t", 1, 1).unwrap();
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", cluster.bootstrap_servers());
+        let producer: BaseProducer = config.create().unwrap();
+        producer.send(BaseRecord::<(), str>::to("t").payload("found")).map_err(|(error, _)| error).unwrap();
+        producer.flush(Duration::from_secs(60)).unwrap();
+
+        let moved = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_COORDINATOR;
+        cluster.request_errors(RDKafkaApiKey::OffsetFetch, &[moved, moved]);
+        config.set("group.id", "g").set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
+        let source = Source::subscribe(&config, "t").unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        let read = loop {
+            let batch = source.gather(1, &Shutdown::new());
+            if let Some(message) = batch.first() {
+                break message.payload().map(<[u8]>::to_vec);
+            }
+            assert!(std::time::Instant::now() < until, "the partition is not read");
+        };
+        assert_eq!(read.as_deref(), Some(b"found".as_slice()));
+    }
 
     #[test]
     fn an_instance_that_does_not_come_back_is_replaced_and_not_waited_for() {

@@ -251,7 +251,9 @@ impl GroupService {
         partition.when_committed(&appended, Ack::Call(Box::new(done)));
         match tokio::time::timeout(PATIENCE, committed).await {
             Ok(Ok(Ok(()))) => Ok(()),
-            _ => Err(ErrorCode::NotCoordinator),
+            Ok(_) => Err(ErrorCode::NotCoordinator),
+            // Nobody knows yet: asked again, it will.
+            Err(_) => Err(ErrorCode::CoordinatorLoadInProgress),
         }
     }
 
