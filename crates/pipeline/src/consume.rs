@@ -308,13 +308,13 @@ mod tests {
         cluster.request_errors(RDKafkaApiKey::OffsetFetch, &[moved, moved]);
         config.set("group.id", "g").set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
         let source = Source::subscribe(&config, "t").unwrap();
-        let until = std::time::Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + Duration::from_secs(60);
         let read = loop {
             let batch = source.gather(1, &Shutdown::new());
             if let Some(message) = batch.first() {
                 break message.payload().map(<[u8]>::to_vec);
             }
-            assert!(std::time::Instant::now() < until, "the partition is not read");
+            assert!(Instant::now() < until, "the partition is not read");
         };
         assert_eq!(read.as_deref(), Some(b"found".as_slice()));
     }
