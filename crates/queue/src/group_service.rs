@@ -241,9 +241,12 @@ impl GroupService {
         }
         let wall_ms = broker.clock.wall_ms();
         let nothing = (Bytes::from_static(&NOTHING_KEY), None);
-        let appended = partition
-            .append_own(encode(&[nothing], None, wall_ms), wall_ms, None)
-            .map_err(|_| ErrorCode::NotCoordinator)?;
+        // Who coordinates by all it knows, and cannot prove it now, will in a moment: clients repeat the question. Told that the
+        // coordinator has moved, librdkafka would leave the partitions unread.
+        let unproven =
+            || self.look(broker, group, |_| ()).err().unwrap_or(ErrorCode::CoordinatorLoadInProgress);
+        let appended =
+            partition.append_own(encode(&[nothing], None, wall_ms), wall_ms, None).map_err(|_| unproven())?;
         let (sender, committed) = oneshot::channel();
         let done = move |result| {
             let _ = sender.send(result); // whoever asked may be gone
@@ -251,9 +254,7 @@ impl GroupService {
         partition.when_committed(&appended, Ack::Call(Box::new(done)));
         match tokio::time::timeout(PATIENCE, committed).await {
             Ok(Ok(Ok(()))) => Ok(()),
-            Ok(_) => Err(ErrorCode::NotCoordinator),
-            // Nobody knows yet: asked again, it will.
-            Err(_) => Err(ErrorCode::CoordinatorLoadInProgress),
+            _ => Err(unproven()),
         }
     }
 
