@@ -80,7 +80,10 @@ pub struct Load {
 pub async fn run(addr: SocketAddr, load: Load, until: Until) -> Result<Work> {
     let mut tasks = Vec::new();
     for client in 0..load.clients {
-        tasks.push(batches(connect(addr).await?, load, client as u64, until));
+        // Readers and writers go round in keys of their own choice: with the same seeds, every reader would follow a writer
+        // from key to key, which nobody's clients do.
+        let seed = (load.command as u64) << 32 | client as u64;
+        tasks.push(batches(connect(addr).await?, load, seed, until));
     }
     all(tasks).await
 }
@@ -129,8 +132,8 @@ async fn connect(addr: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-async fn batches(mut stream: TcpStream, load: Load, client: u64, until: Until) -> Result<Tally> {
-    let mut random = fastrand::Rng::with_seed(client);
+async fn batches(mut stream: TcpStream, load: Load, seed: u64, until: Until) -> Result<Tally> {
+    let mut random = fastrand::Rng::with_seed(seed);
     let prepared: Rc<[BytesMut]> = (0..BATCHES)
         .map(|_| {
             let mut batch = BytesMut::new();

@@ -278,7 +278,8 @@ fn nodes_that_join_get_a_shard_and_their_share_of_the_slots() {
         });
     }
     stop.store(true, Ordering::Relaxed);
-    let (written, _) = writer.join().expect("the writer ends");
+    let (written, client) = writer.join().expect("the writer ends");
+    assert_eq!(client.others, [""; 0], "nothing but redirections");
     let map = json(&peers, &["map"]);
     let mut leaders: Vec<_> =
         map["shards"].as_array().expect("shards").iter().filter_map(|s| s["primary_node"].as_i64()).collect();

@@ -25,6 +25,11 @@ const WRITE_AHEAD: usize = 256 * 1024;
 /// Read at a time before callers are woken.
 const READ_AHEAD: usize = 256 * 1024;
 
+/// Answers handed out at a time: a quarter of what is under way, within these bounds. Those who got them ask again, and their
+/// questions are on their way before the next answers are looked at; with everything in one piece, server and client would
+/// work in turns and wait for each other.
+const ANSWERS: (usize, usize) = (16, 128);
+
 impl Connection {
     /// Serves until the connection breaks (the reason) or, after a close, everything was answered (`None`).
     pub(super) async fn run(&self, mut wire: Wire) -> Option<String> {
@@ -33,15 +38,32 @@ impl Connection {
         let mut heard = Instant::now();
         let mut tick = tokio::time::interval((self.options.hung_after / 4).max(Duration::from_millis(5)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Answers that are here and not handed out; why nothing more will come.
+        let (mut is_behind, mut ended) = (false, None);
         let reason = loop {
             if sent.is_empty() {
                 heard = Instant::now();
             }
-            if self.take_queue(&mut out, &mut sent) && sent.is_empty() {
-                break None;
+            // To a connection that has ended nothing is given: who has not been sent looks for another way.
+            if ended.is_none() {
+                if self.take_queue(&mut out, &mut sent) && sent.is_empty() {
+                    break None;
+                }
+                ended = out.write(&wire.stream).err().map(|error| format!("write: {error}"));
             }
-            if let Err(error) = out.write(&wire.stream) {
-                break Some(format!("write: {error}"));
+            if is_behind {
+                match self.answer(&mut wire, &mut sent) {
+                    Ok(more) => is_behind = more,
+                    Err(reason) => break Some(reason),
+                }
+                if is_behind {
+                    // Those who got an answer have their turn first.
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+            }
+            if ended.is_some() {
+                break ended;
             }
             let interest =
                 if out.is_empty() { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
@@ -49,9 +71,8 @@ impl Connection {
                 ready = wire.stream.ready(interest) => match ready {
                     Ok(ready) if ready.is_readable() || ready.is_read_closed() => {
                         heard = Instant::now();
-                        if let Err(reason) = self.read(&mut wire, &mut sent) {
-                            break Some(reason);
-                        }
+                        ended = read(&mut wire);
+                        is_behind = true;
                     }
                     Ok(_) => {}
                     Err(error) => break Some(error.to_string()),
@@ -93,28 +114,12 @@ impl Connection {
         shared.phase == Phase::Closed && shared.queue.is_empty()
     }
 
-    /// Reads what is there and hands it out.
-    fn read(&self, wire: &mut Wire, sent: &mut VecDeque<CallKey>) -> Result<(), String> {
-        let mut values = Vec::new();
-        let mut total = 0;
+    /// Hands out answers that have come. Answers whether there may be more.
+    fn answer(&self, wire: &mut Wire, sent: &mut VecDeque<CallKey>) -> Result<bool, String> {
+        let most = (sent.len() / 4).clamp(ANSWERS.0, ANSWERS.1);
+        let mut values = Vec::with_capacity(most);
         let mut ended = None;
-        while total < READ_AHEAD {
-            wire.buffer.reserve(16 * 1024);
-            match wire.stream.try_read_buf(&mut wire.buffer) {
-                Ok(0) => {
-                    ended = Some("closed by the server".to_owned());
-                    break;
-                }
-                Ok(read) => total += read,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => {
-                    ended = Some(error.to_string());
-                    break;
-                }
-            }
-        }
-        loop {
+        while values.len() < most {
             match wire.decoder.decode(&mut wire.buffer) {
                 // Nobody asked for pushes here.
                 Ok(Some(Value::Push(_))) => {}
@@ -126,8 +131,9 @@ impl Connection {
                 }
             }
         }
+        let more = values.len() == most;
         self.hand_out(values, sent)?;
-        ended.map_or(Ok(()), Err)
+        ended.map_or(Ok(more), Err)
     }
 
     fn hand_out(&self, values: Vec<Value>, sent: &mut VecDeque<CallKey>) -> Result<(), String> {
@@ -156,6 +162,22 @@ impl Connection {
         }
         if stray { Err("an answer to nothing".to_owned()) } else { Ok(()) }
     }
+}
+
+/// Reads what is there. Answers why nothing more will come.
+fn read(wire: &mut Wire) -> Option<String> {
+    let mut total = 0;
+    while total < READ_AHEAD {
+        wire.buffer.reserve(16 * 1024);
+        match wire.stream.try_read_buf(&mut wire.buffer) {
+            Ok(0) => return Some("closed by the server".to_owned()),
+            Ok(read) => total += read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Some(error.to_string()),
+        }
+    }
+    None
 }
 
 /// Frames on their way to the socket: large ones as they are, small ones copied into one piece.

@@ -15,6 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) enum Act {
     /// Sends these bytes.
     Say(String),
+    /// Sends these bytes and closes the connection.
+    SayLast(String),
     /// Closes the connection without an answer.
     Close,
     /// Never answers on this connection again.
@@ -144,6 +146,12 @@ async fn connection(node: usize, mut stream: TcpStream, state: Arc<Mutex<State>>
             let act = answer(node, &args, &mut state.lock().unwrap());
             match act {
                 Act::Say(text) => out += &text,
+                Act::SayLast(text) => {
+                    out += &text;
+                    // The client may be gone; then nobody misses it.
+                    let _ = stream.write_all(out.as_bytes()).await;
+                    return;
+                }
                 Act::Close => return,
                 Act::Hang => {
                     decoder = Decoder::default();

@@ -61,6 +61,27 @@ async fn the_first_key_and_its_hash_tag_pick_the_node() {
 }
 
 #[tokio::test]
+async fn answers_that_came_before_the_end_reach_everybody() {
+    const CALLERS: usize = 300;
+    let mut asked = 0;
+    let fake = Fake::start(&[Some((0, 16383))], move |_, args| {
+        if args[0] != "INCR" {
+            return None;
+        }
+        // Nothing until all have asked; then all answers at once, and the end.
+        asked += 1;
+        let all = || (1..=CALLERS).map(|value| format!(":{value}\r\n")).collect();
+        Some(if asked < CALLERS { Act::Say(String::new()) } else { Act::SayLast(all()) })
+    })
+    .await;
+    let client = blind(&fake).connect().await.unwrap();
+    let one = |_| client.run::<i64>(cmd("INCR").arg("k"));
+    let mut values = futures_util::future::try_join_all((0..CALLERS).map(one)).await.unwrap();
+    values.sort_unstable();
+    assert_eq!(values, (1..=CALLERS as i64).collect::<Vec<_>>());
+}
+
+#[tokio::test]
 async fn moved_is_followed_and_patches_the_slot_at_once() {
     let low = key_in(0, 8191);
     let slot = Slot::of(low.as_bytes());
