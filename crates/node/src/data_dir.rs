@@ -94,6 +94,8 @@ pub(crate) struct DataDir {
     pub(crate) path: PathBuf,
     /// Whose it is, as written down last.
     identity: Mutex<Identity>,
+    /// Held while `node.json` is written: readers of the identity do not wait for the disk.
+    writing: Mutex<()>,
     _lock: File,
 }
 
@@ -113,7 +115,12 @@ impl DataDir {
                 identity
             }
         };
-        Ok(Self { path: path.to_owned(), identity: Mutex::new(identity), _lock: lock })
+        Ok(Self {
+            path: path.to_owned(),
+            identity: Mutex::new(identity),
+            writing: Mutex::new(()),
+            _lock: lock,
+        })
     }
 
     /// Whose it is.
@@ -123,15 +130,23 @@ impl DataDir {
 
     /// Since which run nothing written was lost, or (`None`) since the next one.
     pub(crate) fn set_intact_since(&self, since: Option<i64>) -> Outcome {
-        let identity = self.identity();
-        if identity.intact_since == since {
-            return Ok(());
-        }
-        self.record(Identity { intact_since: since, ..identity })
+        self.update(|identity| identity.intact_since = since)
     }
 
     /// Writes the next step down; it counts when this returns.
-    pub(crate) fn record(&self, identity: Identity) -> Outcome {
+    pub(crate) fn record(&self, next: Identity) -> Outcome {
+        self.update(|identity| *identity = next)
+    }
+
+    /// Changes the identity and writes it down, one change at a time.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Identity)) -> Outcome {
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.identity();
+        let mut identity = before.clone();
+        change(&mut identity);
+        if identity == before {
+            return Ok(());
+        }
         write_identity(&self.path, &identity).map_err(|error| {
             Failure::error(format!("cannot write node.json in {}: {error}", self.path.display()))
         })?;

@@ -60,6 +60,8 @@ impl Drop for SnapshotFile {
 /// The folder of one group's snapshots.
 pub(crate) struct SnapshotDir {
     disk: Arc<dyn Disk>,
+    /// The data folder; what is below it is made with the first snapshot.
+    root: PathBuf,
     path: PathBuf,
     state: Mutex<DirState>,
 }
@@ -67,6 +69,8 @@ pub(crate) struct SnapshotDir {
 #[derive(Default)]
 struct DirState {
     current: Option<Current>,
+    /// Whether the folder is known to be there for good.
+    made: bool,
     /// Names given so far to files under construction.
     drafts: u64,
     /// Whether the last one that was to be written could not be.
@@ -82,21 +86,17 @@ struct Current {
 }
 
 impl SnapshotDir {
-    /// Opens the folder below `root`, creating it if need be, removes leftovers and finds the current snapshot.
+    /// Opens the folder below `root`, removes leftovers and finds the current snapshot. A group without a snapshot has no
+    /// folder yet: the first start of a node does not wait for directories to be synced.
     pub(crate) fn open(disk: Arc<dyn Disk>, root: &Path, folder: &str) -> io::Result<Arc<Self>> {
-        let mut path = root.to_path_buf();
-        for part in Path::new(folder).components() {
-            let parent = path.clone();
-            path.push(part);
-            match disk.create_dir(&path) {
-                Ok(()) => disk.sync_dir(&parent)?,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let path = root.join(folder);
+        let entries = match disk.list(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            listed => listed?,
+        };
         let mut newest: Option<Current> = None;
         let mut leftovers = Vec::new();
-        for entry in disk.list(&path)? {
+        for entry in entries {
             let at = path.join(&entry.name);
             if entry.name.ends_with(".tmp") {
                 leftovers.push(at);
@@ -115,7 +115,22 @@ impl SnapshotDir {
             disk.remove(&leftover)?;
         }
         let state = Mutex::new(DirState { current: newest, ..DirState::default() });
-        Ok(Arc::new(Self { disk, path, state }))
+        Ok(Arc::new(Self { disk, root: root.to_path_buf(), path, state }))
+    }
+
+    /// Makes the folder if it is not there, and sees to it that its name survives a power cut.
+    fn make(&self) -> io::Result<()> {
+        let mut path = self.root.clone();
+        for part in self.path.strip_prefix(&self.root).map_err(io::Error::other)?.components() {
+            let parent = path.clone();
+            path.push(part);
+            match self.disk.create_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                // Also where it was there: who made it may not have synced it yet.
+                Ok(()) | Err(_) => self.disk.sync_dir(&parent)?,
+            }
+        }
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, DirState> {
@@ -156,6 +171,10 @@ impl SnapshotDir {
     pub(crate) fn draft(self: &Arc<Self>) -> io::Result<SnapshotFile> {
         let number = {
             let mut state = self.state();
+            if !state.made {
+                self.make()?;
+                state.made = true;
+            }
             state.drafts += 1;
             state.drafts
         };

@@ -130,7 +130,7 @@ impl Presence {
         let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, record.to_bytes(), lease);
         match self.repository.txn(txn).await? {
             TxnOutcome::Done { revision } => {
-                self.on_enlisted(revision, lease).await;
+                self.on_enlisted(revision, lease);
                 Ok(())
             }
             TxnOutcome::Conflict { .. } => {
@@ -140,16 +140,17 @@ impl Presence {
     }
 
     /// A run has begun. The first since something may have been lost is the one nothing was lost since.
-    async fn on_enlisted(&self, run: i64, lease: LeaseId) {
+    fn on_enlisted(&self, run: i64, lease: LeaseId) {
         let since = *lock(&self.record).intact_since.get_or_insert(run);
         let data = Arc::clone(&self.data);
-        let kept = tokio::task::spawn_blocking(move || data.set_intact_since(Some(since))).await;
-        if let Ok(Err(failure)) = kept {
-            // The next start will say less than it could, and never more.
-            tracing::warn!(%failure, "what this folder is worth was not written down");
-        }
-        // Both or neither: a lease that is kept alive for a run nobody was told of would keep this node idle for ever. Whoever
-        // gives up while the disk is slow enlists again.
+        // Nobody waits for it: until it is written, and if it never is, the next start says less than it could, and never
+        // more.
+        tokio::task::spawn_blocking(move || {
+            if let Err(failure) = data.set_intact_since(Some(since)) {
+                tracing::warn!(%failure, "what this folder is worth was not written down");
+            }
+        });
+        // Both or neither: a lease that is kept alive for a run nobody was told of would keep this node idle for ever.
         *lock(&self.lease) = Some(lease);
         self.run.send_replace(Some(run));
     }
@@ -357,14 +358,20 @@ mod tests {
             first.on_damaged(vec!["00/3".into(), "00/4".into()]).await.unwrap();
             let member = fixture.member().await.unwrap();
             assert_eq!((member.record.damaged.len(), member.broker_epoch), (2, run));
+            let written = async {
+                while first.data.identity().intact_since != Some(run) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(30), written).await.expect("it is written down soon");
             drop(first);
             // A stop in order keeps it; a start after a crash takes it away.
             let second = fixture.start();
             second.record.lock().unwrap().intact_since = second.data.identity().intact_since;
             second.enlist().await.unwrap();
             assert_eq!(fixture.member().await.unwrap().record.intact_since, Some(run));
-            second.data.set_intact_since(None).unwrap();
             drop(second);
+            fixture.start().data.set_intact_since(None).unwrap();
             assert_eq!(fixture.start().data.identity().intact_since, None);
         });
     }

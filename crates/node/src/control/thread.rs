@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use moim_base::task::{Scope, Shutdown};
+use moim_base::task::{Scope, Shutdown, offload};
 use moim_cluster::nodes::{MemberRecord, NodeRecord};
 use moim_cluster::{CoordRepository, StateRepository};
 use moim_coord::shelf::Shelf;
@@ -330,16 +330,21 @@ async fn take_part(
         }
         Admission::Founding | Admission::Member => {}
     }
-    if identity.admission != Admission::Member {
-        parts.data.record(Identity { admission: Admission::Member, ..identity.clone() })?;
-    }
+    let data = Arc::clone(&parts.data);
+    let recorded = offload(move || Ok(data.update(|identity| identity.admission = Admission::Member)));
     let metrics = group.metrics();
     let alone = metrics.voters.len() == 1 && metrics.voters[0].id == metrics.voter;
-    if alone && metrics.leadership.leader.is_none() {
-        // Nobody else can lead: there is nothing to wait for.
-        group.campaign().await.map_err(stopped)?;
-    }
-    Ok(())
+    let led = async {
+        if alone && metrics.leadership.leader.is_none() {
+            // Nobody else can lead: there is nothing to wait for.
+            group.campaign().await.map_err(stopped)?;
+        }
+        Ok(())
+    };
+    // Side by side: until both are done nobody is served here.
+    let (recorded, led) = tokio::join!(recorded, led);
+    recorded.map_err(|error| Failure::error(format!("cannot write node.json: {error}")))??;
+    led
 }
 
 /// Returns when a quorum answers. Meanwhile the others are told where this node is; they may say that it is out.
