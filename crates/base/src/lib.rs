@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod ids;
 pub mod metrics;
+pub mod rest;
 pub mod socket;
 pub mod task;
 

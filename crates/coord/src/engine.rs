@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use moim_base::clock::Clock;
+use moim_base::rest::rest;
 use moim_base::task::{Scope, Shutdown};
 use moim_raft::{
     Group, GroupOptions, Host, LeaderWatch, Leadership, Member, OpenError, Role, ServiceId, Transport,
@@ -261,7 +262,7 @@ impl Inner {
                 biased;
                 () = shutdown.stopped() => return,
                 () = self.shared.forgotten.notified() => {}
-                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                () = rest(Duration::from_secs(1)) => {}
             }
             let mut reclaimed = false;
             while self.shared.reclaim() && !shutdown.is_stopped() {

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
+use moim_base::rest::{aligned, rest};
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
@@ -75,7 +76,7 @@ impl Replication {
         let (started, ready) = mpsc::sync_channel(1);
         let failure = |error| Failure::error(format!("cannot start the replication thread: {error}"));
         let thread = std::thread::Builder::new().name("moim-replica".to_owned()).spawn(move || {
-            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            let runtime = match aligned(tokio::runtime::Builder::new_current_thread().enable_all()) {
                 Ok(runtime) => runtime,
                 Err(error) => return drop(started.send(Err(error))),
             };
@@ -183,7 +184,7 @@ async fn follow_peers(coordinator: Coordinator, driver: Arc<Driver>, peers: Arc<
         if peers.set(members.clone()) {
             driver.set_peers(&members.into_keys().collect::<Vec<_>>());
         }
-        tokio::time::sleep(LOOK).await;
+        rest(LOOK).await;
     }
 }
 

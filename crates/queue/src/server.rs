@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use moim_base::rest::aligned;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
@@ -80,12 +81,8 @@ fn run_loop(
     mut incoming: mpsc::Receiver<(StdStream, SocketAddr)>,
     listener: Option<Dealer>,
 ) {
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .event_interval(31)
-        .max_blocking_threads(OFF_LOOP)
-        .build()
-    {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = match aligned(builder.enable_all().event_interval(31).max_blocking_threads(OFF_LOOP)) {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(%error, "cannot start an event loop");

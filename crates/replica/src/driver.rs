@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use hashbrown::HashMap;
+use moim_base::rest::rest;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, offload};
 use moim_base::{BrokerId, Clock};
@@ -144,6 +145,7 @@ impl Driver {
             outbound: RwLock::default(),
             inbound: Mutex::default(),
             restless: Mutex::default(),
+            stirred: Notify::new(),
             advanced: Queue::default(),
             proposals: Queue::default(),
             refreshes: Queue::default(),
@@ -340,6 +342,8 @@ struct Shared {
     inbound: Mutex<HashMap<BrokerId, Arc<Inbound>>>,
     /// Invariant: every copy is on it at most once; its own flag says whether it is.
     restless: Mutex<Vec<Arc<Replicated>>>,
+    /// Somebody became restless.
+    stirred: Notify,
     advanced: Queue<Arc<Replicated>>,
     proposals: Queue<(Arc<Replicated>, Proposal)>,
     refreshes: Queue<Arc<Replicated>>,
@@ -401,6 +405,7 @@ impl Shared {
 
     fn tick(&self, copy: Arc<Replicated>) {
         lock(&self.restless).push(copy);
+        self.stirred.notify_one();
     }
 
     /// Runs a task on the driver's runtime until the shutdown.
@@ -438,7 +443,10 @@ impl Shared {
 /// Ticks the copies that want it.
 async fn tick(shared: Arc<Shared>) {
     loop {
-        tokio::time::sleep(Duration::from_millis(shared.tuning.tick_ms)).await;
+        if lock(&shared.restless).is_empty() {
+            shared.stirred.notified().await;
+        }
+        rest(Duration::from_millis(shared.tuning.tick_ms)).await;
         let mut copies = std::mem::take(&mut *lock(&shared.restless));
         copies.retain(Replicated::on_tick);
         lock(&shared.restless).append(&mut copies);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use moim_base::rest::rest;
 use moim_base::task::offload;
 
 use crate::ctx::expire;
@@ -18,7 +19,10 @@ use crate::shard::{Role, Shard};
 use crate::shared::Shared;
 use crate::snapshot;
 
+/// Between looks while keys expire, or the role is not settled.
 const TICK: Duration = Duration::from_millis(50);
+/// Between looks at a shard in which nothing passes by itself.
+const REST: Duration = Duration::from_millis(500);
 /// What is read of a journal at a time.
 const READ_BYTES: usize = 1 << 20;
 /// Keys that expire in one turn.
@@ -37,13 +41,28 @@ pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
         if let Err(error) = maybe_snapshot(&shard).await {
             tracing::error!(shard = shard.index, %error, "a snapshot could not be written");
         }
+        let pause = if is_at_rest(&shared, &shard) { REST } else { TICK };
         tokio::select! {
             biased;
             () = shard.news.notified() => {}
-            () = tokio::time::sleep(TICK) => {}
+            () = rest(pause) => {}
             () = shard.gone.stopped() => return,
         }
+        shard.at_rest.store(false, Ordering::Relaxed);
     }
+}
+
+/// Whether nothing will be to do before there is news; whoever sets a time to live is told to give some.
+fn is_at_rest(shared: &Shared, shard: &Shard) -> bool {
+    let Some(state) = shard.try_lock() else { return false };
+    let is_settled = shard.role() == Role::Primary && shard.log.leads() == Some(state.epoch);
+    let is_still = state.db.expiring() == 0 && state.fx.is_empty() && state.events.blocked == 0;
+    let limit = shared.settings.max_memory.load(Ordering::Relaxed);
+    let has_room = limit == 0 || state.db.memory() as u64 <= limit;
+    let at_rest = is_settled && is_still && has_room;
+    // Under the lock: a turn that comes next sees it.
+    shard.at_rest.store(at_rest, Ordering::Relaxed);
+    at_rest
 }
 
 /// A snapshot is worth writing when the journal is larger than this, and than twice the keyspace.

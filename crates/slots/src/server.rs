@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use moim_base::rest::aligned;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use tokio::net::{TcpListener, TcpStream};
@@ -165,17 +166,14 @@ impl Server {
 }
 
 fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, shutdown: &Shutdown) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .thread_stack_size(STACK)
-        .event_interval(31)
-        .on_thread_park({
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().thread_stack_size(STACK).event_interval(31).max_blocking_threads(4).on_thread_park(
+        {
             let shared = Arc::clone(shared);
             move || shared.rest(false)
-        })
-        .max_blocking_threads(4)
-        .build();
-    let runtime = match runtime {
+        },
+    );
+    let runtime = match aligned(&mut builder) {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(%error, "cannot start an event loop");

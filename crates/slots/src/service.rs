@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use moim_base::metrics::Metrics;
+use moim_base::rest::{aligned, rest};
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
@@ -335,7 +336,7 @@ impl Service {
     pub fn serve(self: &Arc<Self>) -> io::Result<()> {
         let service = Arc::clone(self);
         std::thread::Builder::new().name("moim-slots".to_owned()).spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = aligned(tokio::runtime::Builder::new_current_thread().enable_all());
             match runtime {
                 Ok(runtime) => runtime.block_on(service.run()),
                 Err(error) => {
@@ -410,7 +411,7 @@ impl Service {
                     event = slots.next() => matches!(event, Some(Ok(_))),
                     event = members.next() => matches!(event, Some(Ok(_))),
                     () = self.shared.look.notified() => true,
-                    () = tokio::time::sleep(pause) => true,
+                    () = rest(pause) => true,
                 };
                 if !more {
                     break;

@@ -101,6 +101,8 @@ pub struct Shard {
     pub gone: Shutdown,
     /// Wakes the keeper.
     pub news: Notify,
+    /// The keeper looks seldom, because no key expires.
+    pub(crate) at_rest: AtomicBool,
 }
 
 #[derive(Default)]
@@ -220,6 +222,7 @@ impl Shard {
             viewed: AtomicI32::new(i32::MAX),
             gone: Shutdown::new(),
             news: Notify::new(),
+            at_rest: AtomicBool::new(false),
         })
     }
 
@@ -768,6 +771,10 @@ impl Turn<'_> {
     /// Ends the turn: appends, and gives the lock back.
     pub fn finish(mut self) {
         self.append();
+        if self.shard.at_rest.load(Ordering::Relaxed) && self.state.db.expiring() > 0 {
+            self.shard.at_rest.store(false, Ordering::Relaxed);
+            self.shard.news.notify_one();
+        }
         self.state.events.tallies.counts.report(&self.shared.stats);
         let garbage = self.state.db.take_garbage();
         drop(self);

@@ -9,8 +9,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use moim_base::rest::rest_end;
 use moim_raft::{Leadership, ServiceError, ServiceId, TransportError};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::Inner;
 use super::answers::{Bundle, Counter, Waiter};
@@ -399,10 +401,12 @@ impl Inner {
             let next_ms = self.shared.leases().clock.next_end_ms();
             let nap =
                 next_ms.map_or(NAP, |at| Duration::from_millis(at.saturating_sub(now_ms).max(1)).min(NAP));
+            // A lease ends at its time; nothing else is in a hurry.
+            let until = if nap < NAP { Instant::now() + nap } else { rest_end(NAP) };
             tokio::select! {
                 biased;
                 () = self.shared.lease_news.notified() => {}
-                () = tokio::time::sleep(nap) => {}
+                () = tokio::time::sleep_until(until) => {}
             }
         }
     }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::rest::rest;
 use moim_base::task::Scope;
 use moim_replica::PartitionId;
 use moim_replica::driver::Driver;
@@ -41,7 +42,7 @@ pub(super) fn watch(
             }
             tokio::select! {
                 () = shutdown.stopped() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = rest(LOOK) => {}
             }
         }
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use moim_base::rest::rest;
 use moim_base::task::Shutdown;
 use moim_cluster::nodes::{MemberRecord, NodeOrder, member_key, order_key};
 use moim_cluster::{Compare, LeaseId, RepositoryError, StateRepository, Txn, TxnOutcome};
@@ -206,7 +207,7 @@ impl Presence {
             self.touch.send_if_modified(|known| std::mem::replace(known, in_touch) != in_touch);
             tokio::select! {
                 () = shutdown.stopped() => return,
-                () = tokio::time::sleep(pause) => {}
+                () = rest(pause) => {}
             }
         }
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use moim_base::rest::rest_end;
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
 use moim_cluster::BoxFuture;
@@ -85,7 +86,7 @@ impl Pulse {
                     let view = if votes { View::of(&coordinator) } else { View::default() };
                     answers.extend(self.due(&view).into_iter().map(|(node, peer)| self.ask(node, peer)));
                     let pause = if self.peers().is_empty() { ALONE } else { EVERY };
-                    next.as_mut().reset(tokio::time::Instant::now() + pause);
+                    next.as_mut().reset(rest_end(pause));
                 }
             }
         }

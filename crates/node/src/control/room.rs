@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::rest::rest;
 use moim_base::task::Shutdown;
 use moim_coord::Coordinator;
 use moim_journal::Store;
@@ -42,7 +43,7 @@ pub(super) async fn watch(
         let alone = coordinator.group().metrics().voters.len() < 2;
         tokio::select! {
             () = shutdown.stopped() => return,
-            () = tokio::time::sleep(if alone { ALONE } else { LOOK }) => {}
+            () = rest(if alone { ALONE } else { LOOK }) => {}
         }
         if presence.has_resigned() {
             return;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::rest::rest;
 use moim_base::task::Shutdown;
 use moim_cluster::StateRepository;
 use moim_coord::Coordinator;
@@ -27,7 +28,7 @@ pub(crate) async fn run(coordinator: Coordinator, repository: Arc<dyn StateRepos
     loop {
         tokio::select! {
             () = shutdown.stopped() => return,
-            () = tokio::time::sleep(TICK) => {}
+            () = rest(TICK) => {}
         }
         let group = coordinator.group();
         if !group.is_leader() {

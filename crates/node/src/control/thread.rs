@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::rest::{aligned, rest};
 use moim_base::task::{Scope, Shutdown, offload};
 use moim_cluster::nodes::{MemberRecord, NodeRecord};
 use moim_cluster::{CoordRepository, StateRepository};
@@ -56,7 +57,7 @@ pub(crate) async fn start(parts: ControlParts) -> Outcome<Control> {
     let shutdown = Shutdown::new();
     let (stopping, name) = (shutdown.clone(), "moim-control".to_owned());
     let thread = std::thread::Builder::new().name(name).spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = aligned(tokio::runtime::Builder::new_current_thread().enable_all());
         match runtime {
             Ok(runtime) => runtime.block_on(run(parts, stopping, started)),
             Err(error) => {
@@ -445,7 +446,7 @@ impl Follow {
             }
             tokio::select! {
                 () = shutdown.stopped() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = rest(LOOK) => {}
             }
         }
     }

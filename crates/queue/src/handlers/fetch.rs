@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use moim_base::BrokerId;
+use moim_base::rest::grid_point;
 use moim_journal::Chunk;
 use moim_wire_kafka::messages::fetch::{
     AbortedTransaction, EpochEndOffset, FetchRequest, FetchResponse, FetchableTopicResponse, PartitionData,
@@ -119,6 +120,12 @@ fn deadline(now: Instant, started: Instant, wait_ms: u64) -> Instant {
     let grid_ms = (wait_ms / 10).clamp(*GRID_MS.start(), *GRID_MS.end());
     if wait_ms < 10 * GRID_MS.start() {
         return now + Duration::from_millis(wait_ms);
+    }
+    let whole = now + Duration::from_millis(wait_ms);
+    if wait_ms >= 10 * GRID_MS.end()
+        && let Some(together) = grid_point(whole)
+    {
+        return together;
     }
     let since = u64::try_from((now - started).as_millis()).unwrap_or(u64::MAX);
     let end = since.saturating_add(wait_ms).next_multiple_of(grid_ms);

@@ -14,9 +14,11 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::{FutureExt as _, future};
 use hashbrown::HashMap;
+use moim_base::rest::rest_end;
 use moim_base::{BrokerId, Clock, TopicId};
 use moim_cluster::nodes::{MEMBERS, NODES, NodeRecord, ORDERS, node_of};
 use moim_cluster::{BoxFuture, Entry, Event, RepositoryError, StateRepository, TxnOutcome, Watch};
+use tokio::time::Instant;
 
 use super::batch::{Batch, Conflict, pack};
 use super::records::{self, Record, Settings};
@@ -158,7 +160,11 @@ impl<'a> Office<'a> {
         loop {
             let now_ms = self.now_ms();
             let wake_ms = self.act(now_ms);
-            let sleep = tokio::time::sleep(Duration::from_millis(wake_ms.saturating_sub(now_ms)));
+            let pause_ms = wake_ms.saturating_sub(now_ms);
+            let pause = Duration::from_millis(pause_ms);
+            // A look that nothing calls for can come together with others.
+            let until = if pause_ms < ALONE_MS { Instant::now() + pause } else { rest_end(pause) };
+            let sleep = tokio::time::sleep_until(until);
             tokio::select! {
                 event = watch.next() => match event {
                     Some(Ok(event)) => if !self.take_in_ready(event, &mut watch) { return Ok(Ended::Gap) },

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::rest::rest;
 use moim_base::task::{Scope, offload};
 use moim_cluster::{Compare, RepositoryError, Txn, TxnOutcome};
 
@@ -95,7 +96,7 @@ pub(super) async fn run(service: Arc<Service>, scope: Scope) {
         tokio::select! {
             biased;
             () = service.moved.notified() => {}
-            () = tokio::time::sleep(if busy { LOOK } else { REST }) => {}
+            () = rest(if busy { LOOK } else { REST }) => {}
         }
     }
 }

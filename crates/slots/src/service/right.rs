@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::rest::rest;
 use moim_replica::fence::FenceNews;
 use moim_replica::keys;
 
@@ -31,7 +32,7 @@ pub(super) async fn keep(service: Arc<Service>) {
             }
             Err(error) => tracing::debug!(%error, "the right to answer was not renewed"),
         }
-        tokio::time::sleep(EVERY).await;
+        rest(EVERY).await;
     }
 }
 
