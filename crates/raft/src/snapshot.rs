@@ -179,7 +179,8 @@ impl SnapshotDir {
             state.drafts
         };
         let path = self.path.join(format!("{number}.tmp"));
-        let file = self.disk.create(&path)?;
+        // Whatever is wrong, the next one makes sure of the folder again.
+        let file = self.disk.create(&path).inspect_err(|_| self.state().made = false)?;
         Ok(SnapshotFile { dir: Arc::clone(self), path, file, len: 0, published: false })
     }
 
