@@ -39,8 +39,9 @@ pub fn start(
     runtime: Handle,
     shutdown: Shutdown,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
-    consume::run(format!("aggregator-{}", options.instance), shutdown, move |shutdown, _| {
+    consume::run(format!("aggregator-{}", options.instance), shutdown, move |shutdown, watch| {
         let source = Source::subscribe(&options.queue.consumer("aggregator"), MESSAGE_AGGREGATION)?;
+        watch.reads_from(&source);
         while !shutdown.is_stopped() {
             let batch = source.gather(options.batch, shutdown);
             if batch.is_empty() {
@@ -48,9 +49,9 @@ pub fn start(
             }
             runtime.block_on(aggregate(&store, &batch, shutdown))?;
             progress::add(&progress.aggregated, batch.len() as u64);
-            if let Err(error) =
-                source.consumer.commit(&consume::after(MESSAGE_AGGREGATION, &batch)?, CommitMode::Sync)
-            {
+            progress::add(&progress.steps, 1);
+            let offsets = consume::after(MESSAGE_AGGREGATION, &batch)?;
+            if let Err(error) = watch.during(|| source.consumer.commit(&offsets, CommitMode::Sync)) {
                 // Somebody else reads it again, or we do: it counts once all the same.
                 tracing::debug!(%error, "offsets were not committed");
             }

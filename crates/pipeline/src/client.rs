@@ -274,17 +274,21 @@ impl Talk<'_> {
     fn fill(&mut self) {
         let last = self.lines.len() as u64;
         let until = self.pace.as_ref().map_or(last, Pace::allowed).min(last).min(self.acked + self.window);
+        let (first, mut written) = (self.next, 0);
         while self.output.len() < CHUNK && self.next <= until {
             let sn = self.next;
             self.next += 1;
-            if self.beyond.contains(&sn) {
+            // Those are few, and none as a rule.
+            if !self.beyond.is_empty() && self.beyond.contains(&sn) {
                 continue;
             }
-            let message = self.lines[sn as usize - 1].clone();
-            frame::encode(&Frame::Data { sn, message }, &mut self.output);
-            self.watched.written.fetch_add(1, Ordering::Relaxed);
+            frame::encode_data(sn, &self.lines[sn as usize - 1], &mut self.output);
+            written += 1;
+        }
+        if written > 0 {
+            self.watched.written.fetch_add(written, Ordering::Relaxed);
             if let Some(latency) = self.watched.latency.get() {
-                latency.on_sent(self.client, sn);
+                latency.on_sent(self.client, first..self.next);
             }
         }
         if self.next > last && !self.said_bye && self.output.len() < CHUNK {

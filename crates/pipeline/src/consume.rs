@@ -32,6 +32,10 @@ const POLL: Duration = Duration::from_millis(50);
 /// At most so many bytes of messages are taken at once, however many messages may be: a megabyte is a message, too.
 const BYTES: usize = 16 << 20;
 const CALL: Duration = Duration::from_secs(10);
+/// Where there is much to do a batch waits so long for more: what a batch costs is the same however large it is. A batch of
+/// [`MUCH`] messages is a sign of that.
+const LINGER: Duration = Duration::from_millis(10);
+const MUCH: usize = 500;
 
 /// The store may be away for so long before a batch is given up, and with it the place in the group: others may reach it.
 /// Less than the group waits for us.
@@ -74,6 +78,8 @@ pub(crate) struct Source {
     seen: Cell<u64>,
     /// Where to begin was asked for, and the answer was an error.
     is_stranded: Cell<bool>,
+    /// The last batch was a large one.
+    is_busy: Cell<bool>,
 }
 
 impl Source {
@@ -82,8 +88,8 @@ impl Source {
         let changes = Arc::clone(&hands.changes);
         let consumer: BaseConsumer<Hands> = config.create_with_context(hands)?;
         consumer.subscribe(&[topic])?;
-        let (seen, is_stranded) = (Cell::new(0), Cell::new(false));
-        Ok(Self { consumer: Arc::new(consumer), changes, seen, is_stranded })
+        let (seen, is_stranded, is_busy) = (Cell::new(0), Cell::new(false), Cell::new(false));
+        Ok(Self { consumer: Arc::new(consumer), changes, seen, is_stranded, is_busy })
     }
 
     /// Whether partitions have changed hands since this was last asked.
@@ -92,7 +98,8 @@ impl Source {
         self.seen.replace(now) != now
     }
 
-    /// Up to `at_most` messages; fewer as soon as none is waiting. They stay where the client has put them.
+    /// Up to `at_most` messages; fewer as soon as none is waiting, or a moment later under load. They stay where the client has
+    /// put them.
     pub(crate) fn gather(&self, at_most: usize, shutdown: &Shutdown) -> Vec<BorrowedMessage<'_>> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         if self.is_stranded.take()
@@ -101,9 +108,9 @@ impl Source {
             tracing::debug!(%error, "a consumer of the pipeline does not know where to begin");
             self.is_stranded.set(true);
         }
+        let mut until = None;
         while batch.len() < at_most && bytes < BYTES && !shutdown.is_stopped() {
-            let wait = if batch.is_empty() { POLL } else { Duration::ZERO };
-            match self.consumer.poll(wait) {
+            match self.next(batch.is_empty(), &mut until) {
                 Some(Ok(message)) => {
                     bytes += message.payload_len();
                     batch.push(message);
@@ -116,7 +123,26 @@ impl Source {
                 None => break,
             }
         }
+        self.is_busy.set(batch.len() >= MUCH);
         batch
+    }
+
+    /// The next message. `until` is when a batch that is not full goes on its way, once it is known.
+    fn next(
+        &self,
+        is_first: bool,
+        until: &mut Option<Instant>,
+    ) -> Option<Result<BorrowedMessage<'_>, KafkaError>> {
+        if is_first {
+            return self.consumer.poll(POLL);
+        }
+        let waiting = self.consumer.poll(Duration::ZERO);
+        if waiting.is_some() || !self.is_busy.get() {
+            return waiting;
+        }
+        let now = Instant::now();
+        let until = *until.get_or_insert(now + LINGER);
+        self.consumer.poll(until.saturating_duration_since(now))
     }
 
     /// Asks once more where to begin. Only between batches: what was read and is not committed is read again.

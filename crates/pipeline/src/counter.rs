@@ -132,12 +132,7 @@ impl Tally {
         shutdown: &Shutdown,
     ) -> Result<Vec<Out<'a>>, Failed> {
         let mut outs: Vec<Out<'a>> = batch.iter().map(judge).collect();
-        let mut by_client: HashMap<(&str, i32), Vec<usize>> = HashMap::new();
-        for (at, out) in outs.iter().enumerate() {
-            if let Some((client, _)) = out.origin {
-                by_client.entry((client, out.message.partition())).or_default().push(at);
-            }
-        }
+        let by_client = by_client(&outs);
         let mut steps = Vec::with_capacity(by_client.len());
         for ((client, partition), places) in by_client {
             let generation = self.generation(partition, shutdown)?;
@@ -171,6 +166,27 @@ impl Tally {
         self.generations.insert(partition, generation);
         Ok(generation)
     }
+}
+
+/// Where the messages of each client stand in the batch, by partition. A client's messages stand together as a rule: they came
+/// together.
+fn by_client<'a>(outs: &[Out<'a>]) -> Vec<((&'a str, i32), Vec<usize>)> {
+    let mut groups: Vec<((&'a str, i32), Vec<usize>)> = Vec::new();
+    let (mut known, mut present) = (HashMap::new(), None);
+    for (at, out) in outs.iter().enumerate() {
+        let Some((client, _)) = out.origin else { continue };
+        let whose = (client, out.message.partition());
+        let group = match present {
+            Some((before, group)) if before == whose => group,
+            _ => *known.entry(whose).or_insert_with(|| {
+                groups.push((whose, Vec::new()));
+                groups.len() - 1
+            }),
+        };
+        present = Some((whose, group));
+        groups[group].1.push(at);
+    }
+    groups
 }
 
 impl Counter<'_> {
@@ -243,6 +259,7 @@ impl Counter<'_> {
         }
         let (mut fine, mut dead) = (0, 0);
         counted.for_each(|out| if out.dead.is_some() { dead += 1 } else { fine += 1 });
+        progress::add(&self.progress.transactions, 1);
         progress::add(&self.progress.counted, fine);
         progress::add(&self.progress.dead, dead);
     }

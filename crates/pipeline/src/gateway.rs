@@ -28,7 +28,7 @@ use moim_base::{Clock, SystemClock};
 use crate::identity::Secret;
 use crate::progress::Progress;
 use crate::queue::QueueOptions;
-use crate::store::{Store, Taken};
+use crate::store::{Store, StoreError, Taken};
 use crate::tls::{ServerTls, TlsError};
 
 use self::outlet::Outlet;
@@ -241,8 +241,12 @@ impl Shared {
         attempt: u64,
         acked: u64,
         stored: u64,
-    ) -> Result<Handle, crate::store::StoreError> {
+    ) -> Result<Handle, StoreError> {
         let kept = self.store.kept(client, stored + 1, acked).await?;
+        if kept.len() as u64 != acked.saturating_sub(stored) {
+            let missing = stored + 1 + kept.len() as u64;
+            return Err(StoreError::Strange(format!("message {missing} of {acked} was acknowledged and is gone")));
+        }
         let handle = Relaying::start(Arc::clone(self), client, attempt, stored, kept);
         let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
         relays.retain(|_, handle| !handle.has_ended());

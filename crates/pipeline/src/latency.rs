@@ -3,6 +3,7 @@
 //! Times are taken on one clock, so clients and counters must live in the same process. Verdicts never come from here.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -43,17 +44,19 @@ impl Latency {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
     }
 
-    fn sent(&self, client: &str, sn: u64) -> Option<&AtomicU64> {
-        self.sent_us.get(client)?.get(usize::try_from(sn.checked_sub(1)?).ok()?)
+    /// Where it stands when a client sent what; nothing for strangers.
+    fn times(&self, client: &str) -> &[AtomicU64] {
+        self.sent_us.get(client).map_or(&[], |times| times)
     }
 
-    /// A client writes a message; only the first time counts.
-    pub(crate) fn on_sent(&self, client: &str, sn: u64) {
-        self.sent_by(self.now_us(), client, sn);
+    /// A client writes these messages; only the first time counts.
+    pub(crate) fn on_sent(&self, client: &str, numbers: Range<u64>) {
+        self.sent_by(self.now_us(), client, numbers);
     }
 
-    fn sent_by(&self, now_us: u64, client: &str, sn: u64) {
-        if let Some(at) = self.sent(client, sn) {
+    fn sent_by(&self, now_us: u64, client: &str, numbers: Range<u64>) {
+        let times = self.times(client);
+        for at in numbers.filter_map(|sn| sent(times, sn)) {
             let _ = at.compare_exchange(0, now_us, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -65,8 +68,12 @@ impl Latency {
 
     fn counted_by<'a>(&self, now_us: u64, messages: impl Iterator<Item = (&'a str, u64)>) {
         let mut took = self.took_us.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut present: (&str, &[AtomicU64]) = ("", &[]);
         for (client, sn) in messages {
-            let sent = self.sent(client, sn).map_or(0, |at| at.load(Ordering::Relaxed));
+            if present.0 != client {
+                present = (client, self.times(client));
+            }
+            let sent = sent(present.1, sn).map_or(0, |at| at.load(Ordering::Relaxed));
             if sent > 0 {
                 took.push(now_us.saturating_sub(sent));
             }
@@ -85,6 +92,10 @@ impl Latency {
     }
 }
 
+fn sent(times: &[AtomicU64], sn: u64) -> Option<&AtomicU64> {
+    times.get(usize::try_from(sn.checked_sub(1)?).ok()?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,9 +103,9 @@ mod tests {
     #[test]
     fn the_first_write_counts_and_strangers_do_not() {
         let latency = Latency::of(["a".to_owned()], 100);
-        (1..=100).for_each(|sn| latency.sent_by(1_000, "a", sn));
+        latency.sent_by(1_000, "a", 1..101);
         for (client, sn) in [("a", 1), ("b", 1), ("a", 101)] {
-            latency.sent_by(11_000, client, sn);
+            latency.sent_by(11_000, client, sn..sn + 1);
         }
         latency.counted_by(11_000, (1..=98).map(|sn| ("a", sn)));
         latency.counted_by(31_000, [("a", 99), ("a", 100), ("b", 1), ("a", 0), ("a", 101)].into_iter());

@@ -22,6 +22,10 @@ pub struct Counts {
     pub dead: AtomicU64,
     /// Messages that went out a second time.
     pub resent: AtomicU64,
+    /// Transactions of counters.
+    pub transactions: AtomicU64,
+    /// Batches of aggregators.
+    pub steps: AtomicU64,
     /// Transactions that had to be undone.
     pub aborted: AtomicU64,
     /// How long messages take, where somebody measures it.

@@ -116,6 +116,11 @@ impl Relay {
         }
     }
 
+    /// Whether messages are out that nothing was heard of.
+    pub fn awaits_reports(&self) -> bool {
+        (self.reported.len() as u64) < self.next - 1 - self.stored
+    }
+
     /// Reports to be marked in the store; they are given out once.
     pub fn take_reported(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.reported)
@@ -170,7 +175,10 @@ mod tests {
         assert_eq!(send_all(&mut relay), [1, 2, 3]);
         assert!(!relay.on_report(0, 1, Reported::Delivered));
         assert!(!relay.on_report(0, 3, Reported::Delivered));
-        assert_eq!(relay.take_reported(), [1, 3]);
+        assert!(relay.awaits_reports());
+        assert!(!relay.on_report(0, 2, Reported::Delivered));
+        assert!(!relay.awaits_reports());
+        assert_eq!(relay.take_reported(), [1, 3, 2]);
         relay.on_marked(1, 0);
         assert_eq!((relay.stored(), relay.last(), relay.bytes()), (1, 3, 20));
         relay.on_marked(3, 0);

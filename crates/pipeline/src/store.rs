@@ -6,16 +6,20 @@
 //! | key | holds |
 //! |---|---|
 //! | `producer:{cid}:state` | incarnation, attempt (who relays, in which round), sent, acked, stored, when it was last touched |
-//! | `producer:{cid}:messages` | messages that are not known to be in the queue, by sequence number |
+//! | `producer:{cid}:messages` | messages that are not known to be in the queue: rows of them by their first and last sequence number (see [`row`]), single ones by their own |
 //! | `producer:{cid}:stored_msg_sn_tmp_list` | delivery reports that came before an earlier one |
 //! | `producer:index:{0..15}` | the clients there are |
 //! | `consumer:{cid}:last_msg_sn`, `:msg_cnt` | the last message that was counted, and how many were |
 //! | `consumer:{cid}:position` | where that message stands in the topic, who counted it, how many were dead-lettered |
-//! | `message:{hash}:count`, `:by`, `:text` | how often a message was sent, the last sequence number per client, its text |
+//! | `message:{hash}:count`, `:last`, `:text` | how often a message was sent, the last sequence number per client (a sorted set), its text |
 //!
-//! Invariants: acked never goes back; nothing is deleted from `messages` before the queue has it; `last_msg_sn` grows by
-//! one at a time.
+//! Invariants: acked never goes back; nothing is deleted from `messages` before the queue has it; rows in `messages` lie at
+//! or before `acked` and do not overlap; `last_msg_sn` grows by one at a time.
+//!
+//! Earlier versions kept every message on its own, and the last numbers of a text in a hash `:by`: the first is what single
+//! messages still are, the second becomes a sorted set when the text is next counted.
 
+mod row;
 mod script;
 mod slots;
 
@@ -96,6 +100,9 @@ pub trait Commands: Send + Sync + 'static {
     /// Every key that matches, wherever it is; a key may come twice.
     fn keys<'a>(&'a self, pattern: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>>;
 }
+
+/// So many messages go into one step where they go one by one: Lua has room for a few thousand arguments.
+const SINGLES: usize = 1_024;
 
 /// How many sets the names of clients are spread over.
 const INDEX: u64 = 16;
@@ -215,23 +222,38 @@ impl Store {
     }
 
     /// Keeps messages; answers up to where there is no gap.
+    ///
+    /// Those that follow what the store has, and each other, are one value: what a message costs there is paid for the row.
     pub async fn keep(
         &self,
         client: &str,
         attempt: u64,
         messages: &[(u64, Bytes)],
     ) -> Result<Result<u64, Fenced>, StoreError> {
-        let numbers: Vec<String> = messages.iter().map(|(sn, _)| number(*sn)).collect();
-        let in_a_row = messages.windows(2).all(|pair| pair[1].0 == pair[0].0 + 1);
-        let first = messages.first().filter(|_| in_a_row).map_or(0, |(sn, _)| *sn);
-        let (attempt, first) = (number(attempt), number(first));
-        let mut args: Vec<&[u8]> = Vec::with_capacity(2 + 2 * messages.len());
-        args.extend([attempt.as_bytes(), first.as_bytes()]);
-        for ((_, message), sn) in messages.iter().zip(&numbers) {
-            args.extend([sn.as_bytes(), &message[..]]);
+        let keys = [state(client), waiting(client)];
+        let keys = [keys[0].as_str(), keys[1].as_str()];
+        let attempt = number(attempt);
+        if let Some(row) = row::of(messages) {
+            let (first, last) = (number(*row.numbers.start()), number(*row.numbers.end()));
+            let args: [&[u8]; 4] = [attempt.as_bytes(), first.as_bytes(), last.as_bytes(), &row.packed];
+            let reply = script::KEEP_ROW.run_bytes(self, &keys, &args).await?;
+            if word(&reply) != b"apart" {
+                return fenced_or_number(&reply);
+            }
         }
-        let reply = script::KEEP.run_bytes(self, &[&state(client), &waiting(client)], &args).await?;
-        fenced_or_number(&reply)
+        let numbers: Vec<String> = messages.iter().map(|(sn, _)| number(*sn)).collect();
+        let mut acked = 0;
+        for (messages, numbers) in messages.chunks(SINGLES).zip(numbers.chunks(SINGLES)) {
+            let mut args: Vec<&[u8]> = vec![attempt.as_bytes()];
+            for ((_, message), sn) in messages.iter().zip(numbers) {
+                args.extend([sn.as_bytes(), &message[..]]);
+            }
+            match fenced_or_number(&script::KEEP.run_bytes(self, &keys, &args).await?)? {
+                Ok(number) => acked = number,
+                Err(Fenced) => return Ok(Err(Fenced)),
+            }
+        }
+        Ok(Ok(acked))
     }
 
     /// Notes what the client has sent in all.
@@ -241,22 +263,38 @@ impl Store {
 
     /// Messages from `from` to `until`, both included, as they were kept. One that is gone ends the list.
     pub async fn kept(&self, client: &str, from: u64, until: u64) -> Result<Vec<(u64, Bytes)>, StoreError> {
-        const AT_ONCE: u64 = 256;
-        let mut messages = Vec::new();
-        let mut next = from;
-        while next <= until {
-            let last = until.min(next + AT_ONCE - 1);
-            let numbers: Vec<String> = (next..=last).map(number).collect();
-            let key = waiting(client);
-            let mut command: Vec<&[u8]> = vec![b"HMGET", key.as_bytes()];
-            command.extend(numbers.iter().map(String::as_bytes));
-            let reply = self.call(&command).await?;
-            for (sn, message) in (next..=last).zip(reply.list()) {
-                let Some(message) = message.bytes() else { return Ok(messages) };
-                messages.push((sn, message.clone()));
-            }
-            next = last + 1;
+        if until < from {
+            return Ok(Vec::new());
         }
+        /// Rows are of half a megabyte and more.
+        const AT_ONCE: usize = 32;
+        let key = waiting(client);
+        let fields = self.call(&[b"HKEYS", key.as_bytes()]).await?;
+        let mut fields: Vec<(RangeInclusive<u64>, &Bytes)> = fields
+            .list()
+            .iter()
+            .filter_map(|field| Some((row::numbers(field.bytes()?)?, field.bytes()?)))
+            .filter(|(numbers, _)| *numbers.start() <= until && *numbers.end() >= from)
+            .collect();
+        fields.sort_by_key(|(numbers, _)| *numbers.start());
+        let mut messages = Vec::new();
+        for fields in fields.chunks(AT_ONCE) {
+            let mut command: Vec<&[u8]> = vec![b"HMGET", key.as_bytes()];
+            command.extend(fields.iter().map(|(_, field)| &field[..]));
+            let reply = self.call(&command).await?;
+            for ((numbers, field), value) in fields.iter().zip(reply.list()) {
+                // It went through meanwhile: so did all before it.
+                let Some(value) = value.bytes() else { continue };
+                let unpacked = row::unpack(numbers, field, value)
+                    .ok_or_else(|| StoreError::Strange(format!("{key}, {numbers:?}: not a row")))?;
+                messages.extend(unpacked);
+            }
+        }
+        messages.retain(|(sn, _)| (from..=until).contains(sn));
+        messages.sort_by_key(|(sn, _)| *sn);
+        messages.dedup_by_key(|(sn, _)| *sn);
+        let whole = messages.iter().zip(from..).take_while(|((sn, _), wanted)| sn == wanted).count();
+        messages.truncate(whole);
         Ok(messages)
     }
 
@@ -322,12 +360,14 @@ impl Store {
     pub async fn aggregate(&self, text: &[u8], by: &[(&str, u64)]) -> Result<(), StoreError> {
         let hash = hash_of(text);
         let numbers: Vec<String> = by.iter().map(|(_, sn)| number(*sn)).collect();
-        let mut args: Vec<&[u8]> = vec![text];
+        let mut args: Vec<&[u8]> = Vec::with_capacity(1 + 2 * by.len());
+        args.push(text);
         for ((client, _), sn) in by.iter().zip(&numbers) {
-            args.extend([client.as_bytes(), sn.as_bytes()]);
+            args.extend([sn.as_bytes(), client.as_bytes()]);
         }
-        let keys = ["count", "by", "text"].map(|part| format!("message:{{{hash}}}:{part}"));
-        script::AGGREGATE.run_bytes(self, &[&keys[0], &keys[1], &keys[2]], &args).await.map(drop)
+        let keys = ["count", "last", "text", "by"].map(|part| format!("message:{{{hash}}}:{part}"));
+        let keys = [&keys[0], &keys[1], &keys[2], &keys[3]].map(String::as_str);
+        script::AGGREGATE.run_bytes(self, &keys, &args).await.map(drop)
     }
 
     /// Deletes everything a pipeline keeps; answers how many keys there were.

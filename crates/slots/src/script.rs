@@ -41,6 +41,9 @@ const LOOK_EVERY: u32 = 20_000;
 /// is to end. One that yields has used its share up, and goes on at once where nobody else wants to run.
 const PATIENCE_MS: u64 = 50;
 const KILLED: &str = "Script killed by user with SCRIPT KILL.";
+/// What a machine may hold before it is cleaned between two scripts. Below it Lua's own steps do: cleaning all of it is a
+/// tenth of a millisecond, more than most scripts take.
+const UNCLEANED: usize = 8 << 20;
 /// Compiled scripts that a thread keeps.
 const MAX_COMPILED: usize = 1024;
 
@@ -207,7 +210,8 @@ struct Machine {
     random: Rc<Cell<u64>>,
     protocol: Rc<Cell<Protocol>>,
     json: Rc<Cell<json::Settings>>,
-    runs: u32,
+    /// It is cleaned when it holds more.
+    clean_above: usize,
 }
 
 impl Machine {
@@ -232,7 +236,7 @@ impl Machine {
             random,
             protocol,
             json,
-            runs: 0,
+            clean_above: UNCLEANED,
         })
     }
 
@@ -288,9 +292,9 @@ impl Machine {
         ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
         self.lua.remove_global_hook();
         let killed = watch.end();
-        self.runs += 1;
-        if self.runs.is_multiple_of(64) {
+        if self.lua.used_memory() > self.clean_above {
             let _ = self.lua.gc_collect();
+            self.clean_above = UNCLEANED.max(2 * self.lua.used_memory());
         }
         if killed {
             return Err(Error::err(format_args!("{KILLED} script: {}, on @user_script", call.label)));

@@ -37,20 +37,10 @@ impl Outlet {
         Ok(Self { config, faults, producer })
     }
 
-    /// Hands a record to the producer.
-    pub(super) fn send(&self, record: BaseRecord<'_, [u8], [u8], Box<Ticket>>) -> Sent {
+    /// The producer, for as many records as there are now.
+    pub(super) fn open_now(&self) -> Opened<'_> {
         let producer = Arc::clone(&self.producer.lock().unwrap_or_else(PoisonError::into_inner));
-        match producer.send(record) {
-            Ok(()) => Sent::Taken,
-            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => Sent::Later,
-            Err((error, _)) => {
-                match producer.client().fatal_error() {
-                    Some((_, why)) => self.replace(producer, &why),
-                    None => tracing::warn!(%error, "the producer refuses; trying again"),
-                }
-                Sent::Later
-            }
-        }
+        Opened { outlet: self, producer }
     }
 
     /// A new one in the place of `failed`, unless somebody was faster.
@@ -72,6 +62,29 @@ impl Outlet {
                 }
             }
             Err(error) => tracing::warn!(%error, "the producer has failed for good, and there is no new one"),
+        }
+    }
+}
+
+/// A producer that takes records.
+pub(super) struct Opened<'a> {
+    outlet: &'a Outlet,
+    producer: Shared,
+}
+
+impl Opened<'_> {
+    /// Hands a record to the producer.
+    pub(super) fn send(&self, record: BaseRecord<'_, [u8], [u8], Box<Ticket>>) -> Sent {
+        match self.producer.send(record) {
+            Ok(()) => Sent::Taken,
+            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => Sent::Later,
+            Err((error, _)) => {
+                match self.producer.client().fatal_error() {
+                    Some((_, why)) => self.outlet.replace(Arc::clone(&self.producer), &why),
+                    None => tracing::warn!(%error, "the producer refuses; trying again"),
+                }
+                Sent::Later
+            }
         }
     }
 }
@@ -99,7 +112,7 @@ mod tests {
                 .payload(&b"x"[..])
         };
         let mut tries = 0;
-        while outlet.send(record()) != Sent::Taken {
+        while outlet.open_now().send(record()) != Sent::Taken {
             tries += 1;
             assert!(tries < 1_000, "no producer takes it");
             std::thread::sleep(Duration::from_millis(10));

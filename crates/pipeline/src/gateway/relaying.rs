@@ -22,6 +22,8 @@ use crate::store::{BoxFuture, Fenced, StoreError};
 /// Between looks at what is late, and between tries of a producer that is full.
 const TICK: Duration = Duration::from_millis(200);
 const FULL: Duration = Duration::from_millis(5);
+/// Reports are waited for so long before the store is told of those that came, while others are still to come.
+const GATHER: Duration = Duration::from_millis(5);
 /// How often the store is told that somebody is here, while nothing else tells it.
 const TOUCH_MS: u64 = 1_500;
 
@@ -57,8 +59,13 @@ pub(super) struct Inbox {
 
 impl Inbox {
     fn push(&self, round: u64, sn: u64, what: Reported) {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner).push((round, sn, what));
-        self.notify.notify_one();
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.push((round, sn, what));
+        // Whoever looks takes all of them.
+        if reports.len() == 1 {
+            drop(reports);
+            self.notify.notify_one();
+        }
     }
 
     pub(super) fn take(&self) -> Vec<(u64, u64, Reported)> {
@@ -122,6 +129,8 @@ pub(super) struct Relaying {
     marking: Option<Marking>,
     /// Reports of the round before are to be forgotten in the store before anything is marked.
     rewinding: bool,
+    /// Since when there are reports that the store has not been told of.
+    reported_ms: Option<u64>,
     touched_ms: u64,
     stored: watch::Sender<u64>,
 }
@@ -145,6 +154,7 @@ impl Relaying {
             inbox: Arc::default(),
             marking: None,
             rewinding: false,
+            reported_ms: None,
             touched_ms: shared.now_ms(),
             stored: sender,
             shared: Arc::clone(&shared),
@@ -160,7 +170,11 @@ impl Relaying {
             let full = !self.pump();
             self.maybe_mark();
             let room = self.relay.bytes() < self.shared.options.client_bytes;
-            let pause = if full { FULL } else { TICK };
+            let pause = match self.reported_ms {
+                _ if full => FULL,
+                Some(_) if self.marking.is_none() => GATHER,
+                _ => TICK,
+            };
             let inbox = Arc::clone(&self.inbox);
             tokio::select! {
                 more = messages.recv(), if open && room => match more {
@@ -181,14 +195,19 @@ impl Relaying {
 
     /// Hands messages to the producer; false when it is full.
     fn pump(&mut self) -> bool {
+        if self.relay.peek().is_none() {
+            return true;
+        }
         let now_ms = self.shared.now_ms();
+        let shared = Arc::clone(&self.shared);
+        let outlet = shared.outlet.open_now();
         while let Some((sn, message)) = self.relay.peek() {
             let ticket = Box::new(Ticket::new(&self.inbox, self.relay.round(), sn));
             let record = BaseRecord::with_opaque_to(CLIENT_MESSAGE, ticket)
                 .key(self.client.as_bytes())
                 .payload(&message[..])
                 .headers(queue::headers(&self.client, sn));
-            match self.shared.outlet.send(record) {
+            match outlet.send(record) {
                 Sent::Taken => self.relay.on_sent(now_ms),
                 Sent::Later => return false,
             }
@@ -201,6 +220,7 @@ impl Relaying {
         for (round, sn, what) in self.inbox.take() {
             back |= self.relay.on_report(round, sn, what);
         }
+        self.reported_ms = self.reported_ms.or_else(|| Some(self.shared.now_ms()));
         if back {
             tracing::info!(
                 client = &*self.client,
@@ -238,8 +258,13 @@ impl Relaying {
             self.marking = Some(Box::pin(async move { store.rewind(&client, attempt).await }));
             return;
         }
-        let reported = self.relay.take_reported();
         let now = self.shared.now_ms();
+        let fresh = |since: u64| u128::from(now.saturating_sub(since)) < GATHER.as_millis();
+        if self.reported_ms.is_some_and(fresh) && self.relay.awaits_reports() {
+            return;
+        }
+        self.reported_ms = None;
+        let reported = self.relay.take_reported();
         if reported.is_empty() && now.saturating_sub(self.touched_ms) < TOUCH_MS {
             return;
         }

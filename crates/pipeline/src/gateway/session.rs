@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -24,8 +25,11 @@ use crate::tls::Socket;
 /// A stranger has so long to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// At most so many messages and bytes go into the store in one step.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 1_024;
 const BYTES_AT_ONCE: usize = 512 << 10;
+/// What is read at once from a client that has much to say, and from any other.
+const MUCH: usize = 64 << 10;
+const LITTLE: usize = 8 << 10;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +54,7 @@ pub(super) async fn run(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr
             Err(_) => return tracing::debug!(%peer, "too slow for TLS"),
         },
     };
-    let mut wire = Wire { stream, input: BytesMut::with_capacity(16 << 10), output: BytesMut::new() };
+    let mut wire = Wire { stream, input: BytesMut::new(), output: BytesMut::new(), room: LITTLE };
     let end = match serve(&shared, &mut wire).await {
         Ok(never) => match never {},
         Err(end) => end,
@@ -71,6 +75,8 @@ struct Wire {
     stream: Socket,
     input: BytesMut,
     output: BytesMut,
+    /// How much to read at once.
+    room: usize,
 }
 
 impl Wire {
@@ -85,10 +91,29 @@ impl Wire {
 
     /// Reads what there is. Cancel-safe.
     async fn fill(&mut self) -> Result<(), End> {
+        if self.input.capacity() - self.input.len() < self.room / 4 {
+            self.input.reserve(self.room);
+        }
+        let room = self.input.capacity() - self.input.len();
         match self.stream.read_buf(&mut self.input).await? {
             0 => Err(End::Closed),
-            _ => Ok(()),
+            read => {
+                self.room = if read == room { MUCH } else { LITTLE };
+                Ok(())
+            }
         }
+    }
+
+    /// Reads what there is and whatever is waiting behind it: more messages in a step are fewer steps. Cancel-safe.
+    async fn fill_well(&mut self) -> Result<(), End> {
+        self.fill().await?;
+        while self.input.len() < 2 * MUCH {
+            match self.fill().now_or_never() {
+                Some(filled) => filled?,
+                None => break,
+            }
+        }
+        Ok(())
     }
 
     async fn next(&mut self) -> Result<Frame, End> {
@@ -205,7 +230,7 @@ impl Session {
                 continue;
             }
             tokio::select! {
-                filled = wire.fill() => filled?,
+                filled = wire.fill_well() => filled?,
                 changed = self.stored.changed() => {
                     if changed.is_err() {
                         return Err(End::Refuse(true, "another gateway relays for this client".into()));
@@ -253,8 +278,13 @@ impl Session {
         Ok(())
     }
 
-    async fn keep(&mut self, batch: Vec<(u64, Bytes)>) -> Result<(), End> {
+    async fn keep(&mut self, mut batch: Vec<(u64, Bytes)>) -> Result<(), End> {
         progress::add(&self.shared.progress.sent, batch.len() as u64);
+        // A client that was not told yet sends again what the store has.
+        batch.retain(|(sn, _)| *sn > self.acked);
+        if batch.is_empty() {
+            return Ok(());
+        }
         let kept = loop {
             match self.shared.store.keep(&self.client, self.attempt, &batch).await {
                 // Nothing is acknowledged meanwhile, so the client waits with us.
@@ -268,13 +298,21 @@ impl Session {
             }
         };
         let before = self.acked;
+        if kept < before {
+            return Err(End::Refuse(true, "the store has lost messages that it had acknowledged".into()));
+        }
         self.acked = kept;
-        progress::add(&self.shared.progress.kept, kept.saturating_sub(before));
-        self.beyond.extend(batch.into_iter().filter(|(sn, _)| *sn > before));
-        self.beyond.sort_by_key(|(sn, _)| *sn);
-        self.beyond.dedup_by_key(|(sn, _)| *sn);
-        let behind = self.beyond.partition_point(|(sn, _)| *sn <= kept);
-        let ready: Vec<_> = self.beyond.drain(..behind).collect();
+        progress::add(&self.shared.progress.kept, kept - before);
+        let are_next = batch.iter().map(|(sn, _)| *sn).eq(before + 1..=kept);
+        let ready = if self.beyond.is_empty() && are_next {
+            batch
+        } else {
+            self.beyond.extend(batch);
+            self.beyond.sort_by_key(|(sn, _)| *sn);
+            self.beyond.dedup_by_key(|(sn, _)| *sn);
+            let behind = self.beyond.partition_point(|(sn, _)| *sn <= kept);
+            self.beyond.drain(..behind).collect()
+        };
         if !self.relay_ready(before, kept, ready).await? {
             return Err(End::Refuse(true, "another gateway relays for this client".into()));
         }
@@ -283,12 +321,15 @@ impl Session {
 
     /// Hands on what has no gap before it. What another session has put into the store is read from there.
     async fn relay_ready(&mut self, before: u64, kept: u64, ready: Vec<(u64, Bytes)>) -> Result<bool, End> {
-        let whole = ready.len() as u64 == kept.saturating_sub(before);
-        let ready = if whole {
+        let wanted = kept - before;
+        let ready = if ready.len() as u64 == wanted {
             ready
         } else {
             self.shared.store.kept(&self.client, before + 1, kept).await.map_err(unavailable)?
         };
+        if ready.len() as u64 != wanted {
+            return Err(End::Refuse(true, "the store has lost messages that it had acknowledged".into()));
+        }
         Ok(ready.is_empty() || self.relay.push(ready).await)
     }
 }

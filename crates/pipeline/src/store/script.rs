@@ -13,6 +13,7 @@ pub struct Script {
 }
 
 /// KEYS state, early; ARGV incarnation, idle: with an incarnation the client has connected, with an idle time it is adopted.
+/// What the queue has is acknowledged, even where a store that loses messages in a failover has forgotten that it was.
 pub(super) static TAKE: Script = Script::new(
     r"local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -20,6 +21,10 @@ local had = redis.call('HMGET', KEYS[1], 'incarnation', 'acked', 'stored', 'atte
 local incarnation, acked = tonumber(had[1] or '0'), tonumber(had[2] or '0')
 local stored, attempt, seen = tonumber(had[3] or '0'), tonumber(had[4] or '0'), tonumber(had[5] or '0')
 local mine, idle = tonumber(ARGV[1]), tonumber(ARGV[2])
+if stored > acked then
+  acked = stored
+  redis.call('HSET', KEYS[1], 'acked', acked)
+end
 if idle > 0 then
   if acked <= stored or now - seen < idle then return {'busy'} end
 else
@@ -32,32 +37,42 @@ redis.call('DEL', KEYS[2])
 return {'ok', attempt, acked, stored}",
 );
 
-/// KEYS state, messages; ARGV attempt, the first sequence number if the others follow it one by one, or 0, then sequence
-/// number and message in turn. The loop is for messages that come twice or leave gaps.
-pub(super) static KEEP: Script = Script::new(
+/// KEYS state, messages; ARGV attempt, the first and the last sequence number of a row, the row. A row that does not begin
+/// where the store's messages end is apart: its messages have to come one by one. One that is there already is not kept
+/// again.
+pub(super) static KEEP_ROW: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
 if had[1] ~= ARGV[1] then return {'fenced'} end
 local acked, sent = tonumber(had[2] or '0'), tonumber(had[3] or '0')
-local kept = true
-if tonumber(ARGV[2]) == acked + 1 then
-  redis.call('HSET', KEYS[2], unpack(ARGV, 3))
-  acked = acked + (#ARGV - 2) / 2
-  if acked > sent then sent = acked end
-else
-  local put = {}
-  for at = 3, #ARGV, 2 do
-    local sn = tonumber(ARGV[at])
-    if sn > sent then sent = sn end
-    if sn > acked then
-      put[#put + 1] = ARGV[at]
-      put[#put + 1] = ARGV[at + 1]
-      if sn == acked + 1 then acked = sn end
-    end
-  end
-  kept = #put > 0
-  if kept then redis.call('HSET', KEYS[2], unpack(put)) end
+local first, last = tonumber(ARGV[2]), tonumber(ARGV[3])
+if last > acked then
+  if first ~= acked + 1 then return {'apart'} end
+  redis.call('HSET', KEYS[2], ARGV[2] .. '-' .. ARGV[3], ARGV[4])
+  acked = last
+  while redis.call('HEXISTS', KEYS[2], acked + 1) == 1 do acked = acked + 1 end
 end
-if kept then
+if acked > sent then sent = acked end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[1], 'acked', acked, 'sent', sent, 'seen', time[1] * 1000 + math.floor(time[2] / 1000))
+return {'ok', acked}",
+);
+
+/// KEYS state, messages; ARGV attempt, then sequence number and message in turn: messages that come twice or leave gaps.
+pub(super) static KEEP: Script = Script::new(
+    r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
+if had[1] ~= ARGV[1] then return {'fenced'} end
+local acked, sent, put = tonumber(had[2] or '0'), tonumber(had[3] or '0'), {}
+for at = 2, #ARGV, 2 do
+  local sn = tonumber(ARGV[at])
+  if sn > sent then sent = sn end
+  if sn > acked then
+    put[#put + 1] = ARGV[at]
+    put[#put + 1] = ARGV[at + 1]
+    if sn == acked + 1 then acked = sn end
+  end
+end
+if #put > 0 then
+  redis.call('HSET', KEYS[2], unpack(put))
   while redis.call('HEXISTS', KEYS[2], acked + 1) == 1 do acked = acked + 1 end
 end
 local time = redis.call('TIME')
@@ -73,32 +88,34 @@ return {'ok', sent}",
 );
 
 /// KEYS state, messages, early; ARGV attempt, then the first and the last of each row of sequence numbers that were reported.
+/// What is through is deleted: single messages, and rows once all of them is.
 pub(super) static MARK: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'stored')
 if had[1] ~= ARGV[1] then return {'fenced'} end
-local stored, gone = tonumber(had[2] or '0'), {}
+local before = tonumber(had[2] or '0')
+local stored = before
 for at = 2, #ARGV, 2 do
   local first, last = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   if first <= stored + 1 then
-    for sn = stored + 1, last do
-      stored = sn
-      gone[#gone + 1] = sn
-    end
+    if last > stored then stored = last end
   else
     for sn = first, last do redis.call('ZADD', KEYS[3], sn, sn) end
   end
 end
-while true do
+while stored > before do
   local first = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
   if not first or tonumber(first) > stored + 1 then break end
   redis.call('ZREM', KEYS[3], first)
-  if tonumber(first) == stored + 1 then
-    stored = stored + 1
-    gone[#gone + 1] = first
-  end
+  if tonumber(first) == stored + 1 then stored = stored + 1 end
 end
-for at = 1, #gone, 1000 do
-  redis.call('HDEL', KEYS[2], unpack(gone, at, math.min(at + 999, #gone)))
+if stored > before then
+  local gone = {}
+  for _, field in ipairs(redis.call('HKEYS', KEYS[2])) do
+    if tonumber(string.match(field, '%d+$')) <= stored then gone[#gone + 1] = field end
+  end
+  for at = 1, #gone, 1000 do
+    redis.call('HDEL', KEYS[2], unpack(gone, at, math.min(at + 999, #gone)))
+  end
 end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[1], 'stored', stored, 'seen', time[1] * 1000 + math.floor(time[2] / 1000))
@@ -145,27 +162,18 @@ end
 return answer",
 );
 
-/// KEYS count, by, text; ARGV text, then client and sequence number in turn. A client may come more than once.
+/// KEYS count, last, text, by; ARGV text, then sequence number and client in turn. A client may come more than once: each
+/// number above its last one counts. `by` is where an earlier version had the last numbers, as a hash.
 pub(super) static AGGREGATE: Script = Script::new(
-    r"local last, put = {}, {}
+    r"if redis.call('EXISTS', KEYS[4]) == 1 then
+  local had = redis.call('HGETALL', KEYS[4])
+  for at = 1, #had, 2 do redis.call('ZADD', KEYS[2], 'GT', had[at + 1], had[at]) end
+  redis.call('DEL', KEYS[4])
+end
+local new = 0
 for from = 2, #ARGV, 2000 do
-  local names = {}
-  for at = from, math.min(from + 1998, #ARGV), 2 do names[#names + 1] = ARGV[at] end
-  local had = redis.call('HMGET', KEYS[2], unpack(names))
-  for at, name in ipairs(names) do last[name] = tonumber(had[at] or '0') end
+  new = new + redis.call('ZADD', KEYS[2], 'GT', 'CH', unpack(ARGV, from, math.min(from + 1999, #ARGV)))
 end
-for at = 2, #ARGV, 2 do
-  local name, sn = ARGV[at], tonumber(ARGV[at + 1])
-  if sn > last[name] then
-    last[name] = sn
-    put[#put + 1] = name
-    put[#put + 1] = ARGV[at + 1]
-  end
-end
-for from = 1, #put, 2000 do
-  redis.call('HSET', KEYS[2], unpack(put, from, math.min(from + 1999, #put)))
-end
-local new = #put / 2
 if new > 0 and redis.call('INCRBY', KEYS[1], new) == new then redis.call('SET', KEYS[3], ARGV[1]) end
 return {'ok', new}",
 );
@@ -208,7 +216,7 @@ impl Script {
 }
 
 fn command<'a>(verb: &'a [u8], script: &'a [u8], keys: &'a [&str], args: &'a [&'a [u8]]) -> Vec<&'a [u8]> {
-    const COUNTS: [&[u8]; 4] = [b"0", b"1", b"2", b"3"];
+    const COUNTS: [&[u8]; 5] = [b"0", b"1", b"2", b"3", b"4"];
     let mut command = Vec::with_capacity(3 + keys.len() + args.len());
     command.extend([verb, script, COUNTS[keys.len()]]);
     command.extend(keys.iter().map(|key| key.as_bytes()));

@@ -48,6 +48,8 @@ fn reply(value: Value) -> Result<Reply, StoreError> {
         Value::Null => Reply::Nil,
         Value::Integer(n) => Reply::Int(n),
         Value::Boolean(yes) => Reply::Int(i64::from(yes)),
+        // Scores are sequence numbers.
+        Value::Double(score) if score == score.trunc() && score.abs() < 9e15 => Reply::Int(score as i64),
         Value::Array(list) | Value::Set(list) => {
             Reply::Array(list.into_iter().map(reply).collect::<Result<_, _>>()?)
         }

@@ -14,7 +14,8 @@ use super::*;
 struct Fake {
     strings: HashMap<Vec<u8>, Vec<u8>>,
     hashes: HashMap<Vec<u8>, BTreeMap<Vec<u8>, Vec<u8>>>,
-    sets: HashMap<Vec<u8>, BTreeMap<u64, Vec<u8>>>,
+    /// Scores by member.
+    sets: HashMap<Vec<u8>, BTreeMap<Vec<u8>, i64>>,
 }
 
 fn parse(bytes: &[u8]) -> i64 {
@@ -66,24 +67,55 @@ impl Fake {
                 more.iter().for_each(|field| drop(hash.remove(field)));
                 Reply::Int(0)
             }
-            b"ZADD" => {
-                self.sets.entry(key).or_default().insert(parse(&more[0]).unsigned_abs(), more[1].clone());
-                Reply::Int(0)
+            b"HKEYS" => {
+                let fields = self.hashes.get(&key).into_iter().flat_map(BTreeMap::keys);
+                Reply::Array(fields.map(|field| Reply::Bytes(field.clone().into())).collect())
             }
+            b"HGETALL" => {
+                let flat = self.hashes.get(&key).into_iter().flatten().flat_map(|(field, value)| [field, value]);
+                Reply::Array(flat.map(|part| Reply::Bytes(part.clone().into())).collect())
+            }
+            b"EXISTS" => Reply::Int(i64::from(
+                self.strings.contains_key(&key)
+                    || self.hashes.get(&key).is_some_and(|hash| !hash.is_empty())
+                    || self.sets.contains_key(&key),
+            )),
+            b"ZADD" => self.zadd(key, more),
             b"ZRANGE" => {
-                let first = self.sets.get(&key).and_then(|set| set.values().next());
-                Reply::Array(first.into_iter().map(|member| Reply::Bytes(member.clone().into())).collect())
+                assert_eq!(more, [b"0", b"0"]);
+                let first = self.sets.get(&key).and_then(|set| set.iter().min_by_key(|(_, score)| **score));
+                Reply::Array(first.into_iter().map(|(member, _)| Reply::Bytes(member.clone().into())).collect())
             }
             b"ZREM" => {
-                self.sets.entry(key).or_default().retain(|_, member| *member != more[0]);
+                self.sets.entry(key).or_default().remove(&more[0]);
                 Reply::Int(0)
             }
             b"DEL" => {
+                self.strings.remove(&key);
+                self.hashes.remove(&key);
                 self.sets.remove(&key);
                 Reply::Int(0)
             }
             other => panic!("not known here: {}", String::from_utf8_lossy(other)),
         }
+    }
+}
+
+impl Fake {
+    fn zadd(&mut self, key: Vec<u8>, words: &[Vec<u8>]) -> Reply {
+        let options = words.iter().take_while(|word| matches!(&word[..], b"GT" | b"CH")).count();
+        let has = |option: &[u8]| words[..options].iter().any(|word| word == option);
+        let pairs = &words[options..];
+        assert!(!pairs.is_empty() && pairs.len().is_multiple_of(2), "syntax error");
+        let (set, mut changed) = (self.sets.entry(key).or_default(), 0);
+        for pair in pairs.chunks(2) {
+            let (score, old) = (parse(&pair[0]), set.get(&pair[1]).copied());
+            if old.is_none_or(|old| if has(b"GT") { score > old } else { score != old }) {
+                set.insert(pair[1].clone(), score);
+                changed += i64::from(old.is_none() || has(b"CH"));
+            }
+        }
+        Reply::Int(changed)
     }
 }
 
@@ -277,9 +309,17 @@ proptest! {
                 prop_assert_eq!(now(store.mark("c", attempt, &numbers)), Ok(stored));
             }
             let left: BTreeMap<u64, Bytes> = kept.range(stored + 1..).map(|(sn, m)| (*sn, m.clone())).collect();
-            let held: BTreeMap<u64, Bytes> = machine.fake.lock().unwrap().hashes.get(&b"producer:{c}:messages"[..])
-                .into_iter().flatten().map(|(sn, m)| (parse(sn).unsigned_abs(), m.clone().into())).collect();
-            prop_assert_eq!(held, left);
+            let fields = machine.fake.lock().unwrap().hashes.get(&b"producer:{c}:messages"[..]).cloned();
+            let mut held = BTreeMap::new();
+            for (field, value) in fields.unwrap_or_default() {
+                let numbers = row::numbers(&field).unwrap();
+                prop_assert!(*numbers.end() > stored, "what is through is gone: {:?}", numbers);
+                held.extend(row::unpack(&numbers, &field, &value.into()).unwrap());
+            }
+            held.retain(|sn, _| *sn > stored);
+            prop_assert_eq!(&held, &left);
+            let next: Vec<_> = left.into_iter().take_while(|(sn, _)| *sn <= acked).collect();
+            prop_assert_eq!(now(store.kept("c", stored + 1, acked)), next);
         }
         prop_assert_eq!(now(store.keep("c", attempt - 1, &[(acked + 1, Bytes::new())])), Err(Fenced));
         prop_assert_eq!(now(store.mark("c", attempt - 1, &[stored + 1])), Err(Fenced));
@@ -305,8 +345,8 @@ proptest! {
         prop_assert_eq!(now(store.number_at(&key("count"))), count);
         prop_assert_eq!(now(store.value_at(&key("text"))), Some(Bytes::from_static(b"text")));
         let fake = machine.fake.lock().unwrap();
-        let by: BTreeMap<_, _> = fake.hashes[key("by").as_bytes()].iter()
-            .map(|(client, sn)| (std::str::from_utf8(client).unwrap(), parse(sn).unsigned_abs())).collect();
+        let by: BTreeMap<_, _> = fake.sets[key("last").as_bytes()].iter()
+            .map(|(client, sn)| (std::str::from_utf8(client).unwrap(), sn.unsigned_abs())).collect();
         prop_assert_eq!(by, last);
     }
 }
@@ -319,4 +359,53 @@ fn a_text_of_very_many_clients_fits() {
     now(store.aggregate(b"text", &by));
     now(store.aggregate(b"text", &by));
     assert_eq!(now(store.number_at(&format!("message:{{{}}}:count", hash_of(b"text")))), 3_500);
+}
+
+#[test]
+fn a_text_that_an_earlier_version_counted_goes_on() {
+    let (store, machine) = store();
+    let key = |part: &str| format!("message:{{{}}}:{part}", hash_of(b"text"));
+    {
+        let mut fake = machine.fake.lock().unwrap();
+        fake.strings.insert(key("count").into(), b"2".to_vec());
+        let by = [("a", "5"), ("b", "9")].map(|(client, sn)| (client.into(), sn.into()));
+        fake.hashes.insert(key("by").into(), by.into());
+    }
+    now(store.aggregate(b"text", &[("a", 5), ("a", 6), ("b", 7), ("c", 1)]));
+    assert_eq!(now(store.number_at(&key("count"))), 4);
+    assert!(!machine.fake.lock().unwrap().hashes.contains_key(key("by").as_bytes()));
+}
+
+#[test]
+fn a_row_whose_answer_was_lost_is_kept_once_and_one_apart_comes_in_pieces() {
+    let (store, machine) = store();
+    let Taken::Yes { attempt, .. } = now(store.take("c", 1)) else { panic!("nobody else is there") };
+    let row = |numbers: RangeInclusive<u64>| -> Vec<_> {
+        numbers.map(|sn| (sn, Bytes::from(format!("m{sn}")))).collect()
+    };
+    let fields = || -> Vec<String> {
+        let fake = machine.fake.lock().unwrap();
+        let fields = fake.hashes[&b"producer:{c}:messages"[..]].keys();
+        fields.map(|field| String::from_utf8(field.clone()).unwrap()).collect()
+    };
+    assert_eq!(now(store.keep("c", attempt, &row(1..=4))), Ok(4));
+    assert_eq!(now(store.keep("c", attempt, &row(1..=4))), Ok(4));
+    assert_eq!(now(store.keep("c", attempt, &row(7..=8))), Ok(4), "5 and 6 are missing");
+    assert_eq!(fields(), ["1-4", "7", "8"]);
+    assert_eq!(now(store.keep("c", attempt, &row(5..=6))), Ok(8), "the gap is closed");
+    assert_eq!(now(store.mark("c", attempt, &[1, 2, 3])), Ok(3));
+    assert_eq!(fields(), ["1-4", "5-6", "7", "8"]);
+    assert_eq!(now(store.kept("c", 4, 8)), row(4..=8));
+    assert_eq!(now(store.mark("c", attempt, &[4, 5, 6, 7])), Ok(7));
+    assert_eq!(fields(), ["8"]);
+}
+
+#[test]
+fn what_the_queue_has_is_acknowledged_although_the_store_has_forgotten_it() {
+    let (store, _) = store();
+    let Taken::Yes { attempt, .. } = now(store.take("c", 1)) else { panic!("nobody else is there") };
+    assert_eq!(now(store.mark("c", attempt, &[1, 2, 3])), Ok(3));
+    assert!(matches!(now(store.take("c", 1)), Taken::Yes { acked: 3, stored: 3, .. }));
+    let message = [(4, Bytes::from_static(b"four"))];
+    assert_eq!(now(store.keep("c", attempt + 1, &message)), Ok(4));
 }

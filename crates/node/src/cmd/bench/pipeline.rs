@@ -75,6 +75,9 @@ struct Measured {
     max_ms: f64,
     /// The most memory this process has had.
     peak_memory_bytes: u64,
+    /// What counters committed, and what aggregators counted, at a time.
+    transactions: u64,
+    aggregator_batches: u64,
     resent: u64,
     aborted: u64,
     lost: u64,
@@ -95,6 +98,8 @@ impl Report for Measured {
             ("p99", format!("{:.1} ms", self.p99_ms)),
             ("longest", format!("{:.1} ms", self.max_ms)),
             ("memory of this process", format!("{:.0} MB", self.peak_memory_bytes as f64 / 1e6)),
+            ("transactions", grouped(self.transactions)),
+            ("batches of aggregators", grouped(self.aggregator_batches)),
             ("sent again by gateways", grouped(self.resent)),
             ("transactions undone", grouped(self.aborted)),
             ("lost", grouped(self.lost)),
@@ -218,6 +223,8 @@ impl Bench<'_> {
             p99_ms: ms(spread.p99),
             max_ms: ms(spread.max),
             peak_memory_bytes: peak_memory_bytes(),
+            transactions: Counts::get(&counts.transactions),
+            aggregator_batches: Counts::get(&counts.steps),
             resent: Counts::get(&counts.resent),
             aborted: Counts::get(&counts.aborted),
             lost: verdict.lost,
