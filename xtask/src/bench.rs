@@ -119,6 +119,9 @@ struct Pipeline {
     /// The other side
     #[arg(long, value_enum, default_value_t = Peer::Kafka)]
     peer: Peer,
+    /// How the other side is set; may be repeated [default: both]
+    #[arg(long = "durability", value_enum)]
+    durabilities: Vec<Durability>,
     /// Messages of the large run (metric 24)
     #[arg(long, default_value_t = 1_000_000)]
     messages: usize,
@@ -165,6 +168,23 @@ struct Cluster {
 enum Peer {
     Kafka,
     None,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Durability {
+    /// As Kafka and Redis are by default
+    Default,
+    /// They acknowledge what is on disk, as Moim does
+    Synced,
+}
+
+impl Durability {
+    fn told(self) -> pipeline::Durability {
+        match self {
+            Durability::Default => pipeline::Durability::Default,
+            Durability::Synced => pipeline::Durability::Synced,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -257,6 +277,10 @@ fn run_pipeline(root: &Path, args: &Pipeline) -> Result<Report> {
             None => build(root, &target)?,
         },
         with_peer: args.peer == Peer::Kafka,
+        durabilities: match &args.durabilities[..] {
+            [] => vec![pipeline::Durability::Default, pipeline::Durability::Synced],
+            some => some.iter().map(|wanted| wanted.told()).collect(),
+        },
         redis: installed_redis(),
         scratch: target.join("bench"),
         messages: args.messages,

@@ -208,20 +208,22 @@ fn pom() -> String {
 /// Starts a one-node Kafka on `data` from the artifacts in `home`, with the heap its own start script gives it. `serves` is
 /// asked until it says that the broker answers requests.
 pub fn start_kafka(home: &Path, data: &Path, serves: &dyn Fn(SocketAddr) -> bool) -> Result<Server> {
-    kafka(home, data, (free_port()?, &[free_port()?], 0), serves)
+    kafka(home, data, (free_port()?, &[free_port()?], 0), "", serves)
 }
 
-/// Starts nodes of Kafka that form a cluster, each broker and controller.
+/// Starts nodes of Kafka that form a cluster, each broker and controller. `settings` are lines of their properties.
 pub fn start_kafka_cluster(
     home: &Path,
     folder: &Path,
     nodes: usize,
+    settings: &str,
     serves: &(dyn Fn(SocketAddr) -> bool + Sync),
 ) -> Result<Vec<Server>> {
     let ports = (0..2 * nodes).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
     let (clients, controllers) = ports.split_at(nodes);
     together(nodes, |at| {
-        kafka(home, &folder.join(format!("kafka-{}", at + 1)), (clients[at], controllers, at), serves)
+        let data = folder.join(format!("kafka-{}", at + 1));
+        kafka(home, &data, (clients[at], controllers, at), settings, serves)
     })
 }
 
@@ -229,11 +231,12 @@ fn kafka(
     home: &Path,
     data: &Path,
     (port, controllers, at): (u16, &[u16], usize),
+    settings: &str,
     serves: &dyn Fn(SocketAddr) -> bool,
 ) -> Result<Server> {
     fs::create_dir_all(data)?;
     let properties = data.with_extension("properties");
-    fs::write(&properties, kafka_properties(port, controllers, at, data))?;
+    fs::write(&properties, kafka_properties(port, controllers, at, data) + settings)?;
     let java = |main: &str, heap: &[&str]| {
         let mut command = Command::new("java");
         command.args(heap).arg("-cp").arg(home.join("lib").join("*")).arg(main).stdin(Stdio::null());

@@ -1,5 +1,5 @@
 //! The pipeline end to end: the same programs (`moim bench pipeline`) on three nodes of Moim, and on three processes of Kafka
-//! beside a Redis Cluster of six.
+//! beside a Redis Cluster of six: as they are by default, and set to acknowledge only what is on disk, as Moim does.
 //!
 //! Clients, gateways, counters and aggregators are one process of the binary under test on either side; what differs is the
 //! addresses, and that the real store's acknowledgement is not trusted there (`--ack-after-queue`). A run whose verdict is not
@@ -21,6 +21,7 @@ use crate::procfs;
 use crate::report::{Aim, Figure, Metric, Report};
 
 use self::chart::Chart;
+pub use self::stacks::Durability;
 use self::stacks::Stack;
 
 /// Numbers of the metrics in docs/performance.md.
@@ -34,6 +35,8 @@ pub struct Options {
     pub moim: PathBuf,
     /// Whether to measure Kafka and Redis.
     pub with_peer: bool,
+    /// In which of their settings; metric 25 takes the first.
+    pub durabilities: Vec<Durability>,
     /// The installed redis-server.
     pub redis: Option<PathBuf>,
     /// Where data and Kafka's artifacts go.
@@ -93,8 +96,13 @@ impl Bench<'_> {
         Stack::moim(&self.options.moim, &self.options.scratch.join("pipeline"))
     }
 
+    /// The settings in which the other side is measured.
+    fn peers(&self, at_most: usize) -> Vec<Durability> {
+        self.options.durabilities.iter().copied().take(at_most).collect()
+    }
+
     /// Kafka and Redis; none, with a note, where they are not installed.
-    fn peer(&mut self) -> Result<Option<Stack>> {
+    fn peer(&mut self, durability: Durability) -> Result<Option<Stack>> {
         if !self.options.with_peer {
             return Ok(None);
         }
@@ -102,7 +110,7 @@ impl Bench<'_> {
             self.note("no redis-server: the other side was not measured");
             return Ok(None);
         };
-        match Stack::real(&self.options.scratch, redis) {
+        match Stack::real(&self.options.scratch, redis, durability) {
             Ok(stack) => Ok(Some(stack)),
             Err(why) => {
                 self.note(&format!("Kafka and Redis were not measured: {why:#}"));
@@ -150,10 +158,16 @@ impl Bench<'_> {
 
     /// The runs of Moim, then those of the other side, each alone on the machine: a Kafka that has nothing to do takes a third
     /// of the speed of whoever runs beside it. Each side has had a run before, so that it is warm.
-    fn each_alone(&mut self, moim: Stack, args: &[&str]) -> Result<(Vec<Stack>, Vec<Vec<Run>>)> {
+    fn each_alone(
+        &mut self,
+        moim: Stack,
+        peers: &[Durability],
+        args: &[&str],
+    ) -> Result<(Vec<Stack>, Vec<Vec<Run>>)> {
         let mut runs = vec![self.rounds(&moim, args)?];
         let mut stacks = vec![moim.ended()];
-        if let Some(peer) = self.peer()? {
+        for durability in peers {
+            let Some(peer) = self.peer(*durability)? else { continue };
             self.bench(&peer, args)?;
             runs.push(self.rounds(&peer, args)?);
             stacks.push(peer.ended());
@@ -169,7 +183,7 @@ impl Bench<'_> {
         let started = since.elapsed().as_secs_f64();
         self.bench(&moim, &["--clients", "10"])?;
         let whole = since.elapsed().as_secs_f64();
-        let (stacks, runs) = self.each_alone(moim, &["--clients", "10"])?;
+        let (stacks, runs) = self.each_alone(moim, &self.peers(usize::MAX), &["--clients", "10"])?;
         let mut figures = vec![
             Figure::new("Moim", "cluster of three ready", started, "s", None),
             Figure::new("Moim", "from nothing to verified, first run", whole, "s", Some(Aim::AtMost(10.0))),
@@ -191,9 +205,11 @@ impl Bench<'_> {
         all.push(vec![self.bench(&moim, &args)?]);
         memory(&mut figures, &moim, &all[0][0])?;
         stacks.push(moim.ended());
-        if let Some(peer) = self.peer()? {
-            all.push(vec![self.bench(&peer, &args)?]);
-            memory(&mut figures, &peer, &all[1][0])?;
+        for durability in self.peers(usize::MAX) {
+            let Some(peer) = self.peer(durability)? else { continue };
+            let run = self.bench(&peer, &args)?;
+            memory(&mut figures, &peer, &run)?;
+            all.push(vec![run]);
             stacks.push(peer.ended());
         }
         let mut compared = Vec::new();
@@ -209,7 +225,7 @@ impl Bench<'_> {
         let args = ["--clients", "10", "--lines", "500", "--rate", "50"];
         let moim = self.moim()?;
         self.bench(&moim, &args)?;
-        let (stacks, runs) = self.each_alone(moim, &args)?;
+        let (stacks, runs) = self.each_alone(moim, &self.peers(1), &args)?;
         let mut figures = Vec::new();
         for (stack, runs) in stacks.iter().zip(&runs) {
             figures.push(Figure::new(
@@ -285,7 +301,7 @@ fn picture(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("pipeline-{name}.svg"))
 }
 
-/// Rates and times of all sides, and ours against theirs.
+/// Rates and times of all sides, and ours against each of theirs. The aims are the same.
 fn compare(figures: &mut Vec<Figure>, stacks: &[Stack], runs: &[Vec<Run>], what: &str) {
     for (stack, runs) in stacks.iter().zip(runs) {
         let mut figure = |what: &str, of: fn(&Run) -> f64, unit| {
@@ -296,10 +312,11 @@ fn compare(figures: &mut Vec<Figure>, stacks: &[Stack], runs: &[Vec<Run>], what:
         figure("sent to counted at full speed, p50", |r| r.p50_ms, "ms");
         figure("sent to counted at full speed, p99", |r| r.p99_ms, "ms");
     }
-    if let [ours, theirs] = runs {
+    let [ours, theirs @ ..] = runs else { return };
+    for (stack, theirs) in stacks[1..].iter().zip(theirs) {
         let ratio = |of: fn(&Run) -> f64| median(ours, of) / median(theirs, of);
         let mut figure = |name: &str, of: fn(&Run) -> f64, aim| {
-            let name = format!("{name} of {what}, of that of Kafka + Redis");
+            let name = format!("{name} of {what}, of that of {}", stack.label);
             figures.push(Figure::new("Moim", &name, ratio(of), "x", Some(aim)));
         };
         figure("messages/s", |r| r.messages_per_second, Aim::AtLeast(5.0));

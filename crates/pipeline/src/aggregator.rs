@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
 
-use crate::consume::{self, Failed, Source, patiently};
+use crate::consume::{self, Failed, Source, Watch, patiently};
 use crate::progress::{self, Progress};
 use crate::queue::{self, MESSAGE_AGGREGATION, QueueOptions};
 use crate::store::Store;
@@ -39,7 +39,18 @@ pub fn start(
     runtime: Handle,
     shutdown: Shutdown,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
-    consume::run(format!("aggregator-{}", options.instance), shutdown, move |shutdown, watch| {
+    let name = format!("aggregator-{}", options.instance);
+    consume::run(name, shutdown, work(options, store, progress, runtime))
+}
+
+/// What an aggregator does until it is told to stop, or fails.
+fn work(
+    options: AggregatorOptions,
+    store: Store,
+    progress: Progress,
+    runtime: Handle,
+) -> impl Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static {
+    move |shutdown, watch| {
         let source = Source::subscribe(&options.queue.consumer("aggregator"), MESSAGE_AGGREGATION)?;
         watch.reads_from(&source);
         while !shutdown.is_stopped() {
@@ -57,7 +68,7 @@ pub fn start(
             }
         }
         Ok(())
-    })
+    }
 }
 
 async fn aggregate(store: &Store, batch: &[BorrowedMessage<'_>], shutdown: &Shutdown) -> Result<(), Failed> {
@@ -75,4 +86,98 @@ async fn aggregate(store: &Store, batch: &[BorrowedMessage<'_>], shutdown: &Shut
         step?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use rdkafka::ClientConfig;
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+
+    use super::*;
+    use crate::store::{BoxFuture, Commands, Reply, StoreError};
+
+    /// A store that says yes, and tells of every text.
+    struct Yes {
+        told: mpsc::SyncSender<()>,
+        go_on: std::sync::Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl Commands for Yes {
+        fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>> {
+            if command[0].starts_with(b"EVAL") {
+                self.told.send(()).unwrap();
+                self.go_on.lock().unwrap().recv().unwrap();
+            }
+            Box::pin(std::future::ready(Ok(Reply::Array(vec![Reply::Bytes("ok".into()), Reply::Int(1)]))))
+        }
+
+        fn call_all<'a>(&'a self, _: &[&[u8]]) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>> {
+            Box::pin(std::future::ready(Ok(Vec::new())))
+        }
+
+        fn keys<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>> {
+            Box::pin(std::future::ready(Ok(Vec::new())))
+        }
+    }
+
+    fn put(brokers: &str, sn: u64) {
+        let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
+        let record = BaseRecord::to(MESSAGE_AGGREGATION).key("k").payload("text");
+        producer.send(record.headers(queue::headers("c", sn))).map_err(|(error, _)| error).unwrap();
+        producer.flush(Duration::from_secs(60)).unwrap();
+    }
+
+    #[test]
+    fn an_aggregator_whose_commit_does_not_come_back_is_replaced() {
+        let patience = Duration::from_secs(60);
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic(MESSAGE_AGGREGATION, 1, 1).unwrap();
+        let queue = QueueOptions {
+            brokers: cluster.bootstrap_servers(),
+            partitions: 1,
+            factor: None,
+            name: "test".to_owned(),
+        };
+        let ((told, heard), (go_on, going)) = (mpsc::sync_channel(10), mpsc::sync_channel(10));
+        let store = Store::new(Arc::new(Yes { told, go_on: std::sync::Mutex::new(going) }));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let options = AggregatorOptions { queue: queue.clone(), instance: 0, batch: 10 };
+        let work = work(options, store, Progress::default(), runtime.handle().clone());
+        let lives = Arc::new(AtomicU64::new(0));
+        let counted = {
+            let lives = Arc::clone(&lives);
+            move |shutdown: &Shutdown, watch: &Watch| {
+                lives.fetch_add(1, Ordering::SeqCst);
+                work(shutdown, watch)
+            }
+        };
+        let shutdown = Shutdown::new();
+        let limit = Duration::from_millis(500);
+        let watched =
+            consume::watch_over("test".to_owned(), shutdown.clone(), limit, Arc::new(counted)).unwrap();
+        put(&queue.brokers, 1);
+        heard.recv_timeout(patience).expect("the first message was not counted");
+        // From now on nothing is answered: the commit that follows hangs.
+        cluster.broker_round_trip_time(1, Duration::from_secs(3_600)).unwrap();
+        go_on.send(()).unwrap();
+        for _ in 0..6_000 {
+            if lives.load(Ordering::SeqCst) > 1 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(lives.load(Ordering::SeqCst) > 1, "nobody took its place");
+        cluster.broker_round_trip_time(1, Duration::ZERO).unwrap();
+        (0..9).for_each(|_| go_on.send(()).unwrap());
+        put(&queue.brokers, 2);
+        heard.recv_timeout(patience).expect("the second message was not counted");
+        shutdown.stop();
+        watched.join().unwrap();
+    }
 }

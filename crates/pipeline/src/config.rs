@@ -117,13 +117,13 @@ impl Default for GatewayConfig {
 
 impl Default for CounterConfig {
     fn default() -> Self {
-        Self { instances: 3, transaction_size: 5_000 }
+        Self { instances: 3, transaction_size: 20_000 }
     }
 }
 
 impl Default for AggregatorConfig {
     fn default() -> Self {
-        Self { instances: 3, batch: 5_000 }
+        Self { instances: 3, batch: 20_000 }
     }
 }
 

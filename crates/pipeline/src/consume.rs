@@ -261,7 +261,8 @@ pub(crate) fn run(
     watch_over(name, shutdown, OVERDUE, Arc::new(work))
 }
 
-fn watch_over<W>(
+/// [`run`], with another limit for calls.
+pub(crate) fn watch_over<W>(
     name: String,
     shutdown: Shutdown,
     limit: Duration,

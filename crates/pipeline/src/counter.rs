@@ -14,6 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Header, Message, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use moim_base::task::Shutdown;
 
@@ -24,6 +25,12 @@ use crate::store::{Counting, Store, Verdict, hash_of};
 
 /// A transaction that cannot be carried on for so long is undone: meanwhile the group waits for us.
 const CALL: Duration = Duration::from_secs(10);
+/// How long a transaction should last at most: what cannot be finished in time is undone, and done again for nothing. Batches
+/// are made so small that it does, and larger again where there is time.
+const LASTS: Duration = Duration::from_secs(1);
+/// The first batch, and the smallest that is tried.
+const FIRST: usize = 1_000;
+const SMALLEST: usize = 100;
 /// How long one look for delivery reports may last.
 const REPORT_POLL: Duration = Duration::from_millis(5);
 
@@ -50,14 +57,37 @@ pub fn start(
     consume::run(name, shutdown, move |shutdown, watch| {
         let mut counter = Counter::open(&options, watch, store.clone(), progress.clone(), runtime.clone())?;
         while !shutdown.is_stopped() {
-            counter.step(&options, shutdown)?;
+            counter.step(shutdown)?;
         }
         Ok(())
     })
 }
 
+/// How many messages to put into a transaction, by how long the last ones took.
+#[derive(Debug)]
+struct Size {
+    now: usize,
+    largest: usize,
+}
+
+impl Size {
+    fn up_to(largest: usize) -> Self {
+        Self { now: FIRST.min(largest), largest }
+    }
+
+    /// A transaction of so many messages took so long, or was undone.
+    fn on_end(&mut self, messages: usize, took: Duration, is_fine: bool) {
+        if !is_fine || took > LASTS {
+            self.now = (self.now / 2).max(SMALLEST.min(self.largest));
+        } else if messages >= self.now && took < LASTS / 2 {
+            self.now = (self.now * 2).min(self.largest);
+        }
+    }
+}
+
 struct Counter<'w> {
     watch: &'w Watch,
+    size: Size,
     source: Source,
     producer: BaseProducer<DefaultProducerContext>,
     tally: Tally,
@@ -95,17 +125,19 @@ impl<'w> Counter<'w> {
         let source = Source::subscribe(&options.queue.consumer("counter"), CLIENT_MESSAGE)?;
         watch.reads_from(&source);
         let tally = Tally { store, runtime, generations: HashMap::new() };
-        Ok(Self { watch, source, producer, tally, progress })
+        let size = Size::up_to(options.transaction_size);
+        Ok(Self { watch, size, source, producer, tally, progress })
     }
 
-    fn step(&mut self, options: &CounterOptions, shutdown: &Shutdown) -> Result<(), Failed> {
-        let batch = self.source.gather(options.transaction_size, shutdown);
+    fn step(&mut self, shutdown: &Shutdown) -> Result<(), Failed> {
+        let batch = self.source.gather(self.size.now, shutdown);
         if self.source.has_changed() {
             self.tally.generations.clear();
         }
         if batch.is_empty() {
             return Ok(());
         }
+        let since = Instant::now();
         let outs = match self.tally.count(&batch, shutdown) {
             // Another counter has been given the partition and has begun: the next rebalance tells us, or told us.
             Err(Failed::Fenced) => {
@@ -114,7 +146,9 @@ impl<'w> Counter<'w> {
             }
             other => other?,
         };
-        match self.pass_on(&outs, &batch) {
+        let passed = self.pass_on(&outs, &batch);
+        self.size.on_end(batch.len(), since.elapsed(), passed.is_ok());
+        match passed {
             Ok(()) => {
                 self.note(&outs);
                 Ok(())
@@ -294,4 +328,33 @@ fn dead_headers(message: &BorrowedMessage<'_>, why: &str) -> OwnedHeaders {
             .insert(Header { key: "sn", value: Some(&sn) });
     }
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transactions_are_as_large_as_there_is_time_for() {
+        let mut size = Size::up_to(20_000);
+        let quick = Duration::from_millis(100);
+        for (messages, took, is_fine, then) in [
+            (999, quick, true, 1_000),
+            (1_000, quick, true, 2_000),
+            (2_000, LASTS * 3 / 4, true, 2_000),
+            (2_000, quick, true, 4_000),
+            (4_000, LASTS * 2, true, 2_000),
+            (2_000, quick, false, 1_000),
+        ] {
+            size.on_end(messages, took, is_fine);
+            assert_eq!(size.now, then, "after {messages} in {took:?}, {is_fine}");
+        }
+        (0..20).for_each(|_| size.on_end(size.now, quick, true));
+        assert_eq!(size.now, 20_000);
+        (0..20).for_each(|_| size.on_end(size.now, quick, false));
+        assert_eq!(size.now, SMALLEST);
+        let mut small = Size::up_to(10);
+        small.on_end(10, quick, false);
+        assert_eq!(small.now, 10);
+    }
 }

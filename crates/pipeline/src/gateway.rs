@@ -245,7 +245,9 @@ impl Shared {
         let kept = self.store.kept(client, stored + 1, acked).await?;
         if kept.len() as u64 != acked.saturating_sub(stored) {
             let missing = stored + 1 + kept.len() as u64;
-            return Err(StoreError::Strange(format!("message {missing} of {acked} was acknowledged and is gone")));
+            return Err(StoreError::Strange(format!(
+                "message {missing} of {acked} was acknowledged and is gone"
+            )));
         }
         let handle = Relaying::start(Arc::clone(self), client, attempt, stored, kept);
         let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);

@@ -29,6 +29,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use sha2::{Digest, Sha256};
 
 pub use self::script::Script;
@@ -372,11 +373,14 @@ impl Store {
 
     /// Deletes everything a pipeline keeps; answers how many keys there were.
     pub async fn wipe(&self) -> Result<u64, StoreError> {
+        const AT_ONCE: usize = 256;
         let mut deleted = 0;
         for pattern in ["producer:*", "consumer:*", "message:{*}:*"] {
-            for key in self.commands.keys(pattern).await? {
-                let gone = self.call(&[b"UNLINK", &key]).await?;
-                deleted += gone.int().map_or(0, i64::unsigned_abs);
+            let keys = self.commands.keys(pattern).await?;
+            let gone = keys.iter().map(|key| async move { self.call(&[b"UNLINK", key]).await });
+            let mut gone = futures_util::stream::iter(gone).buffer_unordered(AT_ONCE);
+            while let Some(reply) = gone.next().await {
+                deleted += reply?.int().map_or(0, i64::unsigned_abs);
             }
         }
         Ok(deleted)

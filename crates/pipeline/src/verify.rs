@@ -201,7 +201,8 @@ async fn observe_client(store: &Store, client: &str) -> Result<ClientCounts, Sto
 /// The last number of each client that counted for a text.
 pub async fn counted_for(store: &Store, hash: &str) -> Result<BTreeMap<String, u64>, StoreError> {
     let (last, by) = (format!("message:{{{hash}}}:last"), format!("message:{{{hash}}}:by"));
-    let reply = match store.commands().call(&[b"ZRANGE", last.as_bytes(), b"0", b"-1", b"WITHSCORES"]).await? {
+    let reply = match store.commands().call(&[b"ZRANGE", last.as_bytes(), b"0", b"-1", b"WITHSCORES"]).await?
+    {
         // A text that was last counted by an earlier version.
         reply if reply.list().is_empty() => store.commands().call(&[b"HGETALL", by.as_bytes()]).await?,
         reply => reply,

@@ -248,6 +248,15 @@ impl<'a> Ctx<'a> {
         fine
     }
 
+    /// Where the only key of a command lies is worked out once. To be forgotten with the arguments.
+    pub(crate) fn remember_key(&mut self, spec: &'static Spec) {
+        if let Keys::Range { first: 1, last: 1, .. } = spec.keys {
+            let key = self.arg(1);
+            let id = self.db.id_of(key);
+            self.db.remember(key, id);
+        }
+    }
+
     /// The keys of a command that may create them, and that are not there.
     fn missing_keys(&self, spec: &'static Spec) -> Vec<Box<[u8]>> {
         let mut keys = Vec::new();

@@ -587,7 +587,9 @@ impl Caller<'_, '_> {
             rewritten: false,
         };
         let number = std::mem::replace(&mut inner.session.command, cmd::number_of(spec));
+        inner.remember_key(spec);
         inner.run(spec);
+        inner.db.forget();
         inner.session.command = number;
         let dirty = inner.dirty;
         ctx.dirty += dirty;

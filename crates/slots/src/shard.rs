@@ -594,7 +594,9 @@ impl State {
                 dirty: 0,
                 rewritten: false,
             };
+            ctx.remember_key(spec);
             ctx.run(spec);
+            ctx.db.forget();
         }
         self.events.ready.clear();
         self.events.notifications.clear();

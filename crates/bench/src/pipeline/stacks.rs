@@ -1,5 +1,5 @@
 //! What the pipeline runs on: three nodes of Moim; or Kafka and a Redis Cluster, each with its own defaults, three copies of
-//! every partition and one replica of every shard.
+//! every partition and one replica of every shard; or the same two set to have on disk what they acknowledge.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
@@ -11,6 +11,15 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::load::{self, admin};
 use crate::peers::{self, Server};
+
+/// What Kafka and Redis have on their disks when they acknowledge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// What they have by default: Kafka writes to the system's memory, Redis to its own.
+    Default,
+    /// Everything, as Moim has.
+    Synced,
+}
 
 const REDIS_NODES: usize = 6;
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -37,16 +46,24 @@ impl Stack {
         Ok(Self { label: "Moim", kafka: kafka(&brokers), redis, flags: &[], brokers, stores: Vec::new() })
     }
 
-    pub(super) fn real(scratch: &Path, redis: &Path) -> Result<Self> {
+    pub(super) fn real(scratch: &Path, redis: &Path, durability: Durability) -> Result<Self> {
         let home = scratch.join("kafka");
         peers::install_kafka(&home)?;
         let folder = scratch.join("pipeline");
         let serves = |addr| load::runtime().is_ok_and(|runtime| runtime.block_on(admin::serves(addr)));
-        let brokers = peers::start_kafka_cluster(&home, &folder, 3, &serves)?;
-        let stores = start_redis(redis, &folder)?;
+        let (label, kafka_settings, redis_settings): (_, _, &[&str]) = match durability {
+            Durability::Default => ("Kafka + Redis", "", &[]),
+            Durability::Synced => (
+                "Kafka + Redis, synced",
+                "log.flush.interval.messages=1\n",
+                &["--appendonly", "yes", "--appendfsync", "always"],
+            ),
+        };
+        let brokers = peers::start_kafka_cluster(&home, &folder, 3, kafka_settings, &serves)?;
+        let stores = start_redis(redis, redis_settings, &folder)?;
         let nodes: Vec<String> = stores.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
         Ok(Self {
-            label: "Kafka + Redis",
+            label,
             kafka: kafka(&brokers),
             redis: nodes.join(","),
             flags: &["--ack-after-queue"],
@@ -87,7 +104,7 @@ impl Drop for RedisNode {
     }
 }
 
-fn start_redis(program: &Path, folder: &Path) -> Result<Vec<RedisNode>> {
+fn start_redis(program: &Path, settings: &[&str], folder: &Path) -> Result<Vec<RedisNode>> {
     let mut nodes = Vec::new();
     for at in 1..=REDIS_NODES {
         // Its bus listens 10,000 above.
@@ -98,6 +115,7 @@ fn start_redis(program: &Path, folder: &Path) -> Result<Vec<RedisNode>> {
         let child = Command::new(program)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--cluster-enabled", "yes", "--dir"])
             .arg(&data)
+            .args(settings)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -113,7 +113,7 @@ impl Bench<'_> {
     fn start_kafka(&self, what: &str) -> Result<Cluster> {
         let serves = |addr| load::runtime().is_ok_and(|runtime| runtime.block_on(admin::serves(addr)));
         let home = self.options.scratch.join("kafka");
-        let servers = peers::start_kafka_cluster(&home, &self.folder.join(what), self.nodes, &serves)?;
+        let servers = peers::start_kafka_cluster(&home, &self.folder.join(what), self.nodes, "", &serves)?;
         Ok(Cluster { servers })
     }
 

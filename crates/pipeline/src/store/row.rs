@@ -34,7 +34,11 @@ pub(super) fn numbers(field: &[u8]) -> Option<RangeInclusive<u64>> {
 }
 
 /// The messages of a field. None when it does not hold as many as its name says.
-pub(super) fn unpack(numbers: &RangeInclusive<u64>, field: &[u8], value: &Bytes) -> Option<Vec<(u64, Bytes)>> {
+pub(super) fn unpack(
+    numbers: &RangeInclusive<u64>,
+    field: &[u8],
+    value: &Bytes,
+) -> Option<Vec<(u64, Bytes)>> {
     if !field.contains(&b'-') {
         return Some(vec![(*numbers.start(), value.clone())]);
     }

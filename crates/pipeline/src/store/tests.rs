@@ -72,7 +72,8 @@ impl Fake {
                 Reply::Array(fields.map(|field| Reply::Bytes(field.clone().into())).collect())
             }
             b"HGETALL" => {
-                let flat = self.hashes.get(&key).into_iter().flatten().flat_map(|(field, value)| [field, value]);
+                let flat =
+                    self.hashes.get(&key).into_iter().flatten().flat_map(|(field, value)| [field, value]);
                 Reply::Array(flat.map(|part| Reply::Bytes(part.clone().into())).collect())
             }
             b"EXISTS" => Reply::Int(i64::from(
@@ -84,7 +85,9 @@ impl Fake {
             b"ZRANGE" => {
                 assert_eq!(more, [b"0", b"0"]);
                 let first = self.sets.get(&key).and_then(|set| set.iter().min_by_key(|(_, score)| **score));
-                Reply::Array(first.into_iter().map(|(member, _)| Reply::Bytes(member.clone().into())).collect())
+                Reply::Array(
+                    first.into_iter().map(|(member, _)| Reply::Bytes(member.clone().into())).collect(),
+                )
             }
             b"ZREM" => {
                 self.sets.entry(key).or_default().remove(&more[0]);

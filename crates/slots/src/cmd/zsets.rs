@@ -111,14 +111,18 @@ fn add_members(ctx: &mut Ctx<'_>, add: &Add, first: usize) -> Done {
         pairs.push((ctx.float(at)?, ctx.arg(at + 1)));
     }
     let (mut added, mut updated, mut result) = (0, 0, None);
-    for (given, member) in pairs {
-        let old = typed::get::<Zset>(ctx.db, key)?.and_then(|zset| zset.score(member));
-        let Some(score) = add.score(old, given)? else { continue };
-        result = Some(score);
-        match typed::create::<Zset>(ctx.db, key)?.insert(member, score, &limits) {
-            Inserted::New => added += 1,
-            Inserted::Moved => updated += 1,
-            Inserted::Same => {}
+    // Looked up once for all members. The first one is put into a set that is new, unless there is to be none.
+    let is_none = add.xx && typed::get::<Zset>(ctx.db, key)?.is_none();
+    let zset = if is_none { None } else { Some(typed::create::<Zset>(ctx.db, key)?) };
+    if let Some(zset) = zset {
+        for (given, member) in pairs {
+            let Some(score) = add.score(zset.score(member), given)? else { continue };
+            result = Some(score);
+            match zset.insert(member, score, &limits) {
+                Inserted::New => added += 1,
+                Inserted::Moved => updated += 1,
+                Inserted::Same => {}
+            }
         }
     }
     if added + updated > 0 {

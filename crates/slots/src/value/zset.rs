@@ -9,7 +9,7 @@
 use std::cmp::Ordering;
 
 use super::limits::Limits;
-use super::packed::Packed;
+use super::packed::{Packed, Pos};
 use super::ranks::{self, Item, Members, Ranks};
 use super::table::{self, Keyed, Table};
 
@@ -119,15 +119,18 @@ impl Zset {
     pub fn insert(&mut self, member: &[u8], score: f64, limits: &Limits) -> Inserted {
         assert!(!score.is_nan(), "a score is a number");
         if let Zset::Packed(list) = self {
-            let found = list.find(member, 2);
-            if let Some((_, pos)) = found {
-                if score_of(list.entry(list.entry(pos).1).0) == score {
+            let (found, mut place) = look(list, member, score);
+            if let Some((pos, old)) = found {
+                if old == score {
                     return Inserted::Same;
                 }
+                let end = list.end();
                 list.remove(pos, 2);
+                place = if place > pos { place - (end - list.end()) } else { place };
             }
             if list.len() / 2 < limits.zset_entries && member.len() <= limits.zset_value {
-                insert_packed(list, member, score);
+                list.insert(place, &score.to_le_bytes());
+                list.insert(place, member);
             } else {
                 self.large().add(member, score);
             }
@@ -361,22 +364,29 @@ fn score_of(bytes: &[u8]) -> f64 {
     bytes.try_into().map_or(0.0, f64::from_le_bytes)
 }
 
-fn insert_packed(list: &mut Packed, member: &[u8], score: f64) {
-    let mut pos = 0;
+/// Where a member is with which score, and where it has to be with this one: both in one walk.
+fn look(list: &Packed, member: &[u8], score: f64) -> (Option<(Pos, f64)>, Pos) {
+    let (mut pos, mut found, mut place) = (0, None, None);
     while pos < list.end() {
         let (other, next) = list.entry(pos);
         let (other_score, next) = list.entry(next);
-        let before = match score_of(other_score).partial_cmp(&score) {
+        let other_score = score_of(other_score);
+        if found.is_none() && other == member {
+            found = Some((pos, other_score));
+        }
+        let is_before = match other_score.partial_cmp(&score) {
             Some(Ordering::Equal) | None => other < member,
             Some(order) => order == Ordering::Less,
         };
-        if !before {
+        if place.is_none() && !is_before {
+            place = Some(pos);
+        }
+        if found.is_some() && place.is_some() {
             break;
         }
         pos = next;
     }
-    list.insert(pos, &score.to_le_bytes());
-    list.insert(pos, member);
+    (found, place.unwrap_or(list.end()))
 }
 
 #[cfg(test)]
