@@ -22,6 +22,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use moim_replica::machine::InstallError;
 use moim_wire_resp::Args;
 use serde::{Deserialize, Serialize};
 
@@ -159,6 +160,11 @@ impl Parked {
 pub(crate) struct BadStep(String);
 
 impl State {
+    /// LOAD: these keys have come.
+    pub(crate) fn load(&mut self, keys: &[u8]) -> Result<(), InstallError> {
+        snapshot::read_keys(keys, &mut self.db)
+    }
+
     /// Does what an effect of this module says: in a turn of the primary that records it, and wherever it is replayed.
     pub(crate) fn apply_step(&mut self, args: &Args<'_>) -> Result<(), BadStep> {
         let bad =
@@ -188,10 +194,7 @@ impl State {
                 slots.iter().for_each(|slot| self.db.hide_slot(slot));
                 self.moves.staged.insert(id, Staged { slots, position: None });
             }
-            LOAD => {
-                let keys = args.get(2).unwrap_or_default();
-                snapshot::read_keys(keys, &mut self.db).map_err(|error| bad(&error.to_string()))?;
-            }
+            LOAD => self.load(args.get(2).unwrap_or_default()).map_err(|error| bad(&error.to_string()))?,
             AT => {
                 let position =
                     text(2).and_then(|text| text.parse().ok()).ok_or_else(|| bad("no position"))?;

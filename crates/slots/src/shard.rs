@@ -665,6 +665,14 @@ impl Turn<'_> {
         }
     }
 
+    /// Records that these keys of a move have come, and takes them in. The same as a step, without a copy of the keys.
+    pub(crate) fn load(&mut self, id: &str, keys: &[u8]) {
+        match self.state.load(keys) {
+            Ok(()) => self.state.fx.push_slices(&[moves::LOAD, id.as_bytes(), keys]),
+            Err(error) => tracing::error!(%error, "keys of a move were not taken in"),
+        }
+    }
+
     /// The journal end that commits everything so far.
     pub(crate) fn end(&self) -> i64 {
         self.state.applied + i64::from(!self.state.fx.is_empty())

@@ -266,12 +266,18 @@ fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Res
     let mut sum = crc32c::crc32c(header);
     file.write_all(header)?;
     let mut keys = 0u64;
+    let mut bytes = Vec::with_capacity(STEP_BYTES * 5 / 4);
     loop {
+        bytes.clear();
         let step = {
             let mut state = shard.lock();
-            if shard.voided() != voided { None } else { state.db.image_step(SNAPSHOT, STEP_BYTES) }
+            if shard.voided() != voided {
+                None
+            } else {
+                state.db.image_step(SNAPSHOT, STEP_BYTES, &mut bytes)
+            }
         };
-        let Some((bytes, done)) = step else { return Ok(false) };
+        let Some(done) = step else { return Ok(false) };
         keys += count_keys(&bytes);
         sum = crc32c::crc32c_append(sum, &bytes);
         file.write_all(&bytes)?;
@@ -337,9 +343,10 @@ mod tests {
         db.begin_image(SNAPSHOT, None, write_key);
         let mut file = header(7, (42, 3, 99), &moves.encode(), &db.functions.payload());
         let mut keys = 0;
-        while let Some((bytes, done)) = db.image_step(SNAPSHOT, 100) {
-            keys += count_keys(&bytes);
-            file.extend_from_slice(&bytes);
+        loop {
+            let start = file.len();
+            let done = db.image_step(SNAPSHOT, 100, &mut file).unwrap();
+            keys += count_keys(&file[start..]);
             if done {
                 break;
             }

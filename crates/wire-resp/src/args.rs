@@ -58,7 +58,7 @@ impl<'a> Args<'a> {
     }
 
     /// The arguments in order.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &'a [u8]> + ExactSizeIterator + use<'a> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &'a [u8]> + ExactSizeIterator + Clone + use<'a> {
         let bytes = self.bytes;
         self.spans.iter().map(move |span| &bytes[span.start as usize..][..span.len as usize])
     }
@@ -106,9 +106,12 @@ impl OwnedArgs {
     ///
     /// # Panics
     /// When they are 4 GiB or more together.
-    pub fn from_slices<A: AsRef<[u8]>>(args: impl IntoIterator<Item = A>) -> Self {
-        let mut bytes = Vec::new();
-        let mut spans = Vec::new();
+    pub fn from_slices<A: AsRef<[u8]>>(args: impl IntoIterator<Item = A, IntoIter: Clone>) -> Self {
+        let args = args.into_iter();
+        // Both as large as they will be: a large argument is copied once.
+        let (count, len) =
+            args.clone().fold((0, 0), |(count, len), arg| (count + 1, len + arg.as_ref().len()));
+        let (mut bytes, mut spans) = (Vec::with_capacity(len), Vec::with_capacity(count));
         for arg in args {
             let arg = arg.as_ref();
             spans.push(Span::new(bytes.len(), arg.len()).expect("a command is smaller than 4 GiB"));

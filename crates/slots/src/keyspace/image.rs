@@ -46,21 +46,25 @@ impl Keyspace {
         self.images.iter().any(|image| image.of == of)
     }
 
-    /// Writes more of an image, about `bytes`; gives what there is and whether it was the end. `None` when the image was
-    /// given up.
-    pub(crate) fn image_step(&mut self, of: u64, bytes: usize) -> Option<(Vec<u8>, bool)> {
+    /// Writes more of an image behind `out`, about `bytes`; gives whether it was the end. `None` when the image was given up.
+    pub(crate) fn image_step(&mut self, of: u64, bytes: usize, out: &mut Vec<u8>) -> Option<bool> {
         let at = self.images.iter().position(|image| image.of == of)?;
         let mut image = self.images.swap_remove(at);
-        while image.next < SLOTS && image.out.len() < bytes {
+        let until = out.len() + bytes;
+        // What was written before its time comes first; then slots go straight to where they are wanted.
+        out.append(&mut image.out);
+        std::mem::swap(out, &mut image.out);
+        while image.next < SLOTS && image.out.len() < until {
             let slot = image.next;
             image.next += 1;
             self.write_slot(&mut image, slot);
         }
-        let (out, done) = (std::mem::take(&mut image.out), image.next == SLOTS);
+        std::mem::swap(out, &mut image.out);
+        let done = image.next == SLOTS;
         if !done {
             self.images.push(image);
         }
-        Some((out, done))
+        Some(done)
     }
 
     fn write_slot(&self, image: &mut Image, slot: usize) {

@@ -140,9 +140,7 @@ fn an_image_shows_the_moment_it_was_begun_whatever_happens_meanwhile() {
         space.begin_image(1, None, write);
         let mut out = Vec::new();
         loop {
-            let (more, done) = space.image_step(1, 500).unwrap();
-            out.extend(more);
-            if done {
+            if space.image_step(1, 500, &mut out).unwrap() {
                 break;
             }
             (0..50).for_each(|_| change(&mut space, &mut rng));

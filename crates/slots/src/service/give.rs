@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use moim_base::task::offload;
 use serde::{Deserialize, Serialize};
 
@@ -181,21 +181,26 @@ impl Service {
 }
 
 fn more(shard: &Shard, id: u64) -> (Said, Bytes) {
-    let mut out = BytesMut::new();
+    // A slot is written whole, so a piece may be somewhat larger than a step.
+    let mut out = Vec::with_capacity(STEPS * STEP_BYTES * 5 / 4);
     for _ in 0..STEPS {
+        let start = out.len();
+        out.extend_from_slice(&[0; 4]);
         // Others want the lock between two pieces.
-        let step = shard.lock().db.image_step(id, STEP_BYTES);
-        let Some((keys, is_last)) = step else { return (Said::Gone, Bytes::new()) };
-        if !keys.is_empty() {
-            out.put_u32_le(keys.len() as u32);
-            out.put_slice(&keys);
+        let step = shard.lock().db.image_step(id, STEP_BYTES, &mut out);
+        let Some(is_last) = step else { return (Said::Gone, Bytes::new()) };
+        let len = (out.len() - start - 4) as u32;
+        if len == 0 {
+            out.truncate(start);
+        } else {
+            out[start..start + 4].copy_from_slice(&len.to_le_bytes());
         }
         if is_last {
-            return (Said::Keys { is_last }, out.freeze());
+            return (Said::Keys { is_last }, out.into());
         }
         std::thread::yield_now();
     }
-    (Said::Keys { is_last: false }, out.freeze())
+    (Said::Keys { is_last: false }, out.into())
 }
 
 /// What the journal says about the move's slots from a position on.

@@ -20,7 +20,7 @@ use super::give::{Ask, Said};
 use super::map::{Move, Phase};
 use super::{MAP, PROGRESS, Service};
 use crate::effects;
-use crate::moves::{AT, LOAD, STAGE};
+use crate::moves::{AT, STAGE};
 use crate::peer::Wire;
 use crate::session::Session;
 use crate::shard::{Role, Shard, State, Turn};
@@ -92,6 +92,12 @@ impl Giver<'_> {
             said => Ok(said),
         }
     }
+}
+
+/// An end of the journal, and how often waiting answers had become void when it was that.
+struct End {
+    position: i64,
+    voided: u64,
 }
 
 /// A move that is being taken in.
@@ -218,12 +224,20 @@ impl Taking<'_> {
         if led.await? { Ok(()) } else { Err(Halt::Over) }
     }
 
+    /// Where the journal ends.
+    async fn end(&self) -> End {
+        let end = |state: &mut State| state.applied + i64::from(!state.fx.is_empty());
+        self.shard.look(|state| End { position: end(state), voided: self.shard.voided() }).await
+    }
+
     /// Waits until everything that was taken in is committed.
     async fn committed(&self) -> Result<(), Halt> {
-        let end = |state: &mut State| state.applied + i64::from(!state.fx.is_empty());
-        let (end, voided) = self.shard.look(|state| (end(state), self.shard.voided())).await;
+        self.committed_to(self.end().await).await
+    }
+
+    async fn committed_to(&self, end: End) -> Result<(), Halt> {
         let leads = || self.shard.log.leads() == Some(self.lead);
-        if !leads() || !self.service.commits(&self.shard, end, voided).await || !leads() {
+        if !leads() || !self.service.commits(&self.shard, end.position, end.voided).await || !leads() {
             return Err(Halt::Over);
         }
         Ok(())
@@ -237,6 +251,7 @@ impl Taking<'_> {
         let (number, slots) = (id.to_string(), self.one.slots.to_string());
         self.turn(move |turn| turn.step(&[STAGE, number.as_bytes(), slots.as_bytes()])).await?;
         self.progress.bytes = 0;
+        let mut end_before = None;
         let mut answer = giver.ask(Ask::More { id }).await?;
         while let (Said::Keys { is_last }, keys) = answer {
             self.progress.bytes += keys.len() as u64;
@@ -244,7 +259,11 @@ impl Taking<'_> {
             // The next keys travel while these are written; no more than that is under way.
             let next = async { if is_last { Ok(None) } else { giver.ask(Ask::More { id }).await.map(Some) } };
             let (taken, next) = tokio::join!(self.take_in(keys), next);
-            taken?;
+            // The disks have something to do while the next are taken in, and no more than that: what clients of the target write
+            // meanwhile stands behind it in the journal.
+            if let Some(end) = end_before.replace(taken?) {
+                self.committed_to(end).await?;
+            }
             match next? {
                 Some(next) => answer = next,
                 None => {
@@ -256,16 +275,17 @@ impl Taking<'_> {
         Err(Halt::Anew)
     }
 
-    async fn take_in(&self, mut keys: Bytes) -> Result<(), Halt> {
+    /// Takes keys in; gives what must be committed for them to be safe.
+    async fn take_in(&self, mut keys: Bytes) -> Result<End, Halt> {
         while keys.remaining() >= 4 {
             let len = keys.get_u32_le() as usize;
             if len > keys.len() {
                 return Err(Halt::Anew);
             }
             let (piece, id) = (keys.split_to(len), self.one.id.to_string());
-            self.turn(move |turn| turn.step(&[LOAD, id.as_bytes(), &piece[..]])).await?;
+            self.turn(move |turn| turn.load(&id, &piece)).await?;
         }
-        self.committed().await
+        Ok(self.end().await)
     }
 
     async fn note(&self, position: i64) -> Result<(), Halt> {
