@@ -17,12 +17,14 @@
 //! or before `acked` and do not overlap; `last_msg_sn` grows by one at a time.
 //!
 //! Earlier versions kept every message on its own, and the last numbers of a text in a hash `:by`: the first is what single
-//! messages still are, the second becomes a sorted set when the text is next counted.
+//! messages still are, the second becomes a sorted set when the text is next counted. They do not read what this version writes:
+//! all gateways and aggregators are stopped before the first new one starts, and there is no way back.
 
 mod row;
 mod script;
 mod slots;
 
+use std::cmp::Reverse;
 use std::future::Future;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -277,7 +279,8 @@ impl Store {
             .filter_map(|field| Some((row::numbers(field.bytes()?)?, field.bytes()?)))
             .filter(|(numbers, _)| *numbers.start() <= until && *numbers.end() >= from)
             .collect();
-        fields.sort_by_key(|(numbers, _)| *numbers.start());
+        // A row before a single message of the same number: it was kept later, and it is what the client was told.
+        fields.sort_by_key(|(numbers, _)| (*numbers.start(), Reverse(*numbers.end())));
         let mut messages = Vec::new();
         for fields in fields.chunks(AT_ONCE) {
             let mut command: Vec<&[u8]> = vec![b"HMGET", key.as_bytes()];

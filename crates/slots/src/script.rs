@@ -292,19 +292,27 @@ impl Machine {
         ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
         self.lua.remove_global_hook();
         let killed = watch.end();
-        if self.lua.used_memory() > self.clean_above {
-            let _ = self.lua.gc_collect();
-            self.clean_above = UNCLEANED.max(2 * self.lua.used_memory());
-        }
+        let answer = match outcome {
+            Ok((true, value)) => Ok(convert::to_reply(&value, self.protocol.get(), 0)),
+            Ok((false, value)) => Err(raised(&value, call.label)),
+            Err(error) => Err(failed(&error)),
+        };
+        // The value is gone by now: what a script gave back would count as in use.
+        self.clean();
         if killed {
             return Err(Error::err(format_args!("{KILLED} script: {}, on @user_script", call.label)));
         }
-        let reply = match outcome.map_err(|error| failed(&error))? {
-            (true, value) => convert::to_reply(&value, self.protocol.get(), 0),
-            (false, value) => return Err(raised(&value, call.label)),
-        };
-        reply.write(&mut ctx.out);
+        answer?.write(&mut ctx.out);
         Ok(())
+    }
+
+    /// Takes the machine's garbage away when there may be much of it.
+    fn clean(&mut self) {
+        if self.lua.used_memory() > self.clean_above {
+            let _ = self.lua.gc_collect();
+            // Never near the limit: there a script finds no memory, and the machine does not look for garbage by itself.
+            self.clean_above = (2 * self.lua.used_memory()).clamp(UNCLEANED, MAX_MEMORY / 2);
+        }
     }
 
     /// Lends the command to the machine while the script runs.

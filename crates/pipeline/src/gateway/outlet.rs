@@ -5,6 +5,7 @@
 //! over.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -21,6 +22,10 @@ pub(super) enum Sent {
     /// Not now; again in a moment.
     Later,
 }
+
+/// Between looks whether a producer that has failed is still in use, and how many there are at the most.
+const LET_GO_LOOK: Duration = Duration::from_millis(10);
+const LET_GO_LOOKS: u32 = 3_000;
 
 type Shared = Arc<ThreadedProducer<Context>>;
 
@@ -54,9 +59,17 @@ impl Outlet {
                 tracing::warn!(why, "the producer has failed for good; going on with a new one");
                 let old = std::mem::replace(&mut *current, new);
                 drop(current);
-                // Its end takes a while: what it has is reported first.
+                // Its end takes a while: what it has is reported first. So nobody else may be the last to let go of it.
                 let ending = std::thread::Builder::new().name("gateway-producer-end".to_owned());
-                let ended = ending.spawn(move || drop((old, failed)));
+                let ended = ending.spawn(move || {
+                    for _ in 0..LET_GO_LOOKS {
+                        if Arc::strong_count(&old) <= 2 {
+                            break;
+                        }
+                        std::thread::sleep(LET_GO_LOOK);
+                    }
+                    drop((old, failed));
+                });
                 if let Err(error) = ended {
                     tracing::debug!(%error, "the old producer ended in its caller");
                 }

@@ -56,6 +56,8 @@ impl Connection {
                     Ok(more) => is_behind = more,
                     Err(reason) => break Some(reason),
                 }
+                // The other end is not silent while this one is busy with what it said.
+                heard = Instant::now();
                 if is_behind {
                     // Those who got an answer have their turn first.
                     tokio::task::yield_now().await;

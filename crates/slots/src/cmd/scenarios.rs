@@ -199,6 +199,26 @@ fn what_a_script_sets_for_json_ends_with_it() {
 }
 
 #[test]
+fn a_script_that_answers_much_leaves_memory_for_the_next() {
+    let mut trial = Trial::new();
+    let mut eval = |script: &str| {
+        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
+        super::trial::show(&trial.run_args(&command).unwrap())
+    };
+    assert_eq!(
+        eval("return redis.call('setrange', KEYS[1], 140 * 1024 * 1024, 'x')"),
+        format!(":{}", (140 << 20) + 1)
+    );
+    assert_eq!(eval("return redis.call('get', KEYS[1])").len(), (140 << 20) + 1);
+    for number in 0..400 {
+        assert_eq!(
+            eval(&format!("return #string.rep('y', 1024 * 1024 + {number})")),
+            format!(":{}", (1 << 20) + number)
+        );
+    }
+}
+
+#[test]
 fn a_claim_that_adds_a_consumer_is_told() {
     let mut trial = Trial::new();
     trial.events.notify = crate::events::class::KEYSPACE | crate::events::class::STREAM;
