@@ -10,19 +10,12 @@ use crate::scenario::{Flaky, Mood, everywhere, in_memory, until};
 #[test]
 fn a_session_outlives_its_lease_time_and_ends_when_it_is_closed() {
     everywhere(async |store| {
-        let mut attempts = 0;
-        let session = loop {
-            let session = Session::open(&store.node("a"), store.ttl).await.unwrap();
-            let txn = crate::Txn::new().put_leased("k", "v", session.lease());
-            store.repository.txn(txn).await.unwrap();
-            tokio::time::sleep(session.ttl() * 2).await;
-            if session.is_valid() {
-                break session;
-            }
-            // A store that was not heard of in time ends the session, as it must: a machine may be that slow, but not always.
-            attempts += 1;
-            assert!(attempts < 5, "{}", store.name);
-        };
+        // Longer than elsewhere: a session that a slow disk keeps from being renewed ends, and rightly.
+        let session = Session::open(&store.node("a"), store.ttl * 3).await.unwrap();
+        let txn = crate::Txn::new().put_leased("k", "v", session.lease());
+        store.repository.txn(txn).await.unwrap();
+        tokio::time::sleep(session.ttl() * 2).await;
+        assert!(session.is_valid(), "{}", store.name);
         assert!(store.repository.get("k").await.unwrap().is_some(), "{}", store.name);
         session.close().await.unwrap();
         assert_eq!(session.lost().await, SessionEnd::Closed);

@@ -114,8 +114,8 @@ pub(crate) fn handle(
     Ok(())
 }
 
-/// When a fetch is answered with what there is. Long waits end together, on a grid of [`GRID_MS`]: a thousand idle
-/// consumers then wake the loop twenty times a second and not two thousand times.
+/// When a fetch is answered with what there is. Long waits end together: on the grid of the loop's timer, shorter ones on
+/// one of [`GRID_MS`]. A thousand idle consumers then wake the loop twenty times a second and not two thousand times.
 fn deadline(now: Instant, started: Instant, wait_ms: u64) -> Instant {
     let grid_ms = (wait_ms / 10).clamp(*GRID_MS.start(), *GRID_MS.end());
     if wait_ms < 10 * GRID_MS.start() {
