@@ -64,7 +64,7 @@ pub(crate) fn everywhere<F: Future<Output = ()>>(scenario: impl Fn(Store) -> F) 
     let repository = Arc::new(CoordRepository::new(cluster.node(cluster.follower())));
     block_on(async {
         let scope = Scope::new(Shutdown::new());
-        let ttl = Duration::from_millis(1_000);
+        let ttl = Duration::from_secs(2);
         scenario(Store { name: "moim", repository, scope: scope.clone(), ttl }).await;
         assert!(!scope.shutdown().has_panicked());
     });
