@@ -13,6 +13,7 @@ pub(crate) mod library;
 mod msgpack;
 mod pack;
 pub(crate) mod sha1;
+mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,25 +23,26 @@ use std::sync::atomic::Ordering;
 use bytes::BytesMut;
 use hashbrown::HashMap;
 use mlua::chunk::ChunkMode;
-use mlua::{Function, HookTriggers, Lua, LuaOptions, MultiValue, StdLib, Table, Value, VmState};
-use moim_base::Clock;
+use mlua::state::{GcIncParams, GcMode};
+use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use moim_wire_resp::{Encoder, OwnedArgs, Protocol, ReplyDecoder, Value as Reply};
 
 use crate::cmd::{self, flag};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
 use crate::settings::Policy;
-use crate::shard::Shard;
+
+use self::watch::{KILLED, Watch};
 
 /// What all scripts of a thread may take together.
 const MAX_MEMORY: usize = 256 << 20;
 /// How often a running script is looked at, in instructions of the machine.
 const LOOK_EVERY: u32 = 20_000;
-/// How long a script may run before it lets others run at every look. A lower priority does not do that: a thread that wakes up
-/// still waits for the end of its share of the processor, which is milliseconds, and the script takes very long to hear that it
-/// is to end. One that yields has used its share up, and goes on at once where nobody else wants to run.
-const PATIENCE_MS: u64 = 50;
-const KILLED: &str = "Script killed by user with SCRIPT KILL.";
+/// What goes into the machine for a call or an answer without a look at its limit: with a limit every string and every table
+/// is made in a protected call, which costs more than the string. Anything larger is made under the limit.
+const SMALL: usize = 64 << 10;
+/// How much of what is in use may be garbage before the machine begins to look for it, in percent of all.
+const PAUSE: i32 = 400;
 /// What a machine may hold before it is cleaned between two scripts. Below it Lua's own steps do: cleaning all of it is a
 /// tenth of a millisecond, more than most scripts take.
 const UNCLEANED: usize = 8 << 20;
@@ -210,6 +212,7 @@ struct Machine {
     random: Rc<Cell<u64>>,
     protocol: Rc<Cell<Protocol>>,
     json: Rc<Cell<json::Settings>>,
+    watch: Rc<Watch>,
     /// It is cleaned when it holds more.
     clean_above: usize,
 }
@@ -225,6 +228,7 @@ impl Machine {
         let prelude = lua.load(include_str!("script/prelude.lua")).set_name("=prelude");
         let (environment, runner, function_runner) = prelude.call::<(Table, Function, Function)>(raw)?;
         lua.set_memory_limit(MAX_MEMORY)?;
+        lua.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(PAUSE)));
         Ok(Machine {
             lua,
             environment,
@@ -236,6 +240,7 @@ impl Machine {
             random,
             protocol,
             json,
+            watch: Rc::default(),
             clean_above: UNCLEANED,
         })
     }
@@ -285,13 +290,11 @@ impl Machine {
         self.random.set(0);
         self.protocol.set(Protocol::Resp2);
         self.json.set(json::Settings::default());
-        let watch = Watch::begin(ctx);
-        watch.install(&self.lua).map_err(|error| failed(&error))?;
+        self.watch.begin(&self.lua, ctx).map_err(|error| failed(&error))?;
         let began = ctx.shared.clock.monotonic_ns();
         let outcome = self.call(ctx, call);
         ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
-        self.lua.remove_global_hook();
-        let killed = watch.end();
+        let killed = self.watch.end(&self.lua);
         let answer = match outcome {
             Ok((true, value)) => Ok(convert::to_reply(&value, self.protocol.get(), 0)),
             Ok((false, value)) => Err(raised(&value, call.label)),
@@ -317,7 +320,9 @@ impl Machine {
 
     /// Lends the command to the machine while the script runs.
     fn call(&self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> mlua::Result<(bool, Value)> {
-        let (keys, args) = (self.strings(call.keys)?, self.strings(call.args)?);
+        let bytes = call.keys.iter().chain(call.args).map(|text| 64 + text.len()).sum();
+        let (keys, args) =
+            unlimited(&self.lua, bytes, || Ok((self.strings(call.keys)?, self.strings(call.args)?)))?;
         let caller = RefCell::new(Caller {
             ctx,
             read_only: call.read_only,
@@ -325,12 +330,15 @@ impl Machine {
             slot: call.keys.first().map(|key| crate::slot_of(key)),
             protocol: &self.protocol,
             buffer: BytesMut::new(),
+            answered: 0,
         });
         self.lua.scope(|scope| {
             let run = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, true);
             let try_run = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, false);
-            self.redis.raw_set("call", scope.create_function(run)?)?;
-            self.redis.raw_set("pcall", scope.create_function(try_run)?)?;
+            unlimited(&self.lua, 0, || {
+                self.redis.raw_set("call", scope.create_function(run)?)?;
+                self.redis.raw_set("pcall", scope.create_function(try_run)?)
+            })?;
             call.runner.call::<(bool, Value)>((call.function, keys, args))
         })
     }
@@ -343,6 +351,17 @@ impl Machine {
         }
         Ok(list)
     }
+}
+
+/// Puts something of so many bytes into the machine; without a limit where it is small.
+fn unlimited<T>(lua: &Lua, bytes: usize, put: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
+    if bytes > SMALL {
+        return put();
+    }
+    lua.set_memory_limit(0)?;
+    let done = put();
+    lua.set_memory_limit(MAX_MEMORY)?;
+    done
 }
 
 /// Errors fit on one line of the protocol.
@@ -526,6 +545,8 @@ struct Caller<'c, 'a> {
     slot: Option<u16>,
     protocol: &'c Cell<Protocol>,
     buffer: BytesMut,
+    /// How long the last answer was.
+    answered: usize,
 }
 
 impl Caller<'_, '_> {
@@ -546,7 +567,7 @@ impl Caller<'_, '_> {
                 }
                 Ok(Value::Table(table))
             }
-            reply => convert::to_lua(lua, reply, self.protocol.get()),
+            reply => unlimited(lua, self.answered, || convert::to_lua(lua, reply, self.protocol.get())),
         }
     }
 
@@ -606,6 +627,7 @@ impl Caller<'_, '_> {
         if dirty > 0 {
             Watch::on_write(ctx);
         }
+        self.answered = self.buffer.len();
         match ReplyDecoder::new(usize::MAX).decode(&mut self.buffer) {
             Ok(Some(reply)) => Ok(reply),
             _ => Ok(Reply::Null),
@@ -640,70 +662,6 @@ impl Caller<'_, '_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Looks at a running script from time to time: whether it takes long, and whether somebody wants it to end.
-struct Watch {
-    shard: Option<Arc<Shard>>,
-    clock: Arc<dyn Clock>,
-    /// When it begins to let others run.
-    patience_ms: u64,
-    /// When others are told that the shard is busy.
-    deadline_ms: u64,
-    killed: Rc<Cell<bool>>,
-}
-
-impl Watch {
-    fn begin(ctx: &Ctx<'_>) -> Watch {
-        let (shard, clock) = (ctx.session.shard.clone(), Arc::clone(&ctx.shared.clock));
-        if let Some(shard) = &shard {
-            shard.script_killed.store(false, Ordering::Release);
-            shard.script_wrote.store(false, Ordering::Release);
-        }
-        let limit = u64::try_from(ctx.shared.settings.number("busy-reply-threshold")).unwrap_or(0);
-        let limit = if limit == 0 { u64::MAX } else { limit };
-        let now = clock.monotonic_ms();
-        let (patience_ms, deadline_ms) = (now.saturating_add(PATIENCE_MS), now.saturating_add(limit));
-        Watch { shard, patience_ms, deadline_ms, clock, killed: Rc::default() }
-    }
-
-    fn install(&self, lua: &Lua) -> mlua::Result<()> {
-        let Some(shard) = self.shard.clone() else { return Ok(()) };
-        let (clock, killed) = (Arc::clone(&self.clock), Rc::clone(&self.killed));
-        let (patience_ms, deadline_ms) = (self.patience_ms, self.deadline_ms);
-        lua.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |lua, _| {
-            if shard.script_killed.load(Ordering::Acquire) {
-                if !killed.replace(true) {
-                    // A script may catch the error and go on: from now on every instruction is one.
-                    let every = HookTriggers::new().every_nth_instruction(1);
-                    lua.set_global_hook(every, |_, _| Err(mlua::Error::runtime(KILLED)))?;
-                }
-                return Err(mlua::Error::runtime(KILLED));
-            }
-            let now = clock.monotonic_ms();
-            if now >= patience_ms {
-                std::thread::yield_now();
-            }
-            if now >= deadline_ms {
-                shard.busy.store(true, Ordering::Release);
-            }
-            Ok(VmState::Continue)
-        })
-    }
-
-    fn on_write(ctx: &Ctx<'_>) {
-        if let Some(shard) = &ctx.session.shard {
-            shard.script_wrote.store(true, Ordering::Release);
-        }
-    }
-
-    /// The script is over; says whether it was killed.
-    fn end(self) -> bool {
-        if let Some(shard) = &self.shard {
-            shard.busy.store(false, Ordering::Release);
-        }
-        self.killed.get()
     }
 }
 

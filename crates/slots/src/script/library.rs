@@ -96,7 +96,7 @@ impl Machine {
             self.limit_load(clock).map_err(|error| super::failed(&error))?;
         }
         let registered = self.register(&function);
-        self.lua.remove_global_hook();
+        self.watch.remove(&self.lua);
         let registered = registered
             .map_err(|text| Error::err(format_args!("Error registering functions: {}", one_line(&text))))?;
         if self.libraries.len() >= MOST {
