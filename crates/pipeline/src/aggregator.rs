@@ -1,24 +1,24 @@
 //! The aggregator: counts each distinct message in the store, once per client and sequence number.
 //!
-//! Offsets are committed after the store has everything up to them; what is read again after a crash is recognised by
-//! its sequence number, so counting it again changes nothing.
+//! Offsets are committed after the store has everything up to them; what is read again after a crash is recognised, so counting
+//! it again changes nothing (`aggregator/tally.rs`).
 
-use std::collections::HashMap;
+mod tally;
 
-use futures_util::StreamExt;
+use std::borrow::Cow;
+
 use rdkafka::consumer::{CommitMode, Consumer};
 use rdkafka::message::{BorrowedMessage, Message};
 use tokio::runtime::Handle;
 
 use moim_base::task::Shutdown;
 
-use crate::consume::{self, Failed, Source, Watch, patiently};
+use crate::consume::{self, Failed, Source, Watch};
 use crate::progress::{self, Progress};
 use crate::queue::{self, MESSAGE_AGGREGATION, QueueOptions};
-use crate::store::Store;
+use crate::store::{Store, hash_of};
 
-/// Scripts under way at a time.
-const AT_ONCE: usize = 256;
+use self::tally::Record;
 
 /// How an aggregator works.
 #[derive(Clone, Debug)]
@@ -72,20 +72,28 @@ fn work(
 }
 
 async fn aggregate(store: &Store, batch: &[BorrowedMessage<'_>], shutdown: &Shutdown) -> Result<(), Failed> {
-    let mut by_text: HashMap<&[u8], Vec<(&str, u64)>> = HashMap::new();
-    for message in batch {
-        // Only the counter writes here, and it writes who sent what.
-        let Some(origin) = queue::origin(message) else { continue };
-        by_text.entry(message.payload().unwrap_or_default()).or_default().push(origin);
-    }
-    let steps = by_text
-        .into_iter()
-        .map(|(text, by)| async move { patiently(shutdown, || store.aggregate(text, &by)).await });
-    let mut done = futures_util::stream::iter(steps).buffer_unordered(AT_ONCE);
-    while let Some(step) = done.next().await {
-        step?;
-    }
-    Ok(())
+    let hashes: Vec<Cow<'_, str>> = batch.iter().map(hash_in).collect();
+    // Only the counter writes here, and it writes who sent what.
+    let records = batch.iter().zip(&hashes).filter_map(|(message, hash)| {
+        let (client, sn) = queue::origin(message)?;
+        Some(Record {
+            partition: message.partition(),
+            offset: message.offset().unsigned_abs(),
+            client,
+            sn,
+            hash,
+            text: message.payload().unwrap_or_default(),
+        })
+    });
+    let records: Vec<Record<'_>> = records.collect();
+    Ok(tally::count(store, &records, shutdown).await?)
+}
+
+/// What a text goes by: the key of its record, which the counter made of it.
+fn hash_in<'a>(message: &'a BorrowedMessage<'_>) -> Cow<'a, str> {
+    let is_hash = |key: &&[u8]| key.len() == 32 && key.iter().all(u8::is_ascii_hexdigit);
+    let key = message.key().filter(is_hash).and_then(|key| std::str::from_utf8(key).ok());
+    key.map_or_else(|| hash_of(message.payload().unwrap_or_default()).into(), Cow::Borrowed)
 }
 
 #[cfg(test)]
@@ -110,11 +118,16 @@ mod tests {
 
     impl Commands for Yes {
         fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>> {
-            if command[0].starts_with(b"EVAL") {
+            let reply = match command[0] {
+                b"HMGET" | b"ZMSCORE" => command[2..].iter().map(|_| Reply::Nil).collect(),
+                _ => vec![Reply::Bytes("ok".into()), Reply::Int(1)],
+            };
+            // The text's script is the one with five keys.
+            if command[0].starts_with(b"EVAL") && command[2] == b"5" {
                 self.told.send(()).unwrap();
                 self.go_on.lock().unwrap().recv().unwrap();
             }
-            Box::pin(std::future::ready(Ok(Reply::Array(vec![Reply::Bytes("ok".into()), Reply::Int(1)]))))
+            Box::pin(std::future::ready(Ok(Reply::Array(reply))))
         }
 
         fn call_all<'a>(&'a self, _: &[&[u8]]) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>> {

@@ -195,7 +195,11 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
 
 /// The offsets after a batch.
 pub(crate) fn after(topic: &str, batch: &[BorrowedMessage<'_>]) -> Result<TopicPartitionList, KafkaError> {
-    let next: BTreeMap<i32, i64> = batch.iter().map(|m| (m.partition(), m.offset() + 1)).collect();
+    let mut next = BTreeMap::new();
+    // Messages of a partition stand together as a rule.
+    for row in batch.chunk_by(|one, other| one.partition() == other.partition()) {
+        next.extend(row.last().map(|message| (message.partition(), message.offset() + 1)));
+    }
     let mut list = TopicPartitionList::with_capacity(next.len());
     for (partition, offset) in next {
         list.add_partition_offset(topic, partition, Offset::Offset(offset))?;

@@ -29,10 +29,10 @@ const CALL: Duration = Duration::from_secs(10);
 /// are made so small that it does, and larger again where there is time.
 const LASTS: Duration = Duration::from_secs(1);
 /// The first batch, and the smallest that is tried.
-const FIRST: usize = 1_000;
+const FIRST: usize = 4_000;
 const SMALLEST: usize = 100;
-/// How long one look for delivery reports may last.
-const REPORT_POLL: Duration = Duration::from_millis(5);
+/// Between looks whether everything was stored: only failures are reported.
+const REPORT_POLL: Duration = Duration::from_millis(2);
 
 /// How a counter works.
 #[derive(Clone, Debug)]
@@ -253,14 +253,16 @@ impl Counter<'_> {
     }
 
     /// Waits until the queue has everything that was sent. The client's own wait inside of a commit looks up only ten
-    /// times a second, which would be most of a transaction's time.
+    /// times a second, which would be most of a transaction's time; and a look that may wait for less than a millisecond
+    /// spins.
     fn wait_for_reports(&self) -> Result<(), KafkaError> {
         let rounds = CALL.as_millis() / REPORT_POLL.as_millis();
         for _ in 0..rounds {
             if self.producer.in_flight_count() == 0 {
                 return Ok(());
             }
-            self.producer.poll(REPORT_POLL);
+            self.producer.poll(Duration::ZERO);
+            std::thread::sleep(REPORT_POLL);
         }
         Err(KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut))
     }
@@ -339,12 +341,12 @@ mod tests {
         let mut size = Size::up_to(20_000);
         let quick = Duration::from_millis(100);
         for (messages, took, is_fine, then) in [
-            (999, quick, true, 1_000),
-            (1_000, quick, true, 2_000),
-            (2_000, LASTS * 3 / 4, true, 2_000),
-            (2_000, quick, true, 4_000),
-            (4_000, LASTS * 2, true, 2_000),
-            (2_000, quick, false, 1_000),
+            (3_999, quick, true, 4_000),
+            (4_000, quick, true, 8_000),
+            (8_000, LASTS * 3 / 4, true, 8_000),
+            (8_000, quick, true, 16_000),
+            (16_000, LASTS * 2, true, 8_000),
+            (8_000, quick, false, 4_000),
         ] {
             size.on_end(messages, took, is_fine);
             assert_eq!(size.now, then, "after {messages} in {took:?}, {is_fine}");

@@ -65,6 +65,8 @@ impl QueueOptions {
         config
             .set("transactional.id", format!("{}-{role}", self.name))
             .set("linger.ms", "4")
+            // A message that was not stored undoes the transaction; of all others nobody needs to hear.
+            .set("delivery.report.only.error", "true")
             .set("partitioner", "murmur2_random")
             // The next transaction may begin before the last one's markers are written: it is told to try again.
             .set("retry.backoff.ms", "5")
@@ -226,12 +228,15 @@ pub(crate) fn headers(client: &str, sn: u64) -> OwnedHeaders {
 
 /// Whose message a record is: client and sequence number. None when it does not say so as it should.
 pub(crate) fn origin(record: &impl Message) -> Option<(&str, u64)> {
-    let headers = record.headers()?;
-    let value = |key: &str| {
-        let header = headers.iter().find(|header| header.key == key)?;
-        std::str::from_utf8(header.value?).ok()
-    };
-    let client = value("cid").filter(|client| !client.is_empty())?;
-    let sn = value("sn")?.parse().ok().filter(|sn| *sn > 0)?;
-    Some((client, sn))
+    let (mut client, mut sn) = (None, None);
+    for header in record.headers()?.iter() {
+        match header.key {
+            "cid" if client.is_none() => client = Some(header.value?),
+            "sn" if sn.is_none() => sn = Some(header.value?),
+            _ => {}
+        }
+    }
+    let text = |value| std::str::from_utf8(value).ok().filter(|text: &&str| !text.is_empty());
+    let sn = text(sn?)?.parse().ok().filter(|sn| *sn > 0)?;
+    Some((text(client?)?, sn))
 }

@@ -11,18 +11,21 @@
 //! | `producer:index:{0..15}` | the clients there are |
 //! | `consumer:{cid}:last_msg_sn`, `:msg_cnt` | the last message that was counted, and how many were |
 //! | `consumer:{cid}:position` | where that message stands in the topic, who counted it, how many were dead-lettered |
-//! | `message:{hash}:count`, `:last`, `:text` | how often a message was sent, the last sequence number per client (a sorted set), its text |
+//! | `message:{hash}:count`, `:text`, `:at` | how often a message was sent, its text, up to which place of which partition it was counted (see [`texts`]) |
+//! | `consumer:{aggregator-p}:reading`, `:last` | up to where an aggregator has read a partition, and the last number of each client there (a sorted set) |
 //!
 //! Invariants: acked never goes back; nothing is deleted from `messages` before the queue has it; rows in `messages` lie at
 //! or before `acked` and do not overlap; `last_msg_sn` grows by one at a time.
 //!
-//! Earlier versions kept every message on its own, and the last numbers of a text in a hash `:by`: the first is what single
-//! messages still are, the second becomes a sorted set when the text is next counted. They do not read what this version writes:
-//! all gateways and aggregators are stopped before the first new one starts, and there is no way back.
+//! Earlier versions kept every message on its own, which single messages still are, and with each text the last number of each
+//! client: a sorted set `message:{hash}:last`, before that a hash `:by`. Texts that have one of them are counted by it as long
+//! as they are there. Those versions do not read what this one writes: all gateways and aggregators are stopped before the first
+//! new one starts, and there is no way back.
 
 mod row;
 mod script;
 mod slots;
+mod texts;
 
 use std::cmp::Reverse;
 use std::future::Future;
@@ -36,6 +39,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::script::Script;
 pub use self::slots::connect;
+pub use self::texts::{CountedFor, Placed, ReadTo, Text};
 
 /// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -360,20 +364,6 @@ impl Store {
         }
     }
 
-    /// Counts one message for the clients that sent it, each once per sequence number.
-    pub async fn aggregate(&self, text: &[u8], by: &[(&str, u64)]) -> Result<(), StoreError> {
-        let hash = hash_of(text);
-        let numbers: Vec<String> = by.iter().map(|(_, sn)| number(*sn)).collect();
-        let mut args: Vec<&[u8]> = Vec::with_capacity(1 + 2 * by.len());
-        args.push(text);
-        for ((client, _), sn) in by.iter().zip(&numbers) {
-            args.extend([sn.as_bytes(), client.as_bytes()]);
-        }
-        let keys = ["count", "last", "text", "by"].map(|part| format!("message:{{{hash}}}:{part}"));
-        let keys = [&keys[0], &keys[1], &keys[2], &keys[3]].map(String::as_str);
-        script::AGGREGATE.run_bytes(self, &keys, &args).await.map(drop)
-    }
-
     /// Deletes everything a pipeline keeps; answers how many keys there were.
     pub async fn wipe(&self) -> Result<u64, StoreError> {
         const AT_ONCE: usize = 256;
@@ -479,4 +469,4 @@ fn fenced_or_number(reply: &Reply) -> Result<Result<u64, Fenced>, StoreError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

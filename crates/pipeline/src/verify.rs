@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
-use crate::store::{Reply, Store, StoreError, state};
+use crate::store::{Store, StoreError, state};
 
 pub use self::trace::{Finding, Passed, Seen, Stage, locate, locate_text, trace, trace_text};
 
@@ -196,28 +196,6 @@ async fn observe_client(store: &Store, client: &str) -> Result<ClientCounts, Sto
         dead_lettered: field(&position, 0),
         last,
     })
-}
-
-/// The last number of each client that counted for a text.
-pub async fn counted_for(store: &Store, hash: &str) -> Result<BTreeMap<String, u64>, StoreError> {
-    let (last, by) = (format!("message:{{{hash}}}:last"), format!("message:{{{hash}}}:by"));
-    let reply = match store.commands().call(&[b"ZRANGE", last.as_bytes(), b"0", b"-1", b"WITHSCORES"]).await?
-    {
-        // A text that was last counted by an earlier version.
-        reply if reply.list().is_empty() => store.commands().call(&[b"HGETALL", by.as_bytes()]).await?,
-        reply => reply,
-    };
-    // A member and its score come as a pair, or one after the other.
-    let flat = reply.list().iter().flat_map(|part| match part {
-        Reply::Array(pair) => pair.as_slice(),
-        other => std::slice::from_ref(other),
-    });
-    let flat: Vec<&Reply> = flat.collect();
-    let pairs = flat.chunks_exact(2).filter_map(|pair| {
-        let client = String::from_utf8_lossy(pair[0].bytes()?).into_owned();
-        Some((client, pair[1].int()?.unsigned_abs()))
-    });
-    Ok(pairs.collect())
 }
 
 /// Adds the texts of wrong messages, for people.

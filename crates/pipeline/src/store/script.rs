@@ -162,9 +162,38 @@ end
 return answer",
 );
 
-/// KEYS count, last, text, by; ARGV text, then sequence number and client in turn. A client may come more than once: each
-/// number above its last one counts. `by` is where an earlier version had the last numbers, as a hash.
+/// KEYS at, count, text, last, by; ARGV partition, the first and the last place of the messages there, how many they are, the
+/// text. Counts all of them or none: when some were counted before, it says up to where. `last` and `by` are of earlier versions.
 pub(super) static AGGREGATE: Script = Script::new(
+    r"local at = redis.call('HGET', KEYS[1], ARGV[1])
+if at then
+  at = tonumber(at)
+  if at >= tonumber(ARGV[3]) then return {'ok', 0} end
+  if at >= tonumber(ARGV[2]) then return {'apart', at} end
+elseif redis.call('EXISTS', KEYS[4], KEYS[5]) > 0 then
+  return {'old'}
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+local many = tonumber(ARGV[4])
+if redis.call('INCRBY', KEYS[2], many) == many then redis.call('SET', KEYS[3], ARGV[5]) end
+return {'ok', many}",
+);
+
+/// KEYS reading, last; ARGV shift, next, then sequence number and client in turn.
+pub(super) static READ: Script = Script::new(
+    r"for from = 3, #ARGV, 2000 do
+  redis.call('ZADD', KEYS[2], 'GT', unpack(ARGV, from, math.min(from + 1999, #ARGV)))
+end
+if tonumber(ARGV[2]) > tonumber(redis.call('HGET', KEYS[1], 'next') or '0') then
+  redis.call('HSET', KEYS[1], 'shift', ARGV[1], 'next', ARGV[2])
+end
+return {'ok'}",
+);
+
+/// KEYS count, last, text, by; ARGV text, then sequence number and client in turn. A client may come more than once: each
+/// number above its last one counts. `by` is where a still
+/// earlier version had the last numbers, as a hash.
+pub(super) static AGGREGATE_OLD: Script = Script::new(
     r"if redis.call('EXISTS', KEYS[4]) == 1 then
   local had = redis.call('HGETALL', KEYS[4])
   for at = 1, #had, 2 do redis.call('ZADD', KEYS[2], 'GT', had[at + 1], had[at]) end
@@ -216,7 +245,7 @@ impl Script {
 }
 
 fn command<'a>(verb: &'a [u8], script: &'a [u8], keys: &'a [&str], args: &'a [&'a [u8]]) -> Vec<&'a [u8]> {
-    const COUNTS: [&[u8]; 5] = [b"0", b"1", b"2", b"3", b"4"];
+    const COUNTS: [&[u8]; 6] = [b"0", b"1", b"2", b"3", b"4", b"5"];
     let mut command = Vec::with_capacity(3 + keys.len() + args.len());
     command.extend([verb, script, COUNTS[keys.len()]]);
     command.extend(keys.iter().map(|key| key.as_bytes()));

@@ -59,6 +59,7 @@ impl Fake {
                 self.hashes.entry(key).or_default().extend(pairs);
                 Reply::Int(0)
             }
+            b"HGET" => optional(self.hashes.get(&key).and_then(|hash| hash.get(&more[0]))),
             b"HEXISTS" => {
                 Reply::Int(i64::from(self.hashes.get(&key).is_some_and(|hash| hash.contains_key(&more[0]))))
             }
@@ -76,11 +77,13 @@ impl Fake {
                     self.hashes.get(&key).into_iter().flatten().flat_map(|(field, value)| [field, value]);
                 Reply::Array(flat.map(|part| Reply::Bytes(part.clone().into())).collect())
             }
-            b"EXISTS" => Reply::Int(i64::from(
-                self.strings.contains_key(&key)
-                    || self.hashes.get(&key).is_some_and(|hash| !hash.is_empty())
-                    || self.sets.contains_key(&key),
-            )),
+            b"EXISTS" => Reply::Int(words[1..].iter().filter(|key| self.has(key)).count() as i64),
+            b"ZMSCORE" => {
+                let set = self.sets.get(&key);
+                let score =
+                    |member| set.and_then(|set| set.get(member)).copied().map_or(Reply::Nil, Reply::Int);
+                Reply::Array(more.iter().map(score).collect())
+            }
             b"ZADD" => self.zadd(key, more),
             b"ZRANGE" => {
                 assert_eq!(more, [b"0", b"0"]);
@@ -105,6 +108,12 @@ impl Fake {
 }
 
 impl Fake {
+    fn has(&self, key: &[u8]) -> bool {
+        self.strings.contains_key(key)
+            || self.hashes.get(key).is_some_and(|hash| !hash.is_empty())
+            || self.sets.contains_key(key)
+    }
+
     fn zadd(&mut self, key: Vec<u8>, words: &[Vec<u8>]) -> Reply {
         let options = words.iter().take_while(|word| matches!(&word[..], b"GT" | b"CH")).count();
         let has = |option: &[u8]| words[..options].iter().any(|word| word == option);
@@ -159,11 +168,30 @@ fn word_of(value: &Value) -> Vec<u8> {
 }
 
 #[derive(Default)]
-struct Machine {
+pub(crate) struct Machine {
     fake: Mutex<Fake>,
+    /// After so many more scripts nobody answers; none is never.
+    pub(crate) scripts_left: Mutex<Option<u32>>,
 }
 
 impl Machine {
+    /// Forgets everything.
+    pub(crate) fn wipe(&self) {
+        *self.fake.lock().unwrap() = Fake::default();
+    }
+
+    fn is_dead(&self) -> bool {
+        let mut left = self.scripts_left.lock().unwrap();
+        match &mut *left {
+            Some(0) => true,
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+            None => false,
+        }
+    }
+
     fn eval(&self, words: &[&[u8]]) -> mlua::Result<Reply> {
         let lua = Lua::new();
         let keys = usize::try_from(parse(words[2])).unwrap();
@@ -188,6 +216,7 @@ impl Machine {
 impl Commands for Arc<Machine> {
     fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>> {
         let reply = match command[0] {
+            b"EVAL" if self.is_dead() => Err(StoreError::Refused("it is dead".into())),
             b"EVAL" => self.eval(command).map_err(|error| StoreError::Refused(error.to_string())),
             b"EVALSHA" => Err(StoreError::Refused("NOSCRIPT".into())),
             b"SCRIPT" => Ok(Reply::Nil),
@@ -209,13 +238,13 @@ impl Commands for Arc<Machine> {
     }
 }
 
-fn store() -> (Store, Arc<Machine>) {
+pub(crate) fn store() -> (Store, Arc<Machine>) {
     let machine = Arc::new(Machine::default());
     (Store::new(Arc::new(Arc::clone(&machine))), machine)
 }
 
 /// The fake answers at once.
-fn now<T>(future: impl Future<Output = Result<T, StoreError>>) -> T {
+pub(crate) fn now<T>(future: impl Future<Output = Result<T, StoreError>>) -> T {
     futures_util::FutureExt::now_or_never(future).unwrap().unwrap()
 }
 
@@ -327,56 +356,76 @@ proptest! {
         prop_assert_eq!(now(store.keep("c", attempt - 1, &[(acked + 1, Bytes::new())])), Err(Fenced));
         prop_assert_eq!(now(store.mark("c", attempt - 1, &[stored + 1])), Err(Fenced));
     }
+}
 
-    #[test]
-    fn a_text_counts_once_for_each_number_of_a_client(
-        batches in vec(vec((0usize..4, 1u64..30), 1..12), 1..6),
-    ) {
-        const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-        let (store, machine) = store();
-        let (mut last, mut count) = (BTreeMap::<&str, u64>::new(), 0);
-        for batch in &batches {
-            let by: Vec<(&str, u64)> = batch.iter().map(|(client, sn)| (NAMES[*client], *sn)).collect();
-            for (client, sn) in &by {
-                let last = last.entry(client).or_default();
-                count += u64::from(sn > last);
-                *last = (*sn).max(*last);
-            }
-            now(store.aggregate(b"text", &by));
-        }
-        let key = |part: &str| format!("message:{{{}}}:{part}", hash_of(b"text"));
-        prop_assert_eq!(now(store.number_at(&key("count"))), count);
-        prop_assert_eq!(now(store.value_at(&key("text"))), Some(Bytes::from_static(b"text")));
-        let fake = machine.fake.lock().unwrap();
-        let by: BTreeMap<_, _> = fake.sets[key("last").as_bytes()].iter()
-            .map(|(client, sn)| (std::str::from_utf8(client).unwrap(), sn.unsigned_abs())).collect();
-        prop_assert_eq!(by, last);
-    }
+fn text(partition: i32) -> Text<'static> {
+    Text { hash: "h", text: b"text", partition }
+}
+
+/// Messages of one client, whose places are their numbers.
+fn placed(client: &str, numbers: impl Iterator<Item = u64>) -> Vec<Placed<'_>> {
+    numbers.map(|sn| Placed { client, sn, place: sn }).collect()
 }
 
 #[test]
-fn a_text_of_very_many_clients_fits() {
+fn a_text_counts_once_for_each_place() {
     let (store, _) = store();
-    let names: Vec<String> = (0..3_500).map(|n| format!("client-{n}")).collect();
-    let by: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-    now(store.aggregate(b"text", &by));
-    now(store.aggregate(b"text", &by));
-    assert_eq!(now(store.number_at(&format!("message:{{{}}}:count", hash_of(b"text")))), 3_500);
+    for (partition, places, count) in [
+        (1, 3..=3, 1),
+        (1, 3..=3, 1),
+        (1, 4..=9, 7),
+        (1, 2..=7, 7),
+        (1, 8..=12, 10),
+        (2, 1..=2, 12),
+        (1, 1..=12, 12),
+        (2, 0..=3, 13),
+    ] {
+        now(store.aggregate(text(partition), &placed("c", places.clone())));
+        assert_eq!(now(store.number_at("message:{h}:count")), count, "{partition}: {places:?}");
+    }
+    assert_eq!(now(store.value_at("message:{h}:text")), Some(Bytes::from_static(b"text")));
 }
 
 #[test]
 fn a_text_that_an_earlier_version_counted_goes_on() {
-    let (store, machine) = store();
-    let key = |part: &str| format!("message:{{{}}}:{part}", hash_of(b"text"));
-    {
-        let mut fake = machine.fake.lock().unwrap();
-        fake.strings.insert(key("count").into(), b"2".to_vec());
-        let by = [("a", "5"), ("b", "9")].map(|(client, sn)| (client.into(), sn.into()));
-        fake.hashes.insert(key("by").into(), by.into());
+    for key in ["message:{h}:by", "message:{h}:last"] {
+        let (store, machine) = store();
+        {
+            let mut fake = machine.fake.lock().unwrap();
+            fake.strings.insert(b"message:{h}:count".to_vec(), b"2".to_vec());
+            let by = [("a", 5), ("b", 9)].map(|(client, sn)| (client.as_bytes().to_vec(), sn));
+            if key.ends_with("by") {
+                let by = by.map(|(client, sn)| (client, sn.to_string().into_bytes()));
+                fake.hashes.insert(key.into(), by.into());
+            } else {
+                fake.sets.insert(key.into(), by.into());
+            }
+        }
+        let by: Vec<Placed<'_>> = [("a", 5), ("a", 6), ("b", 7), ("c", 1)]
+            .iter()
+            .zip(100..)
+            .map(|((client, sn), place)| Placed { client, sn: *sn, place })
+            .collect();
+        now(store.aggregate(text(1), &by[..2]));
+        now(store.aggregate(text(1), &by));
+        now(store.aggregate(text(1), &by));
+        assert_eq!(now(store.number_at("message:{h}:count")), 4, "{key}");
+        assert!(!machine.fake.lock().unwrap().hashes.contains_key(&b"message:{h}:by"[..]));
     }
-    now(store.aggregate(b"text", &[("a", 5), ("a", 6), ("b", 7), ("c", 1)]));
-    assert_eq!(now(store.number_at(&key("count"))), 4);
-    assert!(!machine.fake.lock().unwrap().hashes.contains_key(key("by").as_bytes()));
+}
+
+#[test]
+fn a_partition_of_very_many_clients_fits() {
+    let (store, _) = store();
+    let names: Vec<String> = (0..3_500).map(|n| format!("client-{n}")).collect();
+    let clients: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 7)).collect();
+    let to = ReadTo { shift: 2, next: 9 };
+    now(store.note_read(3, to, &clients));
+    // Whoever is behind changes nothing.
+    now(store.note_read(3, ReadTo { shift: 0, next: 8 }, &[("client-0", 6), ("other", 1)]));
+    assert_eq!(now(store.read_to(3)), to);
+    assert_eq!(now(store.last_read(3, &["client-0", "client-3499", "other", "nobody"])), [7, 7, 1, 0]);
+    assert_eq!(now(store.read_to(4)), ReadTo::default());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use serde::Serialize;
 
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
+use crate::store::CountedFor;
 use crate::verify::{ClientCounts, WrongMessage};
 
 const CALL: Duration = Duration::from_secs(10);
@@ -114,12 +115,16 @@ pub fn locate(client: &str, counts: &ClientCounts, seen: &Seen) -> Option<Findin
     })
 }
 
-/// The message of a text with a wrong count that its aggregator has missed, or counted twice. `by` is the last number the
-/// store has for each client. None when the count is what was passed on.
-pub fn locate_text(wrong: &WrongMessage, passed: &[Passed], by: &BTreeMap<String, u64>) -> Option<Finding> {
+/// The message of a text with a wrong count that its aggregator has missed, or counted twice. None when the count is what was
+/// passed on.
+pub fn locate_text(wrong: &WrongMessage, passed: &[Passed], counted: &CountedFor) -> Option<Finding> {
     let distinct: BTreeSet<_> = passed.iter().map(|record| (&record.client, record.sn)).collect();
     let (count, sent) = (wrong.count, distinct.len() as u64);
-    let known = |record: &&Passed| by.get(&record.client).is_some_and(|last| record.sn <= *last);
+    let known = |record: &&Passed| {
+        let (partition, offset) = record.at;
+        counted.at.get(&partition).is_some_and(|at| offset <= *at)
+            || counted.by.get(&record.client).is_some_and(|last| record.sn <= *last)
+    };
     let record = match count.cmp(&sent) {
         std::cmp::Ordering::Equal => return None,
         // The first that the store does not know of.
@@ -250,18 +255,26 @@ mod tests {
             records.iter().enumerate().map(one).collect()
         };
         let check =
-            |count, records: &[(&str, u64)], by: &[(&str, u64)], expected: Option<(&str, u64, &str)>| {
+            |count, records: &[(&str, u64)], counted: CountedFor, expected: Option<(&str, u64, &str)>| {
                 let wrong = WrongMessage { hash: "h".into(), text: None, count, expected: 2 };
-                let by = by.iter().map(|(client, sn)| ((*client).to_owned(), *sn)).collect();
-                let found = locate_text(&wrong, &passed(records), &by);
+                let found = locate_text(&wrong, &passed(records), &counted);
                 let told =
                     found.as_ref().map(|f| (f.client.as_str(), f.sn, f.detail.rsplit(' ').next().unwrap()));
                 assert_eq!(told, expected, "{found:?}");
                 assert!(found.is_none_or(|found| found.stage == Stage::Aggregator));
             };
-        check(2, &[("a", 1), ("b", 1)], &[("a", 1), ("b", 1)], None);
-        check(2, &[("a", 1), ("b", 1), ("b", 1)], &[("a", 1), ("b", 1)], None);
-        check(1, &[("a", 1), ("b", 1)], &[("a", 1)], Some(("b", 1, "1")));
-        check(3, &[("a", 1), ("b", 1)], &[("a", 1), ("b", 1)], Some(("b", 1, "1")));
+        let at = |offset| CountedFor { at: [(1, offset)].into(), ..CountedFor::default() };
+        let by = |clients: &[&str]| CountedFor {
+            by: clients.iter().map(|client| ((*client).to_owned(), 1)).collect(),
+            ..CountedFor::default()
+        };
+        for both in [at(1), by(&["a", "b"])] {
+            check(2, &[("a", 1), ("b", 1)], both.clone(), None);
+            check(2, &[("a", 1), ("b", 1), ("b", 1)], both.clone(), None);
+            check(3, &[("a", 1), ("b", 1)], both, Some(("b", 1, "1")));
+        }
+        for one in [at(0), by(&["a"])] {
+            check(1, &[("a", 1), ("b", 1)], one, Some(("b", 1, "1")));
+        }
     }
 }

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use moim_pipeline::verify::{
-    Observed, Verdict, counted_for, judge, locate, locate_text, name_wrong, observe, observe_clients, trace,
-    trace_text,
+    Observed, Verdict, judge, locate, locate_text, name_wrong, observe, observe_clients, trace, trace_text,
 };
 use moim_pipeline::{QueueOptions, Store, StoreError};
 use tokio::time::Instant;
@@ -176,9 +175,9 @@ async fn explain(store: &Store, queue: &QueueOptions, mut verdict: Verdict) -> O
         let (queue, hash) = (queue.clone(), wrong.hash.clone());
         let passed = tokio::task::spawn_blocking(move || trace_text(&queue, &hash)).await;
         let passed = passed.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| kafka_failure(&e))?;
-        let by = counted_for(store, &wrong.hash).await;
-        let by = by.map_err(|e| Failure::new(Status::Unreachable, e.to_string()))?;
-        verdict.first_wrong = locate_text(wrong, &passed, &by);
+        let counted = store.counted_for(&wrong.hash).await;
+        let counted = counted.map_err(|e| Failure::new(Status::Unreachable, e.to_string()))?;
+        verdict.first_wrong = locate_text(wrong, &passed, &counted);
     }
     Ok(verdict)
 }

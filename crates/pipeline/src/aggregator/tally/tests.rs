@@ -1,0 +1,129 @@
+//! Aggregators read a topic with repeats in it, in batches of any size, end anywhere, and read again beside each other: every
+//! client and number must count once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::FutureExt;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::tests::{now, store};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const TEXTS: [&str; 4] = ["t0", "t1", "t2", "t3"];
+
+/// A partition's log: a client's numbers rise, with gaps (they went elsewhere), and some stand there again.
+fn log(partition: i32, steps: &[(usize, u64, usize, bool)]) -> Vec<Record<'static>> {
+    let (mut last, mut records) = (BTreeMap::<&str, (u64, usize)>::new(), Vec::new());
+    for (offset, (client, step, text, again)) in steps.iter().enumerate() {
+        let client = NAMES[*client];
+        let (sn, text) = match last.get(client) {
+            Some((sn, text)) if *again => (*sn, *text),
+            before => (before.map_or(0, |(sn, _)| *sn) + step, *text),
+        };
+        last.insert(client, (sn, text));
+        let (hash, offset) = (TEXTS[text], offset as u64 * 2);
+        records.push(Record { partition, offset, client, sn, hash, text: hash.as_bytes() });
+    }
+    records
+}
+
+/// How often each text is there, repeats apart.
+fn expected<'a>(logs: impl Iterator<Item = &'a Record<'a>>) -> BTreeMap<&'a str, u64> {
+    let distinct: BTreeSet<_> =
+        logs.map(|record| (record.hash, record.partition, record.client, record.sn)).collect();
+    let mut counts = BTreeMap::new();
+    distinct.iter().for_each(|(hash, ..)| *counts.entry(*hash).or_default() += 1);
+    counts
+}
+
+fn counted(store: &Store) -> BTreeMap<&'static str, u64> {
+    let count = |hash| (hash, now(store.number_at(&format!("message:{{{hash}}}:count"))));
+    TEXTS.iter().map(|hash| count(*hash)).filter(|(_, count)| *count > 0).collect()
+}
+
+/// Someone who reads.
+#[derive(Clone, Copy, Debug)]
+struct Reader {
+    at: usize,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn every_number_of_a_client_counts_once(
+        steps in vec((0usize..3, 1u64..4, 0usize..4, prop::bool::weighted(0.15)), 1..25),
+        // Who reads, how many, after how many scripts it ends; whether the other takes over.
+        reads in vec((0usize..2, 1usize..9, prop::option::weighted(0.4, 0u32..6)), 1..14),
+    ) {
+        let (store, machine) = store();
+        let records = log(0, &steps);
+        // The second began before the first had committed anything, and does not know that it was replaced.
+        let mut readers = [Reader { at: 0 }; 2];
+        let mut committed = 0;
+        for (who, many, ends) in reads {
+            let reader = &mut readers[who];
+            let until = records.len().min(reader.at + many);
+            *machine.scripts_left.lock().unwrap() = ends;
+            let batch = &records[reader.at..until];
+            let done = count(&store, batch, &Shutdown::new()).now_or_never().unwrap();
+            *machine.scripts_left.lock().unwrap() = None;
+            match done {
+                Ok(()) => {
+                    reader.at = until;
+                    committed = committed.max(until);
+                }
+                // It begins again where it is committed, or a little before.
+                Err(_) => reader.at = committed - usize::from(committed > 0),
+            }
+        }
+        now(count(&store, &records[committed..], &Shutdown::new()));
+        prop_assert_eq!(counted(&store), expected(records.iter()));
+        // All of it again, as after a commit that got lost.
+        now(count(&store, &records, &Shutdown::new()));
+        prop_assert_eq!(counted(&store), expected(records.iter()));
+    }
+
+    #[test]
+    fn a_topic_that_was_made_anew_goes_on(
+        before in vec((0usize..3, 1u64..4, 0usize..4, Just(false)), 1..12),
+        after in vec((0usize..3, 1u64..4, 0usize..4, prop::bool::weighted(0.15)), 1..12),
+        ends in 0u32..6,
+    ) {
+        let (store, machine) = store();
+        let old = log(0, &before);
+        now(count(&store, &old, &Shutdown::new()));
+        // Clients go on where they were; offsets begin again.
+        let mut new = log(0, &after);
+        for record in &mut new {
+            let last = old.iter().filter(|o| o.client == record.client).map(|o| o.sn).max();
+            record.sn += last.unwrap_or(0);
+        }
+        *machine.scripts_left.lock().unwrap() = Some(ends);
+        let _ = count(&store, &new, &Shutdown::new()).now_or_never().unwrap();
+        *machine.scripts_left.lock().unwrap() = None;
+        now(count(&store, &new, &Shutdown::new()));
+        prop_assert_eq!(counted(&store), expected(old.iter().chain(&new)));
+    }
+}
+
+#[test]
+fn the_same_text_in_two_partitions_counts_in_both() {
+    let (store, _) = store();
+    let records = [log(0, &[(0, 1, 0, false), (1, 1, 0, false)]), log(1, &[(0, 2, 0, false)])].concat();
+    now(count(&store, &records, &Shutdown::new()));
+    now(count(&store, &records[1..], &Shutdown::new()));
+    assert_eq!(counted(&store), [("t0", 3)].into());
+}
+
+#[test]
+fn a_store_that_was_wiped_begins_again() {
+    let (store, machine) = store();
+    let records = log(0, &[(0, 1, 0, false), (0, 1, 1, false), (1, 1, 1, false)]);
+    now(count(&store, &records, &Shutdown::new()));
+    machine.wipe();
+    now(count(&store, &records, &Shutdown::new()));
+    assert_eq!(counted(&store), expected(records.iter()));
+}
