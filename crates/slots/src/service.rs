@@ -301,7 +301,8 @@ impl Service {
         let id = replica_id(&self.options.cluster_id, self.options.node, index);
         let folder = crate::snapshot::folder(&self.options.data, index);
         let shard = Shard::new(index, id, log.clone(), self.server.loops(), Some(folder));
-        shard.set_right(0);
+        // The right that this node has is every shard's: a new one does not wait for the next reading of the fence.
+        shard.set_right(lock(&self.right).until_ms());
         shard.set_viewed(-1);
         let dropped = Arc::new(AtomicBool::new(false));
         let owner = Copy::new(Arc::clone(&shard), Arc::clone(&self.parts.clock), Arc::clone(&dropped));
