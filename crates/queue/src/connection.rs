@@ -108,6 +108,10 @@ pub(crate) struct Connection {
     /// The next frame has to wait, for memory or for the disk; looked at again at this moment.
     starved: Option<Instant>,
     slots: VecDeque<Slot>,
+    /// The request that is being handled, for a handler that wants to know it again.
+    question: Bytes,
+    /// The last fetch, answered with nothing; the same question goes on with it.
+    repeat: Option<Box<PendingFetch>>,
     /// Set while a request is appended off the loop: the next one must not overtake it.
     appending: Option<Arc<Deferred>>,
     out: Writer,
@@ -145,6 +149,8 @@ pub(crate) async fn serve(
         charged: 0,
         starved: None,
         slots: VecDeque::new(),
+        question: Bytes::new(),
+        repeat: None,
         appending: None,
         out: Writer::default(),
         warming: None,
@@ -164,6 +170,7 @@ pub(crate) async fn serve(
         }
     }
     broker.memory.release(connection.charged);
+    connection.forget_repeat();
     for slot in &mut connection.slots {
         if let Slot::Fetch(fetch) = slot {
             fetch.forget(&connection.wake);
@@ -391,9 +398,39 @@ impl Connection {
             self.out.push_encoded(Bytes::from_static(&[0; 4]));
             return Ok(());
         }
+        if self.goes_on(&frame) {
+            return Ok(());
+        }
+        self.question = frame.clone();
         let mut decoder = Decoder::new(frame);
         let header = RequestHeader::decode(&mut decoder).map_err(bad_frame)?;
-        dispatch::dispatch(self, header, decoder)
+        let handled = dispatch::dispatch(self, header, decoder);
+        self.question = Bytes::new();
+        handled
+    }
+
+    /// Whether a request repeats the last fetch, which then waits on.
+    fn goes_on(&mut self, frame: &[u8]) -> bool {
+        if !self.slots.is_empty() || !self.auth.is_open() {
+            return false;
+        }
+        let (broker, now) = (&self.broker, self.now);
+        let Some(fetch) = self.repeat.take_if(|fetch| fetch.repeat(frame, broker, now)) else { return false };
+        self.broker.metrics.request(ApiKey::Fetch);
+        self.slots.push_back(Slot::Fetch(fetch));
+        true
+    }
+
+    /// The request being handled, for a fetch; the fetch before it is over.
+    pub(crate) fn take_question(&mut self) -> Bytes {
+        self.forget_repeat();
+        std::mem::take(&mut self.question)
+    }
+
+    fn forget_repeat(&mut self) {
+        if let Some(mut fetch) = self.repeat.take() {
+            fetch.forget(&self.wake);
+        }
     }
 
     /// Answers a request; behind those that came before it.
@@ -468,6 +505,14 @@ impl Connection {
                         return Ok(());
                     }
                     fetch.write(&self.broker, &mut self.out)?;
+                    let Some(Slot::Fetch(mut fetch)) = self.slots.pop_front() else { continue };
+                    // Wishes are the connection's, not a fetch's: the next one in line may wish for the same.
+                    if fetch.can_repeat() && self.slots.is_empty() {
+                        self.repeat = Some(fetch);
+                    } else {
+                        fetch.forget(&self.wake);
+                    }
+                    continue;
                 }
             }
             self.slots.pop_front();

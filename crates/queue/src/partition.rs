@@ -43,7 +43,7 @@ use crate::producers::{BatchInfo, Check, Producers, RefusedBatches, Stragglers};
 
 pub(crate) use self::check::{batch_info, compression_allowed};
 pub(crate) use self::copy::Copy;
-pub(crate) use self::read::Fetched;
+pub(crate) use self::read::{Fetched, Standing};
 pub(crate) use self::waiting::{Ack, PendingAcks};
 
 /// No batch may decompress to more than this, whatever it claims.

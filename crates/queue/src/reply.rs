@@ -120,6 +120,13 @@ impl Writer {
         }
     }
 
+    /// Adds a copy of an encoded answer with something else in one place.
+    pub(crate) fn push_copy_with(&mut self, answer: &[u8], place: std::ops::Range<usize>, there: &[u8]) {
+        let start = self.tail.len();
+        self.tail.extend_from_slice(answer);
+        self.tail[start..][place].copy_from_slice(there);
+    }
+
     /// The whole content, for an answer without files.
     pub(crate) fn into_bytes(mut self) -> Bytes {
         if self.pieces.is_empty() {

@@ -3,6 +3,10 @@
 //! A fetch that must wait leaves its wish with every partition and sleeps; a partition whose watermark passes
 //! the wish wakes it, and it looks again. Nothing is polled.
 //!
+//! A consumer for which there is nothing asks the same again and again. Its fetch, once answered empty-handed, stays with the
+//! connection, wishes and answer included; the same question goes on with it as long as nothing has changed that the answer
+//! tells.
+//!
 //! A client that says which rack it stands in is sent to a replica in sync there, and served by it: up to the high watermark
 //! that replica has heard of. Everybody else is served by leaders.
 
@@ -27,7 +31,7 @@ use crate::brokers::LiveBroker;
 use crate::connection::{Connection, Slot};
 use crate::fetch_sessions::{Plan, Session, Wanted};
 use crate::loops::{Wake, lock};
-use crate::partition::{Fetched, Partition};
+use crate::partition::{Fetched, Partition, Standing};
 use crate::reply::{Call, Writer};
 
 /// The grid on which long waits end is a tenth of the wait, within these bounds.
@@ -39,10 +43,19 @@ const EMPTY_BYTES: usize = 64;
 /// An empty answer is kept until the wait ends when it names at most so many partitions; a larger one is made again.
 const KEPT_PARTITIONS: usize = 64;
 
+/// A question of at most so many bytes is remembered until it is asked again.
+const KEPT_QUESTION: usize = 1024;
+
+/// Where the correlation id stands in a frame, and in an answer with its length before it.
+const CORRELATION: std::ops::Range<usize> = 4..8;
+
 /// A fetch that has not been answered yet.
 pub(crate) struct PendingFetch {
     call: Call,
     plan: Target,
+    /// What was asked, as it came; empty when nobody can go on with this fetch.
+    asked: Bytes,
+    max_wait_ms: u64,
     pub(crate) deadline: Instant,
     min_bytes: usize,
     max_bytes: usize,
@@ -51,16 +64,25 @@ pub(crate) struct PendingFetch {
     rack: Option<Box<str>>,
     /// Filled when the fetch is ready.
     answer: Option<Answer>,
-    /// The answer to give if the wait ends before any of the wishes comes true; encoded, because it is small and
-    /// a thousand consumers wait with one.
+    /// The answer to give if the wait ends before anything changes; encoded, because it is small and a thousand consumers
+    /// wait with one.
     kept: Option<Bytes>,
-    /// Partitions that hold a wish of this fetch, and what each wishes for.
-    waiting: Vec<(Arc<Partition>, i64)>,
+    /// Partitions that hold a wish of this fetch.
+    waiting: Vec<Wish>,
 }
 
 enum Answer {
     Found(Found),
-    Empty(Bytes),
+    Kept,
+}
+
+/// What a fetch waits for at one partition.
+struct Wish {
+    partition: Arc<Partition>,
+    /// A record from here on is news.
+    next: i64,
+    /// What an answer tells of the partition, when it was looked at.
+    seen: Standing,
 }
 
 enum Target {
@@ -74,8 +96,8 @@ struct Found {
     chunks: Vec<Vec<Chunk>>,
     bytes: usize,
     failed: bool,
-    /// The partitions that were read, each with the offset from which on a record is news.
-    seen: Vec<(Arc<Partition>, i64)>,
+    /// The partitions that were read.
+    seen: Vec<Wish>,
 }
 
 pub(crate) fn handle(
@@ -85,6 +107,7 @@ pub(crate) fn handle(
     request: FetchRequest,
 ) -> io::Result<()> {
     let broker = Arc::clone(&connection.broker);
+    let asked = connection.take_question();
     let plan =
         broker.fetch_sessions.plan(&broker.topics, &request, call.version, broker.clock.monotonic_ms());
     let plan = match plan {
@@ -97,9 +120,13 @@ pub(crate) fn handle(
     };
     let wait = u64::try_from(request.max_wait_ms).unwrap_or(0).min(broker.options.max_wait_ms);
     let limit = broker.options.max_fetch_bytes;
+    // A session counts its questions, and who has a rack is sent to whoever is nearest at that time.
+    let repeats = matches!(plan, Target::Once(_)) && request.rack_id.is_empty();
     let fetch = Box::new(PendingFetch {
         call,
         plan,
+        asked: if repeats && asked.len() <= KEPT_QUESTION { asked } else { Bytes::new() },
+        max_wait_ms: wait,
         deadline: deadline(connection.now, broker.started, wait),
         min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit),
         max_bytes: usize::try_from(request.max_bytes).unwrap_or(0).min(limit),
@@ -127,7 +154,7 @@ fn deadline(now: Instant, started: Instant, wait_ms: u64) -> Instant {
     {
         return together;
     }
-    let since = u64::try_from((now - started).as_millis()).unwrap_or(u64::MAX);
+    let since = u64::try_from((now - started).as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
     let end = since.saturating_add(wait_ms).next_multiple_of(grid_ms);
     started + Duration::from_millis(end)
 }
@@ -141,9 +168,8 @@ impl PendingFetch {
             if !expired {
                 return false;
             }
-            if let Some(empty) = self.kept.take() {
-                self.forget(wake);
-                self.answer = Some(Answer::Empty(empty));
+            if self.kept.is_some() && self.stands() {
+                self.answer = Some(Answer::Kept);
                 return true;
             }
         }
@@ -152,6 +178,7 @@ impl PendingFetch {
                 Target::Once(wanted) => self.look(broker, wanted, true, 0),
                 Target::Session { id, session, full } => self.look(broker, &lock(session).wanted, *full, *id),
             };
+            self.kept = None;
             if found.bytes >= self.min_bytes || found.failed || expired {
                 self.forget(wake);
                 self.answer = Some(Answer::Found(found));
@@ -164,32 +191,59 @@ impl PendingFetch {
         }
     }
 
-    /// Encodes an answer without records that stays true until a wish comes true. Not for those who read only what is
-    /// stable (a transaction moves the watermark without giving them anything), nor for a session that would have to
+    /// Encodes an answer without records, true for as long as [`Self::stands`]. Not for a session that would have to
     /// remember what it was told.
-    fn keep(&self, found: &Found) -> Option<Bytes> {
+    fn keep(&mut self, found: &Found) -> Option<Bytes> {
+        let asked = std::mem::take(&mut self.asked);
         let untold = matches!(self.plan, Target::Once(_)) || found.response.responses.is_empty();
         let small = self.waiting.len() <= KEPT_PARTITIONS;
-        if found.bytes > 0 || self.stable_only || !untold || !small {
+        if found.bytes > 0 || !untold || !small {
             return None;
         }
+        // Out of the buffer that it came in, which others need.
+        self.asked = Bytes::copy_from_slice(&asked);
         let mut own = Writer::with_capacity(EMPTY_BYTES * (1 + self.waiting.len()));
         own.push(self.call, &found.response).ok()?;
         Some(own.into_bytes())
     }
 
+    /// Whether every partition is as it was when it was looked at.
+    fn stands(&self) -> bool {
+        self.waiting.iter().all(|wish| wish.partition.standing() == Some(wish.seen))
+    }
+
+    /// Whether this fetch was answered with nothing and may go on when the same is asked again.
+    pub(crate) fn can_repeat(&self) -> bool {
+        self.kept.is_some() && !self.asked.is_empty()
+    }
+
+    /// Goes on with the same question: true when `frame` asks it and the answer still stands. The wishes were never taken
+    /// back, so that nothing that happened in between was missed.
+    pub(crate) fn repeat(&mut self, frame: &[u8], broker: &Broker, now: Instant) -> bool {
+        let (before, after) = (..CORRELATION.start, CORRELATION.end..);
+        let is_same = frame.len() == self.asked.len()
+            && frame[before] == self.asked[before]
+            && frame[after.clone()] == self.asked[after];
+        if !is_same || !self.stands() {
+            return false;
+        }
+        self.call.correlation_id = i32::from_be_bytes([frame[4], frame[5], frame[6], frame[7]]);
+        self.deadline = deadline(now, broker.started, self.max_wait_ms);
+        true
+    }
+
     /// Leaves a wish with every partition; false when one of them has news already. What is news is measured
     /// from what the look saw: a watermark that another thread moved since then must not be slept through.
-    fn leave_wishes(&mut self, seen: Vec<(Arc<Partition>, i64)>, wake: &Arc<Wake>) -> bool {
+    fn leave_wishes(&mut self, seen: Vec<Wish>, wake: &Arc<Wake>) -> bool {
         self.forget(wake);
         self.waiting = seen;
-        self.waiting.iter().all(|(partition, next)| partition.wait_for(*next, self.stable_only, wake))
+        self.waiting.iter().all(|wish| wish.partition.wait_for(wish.next, self.stable_only, wake))
     }
 
     /// Takes back every wish.
     pub(crate) fn forget(&mut self, wake: &Wake) {
-        for (partition, _) in self.waiting.drain(..) {
-            partition.stop_waiting(wake.connection);
+        for wish in self.waiting.drain(..) {
+            wish.partition.stop_waiting(wake.connection);
         }
     }
 
@@ -205,15 +259,20 @@ impl PendingFetch {
         for want in wanted {
             let result = self.look_at(broker, want, room, found.bytes == 0);
             let news = match &result {
-                Ok((_, fetched)) => {
-                    fetched.read.is_some()
-                        || want.told != Some((fetched.high_watermark, fetched.last_stable, fetched.log_start))
-                }
+                Ok((_, fetched)) => fetched.read.is_some() || want.told != Some(fetched.standing.told()),
                 Err(_) => true,
             };
             if let Ok((partition, fetched)) = &result {
-                let visible = if self.stable_only { fetched.last_stable } else { fetched.high_watermark };
-                found.seen.push((Arc::clone(partition), visible.max(want.fetch_offset)));
+                let visible = if self.stable_only {
+                    fetched.standing.last_stable
+                } else {
+                    fetched.standing.high_watermark
+                };
+                found.seen.push(Wish {
+                    partition: Arc::clone(partition),
+                    next: visible.max(want.fetch_offset),
+                    seen: fetched.standing,
+                });
             }
             if full || news {
                 let (data, chunks) = self.partition_data(broker, want, result, &mut found);
@@ -286,9 +345,9 @@ impl PendingFetch {
         };
         let mut data = PartitionData {
             partition_index: want.partition,
-            high_watermark: fetched.high_watermark,
-            last_stable_offset: fetched.last_stable,
-            log_start_offset: fetched.log_start,
+            high_watermark: fetched.standing.high_watermark,
+            last_stable_offset: fetched.standing.last_stable,
+            log_start_offset: fetched.standing.log_start,
             records: Some(Records::Bytes(Bytes::new())),
             ..Default::default()
         };
@@ -309,8 +368,9 @@ impl PendingFetch {
     pub(crate) fn write(&mut self, broker: &Broker, out: &mut Writer) -> io::Result<()> {
         let found = match self.answer.take() {
             Some(Answer::Found(found)) => found,
-            Some(Answer::Empty(answer)) => {
-                out.push_encoded(answer);
+            Some(Answer::Kept) => {
+                let kept = self.kept.as_deref().unwrap_or_default();
+                out.push_copy_with(kept, CORRELATION, &self.call.correlation_id.to_be_bytes());
                 return Ok(());
             }
             None => return Err(io::Error::other("a fetch without an answer")),

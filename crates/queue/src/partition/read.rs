@@ -13,10 +13,25 @@ use crate::producers::AbortedTxn;
 /// A slice of the log for a consumer.
 pub(crate) struct Fetched {
     pub(crate) read: Option<Read>,
+    pub(crate) standing: Standing,
+    pub(crate) aborted: Vec<AbortedTxn>,
+}
+
+/// What the answer to a fetch tells of a partition besides its records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// The epoch in which this copy leads, if it does.
+    leading: Option<i32>,
     pub(crate) high_watermark: i64,
     pub(crate) last_stable: i64,
     pub(crate) log_start: i64,
-    pub(crate) aborted: Vec<AbortedTxn>,
+}
+
+impl Standing {
+    /// What a session remembers of it.
+    pub(crate) fn told(&self) -> (i64, i64, i64) {
+        (self.high_watermark, self.last_stable, self.log_start)
+    }
 }
 
 impl Partition {
@@ -25,14 +40,12 @@ impl Partition {
         if let Some(code) = self.closed() {
             return Err(code);
         }
-        let leads = self.leading().is_some();
-        let high_watermark = self.high_watermark();
-        let last_stable = self.last_stable();
-        let log_start = self.journal.start();
+        let standing = self.stand();
+        let Standing { leading, high_watermark, last_stable, log_start } = standing;
         if from < log_start {
             return Err(ErrorCode::OffsetOutOfRange);
         }
-        if from > high_watermark && (!leads || !self.knows_the_end()) {
+        if from > high_watermark && (leading.is_none() || !self.knows_the_end()) {
             // Committed perhaps, and this copy has not heard of it yet: not for the client to begin anew.
             return Err(ErrorCode::OffsetNotAvailable);
         }
@@ -40,7 +53,7 @@ impl Partition {
             return Err(ErrorCode::OffsetOutOfRange);
         }
         let until = if stable_only { last_stable } else { high_watermark };
-        let mut fetched = Fetched { read: None, high_watermark, last_stable, log_start, aborted: Vec::new() };
+        let mut fetched = Fetched { read: None, standing, aborted: Vec::new() };
         if from < until {
             let read = self.journal.read(from, until, max_bytes).map_err(refuse_read)?;
             if stable_only && read.bytes > 0 {
@@ -49,6 +62,20 @@ impl Partition {
             fetched.read = (read.bytes > 0).then_some(read);
         }
         Ok(fetched)
+    }
+
+    fn stand(&self) -> Standing {
+        Standing {
+            leading: self.leading(),
+            high_watermark: self.high_watermark(),
+            last_stable: self.last_stable(),
+            log_start: self.journal.start(),
+        }
+    }
+
+    /// How it stands now; nothing when nothing is done here any more.
+    pub(crate) fn standing(&self) -> Option<Standing> {
+        self.closed().is_none().then(|| self.stand())
     }
 
     /// The leadership under which `offset` was or will be written.

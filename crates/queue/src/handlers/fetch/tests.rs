@@ -16,6 +16,8 @@ fn pending(still: &Still) -> PendingFetch {
     PendingFetch {
         call: Call { correlation_id: 1, version: 6 },
         plan: Target::Once(wanted),
+        asked: Bytes::from_static(b"\0\x01\0\x06\0\0\0\x01the question"),
+        max_wait_ms: 60_000,
         deadline: Instant::now() + Duration::from_secs(60),
         min_bytes: 1,
         max_bytes: 1 << 20,
@@ -58,7 +60,7 @@ fn a_wait_that_ends_without_news_gives_the_answer_of_its_first_look() {
     assert!(!fetch.poll(&still.broker, &wake, now, false));
     assert!(!fetch.poll(&still.broker, &wake, now, false), "time has not passed");
     assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false));
-    assert!(matches!(fetch.answer, Some(Answer::Empty(_))));
+    assert!(matches!(fetch.answer, Some(Answer::Kept)));
     fresh.deadline = now;
     assert!(fresh.poll(&still.broker, &wake, now, false));
     assert_eq!(written(&mut fetch, &still), written(&mut fresh, &still));
@@ -77,6 +79,70 @@ fn records_that_come_during_the_wait_are_answered_with_and_not_what_was_kept() {
     assert!(!fetch.poll(&still.broker, &wake, now, false), "it looks again when it is told of news");
     assert!(fetch.poll(&still.broker, &wake, now, true));
     assert!(matches!(&fetch.answer, Some(Answer::Found(found)) if found.bytes > 0));
+}
+
+/// A fetch that was answered with nothing.
+fn answered_empty(still: &Still, wake: &Arc<Wake>) -> PendingFetch {
+    let mut fetch = pending(still);
+    assert!(!fetch.poll(&still.broker, wake, Instant::now(), false));
+    assert!(fetch.poll(&still.broker, wake, fetch.deadline, false));
+    written(&mut fetch, still);
+    assert!(fetch.can_repeat());
+    fetch
+}
+
+#[test]
+fn the_same_question_goes_on_with_the_fetch_before_it() {
+    let still = Still::new();
+    let partition = still.topic("t", &[]);
+    let wake = Wake::new(0, 1);
+    let (mut fetch, now) = (answered_empty(&still, &wake), Instant::now());
+    for other in [&b"\0\x01\0\x06\0\0\0\x02another one"[..], b"\0\x01\0\x07\0\0\0\x02the question", b"\0\x01"]
+    {
+        assert!(!fetch.repeat(other, &still.broker, now), "{other:?}");
+    }
+    let same = b"\0\x01\0\x06\0\0\x01\x02the question";
+    assert!(fetch.repeat(same, &still.broker, now));
+    assert!(fetch.deadline >= now + Duration::from_secs(60));
+    assert!(!fetch.poll(&still.broker, &wake, now, false));
+    assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false));
+    assert_eq!(written(&mut fetch, &still)[CORRELATION], [0, 0, 1, 2]);
+    // Its wish was there all the time.
+    assert!(fetch.repeat(same, &still.broker, now));
+    append(&partition, batch(|b| b, "k", "v"));
+    still.sync(&partition);
+    assert!(fetch.poll(&still.broker, &wake, now, true));
+    assert!(matches!(&fetch.answer, Some(Answer::Found(found)) if found.bytes > 0));
+    assert!(!fetch.can_repeat(), "who got records asks for others");
+}
+
+#[test]
+fn a_question_does_not_go_on_after_anything_changed_that_its_answer_tells() {
+    let still = Still::new();
+    let partition = still.topic("t", &[]);
+    append(&partition, batch(|b| b, "k", "v"));
+    still.sync(&partition);
+    let wake = Wake::new(0, 1);
+    let at_the_end = || {
+        let mut fetch = pending(&still);
+        let Target::Once(wanted) = &mut fetch.plan else { panic!("no session was asked for") };
+        wanted[0].fetch_offset = partition.high_watermark();
+        assert!(!fetch.poll(&still.broker, &wake, Instant::now(), false));
+        assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false));
+        fetch
+    };
+    let same = b"\0\x01\0\x06\0\0\0\x02the question";
+    let mut fetch = at_the_end();
+    assert!(fetch.repeat(same, &still.broker, Instant::now()));
+    partition.delete_records(-1).unwrap();
+    assert!(!fetch.repeat(same, &still.broker, Instant::now()), "the log starts elsewhere");
+    let mut fetch = at_the_end();
+    append(&partition, batch(|b| b, "k", "v"));
+    still.sync(&partition);
+    assert!(!fetch.repeat(same, &still.broker, Instant::now()), "there is a record");
+    let mut fetch = at_the_end();
+    partition.close(ErrorCode::UnknownTopicOrPartition);
+    assert!(!fetch.repeat(same, &still.broker, Instant::now()), "the topic is gone");
 }
 
 #[test]
