@@ -1,11 +1,12 @@
 //! The limits of the machine, measured in the same run as the brokers.
 //!
 //! Owns the raw loops (checksum and write, write and sync), and in its modules the tiny servers that do nothing but the
-//! one thing a broker cannot avoid ([`floor`]) or that send a file without looking at it ([`blast`]). A probe is a limit,
-//! not a competitor: it keeps no index, checks no request, and must never grow features.
+//! one thing a broker cannot avoid ([`floor`], [`waiting`]) or that send a file without looking at it ([`blast`]). A probe is
+//! a limit, not a competitor: it keeps no index, checks no request, and must never grow features.
 
 pub mod blast;
 pub mod floor;
+pub mod waiting;
 
 use std::fs::{self, File};
 use std::io;

@@ -41,6 +41,13 @@ pub async fn connect(idle: &Idle) -> Result<Waiting> {
     Ok(Waiting { connections })
 }
 
+/// The answer to one consumer that does not wait, without its size.
+pub async fn sample(idle: &Idle) -> Result<bytes::Bytes> {
+    let mut connection = Connection::open(idle.addr).await?;
+    connection.sender.send(&fetch_request(&idle.topic, 0, 0, 1 << 20, 0)?, 1).await?;
+    connection.receiver.frame().await
+}
+
 /// Waits for `slice`; the polls under way at its end are finished.
 pub async fn wait(idle: &Idle, waiting: Waiting, slice: Duration) -> Result<Work> {
     let mut tasks = Vec::new();

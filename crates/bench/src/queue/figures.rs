@@ -14,6 +14,7 @@ use crate::load::idle::{self, Idle};
 use crate::load::produce::{self, ProduceLoad};
 use crate::load::{Until, runtime};
 use crate::peers::Server;
+use crate::probes::waiting;
 use crate::procfs;
 use crate::report::{Aim, Figure, Metric};
 use crate::slices::median;
@@ -173,5 +174,21 @@ fn idle_consumers(bench: &Bench<'_>, max_wait_ms: i32, figures: &mut Vec<Figure>
     figures.push(Figure::new("Moim", &what, share, "% of a core", Some(Aim::AtMost(2.0))));
     let memory = procfs::memory_of(server.pid())?;
     figures.push(Figure::new("Moim", "… memory after it", mib(memory.resident), "MiB", None));
+    let answer = bench.runtime.block_on(idle::sample(&load))?;
+    drop(server);
+    let floor = waiting::Waiting::start(Duration::from_millis(u64::try_from(max_wait_ms)?), &answer)?;
+    let load = Idle { addr: floor.addr, ..load };
+    let connected = bench.runtime.block_on(idle::connect(&load))?;
+    let before = procfs::cpu_of_threads(waiting::THREADS)?;
+    let work = bench.runtime.block_on(idle::wait(&load, connected, IDLE_FOR))?;
+    let used = procfs::cpu_of_threads(waiting::THREADS)?.saturating_sub(before);
+    let share = used.as_secs_f64() / work.elapsed.as_secs_f64() * 100.0;
+    figures.push(Figure::new(
+        "floor server",
+        "… one read and one write for each wait",
+        share,
+        "% of a core",
+        None,
+    ));
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::{Journal, RECENT_COST, State};
-use crate::checkpoint::JournalImage;
+use crate::checkpoint::CheckpointWriter;
 use crate::codec::Locked;
 use crate::disk;
 use crate::segment;
@@ -29,11 +29,11 @@ struct Run {
     frames: Vec<Bytes>,
 }
 
-/// What the checkpoint needs of one journal.
+/// What the checkpoint has to do for one journal before its image is true. Without the image itself: there may be very many.
 pub(crate) struct Capture {
-    pub(crate) image: JournalImage,
     /// Segments to sync before the image is true.
     pub(crate) dirty: Vec<i64>,
+    synced_end: i64,
     replicated_writes: u64,
     truncations: u64,
 }
@@ -86,8 +86,8 @@ impl Journal {
         waits
     }
 
-    /// Writes behind and says what is in the files now; `None` for a journal that needs no place in a checkpoint.
-    pub(crate) fn capture(&self) -> io::Result<Option<Capture>> {
+    /// Writes behind and tells the checkpoint what is in the files now; `None` for a journal that needs no place in it.
+    pub(crate) fn capture(&self, checkpoint: &mut CheckpointWriter) -> io::Result<Option<Capture>> {
         let _files = self.files.locked();
         self.write_behind_locked()?;
         let mut state = self.state.locked();
@@ -117,7 +117,8 @@ impl Journal {
             }
         }
         let (replicated_writes, truncations) = (state.replicated_writes, state.truncations);
-        Ok(Some(Capture { image, dirty, replicated_writes, truncations }))
+        checkpoint.push(&image);
+        Ok(Some(Capture { dirty, synced_end: image.synced_end(), replicated_writes, truncations }))
     }
 
     /// Told after the checkpoint's syncs: what was captured is synced. Saves indexes of sealed segments.
@@ -126,7 +127,7 @@ impl Journal {
             let mut state = self.state.locked();
             state.replicated_synced = state.replicated_synced.max(capture.replicated_writes);
             state.segments.iter_mut().for_each(|segment| segment.syncing = false);
-            state.checkpointed = Some((capture.truncations, capture.image.synced_end()));
+            state.checkpointed = Some((capture.truncations, capture.synced_end));
         }
         // An index is a hint that can be rebuilt: a failure to save it is worth a line, not more.
         if let Err(error) = self.save_indexes(false) {

@@ -265,21 +265,19 @@ impl Inner {
         // log's own durable point would be too far: write-behind takes durable frames only, and a journal learns that
         // a frame is durable a moment after the log does.
         let floor = *self.announced.locked();
-        let (journals, unopened) = {
+        let mut writer = CheckpointWriter::new(floor);
+        let journals = {
             let images = self.images.locked();
             let open = self.journals.read().expect("nobody panics holding the map");
-            let unopened: Vec<_> = images.values().map(|found| found.image.clone()).collect();
-            (open.values().cloned().collect::<Vec<_>>(), unopened)
+            images.values().for_each(|found| writer.push(&found.image));
+            open.values().cloned().collect::<Vec<_>>()
         };
-        let mut writer = CheckpointWriter::new(floor);
-        unopened.iter().for_each(|image| writer.push(image));
         let mut files = Vec::new();
         // Before anything is captured: what becomes durable from now on is not written below.
         let queue = self.behind.locked().take_queue(true);
         self.let_go(queue);
         for journal in journals {
-            if let Some(capture) = journal.capture()? {
-                writer.push(&capture.image);
+            if let Some(capture) = journal.capture(&mut writer)? {
                 files.extend(capture.dirty.iter().map(|base| (captures.len(), *base)));
                 captures.push((journal, capture));
             }
