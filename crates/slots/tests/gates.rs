@@ -313,6 +313,38 @@ fn a_function_that_runs_on_is_shown_and_ended_by_its_own_command() {
     alone.crash();
 }
 
+#[test]
+fn a_script_can_be_ended_as_often_as_one_runs_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut client, mut runner) = (alone.client(), alone.client());
+    client.send("CONFIG SET busy-reply-threshold 1\r\n");
+    client.expect("+OK\r\n");
+    for _ in 0..3 {
+        runner.send(&words(&["EVAL", "while true do pcall(function() while true do end end) end", "0"]));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            client.send("PING\r\n");
+            if until(&mut client, "\r\n").starts_with("-BUSY") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "nobody hears that it is busy");
+        }
+        client.send("SCRIPT KILL\r\n");
+        client.expect("+OK\r\n");
+        assert!(until(&mut runner, "\r\n").starts_with("-ERR Script killed by user"));
+        // The machine is as it was.
+        runner.send(&words(&[
+            "EVAL",
+            "local sum = 0 for n = 1, 100000 do sum = sum + n end return sum",
+            "0",
+        ]));
+        runner.expect(":5000050000\r\n");
+    }
+    alone.crash();
+}
+
 /// Until the answer to what was sent has come, and what came before it.
 fn until(client: &mut Client, end: &str) -> String {
     let mut got = Vec::new();
