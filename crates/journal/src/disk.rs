@@ -52,6 +52,8 @@ pub trait DiskFile: Send + Sync + 'static {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
+    /// These bytes are synced and will hardly be read: they need not stay in memory. A hint that nothing depends on.
+    fn forget(&self, _pos: u64, _len: u64) {}
     /// The descriptor, where there is one (for sendfile).
     fn raw(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -108,6 +108,8 @@ pub struct Journal {
     priority: AtomicBool,
     /// Whether frames leave memory as soon as their segment has them.
     fleeting: AtomicBool,
+    /// Which of them stay nevertheless, for somebody who is about to read them.
+    wanted_from: AtomicI64,
     /// Whether the record that introduces this journal is durable.
     introduced: Arc<AtomicBool>,
     /// Mirror of `state.durability`, to decide before the lock whether a checksum is worth computing.
@@ -231,6 +233,16 @@ impl Journal {
     /// journal that is read back once, at a restart: others are read from memory while they are recent.
     pub fn set_fleeting(&self, fleeting: bool) {
         self.fleeting.store(fleeting, Ordering::Relaxed);
+    }
+
+    /// Frames from here on are about to be read: they stay in memory while there is room, although the journal is
+    /// fleeting.
+    pub fn set_wanted_from(&self, offset: i64) {
+        self.wanted_from.store(offset, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wanted_from(&self) -> i64 {
+        self.wanted_from.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_fleeting(&self) -> bool {

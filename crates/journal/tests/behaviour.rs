@@ -706,3 +706,38 @@ fn frames_of_a_fleeting_journal_leave_memory_when_they_are_written_and_no_others
     let store = bed.open();
     assert_eq!(offsets(&fsync(&store)), range(0, 1_200));
 }
+
+#[test]
+fn frames_that_somebody_is_about_to_read_stay_although_they_are_fleeting() {
+    let mut bed = Bed::new();
+    bed.options.recent_bytes = 4 << 20;
+    let store = bed.open();
+    let journal = fsync(&store);
+    journal.set_fleeting(true);
+    journal.set_wanted_from(1_000);
+    let ring = || store.stats().ring_bytes;
+    append(&journal, 1_200, 1_000);
+    store.pump();
+    store.pump();
+    assert!((200_000..300_000).contains(&ring()), "those from 1,000 on: {}", ring());
+    append(&journal, 3_500, 1_000);
+    while store.pump() {}
+    assert!(ring() < 4 << 20, "they stay while there is room: {}", ring());
+    journal.set_wanted_from(journal.end());
+    append(&journal, 1_100, 1_000);
+    while store.pump() {}
+    assert!(ring() < 1_300_000, "they were read: {}", ring());
+    assert_eq!(offsets(&journal), range(0, 5_800));
+}
+
+#[test]
+fn a_large_frame_of_a_fleeting_journal_reads_back_from_its_file() {
+    let bed = Bed::new();
+    let store = bed.open();
+    let journal = fsync(&store);
+    journal.set_fleeting(true);
+    append(&journal, 3, 40_000);
+    append(&journal, 1_100, 1_000);
+    while store.pump() {}
+    assert_eq!(offsets(&journal), range(0, 1_103));
+}

@@ -65,8 +65,12 @@ fn is_at_rest(shared: &Shared, shard: &Shard) -> bool {
     at_rest
 }
 
-/// A snapshot is worth writing when the journal is larger than this, and than twice the keyspace.
+/// A snapshot is worth writing when the journal is larger than this, and than so many times the keyspace.
 const SNAPSHOT_BYTES: u64 = 64 << 20;
+const SNAPSHOT_TIMES: u64 = 2;
+/// The same while slots come or leave. Those that leave make the keyspace smaller step by step: every step would be worth a
+/// snapshot of what leaves with the next.
+const SNAPSHOT_TIMES_MOVING: u64 = 8;
 
 /// Writes a snapshot when the journal has grown enough; the shard goes on meanwhile.
 async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
@@ -80,7 +84,12 @@ async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
         return Ok(());
     };
     let is_new = applied > shard.log.journal().start();
-    if !is_new || size < 2 * memory || shard.is_snapshotting.swap(true, Ordering::AcqRel) {
+    let is_moving = shard.is_moving.load(Ordering::Relaxed);
+    let times = if is_moving { SNAPSHOT_TIMES_MOVING } else { SNAPSHOT_TIMES };
+    if !is_new
+        || size < times * memory.max(SNAPSHOT_BYTES / SNAPSHOT_TIMES)
+        || shard.is_snapshotting.swap(true, Ordering::AcqRel)
+    {
         return Ok(());
     }
     let whose = Arc::clone(shard);
@@ -214,6 +223,7 @@ fn replay_some(shared: &Shared, shard: &Shard, from: i64, until: i64) -> std::io
         }
         state.replay(shared, &mut nobody, time_ms, &commands);
         state.applied = offset + 1;
+        shard.log.journal().set_wanted_from(offset + 1);
     }
     Ok(())
 }

@@ -71,22 +71,35 @@ pub fn read(
 ) -> Result<Vec<(i64, Bytes)>, ReadError> {
     let read = journal.read(from, until, max_bytes)?;
     let mut frames = Vec::new();
-    for chunk in &read.chunks {
-        let mut bytes = match chunk {
-            Chunk::Mem(bytes) => bytes.clone(),
-            Chunk::File(range) => range.read()?,
-        };
+    let mut chunks = read.chunks.iter();
+    while let Some(chunk) = chunks.next() {
+        let mut bytes = bytes_of(chunk)?;
         while !bytes.is_empty() {
             let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a frame that makes no sense");
-            let frame =
-                PlainFraming.peek(&bytes).filter(|frame| frame.len <= bytes.len()).ok_or_else(damaged)?;
-            let whole = bytes.split_to(frame.len);
+            let frame = PlainFraming.peek(&bytes).ok_or_else(damaged)?;
+            let payload = if frame.len <= bytes.len() {
+                bytes.split_to(frame.len).slice(HEADER..)
+            } else {
+                // A large frame that is in memory comes in two pieces: what was put before the payload, and the payload.
+                let payload = bytes_of(chunks.next().ok_or_else(damaged)?)?;
+                if std::mem::take(&mut bytes).len() != HEADER || payload.len() + HEADER != frame.len {
+                    return Err(damaged().into());
+                }
+                payload
+            };
             if frame.base >= from {
-                frames.push((frame.base, whole.slice(HEADER..)));
+                frames.push((frame.base, payload));
             }
         }
     }
     Ok(frames)
+}
+
+fn bytes_of(chunk: &Chunk) -> Result<Bytes, ReadError> {
+    match chunk {
+        Chunk::Mem(bytes) => Ok(bytes.clone()),
+        Chunk::File(range) => Ok(range.read()?),
+    }
 }
 
 /// A journal on this node alone.
@@ -123,5 +136,49 @@ impl ShardLog for LocalLog {
 
     fn replicas_with(&self, _end: i64) -> usize {
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use moim_base::ManualClock;
+    use moim_journal::{Durability, JournalId, JournalOptions, SimDisk, Store, StoreOptions};
+
+    use super::*;
+
+    #[test]
+    fn frames_read_back_whether_they_are_in_memory_or_in_a_file_and_whatever_their_size() {
+        let options = StoreOptions { bypass_bytes: 1_000, min_free_bytes: 0, ..StoreOptions::default() };
+        let clock = Arc::new(ManualClock::at(1_000));
+        let store = Store::open(Path::new("/data"), Arc::new(SimDisk::new()), clock, options).unwrap();
+        let options = JournalOptions {
+            folder: "slots/shard-0".to_owned(),
+            framing: Arc::new(PlainFraming),
+            durability: Durability::Fsync,
+            segment_bytes: 64 << 20,
+            tag: 0,
+        };
+        let journal = store.journal(JournalId { incarnation: 1, part: 0 }, options).unwrap();
+        journal.set_fleeting(true);
+        let sizes = [10, 5_000, 20, 30, 3 << 20, 40];
+        let payload = |at: usize| vec![at as u8; sizes[at]];
+        for at in 0..sizes.len() {
+            append(&journal, at as i64, 1, 0, &payload(at)).unwrap();
+        }
+        let check = |when: &str| {
+            for from in 0..sizes.len() {
+                let frames = read(&journal, from as i64, sizes.len() as i64, 8 << 20).unwrap();
+                let read: Vec<_> = frames.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
+                let wanted: Vec<_> = (from..sizes.len()).map(|at| (at as i64, sizes[at])).collect();
+                assert_eq!(read, wanted, "{when}, from {from}");
+                assert!(frames.iter().all(|(at, bytes)| *bytes == payload(*at as usize)), "{when}");
+            }
+        };
+        check("in memory");
+        while store.pump() {}
+        assert!(store.stats().ring_bytes < 1 << 20, "it has left memory");
+        check("in files");
     }
 }

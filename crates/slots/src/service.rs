@@ -18,6 +18,7 @@ mod map;
 mod metrics;
 mod moves;
 mod ops;
+mod pace;
 mod report;
 mod right;
 mod take;
@@ -27,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -164,6 +165,8 @@ pub struct Service {
     map: Mutex<(i64, Arc<SlotMap>)>,
     /// Wakes whoever sees to moves.
     moved: tokio::sync::Notify,
+    /// Commands that had been run when keys were given last.
+    served_before: AtomicU64,
     /// Moves whose keys this node takes in.
     at_work: Mutex<BTreeSet<u64>>,
     /// By source: the move that an image and the journal are kept for.
@@ -230,6 +233,7 @@ impl Service {
             right: Mutex::new(moim_replica::fence::ServingRight::new(tuning)),
             map: Mutex::default(),
             moved: tokio::sync::Notify::new(),
+            served_before: AtomicU64::new(0),
             at_work: Mutex::default(),
             giving: Mutex::default(),
             frozen_since: Mutex::default(),
@@ -459,6 +463,10 @@ impl Service {
             let view = self.view(&map, slots, up);
             if *known.1 != map {
                 self.moved.notify_one();
+            }
+            for (shard, _) in leads {
+                let is_moving = map.moves.iter().any(|one| one.from == shard.index || one.to == shard.index);
+                shard.is_moving.store(is_moving, Ordering::Relaxed);
             }
             *known = (revision, Arc::new(map));
             let has_changed = **self.shared.view.load() != view;

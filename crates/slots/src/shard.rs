@@ -93,6 +93,8 @@ pub struct Shard {
     /// Slots that have come are about to be this shard's: whoever asks for them waits, although this node's view of the map
     /// does not say so yet. Others may see the new map before it does, and send their clients here.
     pub(crate) is_flipping: AtomicBool,
+    /// Slots come or leave: a snapshot would show what is gone in a moment.
+    pub(crate) is_moving: AtomicBool,
     /// Below this the journal is needed by a move that reads it.
     keep_from: AtomicI64,
     /// The lead for which the slot map has been read; see [`Shard::set_viewed`].
@@ -210,6 +212,7 @@ impl Shard {
             busy: AtomicBool::new(false),
             is_snapshotting: AtomicBool::new(false),
             is_flipping: AtomicBool::new(false),
+            is_moving: AtomicBool::new(false),
             script_killed: AtomicBool::new(false),
             script_wrote: AtomicBool::new(false),
             running: Mutex::new(None),
@@ -367,6 +370,9 @@ impl Shard {
             }
             if self.role() == Role::Replica {
                 self.news.notify_one();
+            } else {
+                // The followers have what is below.
+                self.log.journal().set_wanted_from(end);
             }
         }
     }

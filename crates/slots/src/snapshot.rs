@@ -36,6 +36,8 @@ const HEADER: usize = 8 + 4 + 8 + 4 + 8;
 const NO_EXPIRY: i64 = i64::MIN;
 /// What is written under the lock at a time.
 const STEP_BYTES: usize = 256 << 10;
+/// What is written between two syncs.
+const SYNC_BYTES: u64 = 8 << 20;
 /// The end of the keys.
 const END: u32 = u32::MAX;
 
@@ -265,7 +267,7 @@ fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Res
     let mut file = io::BufWriter::with_capacity(1 << 20, File::create(path)?);
     let mut sum = crc32c::crc32c(header);
     file.write_all(header)?;
-    let mut keys = 0u64;
+    let (mut keys, mut written, mut synced) = (0u64, 0u64, 0u64);
     let mut bytes = Vec::with_capacity(STEP_BYTES * 5 / 4);
     loop {
         bytes.clear();
@@ -281,6 +283,11 @@ fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Res
         keys += count_keys(&bytes);
         sum = crc32c::crc32c_append(sum, &bytes);
         file.write_all(&bytes)?;
+        written += bytes.len() as u64;
+        if written - synced >= SYNC_BYTES {
+            settle(&mut file)?;
+            synced = written;
+        }
         if done {
             break;
         }
@@ -294,6 +301,15 @@ fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Res
     file.write_all(&footer)?;
     file.into_inner().map_err(|error| error.into_error())?.sync_all()?;
     Ok(true)
+}
+
+/// Brings to disk what is written so far. One sync of everything at the end would hold up the syncs of others, and memory that
+/// holds what is written cannot hold what is next.
+fn settle(file: &mut io::BufWriter<File>) -> io::Result<()> {
+    file.flush()?;
+    file.get_ref().sync_data()?;
+    let _ = rustix::fs::fadvise(file.get_ref(), 0, None, rustix::fs::Advice::DontNeed);
+    Ok(())
 }
 
 fn count_keys(mut bytes: &[u8]) -> u64 {

@@ -4,6 +4,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,6 +14,9 @@ use super::{Disk, DiskEntry, DiskFile, DiskStat};
 
 /// The kernel takes at most this many buffers in one call.
 const MAX_BUFFERS: usize = 1024;
+
+/// What the kernel forgets at a time.
+const PAGE: u64 = 4096;
 
 /// The machine's own file system.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,6 +74,14 @@ impl DiskFile for RealFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
+    }
+
+    fn forget(&self, pos: u64, len: u64) {
+        // Whole pages only: the rest of the last one is written next, and would have to be read for that.
+        let (from, until) = (pos & !(PAGE - 1), (pos + len) & !(PAGE - 1));
+        if let Some(len) = NonZeroU64::new(until.saturating_sub(from)) {
+            let _ = rustix::fs::fadvise(&self.0, from, Some(len), rustix::fs::Advice::DontNeed);
+        }
     }
 
     fn raw(&self) -> Option<BorrowedFd<'_>> {

@@ -140,6 +140,7 @@ impl Journal {
             group: AtomicU64::new(u64::MAX),
             priority: AtomicBool::new(false),
             fleeting: AtomicBool::new(false),
+            wanted_from: AtomicI64::new(i64::MAX),
             introduced: Arc::new(AtomicBool::new(known)),
             replicated: AtomicBool::new(options.durability == Durability::Replicated),
         }))

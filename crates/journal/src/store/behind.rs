@@ -53,6 +53,14 @@ impl Behind {
         self.queue.push_back((journal, end));
     }
 
+    /// What is below `end` may leave memory when there is too much in it.
+    fn keep_evictable(&mut self, journal: Arc<Journal>, end: i64) {
+        match self.evictable.back_mut() {
+            Some((last, to)) if Arc::ptr_eq(last, &journal) => *to = end.max(*to),
+            _ => self.evictable.push_back((journal, end)),
+        }
+    }
+
     /// Counts newly durable bytes; true when this crosses the limit.
     pub(super) fn add_bytes(&mut self, bytes: usize, limit: usize) -> bool {
         let before = self.queued_bytes;
@@ -176,14 +184,17 @@ impl Inner {
         failed.map_or(Ok(wrote > 0), Err)
     }
 
-    /// What is written may leave memory: now if it is fleeting, when there is too much of it otherwise.
+    /// What is written may leave memory: now if it is fleeting and nobody wants it, when there is too much of it otherwise.
     fn let_go(&self, queue: VecDeque<(Arc<Journal>, i64)>) {
         let (fleeting, lasting): (Vec<_>, Vec<_>) =
             queue.into_iter().partition(|(journal, _)| journal.is_fleeting());
         self.behind.locked().evictable.extend(lasting);
-        let waiting = fleeting.into_iter().filter(|(journal, end)| journal.evict(*end));
-        let waiting: Vec<_> = waiting.collect();
-        self.behind.locked().evictable.extend(waiting);
+        for (journal, end) in fleeting {
+            let free = end.min(journal.wanted_from());
+            if journal.evict(free) || free < end {
+                self.behind.locked().keep_evictable(journal, end);
+            }
+        }
     }
 
     /// Drops the oldest written frames while the rings hold too much.

@@ -273,6 +273,14 @@ impl Inner {
             file.sync_data()?;
         }
         // A frame in a file whose name may vanish is not durable.
-        self.sync_dirs()
+        self.sync_dirs()?;
+        // Who wants a frame of a fleeting journal soon finds it in the ring; the memory is better used for the next one.
+        for item in items.iter().filter(|item| item.write.is_some() && item.journal.is_fleeting()) {
+            let record = &item.staged.record;
+            if let Some((_, file)) = files.iter().find(|(key, _)| *key == (record.id, record.segment)) {
+                file.forget(record.position, u64::from(record.len));
+            }
+        }
+        Ok(())
     }
 }

@@ -6,14 +6,15 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use moim_base::task::offload;
 use serde::{Deserialize, Serialize};
 
-use super::Service;
 use super::map::{Move, Phase};
+use super::{Service, pace};
 use crate::cmd::{self, Keys};
 use crate::effects::{self, Effects};
 use crate::log;
@@ -26,7 +27,7 @@ use crate::snapshot::write_key;
 /// What is written under the lock at a time.
 const STEP_BYTES: usize = 256 << 10;
 /// Such pieces in one answer.
-const STEPS: usize = 4;
+const STEPS: usize = 2;
 /// What is read of the journal for one answer.
 const TAIL_BYTES: usize = 1 << 20;
 /// How long the journal may take to commit.
@@ -52,8 +53,15 @@ pub(super) enum Ask {
 pub(super) enum Said {
     /// The keys show the journal up to this position.
     Begun { position: i64 },
-    /// Keys: pieces, each with its length before it.
-    Keys { is_last: bool },
+    /// Keys: pieces, each with its length before it; by how much the source's clients waited longer for them, and whether there
+    /// were any.
+    Keys {
+        is_last: bool,
+        #[serde(default)]
+        late_us: u64,
+        #[serde(default)]
+        is_shared: bool,
+    },
     /// Effects up to `next`; `is_all` when that was the end of what is committed.
     Tail { next: i64, is_all: bool },
     /// Everything that was done is below this position.
@@ -75,7 +83,7 @@ impl Service {
         let Some((one, shard)) = self.giving(id).await else { return nothing(Said::NotHere) };
         match ask {
             Ask::Begin { .. } => self.begin(&shard, &one).await,
-            Ask::More { .. } => offload(move || Ok(more(&shard, id))).await,
+            Ask::More { .. } => self.more(shard, id).await,
             Ask::Tail { from, .. } => {
                 shard.keep_from(from);
                 offload(move || tail(&shard, &one, from)).await
@@ -122,6 +130,15 @@ impl Service {
             false => Said::NotHere,
         };
         Ok((said, Bytes::new()))
+    }
+
+    async fn more(&self, shard: Arc<Shard>, id: u64) -> io::Result<(Said, Bytes)> {
+        let read = offload(move || Ok(more(&shard, id)));
+        let (given, late_us) = pace::watched(self.parts.clock.as_ref(), read).await;
+        let Some((is_last, keys)) = given? else { return Ok((Said::Gone, Bytes::new())) };
+        let served = self.shared.stats.commands.get();
+        let is_shared = self.served_before.swap(served, Ordering::Relaxed) != served;
+        Ok((Said::Keys { is_last, late_us, is_shared }, keys))
     }
 
     async fn freeze(&self, shard: &Arc<Shard>, one: &Move, attempt: u32) -> io::Result<(Said, Bytes)> {
@@ -180,15 +197,15 @@ impl Service {
     }
 }
 
-fn more(shard: &Shard, id: u64) -> (Said, Bytes) {
+/// The next keys, and whether they are the last; `None` when nobody keeps them any more.
+fn more(shard: &Shard, id: u64) -> Option<(bool, Bytes)> {
     // A slot is written whole, so a piece may be somewhat larger than a step.
     let mut out = Vec::with_capacity(STEPS * STEP_BYTES * 5 / 4);
     for _ in 0..STEPS {
         let start = out.len();
         out.extend_from_slice(&[0; 4]);
         // Others want the lock between two pieces.
-        let step = shard.lock().db.image_step(id, STEP_BYTES, &mut out);
-        let Some(is_last) = step else { return (Said::Gone, Bytes::new()) };
+        let is_last = shard.lock().db.image_step(id, STEP_BYTES, &mut out)?;
         let len = (out.len() - start - 4) as u32;
         if len == 0 {
             out.truncate(start);
@@ -196,11 +213,11 @@ fn more(shard: &Shard, id: u64) -> (Said, Bytes) {
             out[start..start + 4].copy_from_slice(&len.to_le_bytes());
         }
         if is_last {
-            return (Said::Keys { is_last }, out.into());
+            return Some((true, out.into()));
         }
         std::thread::yield_now();
     }
-    (Said::Keys { is_last: false }, out.into())
+    Some((false, out.into()))
 }
 
 /// What the journal says about the move's slots from a position on.

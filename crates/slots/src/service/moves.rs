@@ -31,7 +31,7 @@ const FREEZE_MS: u64 = 5_000;
 /// Attempts after which a move is given up.
 const ATTEMPTS: u32 = 20;
 /// Keys that change hands or go in one turn, if a slot does not have more.
-const KEYS_AT_ONCE: usize = 5_000;
+const KEYS_AT_ONCE: usize = 1_000;
 
 /// What a shard has to do about a move.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use moim_replica::{PartitionId, PartitionState};
 
 use super::give::{Ask, Said};
 use super::map::{Move, Phase};
+use super::pace::{self, Pace, Strain};
 use super::{MAP, PROGRESS, Service};
 use crate::effects;
 use crate::moves::{AT, STAGE};
@@ -251,18 +252,28 @@ impl Taking<'_> {
         let (number, slots) = (id.to_string(), self.one.slots.to_string());
         self.turn(move |turn| turn.step(&[STAGE, number.as_bytes(), slots.as_bytes()])).await?;
         self.progress.bytes = 0;
-        let mut end_before = None;
+        let (mut pace, mut end_before) = (Pace::default(), None);
         let mut answer = giver.ask(Ask::More { id }).await?;
-        while let (Said::Keys { is_last }, keys) = answer {
+        while let (Said::Keys { is_last, late_us, is_shared }, keys) = answer {
             self.progress.bytes += keys.len() as u64;
             self.tell("keys").await;
+            let served_before = self.service.shared.stats.commands.get();
             // The next keys travel while these are written; no more than that is under way.
             let next = async { if is_last { Ok(None) } else { giver.ask(Ask::More { id }).await.map(Some) } };
-            let (taken, next) = tokio::join!(self.take_in(keys), next);
-            // The disks have something to do while the next are taken in, and no more than that: what clients of the target write
-            // meanwhile stands behind it in the journal.
-            if let Some(end) = end_before.replace(taken?) {
-                self.committed_to(end).await?;
+            let work = async {
+                let (taken, next) = tokio::join!(self.take_in(keys), next);
+                // The disks have something to do while the next are taken in, and no more than that: what clients of the target
+                // write meanwhile stands behind it in the journal.
+                if let Some(end) = end_before.replace(taken?) {
+                    self.committed_to(end).await?;
+                }
+                next
+            };
+            let (next, late_here_us) = pace::watched(self.service.parts.clock.as_ref(), work).await;
+            let is_shared_here = self.service.shared.stats.commands.get() != served_before;
+            let here = Strain { late_us: late_here_us, is_shared: is_shared_here };
+            if let Some(rest) = pace.on_piece(here.and(Strain { late_us, is_shared })) {
+                tokio::time::sleep(rest).await;
             }
             match next? {
                 Some(next) => answer = next,
