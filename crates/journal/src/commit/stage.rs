@@ -19,8 +19,10 @@ use bytes::{Bytes, BytesMut};
 use super::Staged;
 use crate::codec::{Locked, wait_on};
 
-/// Size of a chunk.
-pub(crate) const CHUNK: usize = 1 << 20;
+/// The largest record that goes through here, whatever its journal.
+pub(crate) const MAX_RECORD: usize = 1 << 20;
+/// Size of a chunk. A few are in use at a time, and a larger record gets one of its own.
+pub(crate) const CHUNK: usize = 256 << 10;
 
 /// Records that a thread may gather before the disk thread is woken all the same.
 const GATHER: usize = 64;

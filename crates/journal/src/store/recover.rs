@@ -24,7 +24,7 @@ use super::{Counters, Inner, files};
 use crate::checkpoint::{self, Checkpoint, JournalImage, LogPoint};
 use crate::codec::{Input, Output};
 use crate::commit::log::{self, CommitLog, Found, LogFile, OpenLog};
-use crate::commit::stage::{CHUNK, Stage};
+use crate::commit::stage::{MAX_RECORD, Stage};
 use crate::commit::{Kind, RECORD_HEADER, Record, Staged};
 use crate::disk::{Disk, DiskFile, create_dirs, read_all, write_at};
 use crate::journal::{Epochs, Recovered};
@@ -229,7 +229,7 @@ impl Inner {
         let Checkpoint { floor, journals } = found_checkpoint;
         opening.folds = journals.into_iter().map(|(id, image)| (id, Fold::new(image))).collect();
         let max_group = usize::try_from(options.commit_file_bytes / 2).unwrap_or(usize::MAX).min(4 << 20);
-        let max_record = (max_group / 2).min(CHUNK);
+        let max_record = (max_group / 2).min(MAX_RECORD);
         let next_lsn = opening.replay(&found, floor, (max_group + max_record) as u64)?;
         let open_cuts = opening.open_cuts();
         let log_open = OpenLog {
