@@ -25,7 +25,7 @@ pub(crate) struct Store {
     pub(crate) name: &'static str,
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) scope: Scope,
-    /// The shortest lease it grants.
+    /// A short lease, and long enough for a machine with other things to do: whoever is kept from renewing its lease loses it, and rightly.
     pub(crate) ttl: Duration,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn in_memory<F: Future<Output = ()>>(scenario: impl FnOnce(Store) -> 
     block_on(async {
         let scope = Scope::new(Shutdown::new());
         let repository = MemoryRepository::started(Arc::new(BootClock), &scope);
-        let ttl = Duration::from_millis(400);
+        let ttl = Duration::from_secs(1);
         scenario(Store { name: "memory", repository, scope: scope.clone(), ttl }).await;
         assert!(!scope.shutdown().has_panicked());
     });
@@ -64,7 +64,7 @@ pub(crate) fn everywhere<F: Future<Output = ()>>(scenario: impl Fn(Store) -> F) 
     let repository = Arc::new(CoordRepository::new(cluster.node(cluster.follower())));
     block_on(async {
         let scope = Scope::new(Shutdown::new());
-        let ttl = Duration::from_secs(2);
+        let ttl = Duration::from_secs(4);
         scenario(Store { name: "moim", repository, scope: scope.clone(), ttl }).await;
         assert!(!scope.shutdown().has_panicked());
     });
@@ -72,7 +72,7 @@ pub(crate) fn everywhere<F: Future<Output = ()>>(scenario: impl Fn(Store) -> F) 
         block_on(async {
             let scope = Scope::new(Shutdown::new());
             let repository = Arc::new(etcd.repository());
-            let ttl = Duration::from_secs(2);
+            let ttl = Duration::from_secs(4);
             scenario(Store { name: "etcd", repository, scope: scope.clone(), ttl }).await;
             assert!(!scope.shutdown().has_panicked());
         });
