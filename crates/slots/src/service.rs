@@ -464,10 +464,7 @@ impl Service {
             if *known.1 != map {
                 self.moved.notify_one();
             }
-            for (shard, _) in leads {
-                let is_moving = map.moves.iter().any(|one| one.from == shard.index || one.to == shard.index);
-                shard.is_moving.store(is_moving, Ordering::Relaxed);
-            }
+            moves::mark(leads, &map);
             *known = (revision, Arc::new(map));
             let has_changed = **self.shared.view.load() != view;
             self.shared.view.store(Arc::new(view));

@@ -368,11 +368,9 @@ impl Shard {
                     waiters.notify.notify_one();
                 }
             }
-            if self.role() == Role::Replica {
-                self.news.notify_one();
-            } else {
-                // The followers have what is below.
-                self.log.journal().set_wanted_from(end);
+            match self.role() {
+                Role::Replica => self.news.notify_one(),
+                Role::Primary | Role::Loading => self.log.journal().set_wanted_from(end),
             }
         }
     }

@@ -9,6 +9,7 @@
 //! turn that thaws.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use moim_base::rest::rest;
@@ -87,6 +88,14 @@ fn duties(shard: u16, moves: &Moves, map: &SlotMap) -> Vec<Duty> {
     let takes = |one: &&Move| one.to == shard && one.phase == Phase::Copying;
     duties.extend(map.active().filter(takes).map(|one| Duty::Take { id: one.id }));
     duties
+}
+
+/// Lets shards of this node know whether slots of theirs come or leave.
+pub(super) fn mark(shards: &[(Arc<Shard>, Option<i32>)], map: &SlotMap) {
+    for (shard, _) in shards {
+        let is_moving = map.moves.iter().any(|one| one.from == shard.index || one.to == shard.index);
+        shard.is_moving.store(is_moving, Ordering::Relaxed);
+    }
 }
 
 /// Looks after the moves of this node's shards until the shutdown.
