@@ -32,7 +32,7 @@ use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
 use crate::settings::Policy;
 
-use self::watch::{KILLED, Watch};
+use self::watch::{Stop, Watch};
 
 /// What all scripts of a thread may take together.
 const MAX_MEMORY: usize = 256 << 20;
@@ -119,8 +119,18 @@ thread_local! {
     static MACHINE: RefCell<Option<Machine>> = const { RefCell::new(None) };
 }
 
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a script that left has no answer yet"]
+pub(crate) enum Ran {
+    /// Its answer is written.
+    Done,
+    /// It took long, had done nothing that counts, and is to run away from the loops.
+    Left,
+}
+
 /// Runs a script and writes its answer.
-pub(crate) fn run(ctx: &mut Ctx<'_>, script: &Script<'_>) -> Done {
+pub(crate) fn run(ctx: &mut Ctx<'_>, script: &Script<'_>) -> Result<Ran, Error> {
     with_machine(|machine| machine.run(ctx, script))?
 }
 
@@ -269,7 +279,7 @@ impl Machine {
         Ok((function, read_only))
     }
 
-    fn run(&mut self, ctx: &mut Ctx<'_>, script: &Script<'_>) -> Done {
+    fn run(&mut self, ctx: &mut Ctx<'_>, script: &Script<'_>) -> Result<Ran, Error> {
         let (function, no_writes) = self.find(script)?;
         let runner = self.runner.clone();
         let call = Call {
@@ -286,7 +296,7 @@ impl Machine {
     }
 
     /// Runs what was compiled, and writes its answer.
-    fn execute(&mut self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> Done {
+    fn execute(&mut self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> Result<Ran, Error> {
         self.random.set(0);
         self.protocol.set(Protocol::Resp2);
         self.json.set(json::Settings::default());
@@ -294,7 +304,7 @@ impl Machine {
         let began = ctx.shared.clock.monotonic_ns();
         let outcome = self.call(ctx, call);
         ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
-        let killed = self.watch.end(&self.lua);
+        let stopped = self.watch.end(&self.lua);
         let answer = match outcome {
             Ok((true, value)) => Ok(convert::to_reply(&value, self.protocol.get(), 0)),
             Ok((false, value)) => Err(raised(&value, call.label)),
@@ -302,11 +312,16 @@ impl Machine {
         };
         // The value is gone by now: what a script gave back would count as in use.
         self.clean();
-        if killed {
-            return Err(Error::err(format_args!("{KILLED} script: {}, on @user_script", call.label)));
+        match stopped {
+            Some(Stop::Left) => return Ok(Ran::Left),
+            Some(why) => {
+                let text = why.text();
+                return Err(Error::err(format_args!("{text} script: {}, on @user_script", call.label)));
+            }
+            None => {}
         }
         answer?.write(&mut ctx.out);
-        Ok(())
+        Ok(Ran::Done)
     }
 
     /// Takes the machine's garbage away when there may be much of it.
@@ -329,6 +344,7 @@ impl Machine {
             may_exceed: call.may_exceed,
             slot: call.keys.first().map(|key| crate::slot_of(key)),
             protocol: &self.protocol,
+            watch: &self.watch,
             buffer: BytesMut::new(),
             answered: 0,
         });
@@ -544,6 +560,7 @@ struct Caller<'c, 'a> {
     /// The slot of all keys.
     slot: Option<u16>,
     protocol: &'c Cell<Protocol>,
+    watch: &'c Watch,
     buffer: BytesMut,
     /// How long the last answer was.
     answered: usize,
@@ -624,8 +641,9 @@ impl Caller<'_, '_> {
         ctx.dirty += dirty;
         // What the commands did is recorded by them.
         ctx.rewritten = true;
-        if dirty > 0 {
-            Watch::on_write(ctx);
+        let says = spec.has(flag::PUBSUB);
+        if dirty > 0 || says {
+            self.watch.on_command(ctx, dirty > 0, says);
         }
         self.answered = self.buffer.len();
         match ReplyDecoder::new(usize::MAX).decode(&mut self.buffer) {

@@ -427,6 +427,41 @@ fn only_what_a_client_asks_for_is_kept() {
 }
 
 #[test]
+fn a_script_that_was_quick_and_then_runs_on_does_not_keep_its_loop() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut client, mut runner) = (alone.client(), alone.client());
+    let script = "while ARGV[1] == 'on' do pcall(function() while true do end end) end return 1";
+    for _ in 0..50 {
+        runner.send(&words(&["EVAL", script, "0", "once"]));
+        runner.expect(":1\r\n");
+    }
+    client.send("CONFIG SET busy-reply-threshold 1\r\n");
+    client.expect("+OK\r\n");
+    runner.send(&words(&["EVAL", script, "0", "on"]));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        client.send("PING\r\n");
+        if until(&mut client, "\r\n").starts_with("-BUSY") {
+            break;
+        }
+        assert!(Instant::now() < deadline, "nobody hears that it is busy");
+    }
+    client.send("SCRIPT KILL\r\n");
+    client.expect("+OK\r\n");
+    assert!(until(&mut runner, "\r\n").starts_with("-ERR Script killed by user"));
+    // A transaction cannot leave its loop, where nobody could end it.
+    runner.send("MULTI\r\nINCR n\r\n");
+    runner.send(&words(&["EVAL", script, "0", "on"]));
+    runner.send("INCR n\r\nEXEC\r\n");
+    runner.expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n:1\r\n-ERR Script stopped: ");
+    assert!(until(&mut runner, "\r\n").ends_with("on @user_script\r\n"));
+    runner.expect(":2\r\n");
+    alone.crash();
+}
+
+#[test]
 fn whoever_monitors_sees_what_others_run() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());

@@ -5,7 +5,7 @@ use super::flag::{
     WRITE,
 };
 use super::scan::glob;
-use super::scripting::{leaves, parts};
+use super::scripting::{leaves, left, parts};
 use super::{Keys, Spec, help, unknown_subcommand};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
@@ -108,7 +108,8 @@ fn fcall(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     if leaves(ctx, &format!("{}:{name}", library.sha)) {
         return Ok(());
     }
-    library::run(ctx, &library, &name, &keys, &args, read_only || flags & NO_WRITES != 0)
+    let ran = library::run(ctx, &library, &name, &keys, &args, read_only || flags & NO_WRITES != 0)?;
+    left(ctx, ran)
 }
 
 /// The libraries are others now: what is recorded is their code.

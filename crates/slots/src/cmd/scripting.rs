@@ -12,7 +12,7 @@ use crate::away;
 use crate::busy::Running;
 use crate::ctx::{Ctx, int};
 use crate::error::{Done, Error};
-use crate::script::{self, Script, sha1};
+use crate::script::{self, Ran, Script, sha1};
 use crate::shared::lock;
 
 const GROUP: &str = "scripting";
@@ -56,9 +56,19 @@ pub(super) fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
         // Before its commands, as in Redis.
         ctx.show_to_monitors();
     }
-    if ctx.shared.scripts.is_quick(sha) {
-        return false;
+    !ctx.shared.scripts.is_quick(sha) && leave(ctx)
+}
+
+/// A script that was thought to be quick is not.
+pub(super) fn left(ctx: &mut Ctx<'_>, ran: Ran) -> Done {
+    match ran {
+        Ran::Left if !leave(ctx) => Err(Error::err("Script stopped: it took too long")),
+        Ran::Left | Ran::Done => Ok(()),
     }
+}
+
+/// Runs the command away from the loops; false where that cannot be.
+fn leave(ctx: &mut Ctx<'_>) -> bool {
     let command = ctx.args.to_owned();
     away::run(ctx, move |away| {
         let (mut session, mut out) = (away.session(), BytesMut::new());
@@ -88,9 +98,9 @@ fn eval(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     if leaves(ctx, &sha) {
         return Ok(());
     }
-    script::run(ctx, &Script { sha: &sha, source, keys, args, read_only })?;
+    let ran = script::run(ctx, &Script { sha: &sha, source, keys, args, read_only })?;
     ctx.shared.scripts.add(&sha, source, false);
-    Ok(())
+    left(ctx, ran)
 }
 
 fn evalsha(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
@@ -101,7 +111,8 @@ fn evalsha(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     if leaves(ctx, &sha) {
         return Ok(());
     }
-    script::run(ctx, &Script { sha: &sha, source: &source, keys, args, read_only })
+    let ran = script::run(ctx, &Script { sha: &sha, source: &source, keys, args, read_only })?;
+    left(ctx, ran)
 }
 
 fn unknown(ctx: &mut Ctx<'_>) -> Done {

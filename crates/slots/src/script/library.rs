@@ -11,9 +11,9 @@ use mlua::chunk::ChunkMode;
 use mlua::{Function, HookTriggers, Lua, MultiValue, Table, Value, VmState};
 use moim_base::Clock;
 
-use super::{Call, LOOK_EVERY, Machine, argument, one_line, raise_coded, sha1, with_machine};
+use super::{Call, LOOK_EVERY, Machine, Ran, argument, one_line, raise_coded, sha1, with_machine};
 use crate::ctx::Ctx;
-use crate::error::{Done, Error};
+use crate::error::Error;
 use crate::functions::{self, About, FLAGS, Library};
 
 /// What loading may take.
@@ -45,7 +45,7 @@ pub(crate) fn run(
     keys: &[&[u8]],
     args: &[&[u8]],
     read_only: bool,
-) -> Done {
+) -> Result<Ran, Error> {
     let label = format!("{}:{function}", library.sha);
     with_machine(|machine| {
         let callback = machine.function(library, function)?;
