@@ -421,10 +421,12 @@ impl Connection {
         true
     }
 
-    /// The request being handled, for a fetch; the fetch before it is over.
+    /// The request being handled, for a fetch; the fetch before it is over. Nothing where others wait before it: until they are
+    /// answered it would hold on to the buffer that it came in.
     pub(crate) fn take_question(&mut self) -> Bytes {
         self.forget_repeat();
-        std::mem::take(&mut self.question)
+        let question = std::mem::take(&mut self.question);
+        if self.slots.is_empty() { question } else { Bytes::new() }
     }
 
     fn forget_repeat(&mut self) {

@@ -71,6 +71,8 @@ const SNAPSHOT_TIMES: u64 = 2;
 /// The same while slots come or leave. Those that leave make the keyspace smaller step by step: every step would be worth a
 /// snapshot of what leaves with the next.
 const SNAPSHOT_TIMES_MOVING: u64 = 8;
+/// But no journal grows by more than this for a move: one may wait for its target for days.
+const MOVING_EXCESS: u64 = 4 << 30;
 
 /// Writes a snapshot when the journal has grown enough; the shard goes on meanwhile.
 async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
@@ -85,7 +87,8 @@ async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
     };
     let is_new = applied > shard.log.journal().start();
     let is_moving = shard.is_moving.load(Ordering::Relaxed);
-    let times = if is_moving { SNAPSHOT_TIMES_MOVING } else { SNAPSHOT_TIMES };
+    let has_room = size < (SNAPSHOT_TIMES * memory).saturating_add(MOVING_EXCESS);
+    let times = if is_moving && has_room { SNAPSHOT_TIMES_MOVING } else { SNAPSHOT_TIMES };
     if !is_new
         || size < times * memory.max(SNAPSHOT_BYTES / SNAPSHOT_TIMES)
         || shard.is_snapshotting.swap(true, Ordering::AcqRel)

@@ -39,10 +39,12 @@ const MAX_MEMORY: usize = 256 << 20;
 /// How often a running script is looked at, in instructions of the machine.
 const LOOK_EVERY: u32 = 20_000;
 /// What goes into the machine for a call or an answer without a look at its limit: with a limit every string and every table
-/// is made in a protected call, which costs more than the string. Anything larger is made under the limit.
+/// is made in a protected call, which costs more than the string. Anything larger is made under the limit, and so is everything
+/// once half of the memory is in use.
 const SMALL: usize = 64 << 10;
 /// How much of what is in use may be garbage before the machine begins to look for it, in percent of all.
-const PAUSE: i32 = 400;
+/// Not more: a machine that finds no memory does not look for garbage first.
+const PAUSE: i32 = 200;
 /// What a machine may hold before it is cleaned between two scripts. Below it Lua's own steps do: cleaning all of it is a
 /// tenth of a millisecond, more than most scripts take.
 const UNCLEANED: usize = 8 << 20;
@@ -371,7 +373,7 @@ impl Machine {
 
 /// Puts something of so many bytes into the machine; without a limit where it is small.
 fn unlimited<T>(lua: &Lua, bytes: usize, put: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
-    if bytes > SMALL {
+    if bytes > SMALL || lua.used_memory() > MAX_MEMORY / 2 {
         return put();
     }
     lua.set_memory_limit(0)?;

@@ -109,9 +109,8 @@ async fn look_up<'a>(
     }
     let lookups = readings.iter_mut().map(|(partition, reading)| async move {
         let clients: Vec<&str> = reading.last.keys().copied().collect();
-        // In this order: what was read to `next` at the first question, clients were noted for at the second.
-        reading.to = patiently(shutdown, || store.read_to(*partition)).await?;
-        let last = patiently(shutdown, || store.last_read(*partition, &clients)).await?;
+        let (to, last) = patiently(shutdown, || store.read_to(*partition, &clients)).await?;
+        reading.to = to;
         reading.last = clients.into_iter().zip(last).collect();
         Ok::<(), StoreError>(())
     });

@@ -179,6 +179,17 @@ if redis.call('INCRBY', KEYS[2], many) == many then redis.call('SET', KEYS[3], A
 return {'ok', many}",
 );
 
+/// KEYS reading, last; ARGV clients. All of one moment: answers shift and next, and the last number of each client.
+pub(super) static LOOK: Script = Script::new(
+    r"local to = redis.call('HMGET', KEYS[1], 'shift', 'next')
+local found = {'ok', tonumber(to[1] or '0'), tonumber(to[2] or '0')}
+for from = 1, #ARGV, 1000 do
+  local last = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, from, math.min(from + 999, #ARGV)))
+  for at = 1, #last do found[#found + 1] = tonumber(last[at] or '0') end
+end
+return found",
+);
+
 /// KEYS reading, last; ARGV shift, next, then sequence number and client in turn.
 pub(super) static READ: Script = Script::new(
     r"for from = 3, #ARGV, 2000 do

@@ -423,9 +423,11 @@ fn a_partition_of_very_many_clients_fits() {
     now(store.note_read(3, to, &clients));
     // Whoever is behind changes nothing.
     now(store.note_read(3, ReadTo { shift: 0, next: 8 }, &[("client-0", 6), ("other", 1)]));
-    assert_eq!(now(store.read_to(3)), to);
-    assert_eq!(now(store.last_read(3, &["client-0", "client-3499", "other", "nobody"])), [7, 7, 1, 0]);
-    assert_eq!(now(store.read_to(4)), ReadTo::default());
+    let some = ["client-0", "client-3499", "other", "nobody"];
+    assert_eq!(now(store.read_to(3, &some)), (to, vec![7, 7, 1, 0]));
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(now(store.read_to(3, &all)), (to, vec![7; 3_500]));
+    assert_eq!(now(store.read_to(4, &["client-0"])), (ReadTo::default(), vec![0]));
 }
 
 #[test]

@@ -75,23 +75,19 @@ impl Store {
         script::AGGREGATE_OLD.run_bytes(self, &keys.each_ref().map(String::as_str), &args).await.map(drop)
     }
 
-    /// Up to where a partition has been read.
-    pub async fn read_to(&self, partition: i32) -> Result<ReadTo, StoreError> {
-        let fields = self.numbers(&reading(partition, "reading"), &["shift", "next"]).await?;
-        let field = |at: usize| fields.get(at).copied().unwrap_or(0);
-        Ok(ReadTo { shift: field(0), next: field(1) })
-    }
-
-    /// The last sequence number of each of these clients that was read from a partition; 0 for none.
-    pub async fn last_read(&self, partition: i32, clients: &[&str]) -> Result<Vec<u64>, StoreError> {
-        let key = reading(partition, "last");
-        let mut command: Vec<&[u8]> = vec![b"ZMSCORE", key.as_bytes()];
-        command.extend(clients.iter().map(|client| client.as_bytes()));
-        let reply = self.call(&command).await?;
-        if reply.list().len() != clients.len() {
-            return Err(StoreError::Strange(format!("{} clients: {reply:?}", clients.len())));
+    /// Up to where a partition has been read, and the last sequence number of each of these clients that was read from it (0 for
+    /// none), both of the same moment: another one may be reading on.
+    pub async fn read_to(&self, partition: i32, clients: &[&str]) -> Result<(ReadTo, Vec<u64>), StoreError> {
+        let keys = [reading(partition, "reading"), reading(partition, "last")];
+        let reply = script::LOOK.run(self, &[&keys[0], &keys[1]], clients).await?;
+        let found: Vec<u64> =
+            reply.list().iter().skip(1).map(|n| n.int().map_or(0, i64::unsigned_abs)).collect();
+        match (word(&reply), found.as_slice()) {
+            (b"ok", [shift, next, last @ ..]) if last.len() == clients.len() => {
+                Ok((ReadTo { shift: *shift, next: *next }, last.to_vec()))
+            }
+            _ => Err(StoreError::Strange(format!("{} clients: {reply:?}", clients.len()))),
         }
-        Ok(reply.list().iter().map(|sn| sn.int().map_or(0, i64::unsigned_abs)).collect())
     }
 
     /// Notes up to where a partition has been read, and the last numbers of clients that are new. Nothing goes back.
@@ -126,7 +122,7 @@ impl Store {
         for (partition, place) in pairs(&at) {
             if let (Some(partition), Some(place)) = (partition.int(), place.int()) {
                 let partition = i32::try_from(partition).unwrap_or(-1);
-                let shift = self.read_to(partition).await?.shift;
+                let shift = self.read_to(partition, &[]).await?.0.shift;
                 counted.at.insert(partition, place.saturating_sub_unsigned(shift));
             }
         }

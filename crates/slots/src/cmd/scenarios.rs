@@ -219,6 +219,29 @@ fn a_script_that_answers_much_leaves_memory_for_the_next() {
 }
 
 #[test]
+fn a_script_that_keeps_many_small_answers_runs_out_of_memory_and_not_the_node() {
+    let mut trial = Trial::new();
+    let mut eval = |script: &str| {
+        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
+        super::trial::show(&trial.run_args(&command).unwrap())
+    };
+    eval("local all = {} for n = 1, 16000 do all[n] = n end redis.call('set', KEYS[1], table.concat(all))");
+    // Room for all of them first: what follows makes nothing but answers.
+    let keeps = "local kept = {} for n = 1, 6000 do kept[n] = false end
+        for n = 1, 6000 do kept[n] = redis.call('getrange', KEYS[1], n, n + 58000) end
+        return #kept";
+    let failed = eval(keeps);
+    assert!(failed.contains("not enough memory"), "{failed}");
+    assert_eq!(eval("return 1"), ":1");
+    // Garbage beside much that is kept is found in time.
+    let litters =
+        "local kept = {} for n = 1, 1500 do kept[n] = redis.call('getrange', KEYS[1], n, n + 58000) end
+        for n = 1, 9000 do local gone = redis.call('getrange', KEYS[1], n % 5000, n % 5000 + 50000 - n) end
+        return #kept";
+    assert_eq!(eval(litters), ":1500");
+}
+
+#[test]
 fn a_claim_that_adds_a_consumer_is_told() {
     let mut trial = Trial::new();
     trial.events.notify = crate::events::class::KEYSPACE | crate::events::class::STREAM;

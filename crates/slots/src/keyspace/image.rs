@@ -6,6 +6,8 @@
 //!
 //! Limit: the first change of a slot that holds very much pays for writing all of it.
 
+use std::collections::VecDeque;
+
 use super::{Item, Keyspace, SLOTS};
 use crate::slot_set::SlotSet;
 
@@ -15,6 +17,9 @@ pub(crate) type WriteKey = fn(&mut Vec<u8>, &[u8], Item<'_>, Option<i64>);
 /// The image that a snapshot is written from; images of moves have the number of their move.
 pub(crate) const SNAPSHOT: u64 = 0;
 
+/// A part of what is written before its time is full with this many bytes: whoever takes the image takes it piece by piece.
+const PART: usize = 64 << 10;
+
 /// An image in the making.
 pub(super) struct Image {
     /// Whose it is: several may be made at once.
@@ -23,6 +28,8 @@ pub(super) struct Image {
     pending: Vec<bool>,
     /// Everything before is written.
     next: usize,
+    /// What was written before its time, in parts that were full.
+    early: VecDeque<Vec<u8>>,
     out: Vec<u8>,
     write: WriteKey,
 }
@@ -33,7 +40,8 @@ impl Keyspace {
         self.drop_image(of);
         let wanted = |slot: usize| slots.is_none_or(|slots| slots.contains(slot as u16));
         let pending = self.tables.iter().enumerate().map(|(slot, t)| t.is_some() && wanted(slot)).collect();
-        self.images.push(Image { of, pending, next: 0, out: Vec::new(), write });
+        let early = VecDeque::new();
+        self.images.push(Image { of, pending, next: 0, early, out: Vec::new(), write });
     }
 
     /// Gives an image up.
@@ -52,15 +60,22 @@ impl Keyspace {
         let mut image = self.images.swap_remove(at);
         let until = out.len() + bytes;
         // What was written before its time comes first; then slots go straight to where they are wanted.
-        out.append(&mut image.out);
-        std::mem::swap(out, &mut image.out);
-        while image.next < SLOTS && image.out.len() < until {
-            let slot = image.next;
-            image.next += 1;
-            self.write_slot(&mut image, slot);
+        while out.len() < until
+            && let Some(mut part) = image.early.pop_front()
+        {
+            out.append(&mut part);
         }
-        std::mem::swap(out, &mut image.out);
-        let done = image.next == SLOTS;
+        if out.len() < until {
+            out.append(&mut image.out);
+            std::mem::swap(out, &mut image.out);
+            while image.next < SLOTS && image.out.len() < until {
+                let slot = image.next;
+                image.next += 1;
+                self.write_slot(&mut image, slot);
+            }
+            std::mem::swap(out, &mut image.out);
+        }
+        let done = image.next == SLOTS && image.early.is_empty() && image.out.is_empty();
         if !done {
             self.images.push(image);
         }
@@ -89,7 +104,12 @@ impl Keyspace {
     fn write_before(&mut self, slots: std::ops::RangeInclusive<usize>) {
         let mut images = std::mem::take(&mut self.images);
         for image in &mut images {
-            slots.clone().for_each(|slot| self.write_slot(image, slot));
+            for slot in slots.clone() {
+                self.write_slot(image, slot);
+                if image.out.len() >= PART {
+                    image.early.push_back(std::mem::take(&mut image.out));
+                }
+            }
         }
         self.images = images;
     }

@@ -156,6 +156,29 @@ fn an_image_shows_the_moment_it_was_begun_whatever_happens_meanwhile() {
 }
 
 #[test]
+fn what_is_written_before_its_time_comes_piece_by_piece_too() {
+    fn write(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, _: Option<i64>) {
+        let Item::Str(value) = item else { panic!("not a string") };
+        out.extend_from_slice(key);
+        out.extend_from_slice(&value);
+    }
+    let mut space = Keyspace::new(5);
+    let keys: Vec<String> = (10_000..20_000).map(|n| format!("k{n}")).collect();
+    keys.iter().for_each(|key| space.set_str(key.as_bytes(), &[b'a'; 94], None));
+    space.begin_image(1, None, write);
+    keys.iter().for_each(|key| space.set_str(key.as_bytes(), b"new", None));
+    let (mut all, mut done) = (0, false);
+    while !done {
+        let mut piece = Vec::new();
+        done = space.image_step(1, 1_000, &mut piece).unwrap();
+        assert!(piece.len() <= 80_000, "{}", piece.len());
+        all += piece.len();
+    }
+    assert_eq!(all, 100 * keys.len());
+    assert!(!space.has_image(1));
+}
+
+#[test]
 fn a_number_is_put_in_place_and_keeps_its_expiry() {
     let mut space = Keyspace::new(3);
     let add = |space: &mut Keyspace, key: &[u8], fail: bool| {

@@ -23,6 +23,10 @@ const BREATH_US: u64 = 1_500;
 /// The longest pause: a move goes on however busy the others are.
 const LONGEST_US: u64 = 40_000;
 
+/// After so many pieces without anybody else served nobody is there. Who comes now and then, or was kept waiting by a whole
+/// piece, is not served during every one.
+const ALONE: u32 = 16;
+
 /// What one end saw while it worked on a piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Strain {
@@ -40,15 +44,24 @@ impl Strain {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pace {
     pause_us: u64,
+    /// Pieces in a row without anybody else.
+    alone: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { pause_us: 0, alone: ALONE }
+    }
 }
 
 impl Pace {
     /// How long to rest before the next piece.
     pub(super) fn on_piece(&mut self, strain: Strain) -> Option<Duration> {
-        if !strain.is_shared {
+        self.alone = if strain.is_shared { 0 } else { self.alone.saturating_add(1) };
+        if self.alone >= ALONE {
             self.pause_us = 0;
             return None;
         }
@@ -101,7 +114,11 @@ mod tests {
         assert_eq!(pace.pause_us, LONGEST_US, "but the move goes on");
         let (first, then) = (pauses(&mut pace, 50, 0, true), pauses(&mut pace, 50, 0, true));
         assert!(first > then && then == breath * 50, "nobody waits any more: {first:?}, {then:?}");
-        assert_eq!(pauses(&mut pace, 1, 50_000, false), Duration::ZERO, "nobody is there any more");
+        assert!(
+            pauses(&mut pace, ALONE as usize - 1, 50_000, false) > Duration::ZERO,
+            "somebody may be waiting"
+        );
+        assert_eq!(pauses(&mut pace, 10, 50_000, false), Duration::ZERO, "nobody is there any more");
     }
 
     #[test]
