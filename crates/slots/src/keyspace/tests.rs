@@ -160,7 +160,7 @@ fn what_is_written_before_its_time_comes_piece_by_piece_too() {
     fn write(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, _: Option<i64>) {
         let Item::Str(value) = item else { panic!("not a string") };
         out.extend_from_slice(key);
-        out.extend_from_slice(&value);
+        out.extend_from_slice(value);
     }
     let mut space = Keyspace::new(5);
     let keys: Vec<String> = (10_000..20_000).map(|n| format!("k{n}")).collect();
