@@ -4,7 +4,8 @@
 //! begins. Most scripts are over before the first look.
 //!
 //! A script on an event loop keeps everybody there waiting, also whoever wants to end it. One that takes long and has changed
-//! nothing is stopped and begins anew away from the loops; inside a transaction, which cannot leave, it ends with an error.
+//! nothing is stopped and begins anew away from the loops; in a transaction or on a replica, where it cannot leave, it ends with
+//! an error.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,7 +24,8 @@ use crate::shard::Shard;
 /// is to end. One that yields has used its share up, and goes on at once where nobody else wants to run.
 const PATIENCE_MS: u64 = 50;
 pub(super) const KILLED: &str = "Script killed by user with SCRIPT KILL.";
-const TOO_LONG: &str = "Script stopped: it ran longer than busy-reply-threshold inside a transaction.";
+const TOO_LONG: &str =
+    "Script stopped: it ran longer than busy-reply-threshold in a transaction or on a replica.";
 
 /// Why a script was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
