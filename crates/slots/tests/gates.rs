@@ -313,6 +313,18 @@ fn a_function_that_runs_on_is_shown_and_ended_by_its_own_command() {
     alone.crash();
 }
 
+/// Asks until it is told that a script runs.
+fn until_busy(client: &mut Client) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        client.send("PING\r\n");
+        if until(client, "\r\n").starts_with("-BUSY") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "nobody hears that it is busy");
+    }
+}
+
 #[test]
 fn a_script_can_be_ended_as_often_as_one_runs_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -323,14 +335,7 @@ fn a_script_can_be_ended_as_often_as_one_runs_on() {
     client.expect("+OK\r\n");
     for _ in 0..3 {
         runner.send(&words(&["EVAL", "while true do pcall(function() while true do end end) end", "0"]));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            client.send("PING\r\n");
-            if until(&mut client, "\r\n").starts_with("-BUSY") {
-                break;
-            }
-            assert!(Instant::now() < deadline, "nobody hears that it is busy");
-        }
+        until_busy(&mut client);
         client.send("SCRIPT KILL\r\n");
         client.expect("+OK\r\n");
         assert!(until(&mut runner, "\r\n").starts_with("-ERR Script killed by user"));
@@ -440,14 +445,7 @@ fn a_script_that_was_quick_and_then_runs_on_does_not_keep_its_loop() {
     client.send("CONFIG SET busy-reply-threshold 1\r\n");
     client.expect("+OK\r\n");
     runner.send(&words(&["EVAL", script, "0", "on"]));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        client.send("PING\r\n");
-        if until(&mut client, "\r\n").starts_with("-BUSY") {
-            break;
-        }
-        assert!(Instant::now() < deadline, "nobody hears that it is busy");
-    }
+    until_busy(&mut client);
     client.send("SCRIPT KILL\r\n");
     client.expect("+OK\r\n");
     assert!(until(&mut runner, "\r\n").starts_with("-ERR Script killed by user"));
