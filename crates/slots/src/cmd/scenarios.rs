@@ -187,13 +187,16 @@ fn scripts_take_as_many_arguments_as_clients_send() {
     assert_eq!(super::trial::show(&answer), "[:0 :20000 x]");
 }
 
+/// Runs a script with the key `k`.
+fn eval(trial: &mut Trial, script: &str) -> String {
+    let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
+    super::trial::show(&trial.run_args(&command).unwrap())
+}
+
 #[test]
 fn what_a_script_sets_for_json_ends_with_it() {
     let mut trial = Trial::new();
-    let mut eval = |script: &str| {
-        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "0"]);
-        super::trial::show(&trial.run_args(&command).unwrap())
-    };
+    let mut eval = |script: &str| eval(&mut trial, script);
     assert_eq!(eval("return cjson.encode_max_depth(1)"), ":1");
     assert_eq!(eval("return cjson.encode({{1}})"), "[[1]]");
 }
@@ -201,10 +204,7 @@ fn what_a_script_sets_for_json_ends_with_it() {
 #[test]
 fn a_script_that_answers_much_leaves_memory_for_the_next() {
     let mut trial = Trial::new();
-    let mut eval = |script: &str| {
-        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
-        super::trial::show(&trial.run_args(&command).unwrap())
-    };
+    let mut eval = |script: &str| eval(&mut trial, script);
     assert_eq!(
         eval("return redis.call('setrange', KEYS[1], 140 * 1024 * 1024, 'x')"),
         format!(":{}", (140 << 20) + 1)
@@ -221,10 +221,7 @@ fn a_script_that_answers_much_leaves_memory_for_the_next() {
 #[test]
 fn a_script_that_keeps_many_small_answers_runs_out_of_memory_and_not_the_node() {
     let mut trial = Trial::new();
-    let mut eval = |script: &str| {
-        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
-        super::trial::show(&trial.run_args(&command).unwrap())
-    };
+    let mut eval = |script: &str| eval(&mut trial, script);
     eval("local all = {} for n = 1, 16000 do all[n] = n end redis.call('set', KEYS[1], table.concat(all))");
     // Room for all of them first: what follows makes nothing but answers.
     let keeps = "local kept = {} for n = 1, 6000 do kept[n] = false end
@@ -296,10 +293,7 @@ fn scripts_do_not_write_without_room() {
     let mut trial = Trial::new();
     trial.run("set k 1");
     trial.run("config set maxmemory 1");
-    let mut eval = |script: &str| {
-        let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
-        super::trial::show(&trial.run_args(&command).unwrap())
-    };
+    let mut eval = |script: &str| eval(&mut trial, script);
     assert!(eval("return redis.call('set', KEYS[1], 2)").starts_with("-OOM command not allowed"));
     assert_eq!(eval("return redis.call('get', KEYS[1])"), "1");
     assert_eq!(eval("#!lua flags=allow-oom\nreturn redis.call('set', KEYS[1], 2)"), "OK");

@@ -23,7 +23,7 @@ use crate::shard::Shard;
 /// still waits for the end of its share of the processor, which is milliseconds, and the script takes very long to hear that it
 /// is to end. One that yields has used its share up, and goes on at once where nobody else wants to run.
 const PATIENCE_MS: u64 = 50;
-pub(super) const KILLED: &str = "Script killed by user with SCRIPT KILL.";
+const KILLED: &str = "Script killed by user with SCRIPT KILL.";
 const TOO_LONG: &str =
     "Script stopped: it ran longer than busy-reply-threshold in a transaction or on a replica.";
 
