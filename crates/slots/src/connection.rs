@@ -201,28 +201,26 @@ impl Connection {
         let mut ahead = Ahead::take(&mut turn);
         let (mut at, mut run, mut more) = (0, 0, false);
         loop {
-            let next = ahead.next(&mut turn, &self.decoder, &self.input, at);
-            let decoded = match next {
-                Some((args, consumed)) => Ok(Decoded::Request { args, consumed }),
-                None => self.decoder.decode(&self.input[at..]),
-            };
-            let (args, consumed) = match decoded {
-                Ok(Decoded::Request { args, consumed }) => (args, consumed),
-                Ok(Decoded::Empty { consumed }) => {
-                    at += consumed;
-                    continue;
-                }
-                Ok(Decoded::Incomplete { want }) => {
-                    self.input.advance(at);
-                    self.input.reserve(want.min(READ_AHEAD.max(self.input.len())));
-                    break;
-                }
-                Err(error) => {
-                    Encoder::new(&mut self.out, self.session.protocol).error(format!("ERR {error}"));
-                    self.session.closing = true;
-                    self.input.clear();
-                    break;
-                }
+            let (args, consumed) = match ahead.next(&mut turn, &self.decoder, &self.input, at) {
+                Some(next) => next,
+                None => match self.decoder.decode(&self.input[at..]) {
+                    Ok(Decoded::Request { args, consumed }) => (args, consumed),
+                    Ok(Decoded::Empty { consumed }) => {
+                        at += consumed;
+                        continue;
+                    }
+                    Ok(Decoded::Incomplete { want }) => {
+                        self.input.advance(at);
+                        self.input.reserve(want.min(READ_AHEAD.max(self.input.len())));
+                        break;
+                    }
+                    Err(error) => {
+                        Encoder::new(&mut self.out, self.session.protocol).error(format!("ERR {error}"));
+                        self.session.closing = true;
+                        self.input.clear();
+                        break;
+                    }
+                },
             };
             if self.shared.is_paused(false, turn.now)
                 || self.shared.is_paused(true, turn.now) && turn.may_write(&self.session, &args)
@@ -239,7 +237,7 @@ impl Connection {
             }
             let before = self.out.len();
             let was_known = self.session.authenticated;
-            let gate = turn.execute(&mut self.session, args, &mut self.out);
+            let gate = turn.execute(&mut self.session, &args, &mut self.out);
             if self.session.held {
                 self.input.advance(at);
                 self.paused_until = Some(Instant::now() + HELD_PAUSE);
@@ -600,12 +598,13 @@ impl Ahead {
             (self.from, self.next) = (at, 0);
             ids.clear();
             if batch.len() > 1 {
-                let keys = (0..batch.len()).filter_map(|index| batch.get(&input[at..], index));
                 // Where the first argument is no key, nothing is found and nothing is lost.
                 let key = |args: Args<'a>| {
                     args.get(1).filter(|key| key.len() <= LOOK_AHEAD_BYTES).unwrap_or_default()
                 };
-                ids.extend(keys.map(|(args, _)| turn.state.db.id_of(key(args))));
+                let key_at =
+                    |at: usize, index| batch.get(&input[at..], index).map_or(&[][..], |(args, _)| key(args));
+                ids.extend((0..batch.len()).map(|index| turn.state.db.id_of(key_at(at, index))));
                 turn.state.db.look_ahead(ids);
             }
         }

@@ -19,12 +19,12 @@ use crate::shard::{Role, Turn};
 
 impl Turn<'_> {
     /// Runs one request and writes its answer behind `out`. Gives the journal end the answer waits for; 0 is none.
-    pub fn execute(&mut self, session: &mut Session, args: Args<'_>, out: &mut BytesMut) -> i64 {
+    pub fn execute(&mut self, session: &mut Session, args: &Args<'_>, out: &mut BytesMut) -> i64 {
         let start = out.len();
         session.last_ms = self.now;
         (session.resumed, session.held) = (false, false);
         (self.state.events.gate, self.state.events.writer) = (0, session.id);
-        let checked = self.check(session, &args);
+        let checked = self.check(session, args);
         if checked.as_ref().is_err_and(|error| *error == Error::HELD) {
             // As if it had not come yet: ASKING, MULTI and CLIENT REPLY stay as they are.
             session.held = true;
@@ -38,7 +38,7 @@ impl Turn<'_> {
         session.asking &= checked.as_ref().is_ok_and(|spec| spec.name == "asking");
         match checked {
             Ok(spec) if session.multi.is_some() && !runs_in_multi(spec) => {
-                queue(session, spec, &args);
+                queue(session, spec, args);
                 Encoder::new(out, session.protocol).simple("QUEUED");
             }
             Ok(spec) => self.run(session, spec, args, out),
@@ -77,14 +77,14 @@ impl Turn<'_> {
         gate
     }
 
-    fn run(&mut self, session: &mut Session, spec: &'static Spec, args: Args<'_>, out: &mut BytesMut) {
+    fn run(&mut self, session: &mut Session, spec: &'static Spec, args: &Args<'_>, out: &mut BytesMut) {
         session.last_command = spec.name;
         self.state.events.tallies.counts.commands += 1;
         let is_replica = self.shard.role() == Role::Replica;
         let state = &mut *self.state;
         let protocol = session.protocol;
         let mut ctx = Ctx {
-            args,
+            args: *args,
             db: &mut state.db,
             now: self.now,
             out: Encoder::new(out, protocol),

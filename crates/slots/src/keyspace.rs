@@ -1,7 +1,7 @@
 //! The keys of a shard and their values, in memory.
 //!
 //! Pure: no clock, no I/O, no locks; time is an argument. An entry (key, expiry, and the value when it is a small
-//! string) is one allocation in the [`arena`]; a [`table`] per slot finds it; what is too large or is no string is a
+//! string) is one allocation in the [`arena`]; the [`index`] finds it; what is too large or is no string is a
 //! [`Value`] beside. Expiries are ordered in a set of their own, so that expiring costs what expires.
 //!
 //! Invariants: `expires` holds exactly the entries that have an expiry; `memory` is the sum of what the parts say.
@@ -11,8 +11,8 @@ pub(crate) mod arena;
 mod aside;
 pub(crate) mod entry;
 pub(crate) mod image;
+mod index;
 pub(crate) mod lfu;
-mod table;
 
 use std::collections::BTreeSet;
 
@@ -20,8 +20,8 @@ use moim_wire_resp::number::Decimal;
 
 use self::arena::{Arena, MAX_ENTRY, Ref};
 use self::entry::{EXPIRES, LONG_KEY, MAX_KEY, OUTSIDE, Parts, RAW};
+use self::index::{Index, Place};
 use self::lfu::Lfu;
-use self::table::{Place, Table};
 use crate::slot_set::SlotSet;
 use crate::value::Value;
 use crate::{SLOTS, slot_of};
@@ -55,14 +55,14 @@ pub enum Owned {
 
 /// The keys of one shard.
 pub struct Keyspace {
-    tables: Vec<Option<Box<Table>>>,
+    index: Index,
     arena: Arena,
     values: Slab<Value>,
     long_keys: Slab<Box<[u8]>>,
     expires: BTreeSet<(i64, Ref)>,
     seed: [u64; 2],
     keys: usize,
-    /// Bytes of tables and of what lives outside the arena.
+    /// Bytes of what lives outside the arena.
     outside: usize,
     touched: Vec<u32>,
     /// Entries that expire at or before this are not seen. Set for reads on replicas, which must not delete.
@@ -129,7 +129,7 @@ impl Keyspace {
     /// An empty keyspace; the seed keeps strangers from choosing keys that collide.
     pub fn new(seed: u64) -> Self {
         Self {
-            tables: (0..SLOTS).map(|_| None).collect(),
+            index: Index::new(),
             arena: Arena::new(),
             values: Slab::new(),
             long_keys: Slab::new(),
@@ -176,11 +176,15 @@ impl Keyspace {
     /// bucket, the page and the entry, and nothing else can be done meanwhile. Lookups that do not depend on each other wait
     /// together. Changes nothing.
     pub(crate) fn look_ahead(&self, ids: &[KeyId]) {
+        // One step for all before the next for any: a step decides by what the one before brought.
+        let mut seen = 0;
+        for id in ids {
+            seen ^= self.index.touch(id.slot, id.hash);
+        }
+        std::hint::black_box(seen);
         let mut guesses = [Ref::NONE; LOOK_AHEAD];
         for (guess, id) in guesses.iter_mut().zip(ids) {
-            if let Some(table) = &self.tables[usize::from(id.slot)] {
-                *guess = table.guess(id.hash);
-            }
+            *guess = self.index.guess(id.slot, id.hash);
         }
         let mut seen = 0;
         for guess in guesses.iter().filter(|guess| **guess != Ref::NONE) {
@@ -216,17 +220,20 @@ impl Keyspace {
 
     /// How many keys a slot has.
     pub fn slot_len(&self, slot: u16) -> usize {
-        self.seen(usize::from(slot)).map_or(0, |table| table.len())
+        if self.is_hidden(slot) { 0 } else { self.index.len(slot) }
     }
 
     /// Bytes in use for keys and values.
     pub fn memory(&self) -> usize {
-        self.arena.used_bytes() + self.outside + (self.expires.len() + self.hidden_expires.len()) * 24
+        self.arena.used_bytes()
+            + self.index.bytes()
+            + self.outside
+            + (self.expires.len() + self.hidden_expires.len()) * 24
     }
 
     /// Bytes the machine gave for entries, used or not.
     pub fn held_bytes(&self) -> usize {
-        self.arena.held_bytes() + self.outside
+        self.arena.held_bytes() + self.index.bytes() + self.outside
     }
 
     /// The seconds that are noted at each access.
@@ -262,8 +269,7 @@ impl Keyspace {
     }
 
     fn find(&self, id: KeyId, key: &[u8]) -> Option<(Place, Ref)> {
-        let table = self.tables[usize::from(id.slot)].as_deref()?;
-        let found = table.find(id.hash, |at| {
+        let found = self.index.find(id.slot, id.hash, |at| {
             let (flags, stored) = entry::key_of(self.arena.bytes(at));
             if flags & LONG_KEY == 0 {
                 stored == key
@@ -488,7 +494,7 @@ impl Keyspace {
         } else {
             let at = self.alloc(new_len);
             self.arena.free(old);
-            self.tables[usize::from(id.slot)].as_mut().expect("the entry is in it").replace(place, at);
+            self.index.replace(id.slot, place, at);
             at
         };
         parts.write(self.arena.bytes_mut(at));
@@ -508,12 +514,8 @@ impl Keyspace {
     }
 
     fn insert(&mut self, id: KeyId, at: Ref) {
-        let place = &mut self.tables[usize::from(id.slot)];
-        let before = place.as_ref().map_or(0, |table| table.bytes());
-        let table = place.get_or_insert_default();
         let (arena, long_keys, seed) = (&self.arena, &self.long_keys, self.seed);
-        table.insert(id.hash, at, |r| hash_at(arena, long_keys, seed, r));
-        self.outside = self.outside + table.bytes() - before;
+        self.index.insert(id.slot, id.hash, at, |r| hash_at(arena, long_keys, seed, r));
         self.keys += 1;
         self.hidden_keys += usize::from(self.is_hidden(id.slot));
     }
@@ -567,16 +569,8 @@ impl Keyspace {
         if let Some(expires_at) = head.expires_at {
             self.expires_of(id.slot).remove(&(expires_at, at));
         }
-        let slot = usize::from(id.slot);
-        let table = self.tables[slot].as_mut().expect("the entry is in it");
-        let before = table.bytes();
         let (arena, long_keys, seed) = (&self.arena, &self.long_keys, self.seed);
-        table.remove(id.hash, place, |r| hash_at(arena, long_keys, seed, r));
-        self.outside = self.outside + table.bytes() - before;
-        if table.len() == 0 {
-            self.outside -= table.bytes();
-            self.tables[slot] = None;
-        }
+        self.index.remove(id.slot, id.hash, place, |r| hash_at(arena, long_keys, seed, r));
         if head.flags & LONG_KEY != 0 {
             let number = entry::number(self.arena.bytes(at), head.key.0);
             let (_, bytes) = self.long_keys.remove(number);
@@ -660,10 +654,10 @@ impl Keyspace {
     /// Shows keys of one slot, up to `most`.
     pub fn keys_in_slot(&self, slot: u16, most: usize) -> Vec<Vec<u8>> {
         let mut keys = Vec::new();
-        if let Some(table) = self.seen(usize::from(slot)) {
+        if self.is_seen(slot) {
             let mut at = Some(0);
             while let Some(position) = at.filter(|_| keys.len() < most) {
-                at = table.scan(position, |entry| {
+                at = self.index.scan(slot, position, |entry| {
                     if keys.len() < most {
                         keys.push(self.key_at(entry).to_vec());
                     }
@@ -673,43 +667,31 @@ impl Keyspace {
         keys
     }
 
-    /// One step of a scan: shows the keys of a bucket and gives the cursor of the next; 0 when it was the last.
+    /// One step of a scan: shows the keys of a group of a table and gives the cursor of the next; 0 when it was the last.
     ///
     /// A cursor is the slot in its lower 14 bits and the upper 50 bits of the position in that slot's table.
     pub fn scan(&self, cursor: u64, mut show: impl FnMut(&[u8], Item<'_>, Option<i64>)) -> u64 {
-        let mut slot = (cursor & 0x3fff) as usize;
-        let mut position = cursor & !0x3fff;
-        loop {
-            if let Some(table) = self.seen(slot) {
-                let next = table.scan(position, |at| {
-                    let expires_at = entry::expiry_of(self.arena.bytes(at));
-                    show(self.key_at(at), self.item(at), expires_at);
-                });
-                // Positions step by powers of two; a table would need 2^50 buckets to lose a bit here.
-                if let Some(next) = next {
-                    return next & !0x3fff | slot as u64;
-                }
-                slot += 1;
-                while slot < SLOTS && self.seen(slot).is_none() {
-                    slot += 1;
-                }
-                return if slot == SLOTS { 0 } else { slot as u64 };
-            }
+        let (from, mut position) = ((cursor & 0x3fff) as u16, cursor & !0x3fff);
+        let mut slots = (from..SLOTS as u16).filter(|slot| self.is_seen(*slot));
+        let Some(slot) = slots.next() else { return 0 };
+        if slot != from {
             position = 0;
-            slot += 1;
-            while slot < SLOTS && self.seen(slot).is_none() {
-                slot += 1;
-            }
-            if slot == SLOTS {
-                return 0;
-            }
+        }
+        let next = self.index.scan(slot, position, |at| {
+            let expires_at = entry::expiry_of(self.arena.bytes(at));
+            show(self.key_at(at), self.item(at), expires_at);
+        });
+        match next {
+            // Positions step by powers of two; a table would need 2^47 pieces to lose a bit here.
+            Some(next) => next & !0x3fff | u64::from(slot),
+            None => slots.next().map_or(0, u64::from),
         }
     }
 
     /// Shows everything: key, what it holds, expiry.
     pub fn for_each(&self, mut show: impl FnMut(&[u8], Item<'_>, Option<i64>)) {
-        for table in (0..SLOTS).filter_map(|slot| self.seen(slot)) {
-            table.for_each(|at| show(self.key_at(at), self.item(at), entry::expiry_of(self.arena.bytes(at))));
+        for slot in (0..SLOTS as u16).filter(|slot| self.is_seen(*slot)) {
+            self.index.for_each(slot, |at| show(self.key_at(at), self.item(at), self.expiry_at(at)));
         }
     }
 
@@ -718,9 +700,9 @@ impl Keyspace {
         if self.is_empty() {
             return None;
         }
-        let start = dice(SLOTS);
-        let table = (start..SLOTS).chain(0..start).find_map(|slot| self.seen(slot))?;
-        table.pick(dice).map(|at| self.key_at(at))
+        let start = dice(SLOTS) as u16;
+        let slot = (start..SLOTS as u16).chain(0..start).find(|slot| self.is_seen(*slot))?;
+        self.index.pick(slot, dice).map(|at| self.key_at(at))
     }
 
     /// Some key that expires one day, with the moment.

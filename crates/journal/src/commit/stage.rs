@@ -6,7 +6,8 @@
 //! fresh memory is slow to touch.
 //!
 //! A thread with many clients gathers ([`Stage::rest`]): its appends do not wake the disk thread one by one but together,
-//! when it has nothing else to do. A sync that holds fifty frames costs little more than one that holds one.
+//! when it has nothing else to do, and one that has just finished a sync waits for that, too. A sync that holds fifty frames
+//! costs little more than one that holds one.
 //!
 //! Two lanes: records of priority journals go first. One journal is always in one lane, so its order is kept.
 
@@ -24,10 +25,12 @@ pub(crate) const MAX_RECORD: usize = 1 << 20;
 /// Size of a chunk. A few are in use at a time, and a larger record gets one of its own.
 pub(crate) const CHUNK: usize = 256 << 10;
 
-/// Records that a thread may gather before the disk thread is woken all the same.
+/// Records that a thread may gather before they go all the same.
 const GATHER: usize = 64;
+/// And bytes.
+const GATHER_BYTES: usize = 32 << 10;
 /// How often it may go on with something else meanwhile.
-const GATHER_TURNS: usize = 8;
+const GATHER_TURNS: usize = 32;
 
 thread_local! {
     /// Records that this thread has queued without waking anybody, and how often it has gone on since; `None` for a thread
@@ -49,6 +52,8 @@ struct Queue {
     chunk: BytesMut,
     /// Used-up chunks, oldest first, kept until no slice of them is left.
     retired: VecDeque<BytesMut>,
+    /// Everything that waits was queued by threads that gather, and they have not said yet that it shall go.
+    gathering: bool,
     sleeping: bool,
     stopped: bool,
 }
@@ -75,10 +80,7 @@ impl Stage {
     ) {
         let mut queue = self.queue.locked();
         let copied = queue.copy(parts, self.keep);
-        for staged in make(copied).into_iter().flatten() {
-            queue.push(lane, staged);
-        }
-        self.wake_if_sleeping(&mut queue);
+        self.add(&mut queue, lane, make(copied).into_iter().flatten());
     }
 
     /// Copies a frame into the shared chunk without queueing anything.
@@ -88,11 +90,7 @@ impl Stage {
 
     /// Queues records in order.
     pub(crate) fn push(&self, lane: Lane, records: impl IntoIterator<Item = Staged>) {
-        let mut queue = self.queue.locked();
-        for staged in records {
-            queue.push(lane, staged);
-        }
-        self.wake_if_sleeping(&mut queue);
+        self.add(&mut self.queue.locked(), lane, records);
     }
 
     /// The calling thread has nothing else to do, or (`goes_on`) has done one thing of several: what it has queued goes now, or
@@ -102,24 +100,32 @@ impl Stage {
         let waits = goes_on && gathered > 0 && turns + 1 < GATHER_TURNS;
         GATHERED.set(Some(if waits { (gathered, turns + 1) } else { (0, 0) }));
         if gathered > 0 && !waits {
-            let mut queue = self.queue.locked();
-            if queue.bytes > 0 && std::mem::take(&mut queue.sleeping) {
-                self.wake.notify_one();
+            self.go(&mut self.queue.locked());
+        }
+    }
+
+    fn add(&self, queue: &mut Queue, lane: Lane, records: impl IntoIterator<Item = Staged>) {
+        // Behind something that does not wait these need not wait either.
+        let may_wait = queue.bytes == 0 || queue.gathering;
+        for staged in records {
+            queue.push(lane, staged);
+        }
+        match GATHERED.get() {
+            Some((gathered, turns)) if gathered + 1 < GATHER && queue.bytes < GATHER_BYTES => {
+                GATHERED.set(Some((gathered + 1, turns)));
+                queue.gathering = may_wait;
+            }
+            gathers => {
+                GATHERED.set(gathers.map(|_| (0, 0)));
+                self.go(queue);
             }
         }
     }
 
-    fn wake_if_sleeping(&self, queue: &mut Queue) {
-        if queue.sleeping
-            && let Some((gathered, turns)) = GATHERED.get()
-        {
-            if gathered + 1 < GATHER {
-                GATHERED.set(Some((gathered + 1, turns)));
-                return;
-            }
-            GATHERED.set(Some((0, 0)));
-        }
-        if std::mem::take(&mut queue.sleeping) {
+    /// What is queued shall go.
+    fn go(&self, queue: &mut Queue) {
+        queue.gathering = false;
+        if queue.bytes > 0 && std::mem::take(&mut queue.sleeping) {
             self.wake.notify_one();
         }
     }
@@ -132,8 +138,11 @@ impl Stage {
     /// Like [`Stage::take`], but sleeps until there is something; false when stopped and empty.
     pub(crate) fn wait_and_take(&self, group: &mut Vec<Staged>, max_bytes: usize) -> bool {
         let mut queue = self.queue.locked();
-        while queue.bytes == 0 {
+        while queue.bytes == 0 || queue.gathering {
             if queue.stopped {
+                if queue.bytes > 0 {
+                    break;
+                }
                 return false;
             }
             queue.sleeping = true;
@@ -173,6 +182,7 @@ impl Queue {
             }
         }
         self.bytes -= taken;
+        self.gathering = false;
     }
 
     fn copy(&mut self, parts: [&[u8]; 2], keep: usize) -> Bytes {
@@ -192,13 +202,15 @@ impl Queue {
             self.retired.push_back(used);
         }
         // The oldest chunk is the first to lose its readers; look no further than a few.
-        for at in 0..self.retired.len().min(4) {
-            if self.retired[at].try_reclaim(want)
-                && let Some(chunk) = self.retired.remove(at)
-            {
-                self.chunk = chunk;
-                return;
-            }
+        let looked_at = self.retired.len().min(4);
+        let free: Vec<usize> = (0..looked_at).filter(|at| self.retired[*at].try_reclaim(want)).collect();
+        // More than were in use for long: what a burst has needed goes back bit by bit.
+        if free.len() > 2 {
+            self.retired.remove(free[2]);
+        }
+        if let Some(chunk) = free.first().and_then(|at| self.retired.remove(*at)) {
+            self.chunk = chunk;
+            return;
         }
         while self.retired.len() > keep {
             self.retired.pop_front();
@@ -211,20 +223,20 @@ impl Queue {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_thread_that_gathers_wakes_the_disk_thread_when_it_rests() {
-        let stage = std::sync::Arc::new(Stage::new(CHUNK));
-        let record = || Staged {
-            record: crate::commit::Record::control(
-                crate::commit::Kind::Epoch,
-                crate::types::JournalId { incarnation: 1, part: 1 },
-                0,
-            ),
+    fn record() -> Staged {
+        let id = crate::types::JournalId { incarnation: 1, part: 1 };
+        Staged {
+            record: crate::commit::Record::control(crate::commit::Kind::Epoch, id, 0),
             payload: Bytes::new(),
             payload_crc: 0,
             journal: None,
             done: None,
-        };
+        }
+    }
+
+    #[test]
+    fn a_thread_that_gathers_wakes_the_disk_thread_when_it_rests() {
+        let stage = std::sync::Arc::new(Stage::new(CHUNK));
         let is_sleeping = || stage.queue.locked().sleeping;
         let wait = |asleep: bool| {
             while is_sleeping() != asleep {
@@ -273,6 +285,54 @@ mod tests {
     }
 
     #[test]
+    fn the_disk_thread_waits_for_those_who_gather_after_a_sync_too() {
+        let stage = std::sync::Arc::new(Stage::new(CHUNK));
+        let (took, groups) = std::sync::mpsc::channel();
+        let (go, may_go) = std::sync::mpsc::channel();
+        let taker = std::thread::spawn({
+            let stage = stage.clone();
+            move || {
+                let mut group = Vec::new();
+                while stage.wait_and_take(&mut group, CHUNK) {
+                    took.send(group.drain(..).count()).unwrap();
+                    // The sync.
+                    may_go.recv().unwrap();
+                }
+            }
+        });
+        let wait_for_sleep = || {
+            while !stage.queue.locked().sleeping {
+                std::thread::yield_now();
+            }
+        };
+        stage.push(Lane::Normal, [record()]);
+        assert_eq!(groups.recv(), Ok(1));
+        stage.rest(false); // from now on this thread gathers
+        stage.push(Lane::Normal, [record()]);
+        go.send(()).unwrap();
+        wait_for_sleep();
+        stage.push(Lane::Normal, [record()]);
+        assert!(stage.queue.locked().sleeping, "two records wait for the rest");
+        stage.rest(false);
+        assert_eq!(groups.recv(), Ok(2));
+        // Somebody's who does not gather are waiting for the sync: others behind them go along.
+        std::thread::scope(|scope| {
+            scope.spawn(|| stage.push(Lane::Normal, [record()]));
+        });
+        stage.push(Lane::Normal, [record()]);
+        go.send(()).unwrap();
+        assert_eq!(groups.recv(), Ok(2));
+        // Nor do those wait for whom nobody rests any more.
+        stage.rest(false);
+        stage.push(Lane::Normal, [record()]);
+        stage.stop();
+        go.send(()).unwrap();
+        assert_eq!(groups.recv(), Ok(1));
+        go.send(()).unwrap();
+        taker.join().unwrap();
+    }
+
+    #[test]
     fn a_chunk_is_used_again_when_its_slices_are_gone() {
         let stage = Stage::new(4 * CHUNK);
         let frame = vec![7; CHUNK / 4];
@@ -284,5 +344,17 @@ mod tests {
             addresses.push(stage.copy([&frame, b"x"]).as_ptr());
         }
         assert!(addresses.contains(&address), "the first chunk never came back");
+    }
+
+    #[test]
+    fn what_a_burst_needed_goes_back() {
+        let stage = Stage::new(64 * CHUNK);
+        let frame = vec![7; CHUNK / 2];
+        let burst: Vec<Bytes> = (0..40).map(|_| stage.copy([&frame, b"x"])).collect();
+        let kept = || stage.queue.locked().retired.len();
+        assert_eq!(kept(), 39);
+        drop(burst);
+        (0..60).for_each(|_| drop(stage.copy([&frame, b"x"])));
+        assert!(kept() <= 3, "{}", kept());
     }
 }

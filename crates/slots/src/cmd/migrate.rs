@@ -200,7 +200,7 @@ fn delete_unchanged(away: &Away, sent: &[Sent]) -> (Vec<Vec<u8>>, i64) {
     let mut gate = 0;
     if gone.len() > 1 {
         let (mut session, mut out) = (away.session(), BytesMut::new());
-        gate = turn.execute(&mut session, OwnedArgs::from_slices(&gone).args(), &mut out);
+        gate = turn.execute(&mut session, &OwnedArgs::from_slices(&gone).args(), &mut out);
         if session.held {
             // The slot is leaving by another way: the keys are tried again.
             changed.extend(gone.drain(1..));

@@ -77,7 +77,7 @@ fn leave(ctx: &mut Ctx<'_>) -> bool {
             let mut turn = away.turn();
             let running = Running { command: command.clone(), since_ms: away.shared.clock.monotonic_ms() };
             *lock(&away.shard.running) = Some(running);
-            let gate = turn.execute(&mut session, command.args(), &mut out);
+            let gate = turn.execute(&mut session, &command.args(), &mut out);
             *lock(&away.shard.running) = None;
             turn.finish();
             away.shard.scripts_away.fetch_sub(1, Ordering::AcqRel);

@@ -37,7 +37,8 @@ const CLASSES: usize = MAX_ENTRY / UNIT + 1;
 const NO_PAGE: u32 = u32::MAX;
 
 struct Page {
-    data: Box<[u8]>,
+    /// As long as what was ever handed out: the machine gives memory when it is touched.
+    data: Vec<u8>,
     /// Units per entry; 0 while the page belongs to no class.
     class: u16,
     live: u16,
@@ -107,6 +108,7 @@ impl Arena {
         } else {
             let unit = 1 + page.fresh as usize * class;
             page.fresh += 1;
+            page.data.resize((unit + class) * UNIT, 0);
             unit
         };
         page.live += 1;
@@ -159,7 +161,7 @@ impl Arena {
             None if self.pages.len() == MAX_PAGES => return None,
             None => {
                 self.pages.push(Page {
-                    data: Box::default(),
+                    data: Vec::new(),
                     class: 0,
                     live: 0,
                     fresh: 0,
@@ -171,7 +173,7 @@ impl Arena {
             }
         };
         let page = &mut self.pages[at as usize];
-        page.data = vec![0; PAGE_BYTES].into_boxed_slice();
+        page.data = Vec::with_capacity(PAGE_BYTES);
         page.class = class as u16;
         (page.live, page.fresh, page.free) = (0, 0, 0);
         self.link(class, at);
@@ -181,7 +183,7 @@ impl Arena {
     /// An empty page goes back to the machine; its number is kept for the next.
     fn retire(&mut self, index: usize) {
         let page = &mut self.pages[index];
-        page.data = Box::default();
+        page.data = Vec::new();
         page.class = 0;
         self.spare.push(index as u32);
     }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::entry::{self, LONG_KEY};
-use super::{Keyspace, Ref, Table};
+use super::{Keyspace, Ref};
 #[cfg(test)]
 use crate::slot_set::SlotSet;
 
@@ -20,7 +20,7 @@ impl Keyspace {
 
     /// How many keys a slot has, set aside or not.
     pub(crate) fn all_in_slot(&self, slot: u16) -> usize {
-        self.tables[usize::from(slot)].as_ref().map_or(0, |table| table.len())
+        self.index.len(slot)
     }
 
     #[inline]
@@ -28,10 +28,10 @@ impl Keyspace {
         self.hidden.as_ref().is_some_and(|hidden| hidden.contains(slot))
     }
 
-    /// The table of a slot, unless it is set aside.
+    /// Whether a slot has keys and is not set aside.
     #[inline]
-    pub(super) fn seen(&self, slot: usize) -> Option<&Table> {
-        self.tables[slot].as_deref().filter(|_| !self.is_hidden(slot as u16))
+    pub(super) fn is_seen(&self, slot: u16) -> bool {
+        !self.index.is_empty(slot) && !self.is_hidden(slot)
     }
 
     #[inline]
@@ -50,16 +50,14 @@ impl Keyspace {
         if !self.is_hidden(slot) {
             return;
         }
-        if let Some(table) = self.tables[usize::from(slot)].as_deref() {
-            let (arena, hidden, expires) = (&self.arena, &mut self.hidden_expires, &mut self.expires);
-            table.for_each(|at| {
-                if let Some(expires_at) = entry::expiry_of(arena.bytes(at)) {
-                    hidden.remove(&(expires_at, at));
-                    expires.insert((expires_at, at));
-                }
-            });
-            self.hidden_keys -= table.len();
-        }
+        let (arena, hidden, expires) = (&self.arena, &mut self.hidden_expires, &mut self.expires);
+        self.index.for_each(slot, |at| {
+            if let Some(expires_at) = entry::expiry_of(arena.bytes(at)) {
+                hidden.remove(&(expires_at, at));
+                expires.insert((expires_at, at));
+            }
+        });
+        self.hidden_keys -= self.index.len(slot);
         self.forget_hidden(slot);
     }
 
@@ -81,13 +79,10 @@ impl Keyspace {
     /// Forgets every key of a slot, set aside or not.
     pub(crate) fn clear_slot(&mut self, slot: u16) {
         self.before_change(slot);
-        let Some(table) = self.tables[usize::from(slot)].take() else { return };
-        let mut entries = Vec::with_capacity(table.len());
-        table.for_each(|at| entries.push(at));
-        self.outside -= table.bytes();
-        self.keys -= table.len();
+        let entries = self.index.take(slot);
+        self.keys -= entries.len();
         if self.is_hidden(slot) {
-            self.hidden_keys -= table.len();
+            self.hidden_keys -= entries.len();
         }
         for at in entries {
             let bytes = self.arena.bytes(at);

@@ -38,8 +38,8 @@ impl Keyspace {
     /// Begins an image of the keyspace, or of these slots of it, as it is now.
     pub(crate) fn begin_image(&mut self, of: u64, slots: Option<&SlotSet>, write: WriteKey) {
         self.drop_image(of);
-        let wanted = |slot: usize| slots.is_none_or(|slots| slots.contains(slot as u16));
-        let pending = self.tables.iter().enumerate().map(|(slot, t)| t.is_some() && wanted(slot)).collect();
+        let wanted = |slot: u16| slots.is_none_or(|slots| slots.contains(slot));
+        let pending = (0..SLOTS as u16).map(|slot| !self.index.is_empty(slot) && wanted(slot)).collect();
         let early = VecDeque::new();
         self.images.push(Image { of, pending, next: 0, early, out: Vec::new(), write });
     }
@@ -86,10 +86,8 @@ impl Keyspace {
         if !std::mem::take(&mut image.pending[slot]) {
             return;
         }
-        if let Some(table) = self.tables[slot].as_deref() {
-            let (out, write) = (&mut image.out, image.write);
-            table.for_each(|at| write(out, self.key_at(at), self.item(at), self.expiry_at(at)));
-        }
+        let (out, write) = (&mut image.out, image.write);
+        self.index.for_each(slot as u16, |at| write(out, self.key_at(at), self.item(at), self.expiry_at(at)));
     }
 
     /// A slot is about to change.
