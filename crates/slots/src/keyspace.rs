@@ -186,9 +186,14 @@ impl Keyspace {
         for (guess, id) in guesses.iter_mut().zip(ids) {
             *guess = self.index.guess(id.slot, id.hash);
         }
+        self.bring(&guesses);
+    }
+
+    /// Brings entries from memory, all of them at once.
+    fn bring(&self, entries: &[Ref]) {
         let mut seen = 0;
-        for guess in guesses.iter().filter(|guess| **guess != Ref::NONE) {
-            let entry = self.arena.bytes(*guess);
+        for at in entries.iter().filter(|at| **at != Ref::NONE) {
+            let entry = self.arena.bytes(*at);
             seen ^= entry[0] ^ entry[entry.len() - 1];
         }
         std::hint::black_box(seen);

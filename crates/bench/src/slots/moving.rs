@@ -29,6 +29,10 @@ const TASKS: u64 = 8;
 const SLOTS: &str = "0-5460";
 /// How long the clients are watched before anything moves.
 const CALM: Duration = Duration::from_secs(5);
+/// How often, at most, until they wait no longer than this many times what they did before the first move: snapshots are written
+/// behind a move.
+const CALMS: u32 = 6;
+const CALM_TIMES: f64 = 2.0;
 /// Memory that is touched before a move, for each byte that moves: three nodes keep it and write it down.
 const TOUCHED: u64 = 8;
 /// What the machine gives at a time.
@@ -131,12 +135,15 @@ impl Moved<'_> {
         mut command: Command,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Vec<Figure>> {
-        let (client, bytes) = (self.client, self.bytes);
+        let (client, bytes, normal) = (self.client, self.bytes, self.normal);
         let seen = Seen::new()?;
         let workers = (0..TASKS).map(|task| work(client, self.hot, task, &seen, self.value));
         let watch = async {
-            tokio::time::sleep(CALM).await;
-            let calm = seen.look().0;
+            let (mut calm, mut calms) = (f64::INFINITY, 0);
+            while calms < CALMS && normal.map_or(calms == 0, |normal| calm > normal * CALM_TIMES) {
+                tokio::time::sleep(CALM).await;
+                (calm, calms) = (seen.look().0, calms + 1);
+            }
             progress(&format!("metric 34: moving {way}"));
             let memory =
                 tokio::task::spawn_blocking(move || touch(bytes * TOUCHED)).await.context("memory")?;
@@ -149,7 +156,6 @@ impl Moved<'_> {
         };
         let (_, watched) = tokio::join!(futures_util::future::join_all(workers), watch);
         let (calm, memory, took, output) = watched?;
-        // After a move there is something left to do for a while: normal is what it was before the first.
         let normal = *self.normal.get_or_insert(calm);
         // Those who still waited when it was over are counted, too.
         let answered = seen.waits.borrow().len() as f64 / took.as_secs_f64();

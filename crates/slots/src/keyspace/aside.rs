@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::entry::{self, LONG_KEY};
-use super::{Keyspace, Ref};
+use super::{Keyspace, LOOK_AHEAD, Ref};
 #[cfg(test)]
 use crate::slot_set::SlotSet;
 
@@ -51,12 +51,14 @@ impl Keyspace {
             return;
         }
         let (arena, hidden, expires) = (&self.arena, &mut self.hidden_expires, &mut self.expires);
-        self.index.for_each(slot, |at| {
-            if let Some(expires_at) = entry::expiry_of(arena.bytes(at)) {
-                hidden.remove(&(expires_at, at));
-                expires.insert((expires_at, at));
-            }
-        });
+        if !hidden.is_empty() {
+            self.index.for_each(slot, |at| {
+                if let Some(expires_at) = entry::expiry_of(arena.bytes(at)) {
+                    hidden.remove(&(expires_at, at));
+                    expires.insert((expires_at, at));
+                }
+            });
+        }
         self.hidden_keys -= self.index.len(slot);
         self.forget_hidden(slot);
     }
@@ -84,7 +86,10 @@ impl Keyspace {
         if self.is_hidden(slot) {
             self.hidden_keys -= entries.len();
         }
-        for at in entries {
+        for (number, at) in entries.iter().copied().enumerate() {
+            if number.is_multiple_of(LOOK_AHEAD) {
+                self.bring(&entries[number..entries.len().min(number + LOOK_AHEAD)]);
+            }
             let bytes = self.arena.bytes(at);
             let head = entry::parse(bytes);
             let value = head.is_outside().then(|| entry::number(bytes, head.value.0));

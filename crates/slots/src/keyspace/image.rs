@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Item, Keyspace, SLOTS};
+use super::{Item, Keyspace, LOOK_AHEAD, SLOTS};
 use crate::slot_set::SlotSet;
 
 /// Writes one key down.
@@ -87,7 +87,15 @@ impl Keyspace {
             return;
         }
         let (out, write) = (&mut image.out, image.write);
-        self.index.for_each(slot as u16, |at| write(out, self.key_at(at), self.item(at), self.expiry_at(at)));
+        let mut entries = Vec::with_capacity(self.index.len(slot as u16));
+        self.index.for_each(slot as u16, |at| entries.push(at));
+        for some in entries.chunks(LOOK_AHEAD) {
+            // They are all over the memory, and waited for together.
+            self.bring(some);
+            for at in some {
+                write(out, self.key_at(*at), self.item(*at), self.expiry_at(*at));
+            }
+        }
     }
 
     /// A slot is about to change.

@@ -133,11 +133,13 @@ impl Service {
     }
 
     async fn more(&self, shard: Arc<Shard>, id: u64) -> io::Result<(Said, Bytes)> {
-        let read = offload(move || Ok(more(&shard, id)));
+        let before = lock(&self.given).take();
+        let read = offload(move || Ok(more(&shard, id, before)));
         let (given, late_us) = pace::watched(self.parts.clock.as_ref(), read).await;
         let Some((is_last, keys)) = given? else { return Ok((Said::Gone, Bytes::new())) };
         let served = self.shared.stats.commands.get();
         let is_shared = self.served_before.swap(served, Ordering::Relaxed) != served;
+        *lock(&self.given) = Some(keys.clone());
         Ok((Said::Keys { is_last, late_us, is_shared }, keys))
     }
 
@@ -197,10 +199,18 @@ impl Service {
     }
 }
 
-/// The next keys, and whether they are the last; `None` when nobody keeps them any more.
-fn more(shard: &Shard, id: u64) -> Option<(bool, Bytes)> {
+/// The next keys, and whether they are the last; `None` when nobody keeps them any more. They are written where those before
+/// were, if these have left: fresh memory is slow to touch.
+fn more(shard: &Shard, id: u64, before: Option<Bytes>) -> Option<(bool, Bytes)> {
+    let mut out = match before {
+        Some(mut left) if left.is_unique() => {
+            left.truncate(0);
+            Vec::from(left)
+        }
+        _ => Vec::new(),
+    };
     // A slot is written whole, so a piece may be somewhat larger than a step.
-    let mut out = Vec::with_capacity(STEPS * STEP_BYTES * 5 / 4);
+    out.reserve(STEPS * STEP_BYTES * 5 / 4);
     for _ in 0..STEPS {
         let start = out.len();
         out.extend_from_slice(&[0; 4]);

@@ -145,6 +145,7 @@ impl Service {
         let Some(id) = giving.get(&shard.index).copied() else { return };
         if map.find(id).is_none_or(|one| one.phase != Phase::Copying) {
             giving.remove(&shard.index);
+            *lock(&self.given) = None;
             shard.keep_from(i64::MAX);
             if let Some(mut state) = shard.lock_soon() {
                 state.db.drop_image(id);
