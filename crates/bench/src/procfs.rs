@@ -120,6 +120,11 @@ fn kib_field(status: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
+/// Bytes that programs could still take.
+pub fn available_memory() -> io::Result<u64> {
+    Ok(kib_field(&fs::read_to_string("/proc/meminfo")?, "MemAvailable:"))
+}
+
 /// How many descriptors a process holds.
 pub fn descriptors_of(pid: u32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())

@@ -177,10 +177,11 @@ impl Store {
         committed || behind
     }
 
-    /// The calling thread is about to rest, or (`goes_on`) to go on with somebody else's work. From the first call on, what it
-    /// appends is gathered and goes to the disk together: when it rests the next time, or after a few turns. For event loops.
-    pub fn rest(&self, goes_on: bool) {
-        self.inner.stage.rest(goes_on);
+    /// The calling thread is about to rest, or has done this much and goes on with somebody else's work. From the first call on,
+    /// what it appends is gathered and goes to the disk together: when it rests the next time, or after some more work. For
+    /// event loops, of one store each, which call it before they end, too.
+    pub fn rest(&self, done: Option<usize>) {
+        self.inner.stage.rest(done);
     }
 
     /// Who is told about durable appends.
@@ -426,6 +427,7 @@ impl Inner {
             }
             return Ok(());
         }
+        self.stage.flush();
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let mut guard = self.waiters.locked();
         while !ready() && !self.dead.load(Ordering::Acquire) {

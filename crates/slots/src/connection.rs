@@ -29,6 +29,8 @@ use crate::shared::{About, Client, Shared, lock};
 
 /// A longer key is not looked for ahead: it may be a script, or a value.
 const LOOK_AHEAD_BYTES: usize = 128;
+/// So many bytes of answers are as much work as one request.
+const WORK_BYTES: usize = 256;
 /// Requests that run before others get their turn.
 const TURN_COMMANDS: usize = 256;
 /// Unsent answers above which nothing more is run.
@@ -200,6 +202,7 @@ impl Connection {
         };
         let mut ahead = Ahead::take(&mut turn);
         let (mut at, mut run, mut more) = (0, 0, false);
+        let answered_before = self.out.len();
         loop {
             let (args, consumed) = match ahead.next(&mut turn, &self.decoder, &self.input, at) {
                 Some(next) => next,
@@ -271,7 +274,7 @@ impl Connection {
         let now = turn.now;
         ahead.give_back(&mut turn);
         turn.finish();
-        self.shared.rest(true);
+        self.shared.rest(Some(run + (self.out.len() - answered_before) / WORK_BYTES));
         if self.shard.voided() != voided {
             // Some of these answers may have been made before, and be taken for newer ones.
             return Err(another_primary());

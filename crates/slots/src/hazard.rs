@@ -6,7 +6,7 @@
 //!
 //! Hazards are kept by hash in a table that forgets nothing and needs no cleaning: a place holds the newest end of all
 //! keys that share it, and an end that is committed is no hazard. Two keys that share a place can make an answer wait for
-//! somebody else's change, which takes no longer than one sync; they can never make it leave too early.
+//! somebody else's change, which takes no longer than one sync and what is gathered for it; they can never make it leave too early.
 
 /// Places: with a hundred changes in flight, one read in 160 waits without need.
 const PLACES: usize = 16_384;

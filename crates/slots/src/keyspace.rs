@@ -172,9 +172,9 @@ impl Keyspace {
         self.memo = None;
     }
 
-    /// Brings what these keys need from memory, all of it at once: each lookup alone waits four times, for the table, its
-    /// bucket, the page and the entry, and nothing else can be done meanwhile. Lookups that do not depend on each other wait
-    /// together. Changes nothing.
+    /// Brings what these keys need from memory, all of it at once: each lookup alone waits several times, for the table, its
+    /// piece, the reference in it, the page and the entry, and nothing else can be done meanwhile. Lookups that do not depend
+    /// on each other wait together. Changes nothing.
     pub(crate) fn look_ahead(&self, ids: &[KeyId]) {
         // One step for all before the next for any: a step decides by what the one before brought.
         let mut seen = 0;
@@ -238,7 +238,7 @@ impl Keyspace {
 
     /// Bytes the machine gave for entries, used or not.
     pub fn held_bytes(&self) -> usize {
-        self.arena.held_bytes() + self.index.bytes() + self.outside
+        self.arena.held_bytes() + self.index.taken() + self.outside
     }
 
     /// The seconds that are noted at each access.

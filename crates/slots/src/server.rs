@@ -170,7 +170,7 @@ fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, s
     builder.enable_all().thread_stack_size(STACK).event_interval(31).max_blocking_threads(4).on_thread_park(
         {
             let shared = Arc::clone(shared);
-            move || shared.rest(false)
+            move || shared.rest(None)
         },
     );
     let runtime = match aligned(&mut builder) {
@@ -204,6 +204,7 @@ fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, s
         }
     });
     runtime.shutdown_timeout(Duration::from_millis(100));
+    shared.rest(None);
 }
 
 fn adopt(

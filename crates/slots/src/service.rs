@@ -221,7 +221,7 @@ impl Service {
         }
         shared.settings.fix("port", address.port().to_string());
         let store = Arc::downgrade(&parts.store);
-        let on_rest = move |goes_on| store.upgrade().into_iter().for_each(|store| store.rest(goes_on));
+        let on_rest = move |done| store.upgrade().into_iter().for_each(|store| store.rest(done));
         if !server.is_here() {
             let _ = shared.on_rest.set(Box::new(on_rest));
         }

@@ -46,7 +46,7 @@ pub struct Shared {
     /// Where requests to the cluster go, once somebody takes them.
     pub ops: OnceLock<tokio::sync::mpsc::Sender<crate::ops::Op>>,
     /// Called by a loop that has nothing to do, or (with true) has served one client of several.
-    pub on_rest: OnceLock<Box<dyn Fn(bool) + Send + Sync>>,
+    pub on_rest: OnceLock<Box<dyn Fn(Option<usize>) + Send + Sync>>,
     /// Has the service look at the cluster's records now.
     pub look: tokio::sync::Notify,
     /// When this node started, in milliseconds since 1970.
@@ -203,10 +203,10 @@ impl Shared {
         self.pubsub.notify(notifications, wanted, Gate { shard: Some(shard), end: gate });
     }
 
-    /// A loop rests, or goes on with another client.
-    pub(crate) fn rest(&self, goes_on: bool) {
+    /// A loop rests, or has done this much and goes on with another client.
+    pub(crate) fn rest(&self, done: Option<usize>) {
         if let Some(on_rest) = self.on_rest.get() {
-            on_rest(goes_on);
+            on_rest(done);
         }
     }
 

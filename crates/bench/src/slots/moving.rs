@@ -33,7 +33,8 @@ const CALM: Duration = Duration::from_secs(5);
 /// behind a move.
 const CALMS: u32 = 6;
 const CALM_TIMES: f64 = 2.0;
-/// Memory that is touched before a move, for each byte that moves: three nodes keep it and write it down.
+/// Memory that is touched before a move, for each byte that moves: three nodes keep it and write it down. No more than half of what
+/// is free.
 const TOUCHED: u64 = 8;
 /// What the machine gives at a time.
 const PAGE: usize = 4 << 10;
@@ -136,6 +137,8 @@ impl Moved<'_> {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Vec<Figure>> {
         let (client, bytes, normal) = (self.client, self.bytes, self.normal);
+        // What was written before is on disk: the machine would write it behind while the keys move.
+        tokio::task::spawn_blocking(rustix::fs::sync).await.context("sync")?;
         let seen = Seen::new()?;
         let workers = (0..TASKS).map(|task| work(client, self.hot, task, &seen, self.value));
         let watch = async {
@@ -168,7 +171,7 @@ impl Moved<'_> {
         };
         Ok(vec![
             figure("moved in a second", speed, "MiB", Some(Aim::AtLeast(100.0))),
-            figure("slowest GiB of memory before it", memory, "MiB/s", None),
+            figure("slowest GiB of memory touched before it", memory, "MiB/s", None),
             figure("99th percentile of GET and SET before", calm, "ms", None),
             figure("the same during the move", during.0, "ms", None),
             figure(
@@ -186,8 +189,9 @@ impl Moved<'_> {
 
 /// Takes memory from the machine, page by page, and gives it back. Answers how fast it came at its slowest, in MiB a second.
 fn touch(bytes: u64) -> f64 {
+    let bytes = bytes.min(crate::procfs::available_memory().unwrap_or(0) / 2);
     let mut memory = vec![0u8; usize::try_from(bytes).unwrap_or(0)];
-    let slowest = memory.chunks_mut(1 << 30).map(|part| {
+    let slowest = memory.chunks_exact_mut(1 << 30).map(|part| {
         let began = Instant::now();
         part.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
         part.len() as f64 / f64::from(1 << 20) / began.elapsed().as_secs_f64().max(1e-6)

@@ -29,12 +29,16 @@ pub(crate) const CHUNK: usize = 256 << 10;
 const GATHER: usize = 64;
 /// And bytes.
 const GATHER_BYTES: usize = 32 << 10;
-/// How often it may go on with something else meanwhile.
-const GATHER_TURNS: usize = 32;
+/// And what it may do meanwhile, in what it calls work; a turn is at least this much.
+const GATHER_WORK: usize = 512;
+const TURN_WORK: usize = 16;
+
+/// Looks at the used-up chunks that find some of them superfluous before one goes.
+const SPARE_LOOKS: usize = 8;
 
 thread_local! {
-    /// Records that this thread has queued without waking anybody, and how often it has gone on since; `None` for a thread
-    /// that does not gather.
+    /// Records that this thread has queued without waking anybody, and what it has done since; `None` for a thread that does
+    /// not gather. Of one stage: a thread that gathers for several would leave some waiting.
     static GATHERED: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -52,6 +56,8 @@ struct Queue {
     chunk: BytesMut,
     /// Used-up chunks, oldest first, kept until no slice of them is left.
     retired: VecDeque<BytesMut>,
+    /// How often in a row more of them were free than are of use.
+    spare_looks: usize,
     /// Everything that waits was queued by threads that gather, and they have not said yet that it shall go.
     gathering: bool,
     sleeping: bool,
@@ -93,15 +99,22 @@ impl Stage {
         self.add(&mut self.queue.locked(), lane, records);
     }
 
-    /// The calling thread has nothing else to do, or (`goes_on`) has done one thing of several: what it has queued goes now, or
-    /// after a few such turns. From the first call on its records wait for that, so it must call this whenever it rests.
-    pub(crate) fn rest(&self, goes_on: bool) {
-        let (gathered, turns) = GATHERED.get().unwrap_or_default();
-        let waits = goes_on && gathered > 0 && turns + 1 < GATHER_TURNS;
-        GATHERED.set(Some(if waits { (gathered, turns + 1) } else { (0, 0) }));
+    /// The calling thread has nothing else to do, or has done this much and goes on: what it has queued goes now, or after
+    /// some more work. From the first call on its records wait for that, so it must call this whenever it rests, and before it
+    /// ends.
+    pub(crate) fn rest(&self, done: Option<usize>) {
+        let (gathered, before) = GATHERED.get().unwrap_or_default();
+        let work = before + done.unwrap_or(GATHER_WORK).max(TURN_WORK);
+        let waits = gathered > 0 && work < GATHER_WORK;
+        GATHERED.set(Some(if waits { (gathered, work) } else { (0, 0) }));
         if gathered > 0 && !waits {
-            self.go(&mut self.queue.locked());
+            self.flush();
         }
+    }
+
+    /// Everything queued shall go now, whoever gathers it: somebody waits for it.
+    pub(crate) fn flush(&self) {
+        self.go(&mut self.queue.locked());
     }
 
     fn add(&self, queue: &mut Queue, lane: Lane, records: impl IntoIterator<Item = Staged>) {
@@ -111,8 +124,8 @@ impl Stage {
             queue.push(lane, staged);
         }
         match GATHERED.get() {
-            Some((gathered, turns)) if gathered + 1 < GATHER && queue.bytes < GATHER_BYTES => {
-                GATHERED.set(Some((gathered + 1, turns)));
+            Some((gathered, work)) if gathered + 1 < GATHER && queue.bytes < GATHER_BYTES => {
+                GATHERED.set(Some((gathered + 1, work)));
                 queue.gathering = may_wait;
             }
             gathers => {
@@ -204,8 +217,9 @@ impl Queue {
         // The oldest chunk is the first to lose its readers; look no further than a few.
         let looked_at = self.retired.len().min(4);
         let free: Vec<usize> = (0..looked_at).filter(|at| self.retired[*at].try_reclaim(want)).collect();
-        // More than were in use for long: what a burst has needed goes back bit by bit.
-        if free.len() > 2 {
+        // What a burst has needed goes back bit by bit. They become free several at a time, so one look tells little.
+        self.spare_looks = if free.len() > 2 { self.spare_looks + 1 } else { 0 };
+        if self.spare_looks > SPARE_LOOKS {
             self.retired.remove(free[2]);
         }
         if let Some(chunk) = free.first().and_then(|at| self.retired.remove(*at)) {
@@ -254,25 +268,37 @@ mod tests {
             }
         });
         wait(true);
-        stage.rest(false); // from now on this thread gathers
+        stage.rest(None); // from now on this thread gathers
         for _ in 0..5 {
             stage.push(Lane::Normal, [record()]);
             assert!(is_sleeping(), "five records wait for the rest");
         }
-        stage.rest(false);
+        stage.rest(None);
         wait(true);
-        // One that never rests goes on with others only so often.
-        stage.push(Lane::Normal, [record()]);
-        for _ in 1..GATHER_TURNS {
-            stage.rest(true);
-            assert!(is_sleeping());
+        // One that never rests goes on with others only so often, and the less often the more it does.
+        for (done, times) in [(1, GATHER_WORK / TURN_WORK), (GATHER_WORK / 2, 2), (GATHER_WORK, 1)] {
+            stage.push(Lane::Normal, [record()]);
+            for _ in 1..times {
+                stage.rest(Some(done));
+                assert!(is_sleeping());
+            }
+            stage.rest(Some(done));
+            wait(true);
         }
-        stage.rest(true);
-        wait(true);
         // Too many to wait: the disk thread is woken although this one goes on.
         for _ in 0..GATHER {
             stage.push(Lane::Normal, [record()]);
         }
+        wait(true);
+        // So are too many bytes.
+        let large = || Staged { payload: Bytes::from(vec![0; GATHER_BYTES / 2]), ..record() };
+        stage.push(Lane::Normal, [large()]);
+        assert!(is_sleeping());
+        stage.push(Lane::Normal, [large()]);
+        wait(true);
+        // Whoever waits for something has it go at once.
+        stage.push(Lane::Normal, [record()]);
+        stage.flush();
         wait(true);
         // Somebody who does not gather takes the others' along.
         stage.push(Lane::Normal, [record()]);
@@ -281,14 +307,14 @@ mod tests {
         });
         wait(true);
         stage.stop();
-        assert_eq!(taker.join().unwrap(), [5, 1, GATHER, 2]);
+        assert_eq!(taker.join().unwrap(), [5, 1, 1, 1, GATHER, 2, 1, 2]);
     }
 
     #[test]
     fn the_disk_thread_waits_for_those_who_gather_after_a_sync_too() {
         let stage = std::sync::Arc::new(Stage::new(CHUNK));
-        let (took, groups) = std::sync::mpsc::channel();
-        let (go, may_go) = std::sync::mpsc::channel();
+        let (took, groups) = std::sync::mpsc::sync_channel(9);
+        let (go, may_go) = std::sync::mpsc::sync_channel(9);
         let taker = std::thread::spawn({
             let stage = stage.clone();
             move || {
@@ -307,13 +333,13 @@ mod tests {
         };
         stage.push(Lane::Normal, [record()]);
         assert_eq!(groups.recv(), Ok(1));
-        stage.rest(false); // from now on this thread gathers
+        stage.rest(None); // from now on this thread gathers
         stage.push(Lane::Normal, [record()]);
         go.send(()).unwrap();
         wait_for_sleep();
         stage.push(Lane::Normal, [record()]);
         assert!(stage.queue.locked().sleeping, "two records wait for the rest");
-        stage.rest(false);
+        stage.rest(None);
         assert_eq!(groups.recv(), Ok(2));
         // Somebody's who does not gather are waiting for the sync: others behind them go along.
         std::thread::scope(|scope| {
@@ -323,7 +349,7 @@ mod tests {
         go.send(()).unwrap();
         assert_eq!(groups.recv(), Ok(2));
         // Nor do those wait for whom nobody rests any more.
-        stage.rest(false);
+        stage.rest(None);
         stage.push(Lane::Normal, [record()]);
         stage.stop();
         go.send(()).unwrap();

@@ -34,7 +34,7 @@ fn scan(ctx: &mut Ctx<'_>) -> Done {
     let options = ScanOptions::read(ctx, 2, true)?;
     let mut found: Vec<Vec<u8>> = Vec::new();
     let (mut seen, now) = (0, ctx.now);
-    // A round past the wanted number looks at no more than ten times as many buckets, as in Redis.
+    // A round past the wanted number looks at no more than ten times as many groups of keys, as in Redis.
     for _ in 0..options.count.saturating_mul(10) {
         cursor = ctx.db.scan(cursor, |key, item, expires_at| {
             seen += 1;

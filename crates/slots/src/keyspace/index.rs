@@ -3,13 +3,17 @@
 //! A table per slot makes the questions of a cluster cheap (how many keys has a slot, which, drop them all) without a
 //! second index. It is one [`piece`] while it is small, and a linear hash table of pieces when it is not: that grows by
 //! one piece at a time, splitting the next one in line, and shrinks the same way, so that no operation ever moves more
-//! than some hundred references. Pieces lie on [`shelves`], without gaps. A reference takes about six bytes, everything
-//! included.
+//! than some hundred references. Pieces lie on [`shelves`], without gaps. With some dozens in a slot a reference takes about
+//! six bytes, everything included.
 //!
 //! The low bits of a hash choose the piece, the three above them the group in it. Scanning walks the hash values in
 //! bit-reversed order. In that order the values of one group are a contiguous run, and a split only cuts a run in two: a
 //! position stays meaningful whatever the table does meanwhile. What is there during the whole scan is seen; something
 //! may be seen twice when pieces merge.
+//!
+//! Limits: a slot with a single key takes 72 bytes; the list of the pieces of a slot with very many keys is copied as a whole
+//! when it grows, 4 MB for 50 million; more than 65,535 references in one piece are not to be had, which takes as many
+//! hashes that are alike.
 
 mod piece;
 mod shelves;
@@ -143,6 +147,11 @@ impl Index {
         matches!(self.tables[usize::from(slot)], Table::One(Berth::NONE))
     }
 
+    /// Bytes the machine gave for it, used or not.
+    pub(super) fn taken(&self) -> usize {
+        self.shelves.taken() + self.lists + self.tables.len() * size_of::<Table>()
+    }
+
     /// Bytes it holds, besides the fixed part.
     pub(super) fn bytes(&self) -> usize {
         self.shelves.held() + self.lists
@@ -156,12 +165,11 @@ impl Index {
         Some((Place { piece: home.piece, at: at as u32 }, entry))
     }
 
-    /// Brings the piece where this hash belongs from memory, or its ends if it is large.
+    /// Brings from memory what looking for this hash reads first.
     #[inline]
     pub(super) fn touch(&self, slot: u16, hash: u64) -> u8 {
-        let (_, berth) = self.tables[usize::from(slot)].home(hash);
-        let bytes = self.shelves.bytes(berth);
-        bytes.first().unwrap_or(&0) ^ bytes.last().unwrap_or(&0)
+        let (home, berth) = self.tables[usize::from(slot)].home(hash);
+        Piece(self.shelves.bytes(berth)).touch(home.group)
     }
 
     /// The first entry that may have this hash: for looking ahead.
@@ -257,7 +265,7 @@ impl Index {
             }
             Table::Many(pieces) => pieces.berths.push(Berth::NONE),
         });
-        self.spread(slot, &all, [old, new], hash_of);
+        self.spread(slot, &all, &[old, new], hash_of);
     }
 
     /// Puts the last piece back into the one it was split from.
@@ -277,7 +285,7 @@ impl Index {
                 }
             }
         });
-        self.spread(slot, &all, [twin, twin], hash_of);
+        self.spread(slot, &all, &[twin], hash_of);
     }
 
     fn take_piece(&mut self, slot: u16, piece: u32) -> Vec<(Ref, u8)> {
@@ -288,13 +296,13 @@ impl Index {
         all
     }
 
-    /// Puts these where they belong: into one of two empty pieces.
-    fn spread(&mut self, slot: u16, all: &[(Ref, u8)], into: [u32; 2], hash_of: impl Fn(Ref) -> u64) {
+    /// Puts these where they belong: into these pieces, which are empty.
+    fn spread(&mut self, slot: u16, all: &[(Ref, u8)], into: &[u32], hash_of: impl Fn(Ref) -> u64) {
         let pieces = self.tables[usize::from(slot)].pieces();
         let homes: Vec<Home> = all.iter().map(|(entry, _)| Home::new(hash_of(*entry), pieces)).collect();
-        for (piece, is_twice) in [(into[0], false), (into[1], into[0] == into[1])] {
+        for piece in into.iter().copied() {
             let here = homes.iter().filter(|home| home.piece == piece).count();
-            if here > 0 && !is_twice {
+            if here > 0 {
                 self.resize(Owner { slot, piece }, Berth::NONE, here);
             }
         }
@@ -477,6 +485,20 @@ mod tests {
                 assert!(index.bytes() < n as usize * 13 / 2, "{} bytes for {n} entries", index.bytes());
             }
         }
+    }
+
+    #[test]
+    fn a_slot_that_empties_gives_its_memory_back() {
+        let mut index = Index::new();
+        let most = 10_000;
+        (1..=most).for_each(|n| Slot(&mut index, 5).insert(n));
+        for n in 1..=most {
+            Slot(&mut index, 5).remove(n);
+            let left = (most - n) as usize;
+            assert!(index.bytes() <= left * 15 + 200, "{} bytes for {left}", index.bytes());
+        }
+        assert!(index.is_empty(5));
+        assert_eq!(index.bytes(), 0);
     }
 
     #[test]

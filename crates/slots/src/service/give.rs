@@ -24,10 +24,8 @@ use crate::shared::lock;
 use crate::slot_set::SlotSet;
 use crate::snapshot::write_key;
 
-/// What is written under the lock at a time.
+/// What is written under the lock at a time, and given in one answer.
 const STEP_BYTES: usize = 256 << 10;
-/// Such pieces in one answer.
-const STEPS: usize = 2;
 /// What is read of the journal for one answer.
 const TAIL_BYTES: usize = 1 << 20;
 /// How long the journal may take to commit.
@@ -133,13 +131,18 @@ impl Service {
     }
 
     async fn more(&self, shard: Arc<Shard>, id: u64) -> io::Result<(Said, Bytes)> {
-        let before = lock(&self.given).take();
+        let (before, index) = (lock(&self.given).take(), shard.index);
         let read = offload(move || Ok(more(&shard, id, before)));
         let (given, late_us) = pace::watched(self.parts.clock.as_ref(), read).await;
         let Some((is_last, keys)) = given? else { return Ok((Said::Gone, Bytes::new())) };
         let served = self.shared.stats.commands.get();
         let is_shared = self.served_before.swap(served, Ordering::Relaxed) != served;
-        *lock(&self.given) = Some(keys.clone());
+        let giving = lock(&self.giving);
+        // Not what a very large slot needed, and nothing once the move is over.
+        if !is_last && keys.len() <= 2 * STEP_BYTES && giving.get(&index) == Some(&id) {
+            *lock(&self.given) = Some(keys.clone());
+        }
+        drop(giving);
         Ok((Said::Keys { is_last, late_us, is_shared }, keys))
     }
 
@@ -210,24 +213,16 @@ fn more(shard: &Shard, id: u64, before: Option<Bytes>) -> Option<(bool, Bytes)> 
         _ => Vec::new(),
     };
     // A slot is written whole, so a piece may be somewhat larger than a step.
-    out.reserve(STEPS * STEP_BYTES * 5 / 4);
-    for _ in 0..STEPS {
-        let start = out.len();
-        out.extend_from_slice(&[0; 4]);
-        // Others want the lock between two pieces.
-        let is_last = shard.lock().db.image_step(id, STEP_BYTES, &mut out)?;
-        let len = (out.len() - start - 4) as u32;
-        if len == 0 {
-            out.truncate(start);
-        } else {
-            out[start..start + 4].copy_from_slice(&len.to_le_bytes());
-        }
-        if is_last {
-            return Some((true, out.into()));
-        }
-        std::thread::yield_now();
+    out.reserve(STEP_BYTES * 5 / 4);
+    out.extend_from_slice(&[0; 4]);
+    let is_last = shard.lock().db.image_step(id, STEP_BYTES, &mut out)?;
+    let len = (out.len() - 4) as u32;
+    if len == 0 {
+        out.clear();
+    } else {
+        out[..4].copy_from_slice(&len.to_le_bytes());
     }
-    Some((false, out.into()))
+    Some((is_last, out.into()))
 }
 
 /// What the journal says about the move's slots from a position on.

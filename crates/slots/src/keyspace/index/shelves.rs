@@ -42,6 +42,7 @@ pub(super) struct Shelves {
     /// By size in units.
     sizes: Vec<Vec<Page>>,
     held: usize,
+    taken: usize,
 }
 
 /// How many bytes a piece of this many gets.
@@ -55,6 +56,11 @@ impl Shelves {
         self.held
     }
 
+    /// Bytes of the pages that have them, used or not.
+    pub(super) fn taken(&self) -> usize {
+        self.taken
+    }
+
     /// A place for a piece, not cleared.
     pub(super) fn add(&mut self, bytes: usize, owner: Owner) -> Berth {
         let bytes = rounded(bytes);
@@ -65,7 +71,11 @@ impl Shelves {
         let pages = &mut self.sizes[size];
         let per_page = (PAGE_BYTES / bytes).max(1);
         if pages.last().is_none_or(|page| page.owners.len() == per_page) {
-            pages.push(Page { bytes: Vec::with_capacity(per_page * bytes), owners: Vec::new() });
+            self.taken += per_page * (bytes + size_of::<Owner>());
+            pages.push(Page {
+                bytes: Vec::with_capacity(per_page * bytes),
+                owners: Vec::with_capacity(per_page),
+            });
         }
         let page = pages.len() - 1;
         let last = &mut pages[page];
@@ -101,6 +111,7 @@ impl Shelves {
             pages[page].owners[at] = owner;
         }
         if pages[last].owners.is_empty() {
+            self.taken -= (PAGE_BYTES / bytes).max(1) * (bytes + size_of::<Owner>());
             pages.pop();
         }
         moved.then_some(owner)
@@ -172,6 +183,7 @@ mod tests {
         }
         let wanted: usize = live.values().map(|(_, bytes)| rounded(*bytes) + size_of::<Owner>()).sum();
         assert_eq!(shelves.held(), wanted);
+        assert!(shelves.taken() >= wanted);
         for pages in &shelves.sizes {
             let full = pages.first().map_or(0, |page| page.owners.len());
             let before_last = &pages[..pages.len().saturating_sub(1)];
@@ -186,6 +198,7 @@ mod tests {
                 live.get_mut(&owner.piece).unwrap().0 = berth;
             }
         }
-        assert!(shelves.held() == 0 && shelves.sizes.iter().all(Vec::is_empty));
+        assert_eq!((shelves.held(), shelves.taken()), (0, 0));
+        assert!(shelves.sizes.iter().all(Vec::is_empty));
     }
 }
