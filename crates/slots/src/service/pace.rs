@@ -18,7 +18,7 @@ const LOOK_US: u64 = 2_000;
 const TIMER_US: u64 = 1_000;
 /// Later than this is too late.
 const LATE_US: u64 = 1_500;
-/// Every second piece is followed by this much rest in any case: what has queued up behind it is done then.
+/// A piece is followed by this much rest in any case: what has queued up behind it is done then.
 const BREATH_US: u64 = 800;
 /// The longest pause: a move goes on however busy the others are.
 const LONGEST_US: u64 = 40_000;
@@ -49,13 +49,11 @@ pub(super) struct Pace {
     pause_us: u64,
     /// Pieces in a row without anybody else.
     alone: u32,
-    /// The piece before was followed by a rest.
-    rested: bool,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { pause_us: 0, alone: ALONE, rested: false }
+        Self { pause_us: 0, alone: ALONE }
     }
 }
 
@@ -71,8 +69,7 @@ impl Pace {
             true => (self.pause_us * 3 / 2 + 500).min(LONGEST_US),
             false => self.pause_us * 7 / 8,
         };
-        self.rested = self.pause_us >= BREATH_US || !self.rested;
-        self.rested.then(|| Duration::from_micros(self.pause_us.max(BREATH_US)))
+        Some(Duration::from_micros(self.pause_us.max(BREATH_US)))
     }
 }
 
@@ -112,11 +109,11 @@ mod tests {
         let mut pace = Pace::default();
         let breath = Duration::from_micros(BREATH_US);
         assert_eq!(pauses(&mut pace, 100, 50_000, false), Duration::ZERO, "nobody else is there");
-        assert_eq!(pauses(&mut pace, 100, LATE_US, true), breath * 50, "nobody waits");
+        assert_eq!(pauses(&mut pace, 100, LATE_US, true), breath * 100, "nobody waits");
         assert!(pauses(&mut pace, 20, LATE_US + 1, true) > breath * 100, "somebody does");
         assert_eq!(pace.pause_us, LONGEST_US, "but the move goes on");
         let (first, then) = (pauses(&mut pace, 50, 0, true), pauses(&mut pace, 50, 0, true));
-        assert!(first > then && then == breath * 25, "nobody waits any more: {first:?}, {then:?}");
+        assert!(first > then && then == breath * 50, "nobody waits any more: {first:?}, {then:?}");
         assert!(
             pauses(&mut pace, ALONE as usize - 1, 50_000, false) > Duration::ZERO,
             "somebody may be waiting"
