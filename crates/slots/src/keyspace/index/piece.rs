@@ -217,7 +217,8 @@ mod tests {
             let group = rng.usize(..GROUPS);
             let mut found: Vec<u32> = piece.group(group).map(|entry| entry.0).collect();
             let mut wanted = model[group].clone();
-            (found.sort_unstable(), wanted.sort_unstable());
+            found.sort_unstable();
+            wanted.sort_unstable();
             assert_eq!(found, wanted);
             assert!(piece.all().all(|(entry, tag)| entry.0 as u8 == tag), "the tag goes with its reference");
         }
