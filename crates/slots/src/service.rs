@@ -32,7 +32,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use moim_base::metrics::Metrics;
 use moim_base::rest::{aligned, rest};
 use moim_base::socket::Socket;
@@ -171,9 +170,7 @@ pub struct Service {
     /// Moves whose keys this node takes in.
     at_work: Mutex<BTreeSet<u64>>,
     /// By source: the move that an image and the journal are kept for.
-    giving: Mutex<BTreeMap<u16, u64>>,
-    /// The keys that were given last.
-    given: Mutex<Option<Bytes>>,
+    giving: Mutex<give::Giving>,
     /// Since when a source waits for its target: by shard, move and attempt.
     frozen_since: Mutex<BTreeMap<(u16, u64, u32), u64>>,
     /// The other nodes that run.
@@ -239,7 +236,6 @@ impl Service {
             served_before: AtomicU64::new(0),
             at_work: Mutex::default(),
             giving: Mutex::default(),
-            given: Mutex::default(),
             frozen_since: Mutex::default(),
             others: Mutex::default(),
             streams: std::sync::OnceLock::new(),

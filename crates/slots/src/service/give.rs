@@ -4,6 +4,7 @@
 //! Nothing leaves that is not committed here. The target asks and keeps the position, so a new primary on either side goes
 //! on where the old one was; the source only has to keep its journal from there on.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,15 @@ const STEP_BYTES: usize = 256 << 10;
 const TAIL_BYTES: usize = 1 << 20;
 /// How long the journal may take to commit.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What this node gives.
+#[derive(Default)]
+pub(super) struct Giving {
+    /// The moves whose source it leads, by shard.
+    pub(super) moves: BTreeMap<u16, u64>,
+    /// The keys that were given last.
+    pub(super) last: Option<Bytes>,
+}
 
 /// A question of the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,7 +132,7 @@ impl Service {
             Ok(fits.then_some((position, whose.voided())))
         });
         let Some((position, voided)) = begun.await? else { return Ok((Said::NotHere, Bytes::new())) };
-        lock(&self.giving).insert(shard.index, one.id);
+        lock(&self.giving).moves.insert(shard.index, one.id);
         let said = match self.commits(shard, position, voided).await {
             true => Said::Begun { position },
             false => Said::NotHere,
@@ -131,16 +141,16 @@ impl Service {
     }
 
     async fn more(&self, shard: Arc<Shard>, id: u64) -> io::Result<(Said, Bytes)> {
-        let (before, index) = (lock(&self.given).take(), shard.index);
+        let (before, index) = (lock(&self.giving).last.take(), shard.index);
         let read = offload(move || Ok(more(&shard, id, before)));
         let (given, late_us) = pace::watched(self.parts.clock.as_ref(), read).await;
         let Some((is_last, keys)) = given? else { return Ok((Said::Gone, Bytes::new())) };
         let served = self.shared.stats.commands.get();
         let is_shared = self.served_before.swap(served, Ordering::Relaxed) != served;
-        let giving = lock(&self.giving);
+        let mut giving = lock(&self.giving);
         // Not what a very large slot needed, and nothing once the move is over.
-        if !is_last && keys.len() <= 2 * STEP_BYTES && giving.get(&index) == Some(&id) {
-            *lock(&self.given) = Some(keys.clone());
+        if !is_last && keys.len() <= 2 * STEP_BYTES && giving.moves.get(&index) == Some(&id) {
+            giving.last = Some(keys.clone());
         }
         drop(giving);
         Ok((Said::Keys { is_last, late_us, is_shared }, keys))

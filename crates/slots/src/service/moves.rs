@@ -142,10 +142,10 @@ impl Service {
     /// What was kept for a target is let go once it is not needed any more.
     fn end_giving(&self, shard: &Shard, map: &SlotMap) {
         let mut giving = lock(&self.giving);
-        let Some(id) = giving.get(&shard.index).copied() else { return };
+        let Some(id) = giving.moves.get(&shard.index).copied() else { return };
         if map.find(id).is_none_or(|one| one.phase != Phase::Copying) {
-            giving.remove(&shard.index);
-            *lock(&self.given) = None;
+            giving.moves.remove(&shard.index);
+            giving.last = None;
             shard.keep_from(i64::MAX);
             if let Some(mut state) = shard.lock_soon() {
                 state.db.drop_image(id);
