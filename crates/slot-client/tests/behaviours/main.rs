@@ -133,11 +133,22 @@ async fn a_circle_of_redirections_ends() {
     .await;
     ports.lock().unwrap().clone_from(&fake.ports);
     let client = blind(&fake).timeout(Duration::from_millis(400)).connect().await.unwrap();
-    let start = Instant::now();
-    assert!(matches!(client.get::<Value>("k").await, Err(Error::TooManyRedirects(_))));
-    assert!(start.elapsed() < Duration::from_millis(800), "{:?}", start.elapsed());
-    let sent = fake.log().len();
-    assert!(sent.is_multiple_of(6) && sent <= 12 * 6, "five redirections, then a pause: {sent}");
+    for attempt in 1..=5 {
+        let (start, before) = (Instant::now(), fake.log().len());
+        let ended = client.get::<Value>("k").await;
+        assert!(start.elapsed() < Duration::from_millis(800), "{:?}", start.elapsed());
+        let sent = fake.log().len() - before;
+        assert!(sent <= 12 * 6, "five redirections, then a pause: {sent}");
+        match ended {
+            Err(Error::TooManyRedirects(_)) => {
+                assert!(sent.is_multiple_of(6), "five redirections, then a pause: {sent}");
+                return;
+            }
+            // The deadline came between a question and its answer, not during a pause: nobody knows the outcome then.
+            Err(Error::Timeout { .. }) => assert!(attempt < 5, "it never ended in a pause"),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[tokio::test]
