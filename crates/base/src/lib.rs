@@ -1,10 +1,11 @@
-//! What every crate of Moim shares: identifiers, the clock, task scopes, metrics, and what a socket is.
+//! What every crate of Moim shares: identifiers, the clock, the memory budget, task scopes, metrics, and what a socket is.
 //!
 //! This crate knows no other crate of the workspace. Nothing here opens a file or a connection; time enters the program
 //! through [`clock::Clock`] alone, so that the simulator can own it.
 
 pub mod clock;
 pub mod ids;
+pub mod memory;
 pub mod metrics;
 pub mod rest;
 pub mod socket;
@@ -12,3 +13,4 @@ pub mod task;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use ids::{BrokerId, LeaderEpoch, Offset, TopicId};
+pub use memory::{ConnectionBudget, Exhausted, LayerBudget, MemoryBudget, Permit};

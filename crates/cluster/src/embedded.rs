@@ -155,6 +155,7 @@ fn failed(error: CoordError, lease: impl FnOnce() -> LeaseId) -> RepositoryError
         | CoordError::NotLearner
         | CoordError::LearnerNotReady
         | CoordError::UnhealthyCluster
+        | CoordError::NotEnoughMembers
         | CoordError::Stopped => RepositoryError::Unavailable(error.to_string()),
     }
 }

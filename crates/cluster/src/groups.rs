@@ -16,7 +16,7 @@
 //!
 //! Invariants: a voter id belongs to one folder and is never given out again; the first members begin only when all of
 //! them have shown the same list of folders; a newcomer votes only after it has caught up; a request that is not
-//! completed in time leaves nothing behind.
+//! completed in time leaves nothing behind, in the group or in the newcomer's folder.
 
 mod desk;
 mod election;
@@ -243,12 +243,19 @@ impl AppGroup {
         members: &[String],
         request: JoinRequest,
     ) -> Result<Self, GroupError> {
+        let client = JoinClient::new(&config.app, members);
         if let Some(identity) = Identity::load(&config)?.filter(|identity| identity.voter > 0) {
-            let port = Port::open(&config).await?;
-            return Self::open(config, port, identity).await;
+            let Some(ticket) = identity.joining.clone() else {
+                let port = Port::open(&config).await?;
+                return Self::open(config, port, identity).await;
+            };
+            match Self::sync(config.clone(), identity, &client, &ticket).await {
+                // The join before this one is over, and its folder set aside.
+                Err(GroupError::Join(JoinError::Expired | JoinError::Rejected(_))) => {}
+                done => return done,
+            }
         }
         let port = Port::open(&config).await?;
-        let client = JoinClient::new(&config.app, members);
         let ticket = client.request_join(&config.node_id, &port.address, &request).await?;
         let acceptance = client.await_acceptance(&ticket).await?;
         let identity = Identity {
@@ -258,11 +265,48 @@ impl AppGroup {
             cluster: acceptance.cluster.clone(),
             voter: acceptance.peer_id,
             founders: Vec::new(),
+            nonce: String::new(),
+            secret: acceptance.secret.clone(),
+            joining: Some(ticket.clone()),
         };
         identity.save(&config)?;
-        let group = Self::open(config, port, identity).await?;
-        client.complete_sync(&ticket, &acceptance).await?;
-        Ok(group)
+        Self::sync_on(port, config, identity, &client, &ticket).await
+    }
+
+    /// Goes on with a join that was accepted.
+    async fn sync(
+        config: GroupConfig,
+        identity: Identity,
+        client: &JoinClient,
+        ticket: &JoinTicket,
+    ) -> Result<Self, GroupError> {
+        let port = Port::open(&config).await?;
+        Self::sync_on(port, config, identity, client, ticket).await
+    }
+
+    /// Runs as a learner until it has its vote. A join that has expired leaves an empty folder, for the next one.
+    async fn sync_on(
+        port: Port,
+        config: GroupConfig,
+        mut identity: Identity,
+        client: &JoinClient,
+        ticket: &JoinTicket,
+    ) -> Result<Self, GroupError> {
+        let group = Self::open(config.clone(), port, identity.clone()).await?;
+        match client.complete(ticket, identity.voter).await {
+            Ok(()) => {
+                identity.joining = None;
+                identity.save(&config)?;
+                Ok(group)
+            }
+            Err(error) => {
+                group.stop().await;
+                if matches!(error, JoinError::Expired | JoinError::Rejected(_)) {
+                    identity.set_aside(&config)?;
+                }
+                Err(error.into())
+            }
+        }
     }
 
     async fn open(config: GroupConfig, port: Port, identity: Identity) -> Result<Self, GroupError> {
@@ -278,7 +322,8 @@ impl AppGroup {
         store.set_sink(Arc::new(Sink(router.clone())));
         store.start();
         let cluster = u128::from_str_radix(&identity.cluster, 16).map_err(|error| folder(&error))?;
-        local.become_member(PeerId { cluster, voter: VoterId(identity.voter) });
+        let secret = identity.secret_number();
+        local.become_member(PeerId { cluster, voter: VoterId(identity.voter), secret });
         let transport = Arc::new(TcpTransport::new(local, scope.clone()));
         let host =
             Host { store: store.clone(), disk, root: config.data.clone(), router: router.clone(), transport };
@@ -429,7 +474,9 @@ impl AppGroup {
         self.inner.scope.shutdown().stop();
         self.inner.port.unseat(&self.inner.config.app);
         if let Ok(cluster) = u128::from_str_radix(&self.inner.identity.cluster, 16) {
-            self.inner.port.doors().close(PeerId { cluster, voter: VoterId(self.inner.identity.voter) });
+            let secret = self.inner.identity.secret_number();
+            let voter = VoterId(self.inner.identity.voter);
+            self.inner.port.doors().close(PeerId { cluster, voter, secret });
         }
         if self.inner.config.port.is_none() {
             self.inner.port.close();

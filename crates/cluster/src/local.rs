@@ -141,6 +141,7 @@ fn refused(error: AppendError) -> RepositoryError {
         | AppendError::Busy
         | AppendError::Closed
         | AppendError::NotNext { .. }
+        | AppendError::TooLarge { .. }
         | AppendError::Io(_) => RepositoryError::Unavailable(error.to_string()),
     }
 }

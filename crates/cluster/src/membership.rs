@@ -15,9 +15,9 @@
 //! All of this is for sight and alarm. Ownership never moves because of it: it moves when a lease has ended at the store,
 //! or when Kafka or Raft says so.
 //!
-//! Two processes with one id: the newcomer waits one heartbeat timeout and is refused when the record changes under
-//! its eyes; else the record was left behind by a process that is gone, and is taken over. The one that finds its record
-//! taken stops.
+//! Two processes with one id: the newcomer waits until the lease of the record has expired at the store, and is refused
+//! when the record changes meanwhile or its lease is still renewed. The earlier process stops by its own clock before its
+//! lease expires, so two processes are never valid under one id.
 
 mod view;
 
@@ -159,7 +159,7 @@ impl Membership {
                     Some(found) if found.lease == Some(session.lease()) => {
                         break (session, found.create_revision);
                     }
-                    Some(found) => evict(context, &key, found, options.timeout).await?,
+                    Some(found) => await_expiry(context, &key, found, options.timeout).await?,
                     None => {}
                 },
                 Err(error) if error.is_retryable() && backoff.failures() < 10 => backoff.pause().await,
@@ -223,6 +223,8 @@ impl Membership {
             // Ended or aborted: either way there are no more.
             let _ = beats.await;
         }
+        // A record that says LEFT may be replaced at once: from here on this process owns nothing.
+        self.session.retire();
         let mut record = self.record.clone();
         record.status = MemberStatus::Left;
         record.last_heartbeat = self.context.clock.wall_ms();
@@ -245,28 +247,40 @@ impl Drop for Membership {
     }
 }
 
-/// Removes the record of a process that is gone; fails if it is not.
-async fn evict(context: &Context, key: &str, found: Entry, timeout: Duration) -> Result<(), JoinError> {
+/// Returns when the record of an earlier process with this id is gone; fails while that process lives.
+///
+/// Only the expiry of the lease proves that the earlier process has stopped. A record that says LEFT was written by a
+/// process that had stopped before, and one without a lease never expires: both are deleted.
+async fn await_expiry(
+    context: &Context,
+    key: &str,
+    found: Entry,
+    timeout: Duration,
+) -> Result<(), JoinError> {
     let looked = context.clock.monotonic_ns();
-    let patience = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+    let waited = || Duration::from_nanos(context.clock.monotonic_ns().saturating_sub(looked));
+    // A new leader of the store grants every lease its remaining time and an election timeout once more.
+    let (lease, patience) = (timeout * 2, (timeout * 4).max(Duration::from_secs(5)));
     let record: Option<NodeRecord> = serde_json::from_slice(&found.value).ok();
-    if record.as_ref().is_none_or(|record| record.status != MemberStatus::Left) {
-        loop {
-            tokio::time::sleep(timeout / 10).await;
-            let now = match context.repository.get(key).await {
-                Ok(now) => now,
-                Err(error) if error.is_retryable() => continue,
-                Err(error) => return Err(error.into()),
-            };
-            let Some(now) = now else { return Ok(()) };
-            if now.mod_revision != found.mod_revision {
-                let info = serde_json::from_slice::<NodeRecord>(&now.value).unwrap_or_default().info;
-                let address = format!("{}:{}", info.host, info.port);
-                return Err(JoinError::DuplicateNode { id: info.id, address });
-            }
-            if context.clock.monotonic_ns().saturating_sub(looked) >= patience {
-                break;
-            }
+    let has_left = record.as_ref().is_some_and(|record| record.status == MemberStatus::Left);
+    loop {
+        if has_left {
+            break;
+        }
+        tokio::time::sleep(timeout / 10).await;
+        let now = match context.repository.get(key).await {
+            Ok(now) => now,
+            Err(error) if error.is_retryable() && waited() < patience => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let Some(now) = now else { return Ok(()) };
+        if now.mod_revision != found.mod_revision || waited() >= patience {
+            let info = serde_json::from_slice::<NodeRecord>(&now.value).unwrap_or_default().info;
+            let address = format!("{}:{}", info.host, info.port);
+            return Err(JoinError::DuplicateNode { id: info.id, address });
+        }
+        if found.lease.is_none() && waited() >= lease {
+            break;
         }
     }
     let txn = Txn::new().when(Compare::ModRevision(key.to_owned(), found.mod_revision)).delete(key);

@@ -1,7 +1,8 @@
 //! Servers that live, as keys under a lease: `/<namespace>/nodes/<id>`.
 //!
 //! A [`Registration`] lasts until it is dropped or deregistered: when the lease was lost, because the store was away or
-//! the process was paused, the server registers again by itself. [`MembershipWatcher`] turns the keys into
+//! the process was paused, the server registers again by itself. The record of another process with the same id is
+//! replaced only after its lease has expired at the store, so two processes never hold one id at the same time. [`MembershipWatcher`] turns the keys into
 //! joined and left events; after any gap it reads everything and emits the difference, so none is missed.
 
 use std::collections::BTreeMap;
@@ -16,7 +17,8 @@ use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::events::ClusterEvent;
 use crate::follow;
-use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
+use crate::hold;
+use crate::repository::{Compare, Entry, LeaseId, RepositoryError, Txn, TxnOutcome};
 use crate::session::{Session, SessionEnd};
 
 /// A server that is registered.
@@ -46,6 +48,16 @@ pub enum RegisterError {
     /// The id is empty, or has a slash.
     #[error("{0:?} cannot be a server's id")]
     BadId(String),
+    /// Another process is registered under this id and renews its lease.
+    #[error(
+        "server {id} is already registered at {address} and its lease is renewed: stop it, or use another id"
+    )]
+    Duplicate {
+        /// The id.
+        id: String,
+        /// The address of the registered process.
+        address: String,
+    },
     /// The store gave no answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
@@ -76,8 +88,8 @@ impl NodeRegistry {
             return Err(RegisterError::BadId(server.id));
         }
         let key = format!("{}{}", self.prefix, server.id);
-        let session = put(&self.context, &key, &server, self.ttl).await?;
-        let (sender, receiver) = watch::channel(Some(session));
+        let life = put(&self.context, &key, &server, self.ttl, None).await?;
+        let (sender, receiver) = watch::channel(Some(life));
         let (context, ttl) = (self.context.clone(), self.ttl);
         let stop = context.scope.shutdown().clone();
         context.scope.clone().spawn("cluster registration", async move {
@@ -89,7 +101,7 @@ impl NodeRegistry {
             }
             sender.send_replace(None);
         });
-        Ok(Registration { session: receiver })
+        Ok(Registration { life: receiver })
     }
 
     /// Removes a server at once, whoever registered it.
@@ -129,36 +141,70 @@ pub(crate) fn read(context: &Context, entry: &Entry) -> Option<ServerInfo> {
     }
 }
 
-/// Writes the record under a new lease. A record that an earlier life left is replaced, by deletion first: its create
-/// revision tells lives apart.
+/// One uninterrupted registration: its lease, and the create revision of the record, which tells lives apart.
+#[derive(Clone)]
+struct Life {
+    session: Session,
+    created: i64,
+}
+
+/// Writes the record under a new lease. `previous` is the lease of this process's own earlier registration, which has
+/// ended here: its record is deleted at once. Any other record is waited for until its lease expires.
 async fn put(
     context: &Context,
     key: &str,
     server: &ServerInfo,
     ttl: Duration,
-) -> Result<Session, RepositoryError> {
+    previous: Option<LeaseId>,
+) -> Result<Life, RegisterError> {
     let mut backoff = Backoff::default();
-    let session = Session::open(context, ttl).await?;
+    let began = context.clock.monotonic_ns();
+    let patience = (ttl * 2).max(Duration::from_secs(5));
+    let mut session = Session::open(context, ttl).await?;
     loop {
+        if !session.is_valid() {
+            session = Session::open(context, ttl).await?;
+        }
         let txn = Txn::new().when(Compare::Absent(key.to_owned())).put_leased(
             key,
             server.to_bytes(),
             session.lease(),
         );
         match context.repository.txn(txn).await {
-            Ok(TxnOutcome::Done { .. }) => return Ok(session),
+            Ok(TxnOutcome::Done { revision }) => return Ok(hold(context, key, session, revision)),
             Ok(TxnOutcome::Conflict { mut current, .. }) => match current.pop().flatten() {
-                Some(found) if found.lease == Some(session.lease()) => return Ok(session),
-                Some(found) => {
+                Some(found) if found.lease == Some(session.lease()) => {
+                    return Ok(hold(context, key, session, found.create_revision));
+                }
+                // A record without a lease never expires.
+                Some(found) if found.lease.is_none() || found.lease == previous => {
                     let same = Compare::ModRevision(key.to_owned(), found.mod_revision);
                     context.repository.txn(Txn::new().when(same).delete(key)).await?;
+                }
+                Some(found) => {
+                    let waited = context.clock.monotonic_ns().saturating_sub(began);
+                    if Duration::from_nanos(waited) >= patience {
+                        let found: ServerInfo = serde_json::from_slice(&found.value).unwrap_or_default();
+                        let (id, address) = (server.id.clone(), found.address);
+                        return Err(RegisterError::Duplicate { id, address });
+                    }
+                    tokio::time::sleep((ttl / 20).min(Duration::from_millis(250))).await;
                 }
                 None => {}
             },
             Err(error) if error.is_retryable() && session.is_valid() => backoff.pause().await,
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Ends the session when the record is deleted or replaced, although the lease may live.
+fn hold(context: &Context, key: &str, session: Session, created: i64) -> Life {
+    let server = key.to_owned();
+    hold::watch_over(context, &session, key.to_owned(), created, move |reason| {
+        tracing::debug!(server, reason, "server registration ended");
+    });
+    Life { session, created }
 }
 
 /// Registers again whenever the lease was lost.
@@ -167,26 +213,28 @@ async fn keep(
     key: &str,
     server: &ServerInfo,
     ttl: Duration,
-    sender: &watch::Sender<Option<Session>>,
+    sender: &watch::Sender<Option<Life>>,
 ) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+    let mut previous = None;
     loop {
-        let session = sender.borrow().clone();
-        if let Some(session) = session {
-            let end = session.lost().await;
+        let life = sender.borrow().clone();
+        if let Some(life) = life {
+            let end = life.session.lost().await;
             if end == SessionEnd::Closed {
                 return; // deregistered
             }
-            tracing::warn!(server = server.id, %end, "the registration was lost; registering again");
+            previous = Some(life.session.lease());
+            tracing::warn!(server = server.id, %end, "server registration lost; registering again");
             sender.send_replace(None);
         }
-        match put(context, key, server, ttl).await {
-            Ok(session) => {
+        match put(context, key, server, ttl, previous).await {
+            Ok(life) => {
                 backoff.reset();
-                sender.send_replace(Some(session));
+                sender.send_replace(Some(life));
             }
             Err(error) => {
-                tracing::debug!(%error, server = server.id, "not registered");
+                tracing::debug!(%error, server = server.id, "server registration failed");
                 backoff.pause().await;
             }
         }
@@ -196,21 +244,35 @@ async fn keep(
 /// A server's registration. Dropping it ends it at once.
 #[derive(Clone)]
 pub struct Registration {
-    session: watch::Receiver<Option<Session>>,
+    life: watch::Receiver<Option<Life>>,
 }
 
 impl Registration {
     /// Whether the registration stands at this moment, by this process's clock. A server that owns something looks before
     /// each use.
     pub fn is_valid(&self) -> bool {
-        self.session.borrow().as_ref().is_some_and(Session::is_valid)
+        self.life.borrow().as_ref().is_some_and(|life| life.session.is_valid())
+    }
+
+    /// The create revision of the record, while the registration stands. It changes when the server had to register again:
+    /// what it owned before may have had other owners since.
+    pub fn created(&self) -> Option<i64> {
+        self.life.borrow().as_ref().filter(|life| life.session.is_valid()).map(|life| life.created)
+    }
+
+    /// Returns when the server has registered again or has lost its registration. Cancel-safe.
+    pub(crate) async fn changed(&mut self) {
+        if self.life.changed().await.is_err() {
+            // The process stops.
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Ends the registration and waits for the store to say so.
     pub async fn deregister(self) -> Result<(), RepositoryError> {
-        let session = self.session.borrow().clone();
-        match session {
-            Some(session) => session.close().await,
+        let life = self.life.borrow().clone();
+        match life {
+            Some(life) => life.session.close().await,
             None => Ok(()),
         }
     }

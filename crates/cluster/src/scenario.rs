@@ -218,7 +218,9 @@ impl StateRepository for Flaky {
     fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), RepositoryError>> {
         Box::pin(async move {
             self.here()?;
-            self.inner.revoke(lease).await
+            let revoked = self.inner.revoke(lease).await;
+            self.linger().await;
+            revoked
         })
     }
 

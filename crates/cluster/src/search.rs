@@ -270,7 +270,7 @@ fn run(seed: u64) -> Result<(u64, u32), String> {
                 4 => Mood { frozen: true, ..Mood::default() },
                 5 => Mood { slow_ms: fastrand::u64(50..600), ..Mood::default() },
                 // Some answers come at once, and what was asked before them comes when a lease is over.
-                6 => Mood { uneven_ms: fastrand::u64(100..500), ..Mood::default() },
+                6 | 7 => Mood { uneven_ms: fastrand::u64(100..500), ..Mood::default() },
                 _ => Mood::default(),
             };
             *node.is_frozen.borrow_mut() = mood.frozen;

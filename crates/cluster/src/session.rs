@@ -9,9 +9,10 @@
 //! - [`Session::is_valid`] asks the clock, not a task: after a pause of the whole process the first look says no,
 //!   before any timer has had its turn.
 //! - A session that has ended never comes back.
+//! - A session stops being valid before its lease is revoked, never after: the revocation lets another holder in.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use moim_base::Clock;
@@ -52,6 +53,8 @@ struct Shared {
     ttl: Duration,
     /// On the clock, in nanoseconds. Invariant: only grows.
     usable_until: AtomicU64,
+    /// Set by [`Session::retire`]. Invariant: never cleared.
+    is_retired: AtomicBool,
     end: watch::Sender<Option<SessionEnd>>,
 }
 
@@ -83,6 +86,7 @@ impl Session {
             lease: lease.id,
             ttl: lease.ttl,
             usable_until: AtomicU64::new(usable_until(sent, lease.ttl)),
+            is_retired: AtomicBool::new(false),
             end: watch::channel(None).0,
         });
         let (kept, stop) = (Arc::clone(&shared), context.scope.shutdown().clone());
@@ -144,12 +148,16 @@ impl Session {
         self.shared.end(why);
     }
 
-    /// Ends the lease at the store and waits for the answer.
+    /// Makes the session invalid without ending its lease: for an owner that still has a last record to write under it.
+    pub(crate) fn retire(&self) {
+        self.shared.is_retired.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends the session, then its lease at the store, and waits for the answer.
     pub async fn close(&self) -> Result<(), RepositoryError> {
-        // The task sees the end only after this, and revoking twice harms nobody.
-        let revoked = self.shared.store.revoke(self.shared.lease).await;
+        // The session's task revokes the lease, too; a second revocation finds it gone.
         self.shared.end(SessionEnd::Closed);
-        match revoked {
+        match self.shared.store.revoke(self.shared.lease).await {
             Err(RepositoryError::LeaseNotFound(_)) => Ok(()),
             done => done,
         }
@@ -181,7 +189,7 @@ fn usable_until(sent_ns: u64, ttl: Duration) -> u64 {
 
 impl Shared {
     fn is_valid(&self) -> bool {
-        self.end.borrow().is_none() && !self.time_left().is_zero()
+        self.end.borrow().is_none() && !self.is_retired.load(Ordering::SeqCst) && !self.time_left().is_zero()
     }
 
     fn time_left(&self) -> Duration {

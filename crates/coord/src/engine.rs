@@ -45,7 +45,7 @@ use moim_raft::{
     VoterId,
 };
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use self::answers::Counter;
 pub use self::error::CoordError;
@@ -171,6 +171,10 @@ pub(crate) struct Inner {
     term: AtomicU64,
     /// When this node last raised an alarm for its lack of room; 0 is never.
     alarmed_ms: AtomicU64,
+    /// Since when this node's disk is full; 0 while it is not.
+    full_since_ms: AtomicU64,
+    /// Whether others serve in this node's place, see [`Coordinator::set_withdrawn`].
+    withdrawn: watch::Sender<bool>,
     /// Wakes the one who looks for flights that are late.
     took_off: Notify,
     /// Wakes whoever waits for a leader.
@@ -256,7 +260,7 @@ impl Inner {
     /// Gives back what compaction forgot, in small steps, and takes snapshots of a log that grows large.
     async fn housekeep(self: Arc<Self>) {
         let shutdown = self.shutdown.clone();
-        let mut retry_ms = 0;
+        let (mut retry_ms, mut free_again_ms) = (0, 0);
         loop {
             tokio::select! {
                 biased;
@@ -273,6 +277,7 @@ impl Inner {
                 told();
             }
             self.maybe_raise_disk_alarm();
+            self.maybe_free_log(&mut free_again_ms).await;
             let large = SNAPSHOT_BYTES.max(self.shared.size_bytes());
             let grown = self.shared.unsnapped.load(Ordering::Relaxed) > large;
             let again = self.group.snapshot_failed() && self.now_ms() >= retry_ms;
@@ -294,7 +299,11 @@ impl Inner {
             () = shutdown.stopped() => {}
             why = self.group.stopped() => {
                 self.queue.close();
-                assert!(shutdown.is_stopped() || self.is_stopping(), "the coordination group stopped: {why}");
+                assert!(
+                    shutdown.is_stopped() || self.is_stopping(),
+                    "the coordination group stopped: {why}; if its log is damaged, move the data directory away, run \
+                     `moim cluster replace` for this node and start it with an empty directory"
+                );
             }
         }
     }
@@ -328,6 +337,8 @@ impl Coordinator {
             batches: AtomicU64::new(1),
             term: AtomicU64::new(0),
             alarmed_ms: AtomicU64::new(0),
+            full_since_ms: AtomicU64::new(0),
+            withdrawn: watch::Sender::new(false),
             took_off: Notify::new(),
             led: Notify::new(),
             options,
@@ -342,11 +353,25 @@ impl Coordinator {
         scope.spawn("coord-guard", Arc::clone(&inner).guard());
         let group = inner.group.clone();
         scope.spawn("coord-rest", async move { group.rest_while_alone().await });
+        let group = inner.group.clone();
+        scope.spawn("coord-quorum", async move { group.yield_without_quorum().await });
         {
             let _there = inner.options.watch_runtime.as_ref().map(Handle::enter);
             scope.spawn("coord-watches", Arc::clone(&inner).tell_watchers());
         }
         Ok(Self { inner, counter: None })
+    }
+
+    /// This node's disk does not work and others serve in its place, or it works again. Meanwhile callers of the etcd
+    /// port are refused at once, so that they turn to another node: what is asked here might wait for the disk. The
+    /// node's own calls go on.
+    pub fn set_withdrawn(&self, withdrawn: bool) {
+        self.inner.withdrawn.send_if_modified(|known| std::mem::replace(known, withdrawn) != withdrawn);
+    }
+
+    fn check_serves(&self) -> Result<(), CoordError> {
+        let withdrawn = self.counter.is_some() && *self.inner.withdrawn.borrow();
+        if withdrawn { Err(CoordError::NoLeader) } else { Ok(()) }
     }
 
     /// A handle for a thread with many callers, to be made on it: answers come to it together, and a task of its
@@ -370,6 +395,7 @@ impl Coordinator {
     /// Dropping the future does not take the change back: it may happen or not.
     pub async fn execute(&self, command: Command) -> Result<Reply, CoordError> {
         command.check()?;
+        self.check_serves()?;
         self.inner.check_room(&command)?;
         self.inner.submit(&command, self.counter.as_ref()).await
     }
@@ -431,6 +457,7 @@ impl Coordinator {
     ///
     /// The lease of a node is kept by nodes alone.
     pub async fn lease_keep_alive(&self, origin: Origin, id: LeaseId) -> Result<i64, CoordError> {
+        self.check_serves()?;
         self.inner.keep_alive(origin, id, self.counter.as_ref()).await
     }
 
@@ -459,6 +486,7 @@ impl Coordinator {
 
     /// Returns when the state here contains everything that was acknowledged anywhere before the call.
     pub async fn linearizable(&self) -> Result<(), CoordError> {
+        self.check_serves()?;
         self.inner.linearizable(self.counter.as_ref()).await
     }
 
@@ -561,9 +589,10 @@ impl Coordinator {
         self.inner.change_members(MemberChange::Promote(id)).await
     }
 
-    /// Removes a member. Its id is never used again.
+    /// Removes a member. It votes no more when this returns, and its id is never used again. A node of the cluster is
+    /// emptied afterwards and then stops.
     pub async fn remove_member(&self, id: VoterId) -> Result<(), CoordError> {
-        self.inner.change_members(MemberChange::Remove(id)).await
+        self.inner.remove_member(id).await
     }
 
     /// Tells the members that one of them is reached elsewhere now.

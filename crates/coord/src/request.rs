@@ -119,7 +119,8 @@ impl PutRequest {
         Self { key: key.into(), value: value.into(), ..Self::default() }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// Checks what needs no state.
+    pub(crate) fn check(&self) -> Result<(), Error> {
         check_key(&self.key)?;
         if self.ignore_value && !self.value.is_empty() {
             return Err(Error::ValueProvided);
@@ -441,7 +442,8 @@ fn check_key(key: &[u8]) -> Result<(), Error> {
 /// The rule is etcd's, in its order: deletions may overlap each other; a put may not meet a deletion of the
 /// same list or of a nested transaction that came before, nor another put, except one in the other branch of
 /// the same nested transaction. A nested put and a *later* nested deletion of the same key pass; both happen,
-/// in order, at one revision.
+/// in order, at one revision. So do a put and a deletion "from this key on" (`range_end` of one zero byte): etcd
+/// compares with that end as a key, before which nothing is.
 fn changed_by(ops: &[TxnOp]) -> Result<(BTreeSet<&[u8]>, Deletions), Error> {
     let mut deleted = Deletions::default();
     for op in ops {
@@ -476,8 +478,8 @@ fn changed_by(ops: &[TxnOp]) -> Result<(BTreeSet<&[u8]>, Deletions), Error> {
 /// A set of keys as disjoint intervals, so that thousands of deletions against thousands of puts stay cheap.
 #[derive(Default)]
 struct Deletions {
-    /// Start to end (exclusive; `None` is open). Invariant: disjoint and not touching.
-    intervals: BTreeMap<Bytes, Option<Bytes>>,
+    /// Start to end (exclusive). Invariant: disjoint and not touching.
+    intervals: BTreeMap<Bytes, Bytes>,
 }
 
 impl Deletions {
@@ -489,32 +491,26 @@ impl Deletions {
             RangeEnd::Single => {
                 let mut next = range.start.to_vec();
                 next.push(0);
-                Some(Bytes::from(next))
+                Bytes::from(next)
             }
-            RangeEnd::Before(end) => Some(end.clone()),
-            RangeEnd::Open => None,
+            RangeEnd::Before(end) => end.clone(),
+            RangeEnd::Open => return,
         };
         self.insert_interval(range.start.clone(), end);
     }
 
-    fn insert_interval(&mut self, mut start: Bytes, mut end: Option<Bytes>) {
+    fn insert_interval(&mut self, mut start: Bytes, mut end: Bytes) {
         loop {
             // The last interval that starts at or before our end is the only one that can still meet us.
-            let candidate = match &end {
-                Some(end) => self.intervals.range(..=end.clone()).next_back(),
-                None => self.intervals.iter().next_back(),
-            };
+            let candidate = self.intervals.range(..=end.clone()).next_back();
             let Some((other_start, other_end)) = candidate else { break };
-            if other_end.as_ref().is_some_and(|other_end| *other_end < start) {
+            if *other_end < start {
                 break;
             }
             let (other_start, other_end) = (other_start.clone(), other_end.clone());
             self.intervals.remove(&other_start);
             start = start.min(other_start);
-            end = match (end, other_end) {
-                (Some(a), Some(b)) => Some(a.max(b)),
-                _ => None,
-            };
+            end = end.max(other_end);
         }
         self.intervals.insert(start, end);
     }
@@ -528,7 +524,7 @@ impl Deletions {
     fn contains(&self, key: &[u8]) -> bool {
         use std::ops::Bound::{Included, Unbounded};
         let before = self.intervals.range::<[u8], _>((Unbounded, Included(key))).next_back();
-        before.is_some_and(|(_, end)| end.as_ref().is_none_or(|end| key < &end[..]))
+        before.is_some_and(|(_, end)| key < &end[..])
     }
 }
 

@@ -104,16 +104,31 @@ impl Model {
         (holds, if holds { &txn.success } else { &txn.failure })
     }
 
+    /// The steps of the chosen branches, nested ones in their place.
+    fn chosen<'a>(&self, txn: &'a TxnRequest) -> Vec<&'a TxnOp> {
+        let steps = self.branch(txn).1.iter();
+        let flat = steps.flat_map(|op| match op {
+            TxnOp::Txn(inner) => self.chosen(inner),
+            TxnOp::Put(_) | TxnOp::Range(_) | TxnOp::Delete(_) => vec![op],
+        });
+        flat.collect()
+    }
+
+    /// As etcd does it: every put, then every read.
     fn check_txn(&self, txn: &TxnRequest) -> Result<(), Error> {
-        for op in self.branch(txn).1 {
+        let steps = self.chosen(txn);
+        for op in &steps {
+            if let TxnOp::Put(put) = op {
+                self.check_put(put)?;
+            }
+        }
+        for op in &steps {
             match op {
-                TxnOp::Put(put) => self.check_put(put)?,
                 TxnOp::Range(range) if range.revision > self.revision() => return Err(Error::FutureRevision),
                 TxnOp::Range(range) if range.revision != 0 && range.revision < self.compacted => {
                     return Err(Error::Compacted);
                 }
-                TxnOp::Txn(inner) => self.check_txn(inner)?,
-                TxnOp::Range(_) | TxnOp::Delete(_) => {}
+                TxnOp::Range(_) | TxnOp::Put(_) | TxnOp::Delete(_) | TxnOp::Txn(_) => {}
             }
         }
         Ok(())

@@ -74,6 +74,11 @@ impl Cluster {
         cuttable: bool,
         data: impl Fn(usize) -> Option<PathBuf>,
     ) -> Result<Self> {
+        Self::moim_with(nodes, cuttable, |node| Options { data: data(node), ..options.clone() })
+    }
+
+    /// The same, with options of each node's own.
+    pub fn moim_with(nodes: usize, cuttable: bool, options: impl Fn(usize) -> Options) -> Result<Self> {
         let net = cuttable.then(|| Net::between(nodes)).transpose()?;
         let listeners = free_addresses(nodes)?;
         let advertised: Vec<String> = match &net {
@@ -85,8 +90,7 @@ impl Cluster {
         let started = std::thread::scope(|scope| {
             let mut starting = Vec::new();
             for node in 0..nodes {
-                let mut options = options.clone();
-                options.data = data(node);
+                let mut options = options(node);
                 if nodes > 1 {
                     let id = (node + 1).to_string();
                     options.args.extend(["--node-id".to_owned(), id]);
@@ -383,11 +387,23 @@ fn await_health(address: &str) -> Result<()> {
     bail!("{address} was not healthy within {START_PATIENCE:?}")
 }
 
-/// The whole answer to a plain HTTP request.
+/// The whole answer to a plain GET.
 pub fn http_get(address: &str, path: &str) -> Result<String> {
+    http(address, "GET", path)
+}
+
+/// The whole answer to a POST without a body.
+pub fn http_post(address: &str, path: &str) -> Result<String> {
+    http(address, "POST", path)
+}
+
+fn http(address: &str, method: &str, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)

@@ -34,6 +34,8 @@ struct State {
     targets: Vec<String>,
     /// The process of each node.
     pids: Vec<Option<u32>>,
+    /// Processes that are no nodes of this network: nothing of theirs is ever cut.
+    strangers: Vec<u32>,
     /// `cut[from][to]`: bytes on that way wait.
     cut: Vec<Vec<bool>>,
     /// Open connections between two nodes.
@@ -53,6 +55,7 @@ impl Net {
         let state = State {
             targets: vec![String::new(); nodes],
             pids: vec![None; nodes],
+            strangers: Vec::new(),
             cut: vec![vec![false; nodes]; nodes],
             open: HashMap::new(),
             next: 0,
@@ -86,6 +89,11 @@ impl Net {
     pub fn identify(&self, node: usize) -> impl FnOnce(u32) + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move |pid| shared.lock().pids[node] = Some(pid)
+    }
+
+    /// A process connects that is no node: it need not be looked for.
+    pub fn admit_stranger(&self, pid: u32) {
+        self.shared.lock().strangers.push(pid);
     }
 
     /// Cuts one way between two nodes.
@@ -233,9 +241,15 @@ fn who(shared: &Shared, client: &TcpStream) -> Option<usize> {
     let (theirs, ours) = (client.peer_addr().ok()?, client.local_addr().ok()?);
     let (deadline, own) = (Instant::now() + WHO_PATIENCE, std::process::id());
     while Instant::now() < deadline {
-        let pids = shared.lock().pids.clone();
+        let (pids, strangers) = {
+            let state = shared.lock();
+            (state.pids.clone(), state.strangers.clone())
+        };
         if let Some(inode) = socket_inode(theirs, ours) {
             let socket = format!("socket:[{inode}]");
+            if strangers.iter().any(|pid| has_file(*pid, &socket)) {
+                return None;
+            }
             let found = pids.iter().position(|pid| pid.is_some_and(|pid| has_file(pid, &socket)));
             // A client in this process is no node; others may be nodes that just began.
             if found.is_some() || (!pids.contains(&Some(own)) && has_file(own, &socket)) {

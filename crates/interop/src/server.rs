@@ -201,6 +201,11 @@ impl Server {
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
+    /// All that the server logged.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
     fn launch(&mut self, on_spawn: impl FnOnce(u32)) -> Result<()> {
         let start = Instant::now();
         let log = File::options().create(true).append(true).open(&self.log).context("the log file")?;

@@ -14,7 +14,7 @@ use crate::types::{Durability, JournalId, OpenError};
 
 const MAGIC: &[u8; 8] = b"MOIMCKP\n";
 /// Format version of the checkpoint file.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// A place in the commit log: the first record not covered by a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,12 +147,16 @@ pub(crate) fn decode(bytes: &[u8], path: &str) -> Result<Checkpoint, OpenError> 
         return Err(damaged("not a checkpoint"));
     }
     let version = input.u32().ok_or_else(|| damaged("too short"))?;
+    let (body, crc) = bytes.split_at(bytes.len() - 4);
+    // The checksum first: a flipped bit in the version is no other version.
+    if Input::new(crc).u32() != Some(crc32c::crc32c(body)) {
+        return Err(damaged("checksum mismatch"));
+    }
     if version > VERSION {
         return Err(OpenError::TooNew { path: path.to_owned(), found: version, known: VERSION });
     }
-    let (body, crc) = bytes.split_at(bytes.len() - 4);
-    if Input::new(crc).u32() != Some(crc32c::crc32c(body)) {
-        return Err(damaged("checksum"));
+    if version < VERSION {
+        return Err(OpenError::TooOld { path: path.to_owned(), found: version, known: VERSION });
     }
     parse(body).ok_or_else(|| damaged("structure"))
 }
@@ -182,7 +186,14 @@ mod tests {
         let mut image = JournalImage::new(id, "queue/a/Partition-2".into(), Durability::Replicated);
         image.start = 3;
         image.epochs = vec![(1, 0), (4, 9)];
-        let segment = SegmentImage { base: 0, end: 9, len: 100, max_timestamp_ms: 5, max_timestamp_base: 4 };
+        let segment = SegmentImage {
+            base: 0,
+            end: 9,
+            len: 100,
+            max_timestamp_ms: 5,
+            max_timestamp_base: 4,
+            compacted: true,
+        };
         image.segments = vec![segment];
         image.snapshot = Some((7, Bytes::from_static(b"snap")));
         let floor = LogPoint { generation: 8, position: 4096, next_lsn: 77 };
@@ -206,9 +217,12 @@ mod tests {
     #[test]
     fn a_newer_checkpoint_is_refused_by_name() {
         let (mut bytes, _) = sample();
-        bytes[8] = 2;
+        bytes[8] = 3;
+        let end = bytes.len() - 4;
+        let crc = crc32c::crc32c(&bytes[..end]);
+        bytes[end..].copy_from_slice(&crc.to_le_bytes());
         let error = decode(&bytes, "checkpoint").unwrap_err().to_string();
-        assert_eq!(error, "checkpoint has format version 2, this program knows up to 1");
+        assert_eq!(error, "checkpoint has format version 3, this program knows up to 2");
     }
 
     #[test]
@@ -217,11 +231,11 @@ mod tests {
         assert_eq!(
             hex,
             concat!(
-                "4d4f494d434b500a0100000000000000080000000000000000100000000000004d00000000000000",
+                "4d4f494d434b500a0200000000000000080000000000000000100000000000004d00000000000000",
                 "0100000001000000000000000000000000000000020000001300000071756575652f612f50617274",
                 "6974696f6e2d32010300000000000000020000000100000000000000000000000400000009000000",
                 "00000000010000000000000000000000090000000000000064000000000000000500000000000000",
-                "040000000000000001070000000000000004000000736e61708ee86ce7",
+                "04000000000000000101070000000000000004000000736e6170a1ae2bc2",
             )
         );
     }

@@ -1,10 +1,13 @@
 //! The commit log: record format, and what waits to be written.
 //!
 //! A record is a 96-byte header and a payload; the CRC covers both. The header carries the generation of the file
-//! it was written into, so that bytes left in a recycled file never count, and its LSN, so that a gap ends the log.
+//! it was written into, so that bytes left in a recycled file never count, its LSN, so that a gap is seen, and the
+//! position where its group begins: everything before that was synced when the group was written. A bad record below a
+//! position that a later group vouches for is damage, never the end of the log (`scan.rs`).
 //! Everything about one journal enters the log in the order of that journal's appends.
 
 pub(crate) mod log;
+pub(crate) mod scan;
 pub(crate) mod stage;
 
 use std::sync::Arc;
@@ -13,6 +16,7 @@ use std::sync::atomic::AtomicBool;
 use bytes::Bytes;
 
 use crate::codec::{Input, Output};
+use crate::framing::Frame;
 use crate::journal::Journal;
 use crate::types::JournalId;
 
@@ -21,7 +25,10 @@ pub(crate) const RECORD_HEADER: usize = 96;
 /// Groups start at multiples of this, so that a sync never touches a page that holds an older group.
 pub(crate) const BLOCK: u64 = 4096;
 
-const RECORD_MAGIC: u32 = 0x5243_4d4d; // "MMCR"
+/// The last byte is the format version of a record.
+pub(crate) const RECORD_MAGIC: u32 = 0x3243_4d4d; // "MMC2"
+/// Largest commit-log file: the block of a group's start has 24 bits.
+pub(crate) const MAX_FILE: u64 = BLOCK << 24;
 
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,14 +54,26 @@ pub(crate) enum Kind {
     Swap = 9,
     /// Everything is void; an empty log begins at `base`, where `epoch` is in force (-1: none). Ends like a Truncate.
     Reset = 10,
+    /// First record of a file use: the log before it ends in generation `base` at position `last`. Has the LSN of the
+    /// record that follows.
+    Begin = 11,
+    /// Says nothing; its group vouches for the one before it. Has the LSN of the record that follows.
+    Seal = 12,
 }
 
 impl Kind {
     fn from_u8(value: u8) -> Option<Self> {
-        use Kind::{Create, Delete, Epoch, Frame, Pointer, Reset, Start, Swap, Truncate, TruncateDone};
-        [Frame, Pointer, Create, Epoch, Start, Truncate, TruncateDone, Delete, Swap, Reset]
+        use Kind::{
+            Begin, Create, Delete, Epoch, Frame, Pointer, Reset, Seal, Start, Swap, Truncate, TruncateDone,
+        };
+        [Frame, Pointer, Create, Epoch, Start, Truncate, TruncateDone, Delete, Swap, Reset, Begin, Seal]
             .into_iter()
             .find(|kind| *kind as u8 == value)
+    }
+
+    /// Whether a record of this kind takes an LSN of its own.
+    pub(crate) fn has_lsn(self) -> bool {
+        !matches!(self, Kind::Begin | Kind::Seal)
     }
 }
 
@@ -76,6 +95,22 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// The frame it is about.
+    pub(crate) fn frame(&self) -> Frame {
+        Frame {
+            len: self.len as usize,
+            base: self.base,
+            last: self.last,
+            epoch: self.epoch,
+            max_timestamp_ms: self.max_timestamp_ms,
+        }
+    }
+
+    /// A record about the log itself.
+    pub(crate) fn of_log(kind: Kind, base: i64) -> Self {
+        Self::control(kind, JournalId { incarnation: 0, part: 0 }, base)
+    }
+
     /// A record about a journal that carries no frame.
     pub(crate) fn control(kind: Kind, id: JournalId, base: i64) -> Self {
         Self { kind, id, base, last: base, epoch: 0, max_timestamp_ms: 0, segment: 0, position: 0, len: 0 }
@@ -101,23 +136,32 @@ impl Staged {
     }
 }
 
+/// Where a record is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) generation: u64,
+    pub(crate) lsn: u64,
+    /// Position of its group: everything before it in this generation was synced before the group was written.
+    pub(crate) group: u64,
+}
+
 /// Appends the header of a record; the checksum runs over the payload first, then over the rest of the header.
 pub(crate) fn encode_record(
     out: &mut Vec<u8>,
     record: &Record,
-    generation: u64,
-    lsn: u64,
+    stamp: Stamp,
     payload_len: usize,
     payload_crc: u32,
 ) {
+    debug_assert!(stamp.group.is_multiple_of(BLOCK) && stamp.group < MAX_FILE);
     let start = out.len();
     out.put_u32(RECORD_MAGIC);
     out.put_u32(0);
     out.put_u8(record.kind as u8);
-    out.put(&[0; 3]);
+    out.put(&(stamp.group / BLOCK).to_le_bytes()[..3]);
     out.put_count(payload_len);
-    out.put_u64(generation);
-    out.put_u64(lsn);
+    out.put_u64(stamp.generation);
+    out.put_u64(stamp.lsn);
     out.put_id(record.id);
     out.put_i32(record.epoch);
     out.put_i64(record.base);
@@ -135,8 +179,7 @@ pub(crate) fn encode_record(
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RawRecord {
     pub(crate) record: Record,
-    pub(crate) generation: u64,
-    pub(crate) lsn: u64,
+    pub(crate) stamp: Stamp,
     pub(crate) payload_len: usize,
     crc: u32,
 }
@@ -150,14 +193,15 @@ impl RawRecord {
         }
         let crc = input.u32()?;
         let kind = Kind::from_u8(input.u8()?)?;
-        input.bytes(3)?;
+        let block: [u8; 3] = input.bytes(3)?.try_into().ok()?;
+        let group = u64::from(u32::from_le_bytes([block[0], block[1], block[2], 0])) * BLOCK;
         let payload_len = usize::try_from(input.u32()?).ok()?;
-        let (generation, lsn) = (input.u64()?, input.u64()?);
+        let stamp = Stamp { generation: input.u64()?, lsn: input.u64()?, group };
         let (id, epoch) = (input.id()?, input.i32()?);
         let (base, last, max_timestamp_ms) = (input.i64()?, input.i64()?, input.i64()?);
         let (segment, position, len) = (input.i64()?, u64::from(input.u32()?), input.u32()?);
         let record = Record { kind, id, base, last, epoch, max_timestamp_ms, segment, position, len };
-        Some(Self { record, generation, lsn, payload_len, crc })
+        Some(Self { record, stamp, payload_len, crc })
     }
 
     /// Whether header and payload are what was written.
@@ -169,6 +213,8 @@ impl RawRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const STAMP: Stamp = Stamp { generation: 9, lsn: 10, group: 0x02_0103 * BLOCK };
 
     fn sample() -> (Vec<u8>, Record) {
         let record = Record {
@@ -183,7 +229,7 @@ mod tests {
             len: 4,
         };
         let mut out = Vec::new();
-        encode_record(&mut out, &record, 9, 10, 4, crc32c::crc32c(b"moim"));
+        encode_record(&mut out, &record, STAMP, 4, crc32c::crc32c(b"moim"));
         (out, record)
     }
 
@@ -191,7 +237,7 @@ mod tests {
     fn a_record_reads_back_and_any_flipped_bit_is_seen() {
         let (bytes, record) = sample();
         let raw = RawRecord::decode(&bytes).unwrap();
-        assert_eq!((raw.record, raw.generation, raw.lsn, raw.payload_len), (record, 9, 10, 4));
+        assert_eq!((raw.record, raw.stamp, raw.payload_len), (record, STAMP, 4));
         assert!(raw.matches(&bytes, b"moim"));
         assert!(!raw.matches(&bytes, b"moin"));
         for bit in 0..bytes.len() * 8 {
@@ -208,7 +254,7 @@ mod tests {
         assert_eq!(
             hex,
             concat!(
-                "4d4d4352f178ab12010000000400000009000000000000000a000000000000000100000000000000",
+                "4d4d4332e0aed8d1010301020400000009000000000000000a000000000000000100000000000000",
                 "00000000000000000200000005000000030000000000000004000000000000000600000000000000",
                 "07000000000000000800000004000000",
             )

@@ -29,8 +29,16 @@ pub trait Framing: Send + Sync + 'static {
     fn header_len(&self) -> usize;
     /// What the frame that starts with `header` says; `None` when this cannot be a frame.
     fn peek(&self, header: &[u8]) -> Option<Frame>;
+    /// The largest frame that may be appended: [`Framing::peek`] accepts every frame up to it.
+    fn max_len(&self) -> usize {
+        usize::MAX
+    }
     /// Whether one whole frame is intact: checksum and structure.
     fn verify(&self, frame: &[u8]) -> bool;
+    /// Whether [`Framing::verify`] covers the epoch. Where it does not, the journal compares it with its epoch table.
+    fn covers_epoch(&self) -> bool {
+        true
+    }
     /// An intact frame without content that begins at `base` and ends at `last` at most, for a log that must go on after a
     /// hole in the log it is a copy of. `None` when there is no such frame.
     fn filler(&self, _base: i64, _last: i64, _epoch: i32) -> Option<Bytes> {
@@ -46,9 +54,11 @@ pub trait Framing: Send + Sync + 'static {
 pub struct PlainFraming;
 
 const PLAIN_HEADER: usize = 36;
-const PLAIN_MAX: usize = 256 << 20;
 
 impl PlainFraming {
+    /// The largest frame, header included: [`crate::Journal::append`] refuses a larger one, and every frame up to it is read.
+    pub const MAX: usize = 2 << 30;
+
     /// Builds one frame.
     pub fn encode(base: i64, last: i64, epoch: i32, timestamp_ms: i64, payload: &[u8]) -> Bytes {
         let mut frame = BytesMut::with_capacity(PLAIN_HEADER + payload.len());
@@ -82,8 +92,12 @@ impl Framing for PlainFraming {
         let len = usize::try_from(input.u32()?).ok()?.checked_add(8)?;
         let _crc = input.u32()?;
         let (base, last, epoch, max_timestamp_ms) = (input.i64()?, input.i64()?, input.i32()?, input.i64()?);
-        let sound = (PLAIN_HEADER..=PLAIN_MAX).contains(&len) && base >= 0 && last >= base && last < i64::MAX;
+        let sound = (PLAIN_HEADER..=Self::MAX).contains(&len) && base >= 0 && last >= base && last < i64::MAX;
         sound.then_some(Frame { len, base, last, epoch, max_timestamp_ms })
+    }
+
+    fn max_len(&self) -> usize {
+        Self::MAX
     }
 
     fn verify(&self, frame: &[u8]) -> bool {
@@ -112,6 +126,20 @@ mod tests {
             broken[bit / 8] ^= 1 << (bit % 8);
             assert!(!PlainFraming.verify(&broken), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn every_frame_that_may_be_appended_is_read() {
+        let header = |len: usize| {
+            let mut frame = PlainFraming::encode(1, 1, 1, 1, b"").to_vec();
+            frame[..4].copy_from_slice(&u32::try_from(len - 8).unwrap().to_le_bytes());
+            frame
+        };
+        let is_read = |len: usize| PlainFraming.peek(&header(len)).is_some_and(|frame| frame.len == len);
+        for len in [PLAIN_HEADER, 300 << 20, PlainFraming.max_len() - 1, PlainFraming.max_len()] {
+            assert!(is_read(len), "{len}");
+        }
+        assert!(!is_read(PLAIN_HEADER - 1) && !is_read(PlainFraming.max_len() + 1));
     }
 
     #[test]

@@ -8,15 +8,17 @@
 //! - `durable` never passes a frame whose proof is not on stable storage (Replicated: in the kernel).
 //!
 //! Files of this module: `append.rs` takes frames in, `read.rs` gives them out, `behind.rs` moves them into segment
-//! files, `maintain.rs` truncates, deletes and retains, `compact.rs` rewrites.
+//! files, `scrub.rs` verifies them, `maintain.rs` truncates, deletes and retains, `compact.rs` rewrites.
 
 mod append;
 mod attach;
 mod behind;
+mod cleaned;
 mod compact;
 mod epochs;
 mod maintain;
 mod read;
+mod scrub;
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,6 +30,8 @@ use bytes::Bytes;
 
 pub(crate) use self::attach::Recovered;
 pub(crate) use self::behind::Capture;
+pub use self::cleaned::Cleaned;
+pub use self::compact::Compactor;
 pub(crate) use self::epochs::Epochs;
 use crate::checkpoint::JournalImage;
 use crate::codec::Locked;
@@ -80,6 +84,8 @@ struct State {
     replicated_synced: u64,
     truncating: bool,
     damaged: bool,
+    /// Damaged by its meaning, not by its bytes.
+    unusable: bool,
     deleted: bool,
     /// Counts truncations: a compaction that overlaps one gives up.
     truncations: u64,
@@ -99,6 +105,8 @@ pub struct Journal {
     /// Held while segment files are written behind, cut, swapped or captured. Never taken by the disk thread or
     /// under `state`.
     files: Mutex<()>,
+    /// What compaction has removed; read from its file when it is first asked for.
+    cleaned: Mutex<Option<Cleaned>>,
     end: AtomicI64,
     durable: AtomicI64,
     /// Records of this journal that are staged and not yet durable.
@@ -152,11 +160,35 @@ impl Journal {
         self.state.locked().damaged
     }
 
-    /// Nothing more is appended, and the node hears of it.
-    fn note_damage(&self, state: &mut State) {
-        if !std::mem::replace(&mut state.damaged, true) {
+    /// What is in it cannot be used, although its checksums are right: nothing more is appended, and the node hears of it.
+    pub fn mark_damaged(&self) {
+        let mut state = self.state.locked();
+        state.unusable = true;
+        self.note_damage(&mut state);
+    }
+
+    /// Whether it is damaged, and another copy of the same frames would not be: one whose checksums are right may be like
+    /// this one.
+    pub fn is_repairable(&self) -> bool {
+        let state = self.state.locked();
+        state.damaged && !state.unusable
+    }
+
+    /// What is kept beside the journal and belongs to it, a snapshot of its frames, is damaged: the copy is worth nothing
+    /// without it.
+    pub fn set_damaged(&self, why: &str) {
+        if self.note_damage(&mut self.state.locked()) {
+            tracing::error!(journal = %self.id, why, "journal is damaged");
+        }
+    }
+
+    /// Nothing more is appended, and the node hears of it. Answers whether this is news.
+    fn note_damage(&self, state: &mut State) -> bool {
+        let news = !std::mem::replace(&mut state.damaged, true);
+        if news {
             self.store.note_damage();
         }
+        news
     }
 
     /// The leader-epoch table: (epoch, first offset).

@@ -18,6 +18,7 @@ mod checkpoint;
 mod codec;
 mod commit;
 pub mod disk;
+mod disk_watch;
 mod framing;
 mod index;
 mod journal;
@@ -26,7 +27,8 @@ mod store;
 mod types;
 
 pub use disk::{Disk, DiskEntry, DiskFile, DiskStat, RealDisk, SimDisk};
+pub use disk_watch::SyncReport;
 pub use framing::{Frame, Framing, PlainFraming};
-pub use journal::Journal;
+pub use journal::{Cleaned, Compactor, Journal};
 pub use store::Store;
 pub use types::*;

@@ -22,6 +22,8 @@ pub(crate) const MAX_BYTES: u64 = 4 << 30;
 pub(crate) const VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"MOIMSEG\n";
+/// A header that differs in no more bits is damaged; another header has another checksum as well.
+const MAX_ROTTEN_BITS: u32 = 4;
 
 /// What the checkpoint keeps of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(crate) struct SegmentImage {
     pub(crate) max_timestamp_ms: i64,
     /// Base offset of the frame with the greatest timestamp.
     pub(crate) max_timestamp_base: i64,
+    /// Whether compaction wrote it: offsets may be left out.
+    pub(crate) compacted: bool,
 }
 
 /// A segment in memory.
@@ -57,20 +61,87 @@ pub(crate) struct Segment {
     pub(crate) used: bool,
     /// Where the last reads ended: sequential readers start there.
     pub(crate) hints: [(i64, u64); 2],
+    /// Which of its bytes were verified, or written, since the process began.
+    pub(crate) verified: Verified,
+}
+
+/// The bytes of a segment file that may be used and sent: written by this process, or read back whole since it began.
+/// Invariant: ranges are those of whole frames, sorted, and do not touch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verified {
+    ranges: Vec<(u64, u64)>,
+    /// Everything at or past this was written by this process.
+    written_from: u64,
+}
+
+impl Verified {
+    /// Most ranges that are kept; readers all over the segment may verify some bytes again.
+    const MAX: usize = 64;
+
+    pub(crate) fn new(ranges: &[(u64, u64)], written_from: u64) -> Self {
+        let mut verified = Self::written_from(written_from);
+        ranges.iter().for_each(|range| verified.add(range.0, range.1));
+        verified
+    }
+
+    fn written_from(position: u64) -> Self {
+        Self { ranges: Vec::new(), written_from: position }
+    }
+
+    /// Up to where everything from this position on may be used.
+    pub(crate) fn until(&self, from: u64) -> u64 {
+        let at = self.ranges.partition_point(|range| range.0 <= from).checked_sub(1);
+        let end = at.map_or(from, |at| self.ranges[at].1.max(from));
+        if end >= self.written_from { u64::MAX } else { end }
+    }
+
+    pub(crate) fn add(&mut self, from: u64, to: u64) {
+        let to = to.min(self.written_from);
+        if from >= to {
+            return;
+        }
+        let first = self.ranges.partition_point(|range| range.1 < from);
+        let after = self.ranges.partition_point(|range| range.0 <= to);
+        let merged = self.ranges[first..after]
+            .iter()
+            .fold((from, to), |all, range| (all.0.min(range.0), all.1.max(range.1)));
+        self.ranges.splice(first..after, [merged]);
+        if self.ranges.len() > Self::MAX {
+            let smallest = (0..self.ranges.len()).min_by_key(|at| self.ranges[*at].1 - self.ranges[*at].0);
+            self.ranges.remove(smallest.unwrap_or(0));
+        }
+    }
+
+    /// The file ends here, and goes on with what this process writes.
+    pub(crate) fn cut(&mut self, position: u64) {
+        self.written_from = self.written_from.min(position);
+        self.ranges.retain_mut(|range| {
+            range.1 = range.1.min(position);
+            range.0 < range.1
+        });
+    }
 }
 
 impl Segment {
     pub(crate) fn new(base: i64, created_ms: i64) -> Self {
-        let image =
-            SegmentImage { base, end: base, len: HEADER, max_timestamp_ms: -1, max_timestamp_base: base };
+        let image = SegmentImage {
+            base,
+            end: base,
+            len: HEADER,
+            max_timestamp_ms: -1,
+            max_timestamp_base: base,
+            compacted: false,
+        };
         let mut segment = Self::from_image(image, created_ms);
         segment.exists = false;
         segment.index_complete = true;
+        segment.verified = Verified::written_from(HEADER);
         segment
     }
 
     pub(crate) fn from_image(image: SegmentImage, created_ms: i64) -> Self {
         Self {
+            verified: Verified::written_from(image.len),
             image,
             index: Index::default(),
             index_complete: false,
@@ -152,6 +223,7 @@ impl SegmentImage {
         out.put_u64(self.len);
         out.put_i64(self.max_timestamp_ms);
         out.put_i64(self.max_timestamp_base);
+        out.put_u8(u8::from(self.compacted));
     }
 
     pub(crate) fn decode(input: &mut Input<'_>) -> Option<Self> {
@@ -161,6 +233,7 @@ impl SegmentImage {
             len: input.u64()?,
             max_timestamp_ms: input.i64()?,
             max_timestamp_base: input.i64()?,
+            compacted: input.u8()? != 0,
         })
     }
 }
@@ -194,6 +267,8 @@ pub(crate) fn encode_header(id: JournalId, base: i64) -> [u8; HEADER as usize] {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HeaderState {
     Ours,
+    /// Ours but for a few flipped bits: it says nothing that its name does not say, so it is written anew.
+    Rotten,
     TooNew(u32),
     Foreign,
 }
@@ -202,6 +277,11 @@ pub(crate) enum HeaderState {
 pub(crate) fn check_header(bytes: &[u8], id: JournalId, base: i64) -> HeaderState {
     if bytes == encode_header(id, base) {
         return HeaderState::Ours;
+    }
+    let expected = encode_header(id, base);
+    let flipped: u32 = bytes.iter().zip(expected).map(|(found, wanted)| (found ^ wanted).count_ones()).sum();
+    if bytes.len() == expected.len() && flipped <= MAX_ROTTEN_BITS {
+        return HeaderState::Rotten;
     }
     let mut input = Input::new(bytes);
     match (input.bytes(8), input.u32()) {
@@ -280,6 +360,28 @@ impl<'a> FrameReader<'a> {
         }
     }
 
+    /// The next whole frame after a place where there is none, with its position. Its offsets lie within these.
+    pub(crate) fn resync(
+        &mut self,
+        pos: u64,
+        offsets: std::ops::Range<i64>,
+    ) -> io::Result<Option<(u64, Frame)>> {
+        for pos in pos + 1..self.limit {
+            let inside = |frame: &Frame| frame.base >= offsets.start && frame.last < offsets.end;
+            match self.header(pos) {
+                Ok(Some(frame)) if inside(&frame) => {}
+                Ok(_) | Err(Walk::Bad(_)) => continue,
+                Err(Walk::Io(error)) => return Err(error),
+            }
+            match self.frame(pos) {
+                Ok(Some((frame, _))) => return Ok(Some((pos, frame))),
+                Ok(None) | Err(Walk::Bad(_)) => {}
+                Err(Walk::Io(error)) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
     /// The whole frame at `pos`, verified; `None` at the limit.
     pub(crate) fn frame(&mut self, pos: u64) -> Result<Option<(Frame, &[u8])>, Walk> {
         let Some(frame) = self.header(pos)? else { return Ok(None) };
@@ -314,9 +416,44 @@ mod tests {
         let mut header = encode_header(id, 42);
         assert_eq!(check_header(&header, id, 42), HeaderState::Ours);
         assert_eq!(check_header(&header, id, 43), HeaderState::Foreign);
+        header[20] ^= 8;
+        assert_eq!(check_header(&header, id, 42), HeaderState::Rotten);
+        header[20] ^= 8;
         header[8] = 9;
+        assert_eq!(check_header(&header, id, 42), HeaderState::Rotten, "a newer one has another checksum");
+        header[60..].fill(0x5a);
         assert_eq!(check_header(&header, id, 42), HeaderState::TooNew(9));
         assert_eq!(check_header(&[0; 64], id, 42), HeaderState::Foreign);
+    }
+
+    #[test]
+    fn verified_ranges_merge_and_what_this_process_writes_needs_no_look() {
+        let mut verified = Verified::written_from(1_000);
+        let check = |verified: &Verified, from, to, covered| {
+            assert_eq!(verified.until(from) >= to, covered, "{from}..{to} in {verified:?}");
+        };
+        check(&verified, 1_000, 9_000, true);
+        check(&verified, 999, 9_000, false);
+        verified.add(100, 200);
+        verified.add(300, 400);
+        check(&verified, 100, 200, true);
+        check(&verified, 150, 301, false);
+        verified.add(200, 300);
+        assert_eq!(verified.ranges, [(100, 400)]);
+        verified.add(50, 2_000);
+        assert_eq!(verified.ranges, [(50, 1_000)]);
+        check(&verified, 60, 5_000, true);
+        check(&verified, 40, 60, false);
+        verified.cut(500);
+        check(&verified, 60, 5_000, true);
+        assert_eq!((verified.ranges.as_slice(), verified.written_from), (&[(50, 500)][..], 500));
+        verified.cut(50);
+        assert_eq!(verified, Verified::written_from(50));
+        for at in 0..200 {
+            verified = Verified { written_from: 1 << 20, ..verified };
+            verified.add(at * 100, at * 100 + 50);
+        }
+        assert_eq!(verified.ranges.len(), Verified::MAX);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use moim_base::Clock;
 
-use self::behind::Behind;
+use self::behind::{Behind, ScrubPlace};
 pub(crate) use self::commit::BypassItem;
 use self::commit::{Bypass, Committer};
 use self::files::OpenFiles;
@@ -35,6 +35,7 @@ use crate::commit::Staged;
 use crate::commit::log::CommitLog;
 use crate::commit::stage::{Lane, Stage};
 use crate::disk::{Disk, DiskFile};
+use crate::disk_watch::{DiskWatch, SyncReport};
 use crate::journal::{Journal, Recovered};
 use crate::types::{
     AppendError, DurableSink, JournalError, JournalId, JournalOptions, OpenError, RecoveryReport,
@@ -88,6 +89,7 @@ pub(crate) struct Inner {
     pub(crate) stage: Stage,
     log: CommitLog,
     committer: Mutex<Committer>,
+    disk_watch: DiskWatch,
     bypass: Mutex<Bypass>,
     bypass_wake: Condvar,
     behind: Mutex<Behind>,
@@ -110,6 +112,10 @@ pub(crate) struct Inner {
     low_space: AtomicBool,
     /// A write failed for lack of space and has not succeeded since.
     no_space: AtomicBool,
+    /// When the last group was committed that nothing vouches for yet, in monotonic milliseconds; 0 when the log is sealed.
+    unsealed_since_ms: AtomicU64,
+    /// A seal is on its way into the log.
+    sealing: AtomicBool,
     /// The commit log is waiting for a checkpoint.
     log_full: AtomicBool,
     closed: AtomicBool,
@@ -128,7 +134,7 @@ pub(crate) struct Inner {
     recovery: Mutex<RecoveryReport>,
     was_clean: bool,
     counters: Counters,
-    scrub: Mutex<Option<(JournalId, i64)>>,
+    scrub: Mutex<Option<ScrubPlace>>,
     aside: AtomicU64,
     /// The commit log's generation when this run began, and the swaps since.
     first_generation: u64,
@@ -210,8 +216,8 @@ impl Store {
         damaged
     }
 
-    /// How often damage was found in a journal that was taken for whole, since this was opened: whoever wants to know of
-    /// new damage looks at [`Store::damaged`] when it has changed.
+    /// Changes whenever damage is found in a journal that was taken for whole, and when a damaged journal begins anew:
+    /// a reason to look at [`Store::damaged`].
     pub fn damages(&self) -> u64 {
         self.inner.counters.damages.load(Ordering::Acquire)
     }
@@ -262,6 +268,16 @@ impl Store {
         self.inner.is_exhausted()
     }
 
+    /// How long syncs take now. The slowest one is told once: there is one watchdog. Never waits.
+    pub fn sync_report(&self) -> SyncReport {
+        self.inner.disk_watch.report(self.inner.clock.monotonic_ns())
+    }
+
+    /// Writes and syncs a block, to see whether the disk of an idle store works. Blocks for as long as it does not.
+    pub fn probe_disk(&self) -> io::Result<()> {
+        self.inner.disk_watch.probe(&*self.inner.disk, &self.inner.dir, &*self.inner.clock)
+    }
+
     /// Counters and gauges.
     pub fn stats(&self) -> StoreStats {
         let inner = &self.inner;
@@ -284,14 +300,14 @@ impl Store {
         }
     }
 
-    /// Verifies up to `max_bytes` of sealed segments, going on where the last call stopped.
+    /// Verifies up to `max_bytes` of segments, going on where the last call stopped: active ones first.
     pub fn scrub_step(&self, max_bytes: u64) -> ScrubReport {
         self.inner.scrub_step(max_bytes)
     }
 }
 
 impl Inner {
-    /// A journal that was taken for whole is not.
+    /// A journal that was taken for whole is not, or one that was damaged begins anew.
     pub(crate) fn note_damage(&self) {
         self.counters.damages.fetch_add(1, Ordering::Release);
     }
@@ -342,10 +358,13 @@ impl Inner {
         if self.is_full() && (!priority || self.is_exhausted()) {
             return Err(AppendError::Full);
         }
-        let ring = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes.saturating_mul(2);
-        let dirty =
-            self.dirty_bytes.load(Ordering::Relaxed) > self.options.checkpoint_bytes.saturating_mul(8);
-        let log = self.log.live_count() > self.options.commit_files.saturating_mul(2);
+        // Priority journals have half as much again to themselves: while the disk hangs, Raft must still be able to hand
+        // its leadership over and to learn from its log who took over.
+        let share = if priority { 3 } else { 2 };
+        let ring = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes.saturating_mul(share);
+        let dirty = self.dirty_bytes.load(Ordering::Relaxed)
+            > self.options.checkpoint_bytes.saturating_mul(4 * share as u64);
+        let log = self.log.live_count() > self.options.commit_files.saturating_mul(share);
         if ring || dirty || log {
             self.behind_wake.notify_one();
             return Err(AppendError::Busy);

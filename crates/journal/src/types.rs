@@ -140,6 +140,14 @@ pub enum AppendError {
     /// Damage was found in this journal.
     #[error("the journal is damaged")]
     Damaged,
+    /// The frame could not be read back. Nothing was taken.
+    #[error("a frame of {len} bytes exceeds the frame limit of {max}")]
+    TooLarge {
+        /// Its length.
+        len: usize,
+        /// The longest that the journal's framing reads.
+        max: usize,
+    },
     /// The disk refused.
     #[error("disk: {0}")]
     Io(#[from] io::Error),
@@ -219,6 +227,29 @@ pub enum OpenError {
         found: u32,
         /// Ours.
         known: u32,
+    },
+    /// A file was written by an older program, in a format that this one does not read.
+    #[error("{path} has format version {found}, this program reads version {known} and newer")]
+    TooOld {
+        /// Which file.
+        path: String,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// Synced records of the commit log cannot be read: acknowledged data of any journal may be lost, and votes. Nothing
+    /// was written. The directory must neither vote nor count as in sync; it is as good as lost.
+    #[error(
+        "commit log damaged: {path} at byte {position}: {what}; acknowledged data of this directory may be lost"
+    )]
+    CommitLogDamaged {
+        /// Which file, or the folder of a missing one.
+        path: String,
+        /// Where.
+        position: u64,
+        /// How.
+        what: String,
     },
     /// The checkpoint is not what was written; starting without it could lose data silently.
     #[error("{path} is damaged: {what}")]

@@ -106,6 +106,54 @@ fn range(from: i64, to: i64) -> Vec<i64> {
     (from..to).collect()
 }
 
+/// Frames of at most 100 bytes.
+struct Short;
+
+impl Framing for Short {
+    fn header_len(&self) -> usize {
+        PlainFraming.header_len()
+    }
+
+    fn peek(&self, header: &[u8]) -> Option<moim_journal::Frame> {
+        PlainFraming.peek(header).filter(|frame| frame.len <= self.max_len())
+    }
+
+    fn max_len(&self) -> usize {
+        100
+    }
+
+    fn verify(&self, frame: &[u8]) -> bool {
+        PlainFraming.verify(frame)
+    }
+}
+
+#[test]
+fn a_frame_that_cannot_be_read_back_is_not_appended() {
+    for durability in [Durability::Fsync, Durability::Replicated] {
+        let store = Bed::new().open();
+        store.start();
+        let options = JournalOptions {
+            folder: format!("short/{durability:?}"),
+            framing: Arc::new(Short),
+            durability,
+            segment_bytes: 64 << 10,
+            tag: 0,
+        };
+        let journal = store.journal(id(9 + durability as u32), options).unwrap();
+        let payload = 100 - PlainFraming.header_len();
+        for size in [1, payload - 1, payload] {
+            try_append(&journal, size, 1).unwrap();
+        }
+        for size in [payload + 1, 1 << 20] {
+            let refused = try_append(&journal, size, 1);
+            assert!(matches!(refused, Err(AppendError::TooLarge { max: 100, .. })), "{size}: {refused:?}");
+        }
+        try_append(&journal, payload, 1).unwrap();
+        assert_eq!(offsets(&journal), range(0, 4));
+        store.close().unwrap();
+    }
+}
+
 #[test]
 fn a_large_frame_written_before_small_ones_that_go_with_the_log_start_is_kept() {
     let mut bed = Bed::new();
@@ -541,9 +589,18 @@ fn newer_files_are_refused_by_name() {
     // The version of a commit-log file is the low byte at 8.
     let path = bed.disk.files().into_iter().find(|path| path.starts_with("/data/commit")).unwrap();
     let file = bed.disk.open(&path).unwrap();
-    file.pwritev(8, &[std::io::IoSlice::new(&[7])]).unwrap();
-    let error = bed.try_open().err().unwrap().to_string();
-    assert!(error.ends_with("has format version 7, this program knows up to 1"), "{error}");
+    for (version, says) in
+        [(7, "7, this program knows up to 2"), (1, "1, this program reads version 2 and newer")]
+    {
+        let mut header = [0; 36];
+        file.pread(0, &mut header).unwrap();
+        header[8] = version;
+        let crc = crc32c::crc32c(&header[..32]);
+        header[32..].copy_from_slice(&crc.to_le_bytes());
+        file.pwritev(0, &[std::io::IoSlice::new(&header)]).unwrap();
+        let error = bed.try_open().err().unwrap().to_string();
+        assert!(error.ends_with(&format!("has format version {says}")), "{error}");
+    }
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod cluster;
 mod limits;
 mod slots;
 
+pub(crate) use self::cluster::OUTSIDE;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

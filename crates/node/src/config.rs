@@ -82,6 +82,9 @@ pub(crate) struct KafkaConfig {
     pub(crate) max_request_bytes: u64,
     /// Memory that all requests in flight may hold together; readers wait when it is used up.
     pub(crate) request_memory_bytes: u64,
+    /// Memory for records in responses that clients have not read yet; fetches wait when it is used up, and clients that
+    /// read nothing for 5 s are closed when half of it is.
+    pub(crate) response_memory_bytes: u64,
     /// Whether naming an unknown topic creates it.
     pub(crate) auto_create_topics: bool,
     /// Partitions of a topic that does not say.
@@ -161,10 +164,24 @@ impl RedisConfig {
         if self.max_memory > 0 {
             return self.max_memory;
         }
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-        let kib: u64 = total.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
-        kib * KIB * 2 / 5
+        machine_memory_bytes() * 2 / 5
+    }
+}
+
+fn machine_memory_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib: u64 = total.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    kib * KIB
+}
+
+impl Config {
+    /// The memory budget of the node for what clients make it hold (requests, responses, input buffers): a quarter of the
+    /// machine's memory, and not less than what the layers reserve.
+    pub(crate) fn memory_budget_bytes(&self) -> usize {
+        let store = moim_slots::shared::BUFFER_RESERVE as u64;
+        let reserved = 2 * self.kafka.request_memory_bytes + self.kafka.response_memory_bytes + store;
+        usize::try_from((machine_memory_bytes() / 4).max(reserved)).unwrap_or(usize::MAX)
     }
 }
 
@@ -234,6 +251,7 @@ impl Default for KafkaConfig {
             idle_connection_ms: 10 * MINUTE_MS,
             max_request_bytes: 100 * MIB,
             request_memory_bytes: 512 * MIB,
+            response_memory_bytes: 256 * MIB,
             auto_create_topics: true,
             num_partitions: 1,
             group_initial_rebalance_delay_ms: 500,
@@ -319,6 +337,11 @@ impl Config {
             k.request_memory_bytes >= k.max_request_bytes,
             "kafka.request_memory_bytes",
             "must hold at least one request of kafka.max_request_bytes",
+        )?;
+        rule(
+            k.response_memory_bytes >= k.max_request_bytes,
+            "kafka.response_memory_bytes",
+            "must hold at least one batch of kafka.max_request_bytes",
         )?;
         rule(
             in_limit(k.num_partitions, self.limits.partitions_per_topic),

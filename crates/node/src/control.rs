@@ -9,22 +9,26 @@
 //! | `records.rs` | what the cluster knows about its nodes, and every change of it |
 //! | `view.rs` | what this node's own state says about the cluster |
 //! | `presence.rs` | the leased mark that this node serves, and what its folder is worth |
+//! | `marks.rs` | how far this node's folder is, in the cluster's records |
 //! | `pulse.rs` | whether the other nodes answer |
 //! | `ruler.rs` | this node's part in electing the controller, and its terms of office |
 //! | `voters.rs`, `steward.rs` | who votes: the decision, and the leader who sees to it |
+//! | `disk_watchdog.rs`, `disk_health.rs` | a disk that hangs or is full: the verdict, and how the node hands over |
 //! | `damage.rs` | damage that is found while the node runs |
 //! | `migrate.rs` | folders from before there was a coordination core |
 //! | `report.rs`, `events.rs`, `metrics.rs` | what operators see |
 
 mod damage;
+pub(crate) mod disk_health;
+mod disk_watchdog;
 pub(crate) mod events;
+mod marks;
 mod metrics;
 mod migrate;
 mod presence;
 pub(crate) mod pulse;
 pub(crate) mod records;
 pub(crate) mod report;
-mod room;
 mod ruler;
 mod steward;
 mod thread;
@@ -37,6 +41,7 @@ use std::time::Duration;
 
 use moim_base::Clock;
 use moim_base::metrics::Metrics;
+use moim_base::rest::rest;
 use moim_base::task::{Scope, Shutdown};
 use moim_cluster::StateRepository;
 use moim_cluster::nodes::NodeRecord;
@@ -67,6 +72,12 @@ const HAND_OVER: Duration = Duration::from_secs(2);
 const RESIGN: Duration = Duration::from_secs(3);
 /// Between two looks at who leads.
 const LOOK: Duration = Duration::from_millis(20);
+/// Between two looks at what the queue and the store find out about themselves.
+const FINDINGS_LOOK: Duration = Duration::from_secs(1);
+/// A look that comes so late finds nothing.
+const FINDINGS_LATE_MS: u64 = 2_000;
+/// What the readiness of the event loops is called.
+const EVENT_LOOPS: &str = "event loops";
 
 /// What the control thread is made of.
 pub(crate) struct ControlParts {
@@ -152,13 +163,78 @@ impl Control {
     /// touch with itself.
     pub(crate) fn keep_in_touch(&self, broker: Arc<Broker>, scope: &Scope) {
         let (mut touch, coordinator) = (self.presence.touch(), self.coordinator.clone());
+        let mut given_up = self.presence.withdrawals();
         scope.spawn("touch", async move {
             loop {
                 let in_touch = *touch.borrow_and_update() || View::of(&coordinator).nodes.len() <= 1;
+                // With a disk that hangs this node may not even learn that others lead: its clients must not wait for that.
+                let in_touch = in_touch && !*given_up.borrow_and_update();
                 broker.set_in_touch(in_touch);
-                if touch.changed().await.is_err() {
+                let changed = tokio::select! {
+                    biased;
+                    changed = touch.changed() => changed,
+                    changed = given_up.changed() => changed,
+                };
+                if changed.is_err() {
                     return;
                 }
+            }
+        });
+    }
+
+    /// Sends clients of the store to the other nodes while this node has given its presence up, until the node stops.
+    pub(crate) fn follow_withdrawal(&self, store: Arc<moim_slots::service::Service>, scope: &Scope) {
+        let mut given_up = self.presence.withdrawals();
+        scope.spawn("withdrawal", async move {
+            loop {
+                store.set_withdrawn(*given_up.borrow_and_update());
+                if given_up.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Tells operators of event loops that stand still and of store replicas that differ from their primary, until the node
+    /// stops.
+    pub(crate) fn report_findings(
+        &self,
+        queue: Arc<Broker>,
+        store: Arc<moim_slots::service::Service>,
+        readiness: Readiness,
+        clock: Arc<dyn Clock>,
+        scope: &Scope,
+    ) {
+        let (events, shutdown) = (Arc::clone(&self.events), scope.shutdown().clone());
+        scope.spawn("findings", async move {
+            let (mut was_stalled, mut known) = (false, std::collections::BTreeMap::new());
+            let mut looked_ms = clock.monotonic_ms();
+            loop {
+                tokio::select! {
+                    () = shutdown.stopped() => return,
+                    () = rest(FINDINGS_LOOK) => {}
+                }
+                let now_ms = clock.monotonic_ms();
+                if now_ms - std::mem::replace(&mut looked_ms, now_ms) > FINDINGS_LATE_MS {
+                    continue; // the process stood still, and its loops with it
+                }
+                let (stalled, mismatches) = store.findings();
+                let is_stalled = stalled + queue.stalled_loops() > 0;
+                if is_stalled && !was_stalled {
+                    readiness.fails(EVENT_LOOPS, "an event loop does not turn");
+                    events.on_finding(clock.wall_ms(), "event loop stalled".to_owned());
+                } else if was_stalled && !is_stalled {
+                    readiness.holds(EVENT_LOOPS);
+                    events.on_finding(clock.wall_ms(), "event loop turns again".to_owned());
+                }
+                for (shard, count) in &mismatches {
+                    if *count > known.get(shard).copied().unwrap_or(0) {
+                        let text =
+                            format!("keyspace of shard {shard} differs from its primary's: replica rebuilt");
+                        events.on_finding(clock.wall_ms(), text);
+                    }
+                }
+                (was_stalled, known) = (is_stalled, mismatches);
             }
         });
     }

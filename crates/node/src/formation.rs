@@ -13,16 +13,20 @@
 //! |---|---|
 //! | `protocol.rs` | questions and answers between nodes |
 //! | `agree.rs` | how founders agree, as a pure decision |
+//! | `claim.rs`, `confirm.rs` | a folder's proof that it is current, before its voter takes part; the other side of it |
 //! | `enter.rs` | the way of this node's folder into a cluster |
 //! | `doorkeeper.rs` | answering other nodes |
 //!
 //! Must never: let a folder vote under an id that another folder may have voted under.
 
 mod agree;
+mod claim;
+mod confirm;
 mod doorkeeper;
 mod enter;
 mod protocol;
 
+pub(crate) use self::claim::Claimant;
 pub(crate) use self::doorkeeper::{Doorkeeper, Inside};
 pub(crate) use self::enter::{Entrant, Way};
 pub(crate) use self::protocol::{Card, greet};

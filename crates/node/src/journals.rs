@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use moim_base::metrics::{Gauge, Metrics};
 use moim_base::{Clock, TopicId};
-use moim_journal::{DurableSink, JournalId, RealDisk, Store, StoreOptions};
-use moim_raft::Router;
+use moim_journal::{DurableSink, JournalId, OpenError, RealDisk, Store, StoreOptions};
+use moim_raft::{Router, is_raft_journal};
 use moim_replica::{Driver, PartitionId};
 
 use crate::config::Config;
@@ -105,7 +105,7 @@ impl Journals {
         metrics: &Metrics,
     ) -> Outcome<Self> {
         let store = Store::open(path, Arc::new(RealDisk), clock, store_options(config))
-            .map_err(|error| Failure::error(format!("cannot recover {}: {error}", path.display())))?;
+            .map_err(|error| cannot_recover(path, &error))?;
         let store = Arc::new(store);
         report_recovery(&store);
         let router = Router::new();
@@ -119,7 +119,13 @@ impl Journals {
     /// Copies of partitions in which damage was found. The journals have to be open.
     pub(crate) fn damaged(&self) -> Vec<PartitionId> {
         let partition = |id: JournalId| PartitionId { topic: TopicId(id.incarnation), index: id.part };
-        self.store.damaged().into_iter().map(partition).collect()
+        let damaged = self.store.damaged().into_iter().filter(|id| !is_raft_journal(id.incarnation));
+        damaged.map(partition).collect()
+    }
+
+    /// Whether damage was found in the log or the votes of a Raft group.
+    pub(crate) fn is_raft_damaged(&self) -> bool {
+        self.store.damaged().iter().any(|id| is_raft_journal(id.incarnation))
     }
 
     /// Makes everything durable and marks the folder as closed in order. Blocks.
@@ -129,6 +135,23 @@ impl Journals {
             // The next start recovers as after a crash.
             Err(error) => tracing::error!(%error, "the journals could not be closed in order"),
         }
+    }
+}
+
+/// What to do with a directory whose commit log, checkpoint or Raft log is damaged. It may have lost acknowledged data and
+/// votes, so it is as good as lost: it must neither vote nor count as in sync.
+pub(crate) const LOST_DIRECTORY: &str = "in a cluster the other replicas have the data: move the data directory away, \
+    run `moim cluster replace` for this node and start it with an empty directory; a node alone needs a backup";
+
+fn cannot_recover(path: &Path, error: &OpenError) -> Failure {
+    let failure = Failure::error(format!("cannot recover {}: {error}", path.display()));
+    match error {
+        OpenError::CommitLogDamaged { .. } | OpenError::Damaged { .. } => failure.hint(LOST_DIRECTORY),
+        OpenError::TooOld { .. } => {
+            failure.hint("start with an empty directory, or run the moim that wrote this one")
+        }
+        OpenError::TooNew { .. } => failure.hint("run the newer moim that wrote it"),
+        OpenError::Locked | OpenError::Io { .. } => failure,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use moim_base::metrics::{Gauge, Metrics};
 use moim_base::task::Shutdown;
-use moim_base::{BrokerId, Clock};
+use moim_base::{BrokerId, Clock, MemoryBudget};
 use moim_cluster::StateRepository;
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Defaults, Server, Users};
 use moim_replica::Driver;
@@ -27,6 +27,8 @@ pub(crate) struct QueueParts {
     pub(crate) host: IpAddr,
     pub(crate) data: Arc<DataDir>,
     pub(crate) journals: Journals,
+    /// The node's memory budget.
+    pub(crate) memory: MemoryBudget,
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) driver: Arc<Driver>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -128,6 +130,8 @@ fn broker_options(parts: &QueueParts) -> Outcome<BrokerOptions> {
         max_connections: kafka.max_connections as usize,
         max_request_bytes: size(kafka.max_request_bytes),
         request_memory_bytes: size(kafka.request_memory_bytes),
+        response_memory_bytes: size(kafka.response_memory_bytes),
+        memory: Some(parts.memory.clone()),
         idle_connection_ms: kafka.idle_connection_ms,
         auto_create_topics: kafka.auto_create_topics,
         num_partitions: kafka.num_partitions,

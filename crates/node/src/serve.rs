@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown};
-use moim_base::{Clock, SystemClock};
+use moim_base::{Clock, MemoryBudget, SystemClock};
 use tokio::net::TcpListener;
 
 use crate::admin::{self, Admin, Listeners, NodeFacts, Readiness};
@@ -43,7 +43,29 @@ pub(crate) fn run(config: &Config) -> Outcome {
         .enable_all()
         .build()
         .map_err(|error| Failure::error(format!("cannot start the event loop: {error}")))?;
-    runtime.block_on(serve(config, host, Arc::new(data), clock))
+    let data = Arc::new(data);
+    let outcome = runtime.block_on(serve(config, host, Arc::clone(&data), clock));
+    match outcome {
+        Err(failure) if data.identity().aside.is_some() => Err(begin_again(failure)),
+        outcome => outcome,
+    }
+}
+
+/// Starts this process anew, in place, after its folder was found to be rolled back. Returns only if that fails.
+fn begin_again(failure: Failure) -> Failure {
+    use std::os::unix::process::CommandExt as _;
+    tracing::warn!(%failure, "starting again without the content of the data directory");
+    match std::env::current_exe() {
+        Ok(program) => {
+            let error = std::process::Command::new(program).args(std::env::args_os().skip(1)).exec();
+            tracing::error!(%error, "this process cannot be started again");
+            failure
+        }
+        Err(error) => {
+            tracing::error!(%error, "this process cannot be started again");
+            failure
+        }
+    }
 }
 
 /// The parts of a node that serves.
@@ -182,6 +204,7 @@ impl Start<'_> {
             coordinator: control.coordinator.clone(),
             repository: Arc::clone(&control.repository),
             events: Arc::clone(&control.events),
+            pulse: Arc::clone(&control.pulse),
         });
         etcd.serve(control.coordinator.clone());
         let replication =
@@ -189,11 +212,14 @@ impl Start<'_> {
         control.pulse.set_driver(Arc::clone(&replication.driver));
         journals.progress.set_driver(Arc::clone(&replication.driver));
         self.admin.readiness.waits("opening the queue");
+        // One budget for what clients of any protocol make the node hold.
+        let memory = MemoryBudget::new(config.memory_budget_bytes());
         let parts = QueueParts {
             config: config.clone(),
             host,
             data: Arc::clone(self.data),
             journals: journals.clone(),
+            memory: memory.clone(),
             repository: Arc::clone(&control.repository),
             driver: Arc::clone(&replication.driver),
             clock: Arc::clone(&self.clock),
@@ -206,6 +232,7 @@ impl Start<'_> {
             host,
             data: Arc::clone(self.data),
             journals: journals.clone(),
+            memory,
             repository: Arc::clone(&control.repository),
             driver: Arc::clone(&replication.driver),
             dialler: Arc::clone(&replication.dialler),
@@ -222,6 +249,9 @@ impl Start<'_> {
         let queue = off_thread(move || queue.serve()).await?;
         let scope = Scope::new(self.shutdown.clone());
         control.keep_in_touch(queue.broker(), &scope);
+        control.follow_withdrawal(slots.service(), &scope);
+        let (readiness, clock) = (self.admin.readiness.clone(), Arc::clone(&self.clock));
+        control.report_findings(queue.broker(), slots.service(), readiness, clock, &scope);
         control.report_damage(&journals, &replication.driver, &scope);
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
         control.publish_redis(slots.advertised()).await?;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use moim_base::metrics::Metrics;
 use moim_base::task::Shutdown;
-use moim_base::{BrokerId, Clock};
+use moim_base::{BrokerId, Clock, MemoryBudget};
 use moim_cluster::StateRepository;
 use moim_replica::{Dialler, Driver};
+use moim_slots::effects::FrameLimits;
 use moim_slots::server::Server;
 use moim_slots::service::{Options, Parts, Service};
 
@@ -19,6 +20,8 @@ use crate::exit::{Failure, Outcome};
 use crate::journals::Journals;
 use crate::replication::StoreStreams;
 
+/// How often replicas are compared with their primary.
+const CHECK_INTERVAL_MS: u64 = 60_000;
 /// How long a start waits for its shards to answer.
 const SETTLE: Duration = Duration::from_secs(15);
 
@@ -28,6 +31,7 @@ pub(crate) struct SlotsParts {
     pub(crate) host: IpAddr,
     pub(crate) data: Arc<DataDir>,
     pub(crate) journals: Journals,
+    pub(crate) memory: MemoryBudget,
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) driver: Arc<Driver>,
     pub(crate) dialler: Arc<dyn Dialler>,
@@ -60,6 +64,7 @@ pub(crate) fn recover(parts: SlotsParts) -> Outcome<Slots> {
         listener,
     );
     let service = made.map_err(|error| Failure::error(format!("cannot recover {data}: {error}")))?;
+    service.shared().set_memory_budget(&parts.memory);
     parts.journals.progress.set_slots(service.sink());
     let taker = Arc::clone(&service);
     let _ = parts.store_streams.set(Box::new(move |stream| taker.take_stream(stream)));
@@ -132,5 +137,7 @@ fn options(parts: &SlotsParts) -> Options {
         founders: config.cluster.founders().map_or(1, |founders| founders.len().max(1)),
         data: parts.data.path.clone(),
         max_memory: redis.max_memory_bytes(),
+        frames: FrameLimits::default(),
+        check_interval_ms: CHECK_INTERVAL_MS,
     }
 }

@@ -2,6 +2,8 @@
 
 #[path = "it/bench.rs"]
 mod bench;
+#[path = "it/bit_rot.rs"]
+mod bit_rot;
 #[path = "it/cluster.rs"]
 mod cluster;
 #[path = "it/dev.rs"]
@@ -22,6 +24,8 @@ mod locks;
 mod nodes;
 #[path = "it/replication.rs"]
 mod replication;
+#[path = "it/rollback.rs"]
+mod rollback;
 #[path = "it/routing.rs"]
 mod routing;
 #[path = "it/serving.rs"]

@@ -3,13 +3,17 @@
 //! Offsets are committed after the store has everything up to them; what is read again after a crash is recognised, so counting
 //! it again changes nothing (`aggregator/tally.rs`).
 
-mod tally;
+pub(crate) mod tally;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use rdkafka::consumer::{CommitMode, Consumer};
 use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::topic_partition_list::Offset;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use moim_base::task::Shutdown;
 
@@ -18,7 +22,12 @@ use crate::progress::{self, Progress};
 use crate::queue::{self, MESSAGE_AGGREGATION, QueueOptions};
 use crate::store::{Store, hash_of};
 
-use self::tally::Record;
+use self::tally::{Record, Step, Tally};
+
+const CALL: Duration = Duration::from_secs(10);
+/// An idle aggregator looks so often whether counts went back in the store, and less and less often while none did.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOK_LEAST: Duration = Duration::from_secs(60);
 
 /// How an aggregator works.
 #[derive(Clone, Debug)]
@@ -53,17 +62,40 @@ fn work(
     move |shutdown, watch| {
         let source = Source::subscribe(&options.queue.consumer("aggregator"), MESSAGE_AGGREGATION)?;
         watch.reads_from(&source);
+        let mut tally = Tally::new(store.clone());
+        let (mut look_at, mut look_every) = (Instant::now() + LOOK, LOOK);
         while !shutdown.is_stopped() {
             let batch = source.gather(options.batch, shutdown);
+            if source.has_changed() {
+                tally.on_change();
+            }
             if batch.is_empty() {
+                if Instant::now() >= look_at {
+                    let assigned = source.consumer.assignment()?;
+                    let assigned: Vec<i32> = assigned.elements().iter().map(|at| at.partition()).collect();
+                    if let Step::Reread(rereads) = runtime.block_on(tally.look_back(&assigned, shutdown))? {
+                        seek(&source, &rereads)?;
+                    }
+                    look_every = (look_every * 2).min(LOOK_LEAST);
+                    look_at = Instant::now() + look_every;
+                }
                 continue;
             }
-            runtime.block_on(aggregate(&store, &batch, shutdown))?;
+            (look_at, look_every) = (Instant::now() + LOOK, LOOK);
+            if let Step::Reread(rereads) = runtime.block_on(aggregate(&mut tally, &batch, shutdown))? {
+                let mut seeks = BTreeMap::new();
+                for message in &batch {
+                    seeks.entry(message.partition()).or_insert(message.offset().unsigned_abs());
+                }
+                seeks.extend(rereads);
+                seek(&source, &seeks)?;
+                continue;
+            }
             progress::add(&progress.aggregated, batch.len() as u64);
             progress::add(&progress.steps, 1);
             let offsets = consume::after(MESSAGE_AGGREGATION, &batch)?;
             if let Err(error) = watch.during(|| source.consumer.commit(&offsets, CommitMode::Sync)) {
-                // Somebody else reads it again, or we do: it counts once all the same.
+                // It is read again, here or by another aggregator, and counts once all the same.
                 tracing::debug!(%error, "offsets were not committed");
             }
         }
@@ -71,7 +103,20 @@ fn work(
     }
 }
 
-async fn aggregate(store: &Store, batch: &[BorrowedMessage<'_>], shutdown: &Shutdown) -> Result<(), Failed> {
+/// Goes back to these offsets.
+fn seek(source: &Source, offsets: &BTreeMap<i32, u64>) -> Result<(), Failed> {
+    for (partition, offset) in offsets {
+        let offset = Offset::Offset(i64::try_from(*offset).unwrap_or(i64::MAX));
+        source.consumer.seek(MESSAGE_AGGREGATION, *partition, offset, CALL)?;
+    }
+    Ok(())
+}
+
+async fn aggregate(
+    tally: &mut Tally,
+    batch: &[BorrowedMessage<'_>],
+    shutdown: &Shutdown,
+) -> Result<Step, Failed> {
     let hashes: Vec<Cow<'_, str>> = batch.iter().map(hash_in).collect();
     // Only the counter writes here, and it writes who sent what.
     let records = batch.iter().zip(&hashes).filter_map(|(message, hash)| {
@@ -86,7 +131,7 @@ async fn aggregate(store: &Store, batch: &[BorrowedMessage<'_>], shutdown: &Shut
         })
     });
     let records: Vec<Record<'_>> = records.collect();
-    Ok(tally::count(store, &records, shutdown).await?)
+    Ok(tally.count(&records, shutdown).await?)
 }
 
 /// What a text goes by: the key of its record, which the counter made of it.
@@ -100,7 +145,6 @@ fn hash_in<'a>(message: &'a BorrowedMessage<'_>) -> Cow<'a, str> {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Arc, mpsc};
-    use std::time::Duration;
 
     use bytes::Bytes;
     use rdkafka::ClientConfig;
@@ -118,11 +162,21 @@ mod tests {
 
     impl Commands for Yes {
         fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>> {
+            // What was counted stays so.
+            if command[0] == b"HGET" {
+                return Box::pin(std::future::ready(Ok(Reply::Int(i64::MAX))));
+            }
             let reply = match command[0] {
                 b"HMGET" => command[2..].iter().map(|_| Reply::Nil).collect(),
                 // Nothing was read yet, of one client.
                 b"EVAL" | b"EVALSHA" if command[2] == b"2" => {
-                    vec![Reply::Bytes("ok".into()), Reply::Int(0), Reply::Int(0), Reply::Int(0)]
+                    vec![
+                        Reply::Bytes("ok".into()),
+                        Reply::Int(0),
+                        Reply::Int(0),
+                        Reply::Int(0),
+                        Reply::Int(0),
+                    ]
                 }
                 _ => vec![Reply::Bytes("ok".into()), Reply::Int(1)],
             };

@@ -8,7 +8,7 @@ mod state;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::frame::{self, Frame, FrameError};
 use crate::identity::{self, Claim, Secret};
 use crate::latency::Latency;
+use crate::store::{DIGEST, digest_of, digest_of_all};
 use crate::tls::{ClientTls, Socket};
 
 pub use self::state::{ClientState, StateError};
@@ -60,6 +61,8 @@ pub struct Sending {
     pub acked: AtomicU64,
     /// How often it had to connect again.
     pub reconnects: AtomicU64,
+    /// Whether gateways and client agree on what was sent before.
+    pub is_known: AtomicBool,
     /// How long messages take, where somebody measures it.
     pub latency: OnceLock<Arc<Latency>>,
 }
@@ -78,6 +81,9 @@ pub enum ClientError {
         /// What the last gateway said, or what came in the way.
         last: String,
     },
+    /// Everything went into the queue, and not everything can be counted.
+    #[error("message {1} of {0} is missing in the queue: it and what follows it is not counted")]
+    Missing(String, u64),
     /// There is no gateway to try.
     #[error("no gateway was given")]
     NoGateway,
@@ -94,6 +100,8 @@ enum Broken {
     Refused(String),
     #[error("refused for good: {0}")]
     Final(String),
+    #[error("message {0} is missing in the queue")]
+    Missing(u64),
     #[error("silent")]
     Silent,
 }
@@ -117,6 +125,7 @@ pub async fn send(
         {
             Ok(()) => return Ok(()),
             Err(Broken::Final(reason)) => return Err(ClientError::Refused(reason)),
+            Err(Broken::Missing(sn)) => return Err(ClientError::Missing(options.client.clone(), sn)),
             Err(error) => error,
         };
         tracing::debug!(client = options.client, error = %broken, "trying another gateway");
@@ -179,6 +188,11 @@ async fn push(writer: &mut (impl AsyncWrite + Unpin), output: &mut BytesMut) -> 
     }
     writer.write_buf(output).await?;
     Ok(true)
+}
+
+fn digest_of_lines(lines: &[Bytes]) -> [u8; DIGEST] {
+    let digests: Vec<_> = lines.iter().map(|line| digest_of(line)).collect();
+    digest_of_all(&digests)
 }
 
 struct Talk<'a> {
@@ -256,6 +270,10 @@ impl Talk<'_> {
         }
         self.on_ack(acked, window, Vec::new());
         self.next = acked + 1;
+        if acked > 0 && !self.watched.is_known.load(Ordering::Relaxed) {
+            let digest = digest_of_lines(&self.lines[..acked as usize]);
+            frame::encode(&Frame::Check { upto: acked, digest }, &mut self.output);
+        }
         if let Some(pace) = &mut self.pace {
             (pace.since, pace.from) = (Instant::now(), acked);
         }
@@ -293,7 +311,8 @@ impl Talk<'_> {
         }
         if self.next > last && !self.said_bye && self.output.len() < CHUNK {
             self.said_bye = true;
-            frame::encode(&Frame::Bye { sent: last }, &mut self.output);
+            let digest = Some(digest_of_lines(self.lines));
+            frame::encode(&Frame::Bye { sent: last, digest }, &mut self.output);
         }
     }
 
@@ -306,7 +325,11 @@ impl Talk<'_> {
                 heard = Instant::now();
                 match frame {
                     Frame::Ack { acked, window, beyond } => self.on_ack(acked, window, beyond),
-                    Frame::Done => return Ok(()),
+                    Frame::Done { missing: 0 } => {
+                        self.watched.is_known.store(true, Ordering::Relaxed);
+                        return Ok(());
+                    }
+                    Frame::Done { missing } => return Err(Broken::Missing(missing)),
                     Frame::Refused { retry: false, reason } => return Err(Broken::Final(reason)),
                     Frame::Refused { retry: true, reason } => return Err(Broken::Refused(reason)),
                     _ => return Err(Broken::Refused("an unexpected frame".into())),

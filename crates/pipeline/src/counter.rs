@@ -2,37 +2,49 @@
 //! its offsets.
 //!
 //! A message is counted when it is the client's next (`last + 1`). One that was counted before is passed on again if the
-//! attempt that counted it may not have committed, and left aside otherwise; one behind a gap is left aside, because the
-//! gateway sends it again. What is no text goes to the dead letters with its origin, in the same transaction, and its
-//! number counts as done so that the next one goes on.
+//! attempt that counted it may not have committed, and left aside otherwise. One behind a gap is left aside only while the
+//! gateway keeps it; otherwise the partition is read again, and what cannot be helped goes to the dead letters with the reason.
+//! What is no text goes to the dead letters with its origin, in the same transaction, and its number counts as done so that the
+//! next one goes on.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `counter/tally.rs` | a batch on its way into the store |
+//! | `counter/gaps.rs` | what to do behind a gap |
+//! | `counter/sizing.rs` | how large a batch is |
 
-use std::collections::HashMap;
+mod gaps;
+mod sizing;
+pub(crate) mod tally;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rdkafka::consumer::Consumer;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Header, Message, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use moim_base::task::Shutdown;
 
+use self::sizing::Sizing;
+use self::tally::{Out, Record, Step, Tally};
 use crate::consume::{self, Failed, Source, Watch, patiently};
+use crate::partition;
 use crate::progress::{self, Progress};
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
-use crate::store::{Counting, Store, Verdict, hash_of};
+use crate::store::{Store, Verdict, hash_of};
 
 /// A transaction that cannot be carried on for so long is undone: meanwhile the group waits for us.
 const CALL: Duration = Duration::from_secs(10);
-/// How long a transaction should last at most: what cannot be finished in time is undone, and done again for nothing. Batches
-/// are made so small that it does, and larger again where there is time.
-const LASTS: Duration = Duration::from_secs(1);
-/// The first batch, and the smallest that is tried.
-const FIRST: usize = 4_000;
-const SMALLEST: usize = 100;
 /// Between looks whether everything was stored: only failures are reported.
 const REPORT_POLL: Duration = Duration::from_millis(2);
+/// An idle counter looks so often whether a client is behind, and less and less often while none is.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOK_LEAST: Duration = Duration::from_secs(30);
 
 /// How a counter works.
 #[derive(Clone, Debug)]
@@ -63,52 +75,18 @@ pub fn start(
     })
 }
 
-/// How many messages to put into a transaction, by how long the last ones took.
-#[derive(Debug)]
-struct Size {
-    now: usize,
-    largest: usize,
-}
-
-impl Size {
-    fn up_to(largest: usize) -> Self {
-        Self { now: FIRST.min(largest), largest }
-    }
-
-    /// A transaction of so many messages took so long, or was undone.
-    fn on_end(&mut self, messages: usize, took: Duration, is_fine: bool) {
-        if !is_fine || took > LASTS {
-            self.now = (self.now / 2).max(SMALLEST.min(self.largest));
-        } else if messages >= self.now && took < LASTS / 2 {
-            self.now = (self.now * 2).min(self.largest);
-        }
-    }
-}
-
 struct Counter<'w> {
     watch: &'w Watch,
-    size: Size,
+    sizing: Sizing,
     source: Source,
     producer: BaseProducer<DefaultProducerContext>,
     tally: Tally,
-    progress: Progress,
-}
-
-/// The side of the store.
-struct Tally {
-    store: Store,
     runtime: Handle,
-    /// The generation under which a partition is counted, from the store.
-    generations: HashMap<i32, u64>,
-}
-
-/// A message of the batch and where it goes.
-struct Out<'a> {
-    message: &'a BorrowedMessage<'a>,
-    /// Client and sequence number; none when the record does not say.
-    origin: Option<(&'a str, u64)>,
-    dead: Option<&'static str>,
-    verdict: Verdict,
+    /// Over how many partitions texts are spread.
+    texts: i32,
+    look_at: Instant,
+    look_every: Duration,
+    progress: Progress,
 }
 
 impl<'w> Counter<'w> {
@@ -122,133 +100,177 @@ impl<'w> Counter<'w> {
         let role = format!("counter-{}", options.instance);
         let producer: BaseProducer<DefaultProducerContext> = options.queue.transactional(&role).create()?;
         watch.during(|| producer.init_transactions(CALL))?;
+        let there = watch.during(|| queue::partitions(producer.client(), MESSAGE_AGGREGATION))?;
+        let texts = runtime.block_on(patiently(&Shutdown::new(), || store.pin_texts(there)))?;
         let source = Source::subscribe(&options.queue.consumer("counter"), CLIENT_MESSAGE)?;
         watch.reads_from(&source);
-        let tally = Tally { store, runtime, generations: HashMap::new() };
-        let size = Size::up_to(options.transaction_size);
-        Ok(Self { watch, size, source, producer, tally, progress })
+        Ok(Self {
+            watch,
+            sizing: Sizing::up_to(options.transaction_size),
+            source,
+            producer,
+            tally: Tally::new(store),
+            runtime,
+            texts,
+            look_at: Instant::now() + LOOK,
+            look_every: LOOK,
+            progress,
+        })
     }
 
     fn step(&mut self, shutdown: &Shutdown) -> Result<(), Failed> {
-        let batch = self.source.gather(self.size.now, shutdown);
+        let batch = self.source.gather(self.sizing.now(), shutdown);
         if self.source.has_changed() {
-            self.tally.generations.clear();
+            self.tally.on_change();
         }
         if batch.is_empty() {
-            return Ok(());
+            return match self.rereads_when_idle()? {
+                rereads if rereads.is_empty() => Ok(()),
+                rereads => self.read_again(&rereads, &rereads),
+            };
         }
+        self.look_at = Instant::now() + LOOK;
+        self.look_every = LOOK;
         let since = Instant::now();
-        let outs = match self.tally.count(&batch, shutdown) {
+        let records: Vec<Record<'_>> = batch.iter().map(record).collect();
+        let outs = match self.runtime.block_on(self.tally.count(&records, shutdown)) {
             // Another counter has been given the partition and has begun: the next rebalance tells us, or told us.
             Err(Failed::Fenced) => {
-                self.tally.generations.clear();
+                self.tally.on_change();
                 return Ok(self.source.rewind()?);
             }
-            other => other?,
+            Ok(Step::Reread(rereads)) => {
+                let mut seeks = BTreeMap::new();
+                for record in &records {
+                    seeks.entry(record.partition).or_insert(record.offset);
+                }
+                seeks.extend(&rereads);
+                return self.read_again(&rereads, &seeks);
+            }
+            Ok(Step::PassOn(outs)) => outs,
+            Err(error) => return Err(error),
         };
-        let passed = self.pass_on(&outs, &batch);
-        self.size.on_end(batch.len(), since.elapsed(), passed.is_ok());
+        let after = consume::after(CLIENT_MESSAGE, &batch)?;
+        let passed = self.pass_on(&outs, &after);
+        self.sizing.on_end(batch.len(), since.elapsed(), passed.is_ok());
         match passed {
             Ok(()) => {
                 self.note(&outs);
+                for at in after.elements() {
+                    if let Offset::Offset(next) = at.offset() {
+                        self.tally.on_committed(at.partition(), next);
+                    }
+                }
                 Ok(())
             }
             Err(error) => self.undo(error),
         }
     }
-}
 
-impl Tally {
-    /// Counts the batch in the store, client by client.
-    fn count<'a>(
-        &mut self,
-        batch: &'a [BorrowedMessage<'a>],
-        shutdown: &Shutdown,
-    ) -> Result<Vec<Out<'a>>, Failed> {
-        let mut outs: Vec<Out<'a>> = batch.iter().map(judge).collect();
-        let by_client = by_client(&outs);
-        let mut steps = Vec::with_capacity(by_client.len());
-        for ((client, partition), places) in by_client {
-            let generation = self.generation(partition, shutdown)?;
-            let counting: Vec<Counting> = places
-                .iter()
-                .map(|at| {
-                    let out = &outs[*at];
-                    let sn = out.origin.map_or(0, |(_, sn)| sn);
-                    Counting { sn, offset: out.message.offset(), dead: out.dead.is_some() }
-                })
-                .collect();
-            let store = self.store.clone();
-            steps.push(async move {
-                let call = || store.count(client, (generation, partition), &counting);
-                (places, patiently(shutdown, call).await)
-            });
+    /// Partitions in which a client is behind although everything was read: the store went back.
+    fn rereads_when_idle(&mut self) -> Result<BTreeMap<i32, i64>, Failed> {
+        if Instant::now() < self.look_at {
+            return Ok(BTreeMap::new());
         }
-        for (places, counted) in self.runtime.block_on(futures_util::future::join_all(steps)) {
-            let verdicts = counted?.map_err(|_| Failed::Fenced)?;
-            places.into_iter().zip(verdicts).for_each(|(at, verdict)| outs[at].verdict = verdict);
-        }
-        Ok(outs)
-    }
-
-    fn generation(&mut self, partition: i32, shutdown: &Shutdown) -> Result<u64, Failed> {
-        if let Some(generation) = self.generations.get(&partition) {
-            return Ok(*generation);
-        }
-        let call = || self.store.next_generation("counter", partition);
-        let generation = self.runtime.block_on(patiently(shutdown, call))?;
-        self.generations.insert(partition, generation);
-        Ok(generation)
-    }
-}
-
-/// Where the messages of each client stand in the batch, by partition. A client's messages stand together as a rule: they came
-/// together.
-fn by_client<'a>(outs: &[Out<'a>]) -> Vec<((&'a str, i32), Vec<usize>)> {
-    let mut groups: Vec<((&'a str, i32), Vec<usize>)> = Vec::new();
-    let (mut known, mut present) = (HashMap::new(), None);
-    for (at, out) in outs.iter().enumerate() {
-        let Some((client, _)) = out.origin else { continue };
-        let whose = (client, out.message.partition());
-        let group = match present {
-            Some((before, group)) if before == whose => group,
-            _ => *known.entry(whose).or_insert_with(|| {
-                groups.push((whose, Vec::new()));
-                groups.len() - 1
-            }),
+        let assigned = self.source.consumer.assignment()?;
+        let assigned: Vec<i32> = assigned.elements().iter().map(|at| at.partition()).collect();
+        let mut rereads = match self.runtime.block_on(self.tally.behind(&assigned)) {
+            Ok(rereads) => rereads,
+            Err(error) => {
+                tracing::debug!(%error, "cannot look for clients that are behind");
+                BTreeMap::new()
+            }
         };
-        present = Some((whose, group));
-        groups[group].1.push(at);
+        self.look_every =
+            if self.tally.has_suspects() { LOOK } else { (self.look_every * 2).min(LOOK_LEAST) };
+        self.look_at = Instant::now() + self.look_every;
+        if !rereads.is_empty() {
+            let committed = self.watch.during(|| self.source.consumer.committed(CALL))?;
+            let committed = committed.elements();
+            for (partition, from) in &mut rereads {
+                let at = committed.iter().find(|at| at.partition() == *partition).map(|at| at.offset());
+                let committed = if let Some(Offset::Offset(offset)) = at { offset } else { 0 };
+                // What a transaction that was undone has counted is behind the client's position, and not passed on.
+                *from = committed.min(*from);
+                let offset = *from;
+                tracing::warn!(
+                    partition,
+                    offset,
+                    "client counts behind the queue; reading the partition again"
+                );
+            }
+        }
+        Ok(rereads)
     }
-    groups
+
+    /// Goes back to `seeks`. The offsets of `rereads` are committed first: whatever happens from then on, no counter begins
+    /// behind what has to be read again.
+    fn read_again(&mut self, rereads: &BTreeMap<i32, i64>, seeks: &BTreeMap<i32, i64>) -> Result<(), Failed> {
+        progress::add(&self.progress.reread, rereads.len() as u64);
+        let mut offsets = TopicPartitionList::with_capacity(rereads.len());
+        for (partition, offset) in rereads {
+            offsets.add_partition_offset(CLIENT_MESSAGE, *partition, Offset::Offset(*offset))?;
+        }
+        let committed = self.producer.begin_transaction().and_then(|()| self.commit(&offsets));
+        if let Err(error) = committed {
+            self.tally.on_change();
+            return self.undo(error);
+        }
+        // What lies behind is about to be counted once more, and passed on once more.
+        for (partition, offset) in rereads {
+            self.tally.on_committed(*partition, *offset);
+        }
+        for (partition, offset) in seeks {
+            self.source.consumer.seek(CLIENT_MESSAGE, *partition, Offset::Offset(*offset), CALL)?;
+        }
+        Ok(())
+    }
+}
+
+fn record<'a>(message: &'a BorrowedMessage<'a>) -> Record<'a> {
+    Record {
+        partition: message.partition(),
+        offset: message.offset(),
+        key: message.key().unwrap_or_default(),
+        payload: message.payload(),
+        origin: queue::origin(message),
+    }
 }
 
 impl Counter<'_> {
     /// Passes the batch on and commits it, in one transaction.
-    fn pass_on(&self, outs: &[Out<'_>], batch: &[BorrowedMessage<'_>]) -> Result<(), KafkaError> {
+    fn pass_on(&self, outs: &[Out<'_>], after: &TopicPartitionList) -> Result<(), KafkaError> {
         self.producer.begin_transaction()?;
         for out in outs {
             if out.verdict == Verdict::Dropped {
                 continue;
             }
-            let payload = out.message.payload().unwrap_or_default();
-            match (out.dead, out.origin) {
+            let payload = out.record.payload.unwrap_or_default();
+            match (&out.dead, out.record.origin) {
                 (None, Some((client, sn))) => {
                     let key = hash_of(payload);
-                    let record = BaseRecord::to(MESSAGE_AGGREGATION).key(key.as_bytes()).payload(payload);
+                    let partition = partition::of(key.as_bytes(), self.texts);
+                    let record = BaseRecord::to(MESSAGE_AGGREGATION)
+                        .partition(partition)
+                        .key(key.as_bytes())
+                        .payload(payload);
                     self.send(record.headers(queue::headers(client, sn)))?;
                 }
                 (why, _) => {
-                    let key = out.message.key().unwrap_or_default();
-                    let headers = dead_headers(out.message, why.unwrap_or("no origin"));
-                    self.send(BaseRecord::to(DEAD_LETTER).key(key).payload(payload).headers(headers))?;
+                    let headers = dead_headers(&out.record, why.as_deref().unwrap_or("no origin"));
+                    let record = BaseRecord::to(DEAD_LETTER).key(out.record.key).payload(payload);
+                    self.send(record.headers(headers))?;
                 }
             }
         }
         self.wait_for_reports()?;
+        self.commit(after)
+    }
+
+    /// Ends a transaction with these offsets.
+    fn commit(&self, offsets: &TopicPartitionList) -> Result<(), KafkaError> {
         let group = self.source.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
-        let offsets = consume::after(CLIENT_MESSAGE, batch)?;
-        self.watch.during(|| self.producer.send_offsets_to_transaction(&offsets, &group, CALL))?;
+        self.watch.during(|| self.producer.send_offsets_to_transaction(offsets, &group, CALL))?;
         self.watch.during(|| self.producer.commit_transaction(CALL))
     }
 
@@ -281,9 +303,9 @@ impl Counter<'_> {
     }
 
     /// After a failed transaction: what was counted is passed on with the next attempt.
-    fn undo(&self, error: KafkaError) -> Result<(), Failed> {
+    fn undo(&mut self, error: KafkaError) -> Result<(), Failed> {
         progress::add(&self.progress.aborted, 1);
-        tracing::info!(%error, "a transaction is undone");
+        tracing::info!(%error, "transaction aborted");
         self.watch.during(|| self.producer.abort_transaction(CALL))?;
         Ok(self.source.rewind()?)
     }
@@ -291,72 +313,30 @@ impl Counter<'_> {
     fn note(&self, outs: &[Out<'_>]) {
         let counted = outs.iter().filter(|out| out.verdict == Verdict::Counted);
         if let Some(latency) = self.progress.latency.get() {
-            latency.on_counted(counted.clone().filter_map(|out| out.origin));
+            latency.on_counted(counted.clone().filter_map(|out| out.record.origin));
         }
         let (mut fine, mut dead) = (0, 0);
         counted.for_each(|out| if out.dead.is_some() { dead += 1 } else { fine += 1 });
+        let parked = outs.iter().filter(|out| out.verdict == Verdict::Ahead).count();
+        progress::add(&self.progress.parked, parked as u64);
         progress::add(&self.progress.transactions, 1);
         progress::add(&self.progress.counted, fine);
         progress::add(&self.progress.dead, dead);
     }
 }
 
-/// Whether a message can be processed. A record that does not say where it comes from cannot be counted for anybody.
-fn judge<'a>(message: &'a BorrowedMessage<'a>) -> Out<'a> {
-    let origin = queue::origin(message);
-    let text = message.payload().is_some_and(|payload| std::str::from_utf8(payload).is_ok());
-    let dead = match (&origin, text) {
-        (None, _) => Some("no client or sequence number"),
-        (Some(_), false) => Some("not text"),
-        (Some(_), true) => None,
-    };
-    // Without an origin nobody's count is concerned: it goes to the dead letters with this transaction.
-    let verdict = if origin.is_none() { Verdict::Counted } else { Verdict::Dropped };
-    Out { message, origin, dead, verdict }
-}
-
-fn dead_headers(message: &BorrowedMessage<'_>, why: &str) -> OwnedHeaders {
-    let (partition, offset) = (message.partition().to_string(), message.offset().to_string());
-    let origin = queue::origin(message);
+fn dead_headers(record: &Record<'_>, why: &str) -> OwnedHeaders {
+    let (partition, offset) = (record.partition.to_string(), record.offset.to_string());
     let mut headers = OwnedHeaders::new()
         .insert(Header { key: "why", value: Some(why) })
-        .insert(Header { key: "topic", value: Some(message.topic()) })
+        .insert(Header { key: "topic", value: Some(CLIENT_MESSAGE) })
         .insert(Header { key: "partition", value: Some(&partition) })
         .insert(Header { key: "offset", value: Some(&offset) });
-    if let Some((client, sn)) = origin {
+    if let Some((client, sn)) = record.origin {
         let sn = sn.to_string();
         headers = headers
             .insert(Header { key: "cid", value: Some(client) })
             .insert(Header { key: "sn", value: Some(&sn) });
     }
     headers
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transactions_are_as_large_as_there_is_time_for() {
-        let mut size = Size::up_to(20_000);
-        let quick = Duration::from_millis(100);
-        for (messages, took, is_fine, then) in [
-            (3_999, quick, true, 4_000),
-            (4_000, quick, true, 8_000),
-            (8_000, LASTS * 3 / 4, true, 8_000),
-            (8_000, quick, true, 16_000),
-            (16_000, LASTS * 2, true, 8_000),
-            (8_000, quick, false, 4_000),
-        ] {
-            size.on_end(messages, took, is_fine);
-            assert_eq!(size.now, then, "after {messages} in {took:?}, {is_fine}");
-        }
-        (0..20).for_each(|_| size.on_end(size.now, quick, true));
-        assert_eq!(size.now, 20_000);
-        (0..20).for_each(|_| size.on_end(size.now, quick, false));
-        assert_eq!(size.now, SMALLEST);
-        let mut small = Size::up_to(10);
-        small.on_end(10, quick, false);
-        assert_eq!(small.now, 10);
-    }
 }

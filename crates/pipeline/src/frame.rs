@@ -9,6 +9,8 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use crate::store::DIGEST;
+
 /// The largest frame, without its length.
 pub const MAX_FRAME: usize = 1 << 20;
 /// The largest message a client may send.
@@ -74,9 +76,22 @@ pub enum Frame {
     Bye {
         /// Its last sequence number.
         sent: u64,
+        /// The digest of all of it ([`crate::store::digest_of_all`]); the frame may end before it.
+        digest: Option<[u8; DIGEST]>,
+    },
+    /// What the gateways have of the client is what it would send: the digest of that must be this. May follow `Welcome`.
+    Check {
+        /// Up to which sequence number.
+        upto: u64,
+        /// The digest of the client's lines up to there.
+        digest: [u8; DIGEST],
     },
     /// All of it is in the queue.
-    Done,
+    Done {
+        /// A message that is missing there, and because of which those behind it are not counted; 0 for none. The frame ends
+        /// before it when there is none.
+        missing: u64,
+    },
 }
 
 /// Why bytes are no frame. The connection has to end.
@@ -130,11 +145,22 @@ pub fn encode(frame: &Frame, out: &mut BytesMut) {
             out.put_u32(*window);
             beyond.iter().for_each(|sn| out.put_u64(*sn));
         }
-        Frame::Bye { sent } => {
+        Frame::Bye { sent, digest } => {
             out.put_u8(8);
             out.put_u64(*sent);
+            digest.iter().for_each(|digest| out.put_slice(digest));
         }
-        Frame::Done => out.put_u8(9),
+        Frame::Check { upto, digest } => {
+            out.put_u8(10);
+            out.put_u64(*upto);
+            out.put_slice(digest);
+        }
+        Frame::Done { missing } => {
+            out.put_u8(9);
+            if *missing > 0 {
+                out.put_u64(*missing);
+            }
+        }
     }
     let length = (out.len() - start - 4) as u32;
     out[start..start + 4].copy_from_slice(&length.to_be_bytes());
@@ -204,8 +230,14 @@ fn parse(mut body: Bytes) -> Result<Frame, FrameError> {
             }
             Frame::Ack { acked, window, beyond }
         }
-        8 => Frame::Bye { sent: number(&mut body)? },
-        9 => Frame::Done,
+        8 => {
+            let sent = number(&mut body)?;
+            let digest = if body.is_empty() { None } else { Some(array(&mut body)?) };
+            Frame::Bye { sent, digest }
+        }
+        10 => Frame::Check { upto: number(&mut body)?, digest: array(&mut body)? },
+        9 if body.is_empty() => Frame::Done { missing: 0 },
+        9 => Frame::Done { missing: number(&mut body)? },
         _ => return Err(FrameError::Malformed("its kind is unknown")),
     };
     if body.is_empty() { Ok(frame) } else { Err(FrameError::Malformed("it has bytes too many")) }
@@ -243,8 +275,11 @@ mod tests {
             Frame::Refused { retry: true, reason: "later".into() },
             Frame::Data { sn: 6, message: Bytes::from_static(b"hello") },
             Frame::Ack { acked: 6, window: 9, beyond: vec![8, 9] },
-            Frame::Bye { sent: 6 },
-            Frame::Done,
+            Frame::Bye { sent: 6, digest: None },
+            Frame::Bye { sent: 6, digest: Some([4; 16]) },
+            Frame::Check { upto: 5, digest: [3; 16] },
+            Frame::Done { missing: 0 },
+            Frame::Done { missing: 3 },
         ]
     }
 

@@ -26,6 +26,7 @@ use moim_base::task::{Scope, Shutdown};
 use moim_base::{Clock, SystemClock};
 
 use crate::identity::Secret;
+use crate::partition;
 use crate::progress::Progress;
 use crate::queue::QueueOptions;
 use crate::store::{Store, StoreError, Taken};
@@ -234,6 +235,17 @@ impl Shared {
         relays.get(client).is_some_and(|handle| !handle.has_ended())
     }
 
+    /// The partition of a client's messages: chosen when it is first seen, and kept for the life of its run. With the topic's
+    /// number of partitions growing meanwhile, a choice made anew would put messages where they can overtake earlier ones.
+    async fn partition_of(self: &Arc<Self>, client: &str) -> Result<i32, StoreError> {
+        let shared = Arc::clone(self);
+        let partitions = tokio::task::spawn_blocking(move || shared.outlet.partitions()).await;
+        let partitions = partitions
+            .map_err(|error| StoreError::Unavailable(error.to_string()))?
+            .map_err(|error| StoreError::Unavailable(format!("no metadata of the queue: {error}")))?;
+        self.store.pin(client, partition::of(client.as_bytes(), partitions), partitions).await
+    }
+
     /// Relays for a client from now on, in place of whoever did here.
     async fn relay(
         self: &Arc<Self>,
@@ -249,7 +261,8 @@ impl Shared {
                 "message {missing} of {acked} was acknowledged and is gone"
             )));
         }
-        let handle = Relaying::start(Arc::clone(self), client, attempt, stored, kept);
+        let partition = self.partition_of(client).await?;
+        let handle = Relaying::start(Arc::clone(self), client, (attempt, partition), stored, kept);
         let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
         relays.retain(|_, handle| !handle.has_ended());
         relays.insert(client.to_owned(), handle.clone());

@@ -11,7 +11,7 @@
 //! | [`frame`], [`identity`], [`tls`] | what clients and gateways say to each other, how a client proves who it is, and in secret |
 //! | [`client`] | a load client |
 //! | [`gateway`], [`relay`] | from the client into the store, from the store into the queue |
-//! | [`store`], [`queue`] | the two as the pipeline sees them: keys and scripts, topics and settings |
+//! | [`store`], [`queue`], [`partition`] | the two as the pipeline sees them: keys and scripts, topics and settings, and where a key goes |
 //! | [`counter`], [`aggregator`] | the consumers |
 //! | [`verify`] | the verdict |
 //! | [`config`], [`run`] | settings, and all roles in one process |
@@ -29,10 +29,13 @@ pub mod gateway;
 pub mod identity;
 pub mod latency;
 pub mod lines;
+pub mod partition;
 pub mod progress;
 pub mod queue;
 pub mod relay;
 pub mod run;
+#[cfg(test)]
+mod simulation;
 pub mod store;
 pub mod tls;
 pub mod verify;
@@ -44,6 +47,7 @@ pub use identity::Secret;
 pub use latency::Latency;
 pub use progress::{Counts, Progress};
 pub use queue::QueueOptions;
+pub use rdkafka::error::KafkaError;
 pub use run::{Parts, Pipeline, RunError};
 pub use store::{Commands, Reply, Store, StoreError};
 pub use tls::{ClientTls, ServerTls};

@@ -20,6 +20,10 @@ pub struct Counts {
     pub aggregated: AtomicU64,
     /// Messages that went to the dead letters.
     pub dead: AtomicU64,
+    /// Messages that went to the dead letters because one before them is missing.
+    pub parked: AtomicU64,
+    /// Partitions that were read again because of a gap.
+    pub reread: AtomicU64,
     /// Messages that went out a second time.
     pub resent: AtomicU64,
     /// Transactions of counters.

@@ -203,6 +203,19 @@ pub async fn has_topics(options: &QueueOptions) -> Result<bool, KafkaError> {
     Ok(described.iter().all(Result::is_ok))
 }
 
+/// How many partitions a topic has. Blocks.
+pub(crate) fn partitions<C: rdkafka::ClientContext>(
+    client: &rdkafka::client::Client<C>,
+    topic: &str,
+) -> Result<i32, KafkaError> {
+    let metadata = client.fetch_metadata(Some(topic), Duration::from_secs(10))?;
+    let count = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
+    match i32::try_from(count) {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(KafkaError::MetadataFetch(RDKafkaErrorCode::UnknownTopicOrPartition)),
+    }
+}
+
 /// How many partitions of the pipeline's topics each broker leads. Blocks.
 pub fn leaders(options: &QueueOptions) -> Result<BTreeMap<i32, usize>, KafkaError> {
     let consumer: BaseConsumer = options.base("metadata").create()?;

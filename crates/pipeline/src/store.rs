@@ -5,12 +5,14 @@
 //!
 //! | key | holds |
 //! |---|---|
-//! | `producer:{cid}:state` | incarnation, attempt (who relays, in which round), sent, acked, stored, when it was last touched |
+//! | `producer:{cid}:state` | incarnation, attempt (who relays, in which round), sent, acked, stored, when it was last touched, the partition of its messages |
 //! | `producer:{cid}:messages` | messages that are not known to be in the queue: rows of them by their first and last sequence number (see [`row`]), single ones by their own |
+//! | `producer:{cid}:lines` | what was accepted of it: the digests of its messages, in rows and single ones like the messages; they stay |
 //! | `producer:{cid}:stored_msg_sn_tmp_list` | delivery reports that came before an earlier one |
 //! | `producer:index:{0..15}` | the clients there are |
 //! | `consumer:{cid}:last_msg_sn`, `:msg_cnt` | the last message that was counted, and how many were |
-//! | `consumer:{cid}:position` | where that message stands in the topic, who counted it, how many were dead-lettered |
+//! | `consumer:{cid}:position` | where that message stands in the topic, who counted it, how many were dead-lettered, which one is missing, up to where messages were passed on by committed transactions (base) and by the last one (pass), and the last offset of that (upto) |
+//! | `consumer:{aggregator}:state` | over how many partitions texts are spread |
 //! | `message:{hash}:count`, `:text`, `:at` | how often a message was sent, its text, up to which place of which partition it was counted (see [`texts`]) |
 //! | `consumer:{aggregator-p}:reading`, `:last` | up to where an aggregator has read a partition, and the last number of each client there (a sorted set) |
 //!
@@ -28,6 +30,7 @@ mod slots;
 mod texts;
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -39,7 +42,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::script::Script;
 pub use self::slots::connect;
-pub use self::texts::{CountedFor, Placed, ReadTo, Text};
+pub use self::texts::{Aggregated, CountedFor, Placed, ReadTo, Text};
 
 /// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -152,8 +155,64 @@ pub enum Verdict {
     Counted,
     /// It was counted before, by an attempt that may not have committed: pass it on, do not count it.
     Repeated,
-    /// Neither: leave it.
+    /// It was counted before, and passed on: leave it.
     Dropped,
+    /// A message before it was not counted.
+    Ahead,
+}
+
+/// What the store knows of a client whose messages are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The last message that was counted.
+    pub last: u64,
+    /// Where it stands; none when that is another partition, or nowhere.
+    pub offset: Option<i64>,
+    /// Up to where the gateway knows the queue to have everything. What is beyond is kept until it does.
+    pub stored: u64,
+    /// Up to where the gateway has kept messages.
+    pub acked: u64,
+}
+
+/// Who shows messages to the store, and of which batch they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// The generation under which the partition is counted.
+    pub generation: u64,
+    /// The partition.
+    pub partition: i32,
+    /// Where the batch begins there. It begins where the last committed one ended.
+    pub from: i64,
+}
+
+/// What became of messages that were shown to the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// One for each.
+    pub verdicts: Vec<Verdict>,
+    /// The client, after them.
+    pub standing: Standing,
+}
+
+/// What the store says of a client.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientObserved {
+    /// The largest sequence number it has sent.
+    pub sent: u64,
+    /// Up to where messages were accepted.
+    pub acked: u64,
+    /// Up to where they are in the queue.
+    pub stored: u64,
+    /// The last that was counted.
+    pub last: u64,
+    /// How many were counted.
+    pub counted: u64,
+    /// How many went to the dead letters.
+    pub dead: u64,
+    /// The message whose absence keeps the next ones from being counted; 0 for none.
+    pub blocked: u64,
+    /// Up to where the client has said what it sent, and the digest of it.
+    pub digest: Option<(u64, String)>,
 }
 
 /// A message as the counter shows it to the store.
@@ -237,12 +296,14 @@ impl Store {
         attempt: u64,
         messages: &[(u64, Bytes)],
     ) -> Result<Result<u64, Fenced>, StoreError> {
-        let keys = [state(client), waiting(client)];
-        let keys = [keys[0].as_str(), keys[1].as_str()];
+        let keys = [state(client), waiting(client), lines(client)];
+        let keys = keys.each_ref().map(String::as_str);
         let attempt = number(attempt);
+        let digests: Vec<u8> = messages.iter().flat_map(|(_, message)| digest_of(message)).collect();
         if let Some(row) = row::of(messages) {
             let (first, last) = (number(*row.numbers.start()), number(*row.numbers.end()));
-            let args: [&[u8]; 4] = [attempt.as_bytes(), first.as_bytes(), last.as_bytes(), &row.packed];
+            let args: [&[u8]; 5] =
+                [attempt.as_bytes(), first.as_bytes(), last.as_bytes(), &row.packed, &digests];
             let reply = script::KEEP_ROW.run_bytes(self, &keys, &args).await?;
             if word(&reply) != b"apart" {
                 return fenced_or_number(&reply);
@@ -250,10 +311,11 @@ impl Store {
         }
         let numbers: Vec<String> = messages.iter().map(|(sn, _)| number(*sn)).collect();
         let mut acked = 0;
-        for (messages, numbers) in messages.chunks(SINGLES).zip(numbers.chunks(SINGLES)) {
+        let singles: Vec<_> = messages.iter().zip(&numbers).zip(digests.chunks(DIGEST)).collect();
+        for singles in singles.chunks(SINGLES) {
             let mut args: Vec<&[u8]> = vec![attempt.as_bytes()];
-            for ((_, message), sn) in messages.iter().zip(numbers) {
-                args.extend([sn.as_bytes(), &message[..]]);
+            for (((_, message), sn), digest) in singles {
+                args.extend([sn.as_bytes(), &message[..], *digest]);
             }
             match fenced_or_number(&script::KEEP.run_bytes(self, &keys, &args).await?)? {
                 Ok(number) => acked = number,
@@ -263,9 +325,51 @@ impl Store {
         Ok(Ok(acked))
     }
 
-    /// Notes what the client has sent in all.
-    pub async fn note_sent(&self, client: &str, sent: u64) -> Result<(), StoreError> {
-        script::SENT.run(self, &[&state(client)], &[&number(sent)]).await.map(drop)
+    /// Notes what the client has sent in all, with its digest ([`digest_of_all`]).
+    pub async fn note_sent(
+        &self,
+        client: &str,
+        sent: u64,
+        digest: Option<[u8; DIGEST]>,
+    ) -> Result<(), StoreError> {
+        let digest = digest.map_or_else(String::new, |digest| hex(&digest));
+        script::SENT.run(self, &[&state(client)], &[&number(sent), &digest]).await.map(drop)
+    }
+
+    /// The digests of a client's lines that were accepted, by sequence number; those behind a gap are among them.
+    pub async fn lines(&self, client: &str) -> Result<BTreeMap<u64, [u8; DIGEST]>, StoreError> {
+        let key = lines(client);
+        let reply = self.call(&[b"HGETALL", key.as_bytes()]).await?;
+        let (mut rows, mut singles) = (BTreeMap::new(), BTreeMap::new());
+        for (field, value) in texts::pairs(&reply) {
+            let read = field.bytes().and_then(|field| row::numbers(field)).zip(value.bytes());
+            let Some((numbers, digests)) = read else { continue };
+            let into = if numbers.start() == numbers.end() { &mut singles } else { &mut rows };
+            into.extend(
+                numbers.zip(digests.chunks_exact(DIGEST).filter_map(|digest| digest.try_into().ok())),
+            );
+        }
+        // A row was kept after a single message of the same number.
+        singles.append(&mut rows);
+        Ok(singles)
+    }
+
+    /// What the store says of a client, all of one moment.
+    pub async fn observe(&self, client: &str) -> Result<ClientObserved, StoreError> {
+        let consumer = |part: &str| format!("consumer:{{{client}}}:{part}");
+        let keys = [state(client), consumer("last_msg_sn"), consumer("msg_cnt"), consumer("position")];
+        let reply = script::OBSERVE.run(self, &keys.each_ref().map(String::as_str), &[]).await?;
+        let number = |at: usize| reply.list().get(at).and_then(Reply::int).map(i64::unsigned_abs);
+        let numbers: Option<Vec<u64>> = (1..=8).map(number).collect();
+        match (word(&reply), numbers.as_deref()) {
+            (b"ok", Some(&[sent, acked, stored, digest_to, last, counted, dead, blocked])) => {
+                let digest = reply.list().get(9).and_then(Reply::bytes).filter(|digest| !digest.is_empty());
+                let digest = digest.map(|digest| String::from_utf8_lossy(digest).into_owned());
+                let digest = digest.map(|digest| (digest_to, digest));
+                Ok(ClientObserved { sent, acked, stored, last, counted, dead, blocked, digest })
+            }
+            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+        }
     }
 
     /// Messages from `from` to `until`, both included, as they were kept. One that is gone ends the list.
@@ -341,10 +445,10 @@ impl Store {
     pub async fn count(
         &self,
         client: &str,
-        (generation, partition): (u64, i32),
+        by: Batch,
         messages: &[Counting],
-    ) -> Result<Result<Vec<Verdict>, Fenced>, StoreError> {
-        let mut args = vec![number(generation), partition.to_string()];
+    ) -> Result<Result<Counted, Fenced>, StoreError> {
+        let mut args = vec![number(by.generation), by.partition.to_string(), by.from.max(0).to_string()];
         let rows: Vec<&[Counting]> = messages.chunk_by(Counting::is_followed_by).collect();
         for row in &rows {
             let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
@@ -353,15 +457,72 @@ impl Store {
         }
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let keys = ["last_msg_sn", "msg_cnt", "position"].map(|part| format!("consumer:{{{client}}}:{part}"));
-        let reply = script::COUNT.run(self, &[&keys[0], &keys[1], &keys[2]], &args).await?;
+        let state = state(client);
+        let reply = script::COUNT.run(self, &[&keys[0], &keys[1], &keys[2], &state], &args).await?;
         match word(&reply) {
             b"fenced" => Ok(Err(Fenced)),
-            b"ok" => match verdicts(&rows, &reply.list()[1..]) {
-                Some(verdicts) => Ok(Ok(verdicts)),
+            b"ok" => match counted(&rows, &reply.list()[1..]) {
+                Some(counted) => Ok(Ok(counted)),
                 None => Err(StoreError::Strange(format!("{} rows: {reply:?}", rows.len()))),
             },
             _ => Err(StoreError::Strange(format!("{reply:?}"))),
         }
+    }
+
+    /// Where a client stands, and in which partition its messages are; none when no gateway and no counter knows.
+    pub async fn standing(&self, client: &str) -> Result<Option<(i32, Standing)>, StoreError> {
+        let consumer = |part: &str| format!("consumer:{{{client}}}:{part}");
+        let (last, position, state) = (consumer("last_msg_sn"), consumer("position"), state(client));
+        let reply = script::STANDING.run(self, &[&last, &position, &state], &[]).await?;
+        let numbers: Option<Vec<i64>> = reply.list().iter().skip(1).map(Reply::int).collect();
+        match (word(&reply), numbers.as_deref()) {
+            (b"ok", Some([partition, rest @ ..])) => {
+                let partition = i32::try_from(*partition).ok().filter(|partition| *partition >= 0);
+                Ok(partition.zip(standing(rest)))
+            }
+            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+        }
+    }
+
+    /// Notes that the counter of this generation has committed all that it passed on. Without that, what stood in the topic before
+    /// its predecessor is taken for one that overtakes when both are read once more in one batch. Answers whether the client
+    /// was counted by that counter last; of another one's work it knows nothing.
+    pub async fn settle(&self, client: &str, partition: i32, generation: u64) -> Result<bool, StoreError> {
+        let position = format!("consumer:{{{client}}}:position");
+        let args = [number(generation), partition.to_string()];
+        let reply = script::SETTLE.run(self, &[&position], &[&args[0], &args[1]]).await?;
+        Ok(reply.list().get(1).and_then(Reply::int) == Some(1))
+    }
+
+    /// Notes that a client's message is missing, and what follows it not counted. Ends when the message is counted.
+    pub async fn block(&self, client: &str, missing: u64) -> Result<(), StoreError> {
+        let consumer = |part: &str| format!("consumer:{{{client}}}:{part}");
+        let keys = [consumer("last_msg_sn"), consumer("position")];
+        script::BLOCK.run(self, &[&keys[0], &keys[1]], &[&number(missing)]).await.map(drop)
+    }
+
+    /// The message whose absence keeps a client's messages from being counted; none as a rule.
+    pub async fn blocked(&self, client: &str) -> Result<Option<u64>, StoreError> {
+        let blocked = self.numbers(&format!("consumer:{{{client}}}:position"), &["blocked"]).await?;
+        Ok(blocked.first().copied().filter(|missing| *missing > 0))
+    }
+
+    /// The partition of a client's messages, for as long as the store knows the client: the one that was chosen first. One that
+    /// the topic does not have, because it was made anew with fewer, is chosen again.
+    pub async fn pin(&self, client: &str, proposed: i32, partitions: i32) -> Result<i32, StoreError> {
+        self.pinned(&state(client), proposed, partitions - 1).await
+    }
+
+    /// The number of partitions that texts are spread over, for as long as the run lasts: the one that was seen first.
+    pub async fn pin_texts(&self, partitions: i32) -> Result<i32, StoreError> {
+        self.pinned("consumer:{aggregator}:state", partitions, partitions).await
+    }
+
+    async fn pinned(&self, key: &str, proposed: i32, limit: i32) -> Result<i32, StoreError> {
+        let args = [proposed.to_string(), limit.to_string()];
+        let reply = script::PIN.run(self, &[key], &[&args[0], &args[1]]).await?;
+        let pinned = reply.list().get(1).and_then(Reply::int).and_then(|n| i32::try_from(n).ok());
+        pinned.ok_or_else(|| StoreError::Strange(format!("{reply:?}")))
     }
 
     /// Deletes everything a pipeline keeps; answers how many keys there were.
@@ -408,6 +569,10 @@ fn waiting(client: &str) -> String {
     format!("producer:{{{client}}}:messages")
 }
 
+fn lines(client: &str) -> String {
+    format!("producer:{{{client}}}:lines")
+}
+
 fn early(client: &str) -> String {
     format!("producer:{{{client}}}:stored_msg_sn_tmp_list")
 }
@@ -418,11 +583,35 @@ fn index_of(client: &str) -> String {
     format!("producer:index:{{{bucket}}}")
 }
 
-/// The name a message goes by: the first half of its SHA-256.
+/// The name a message goes by: the first half of its SHA-256, in hexadecimal digits.
 pub fn hash_of(text: &[u8]) -> String {
+    hex(&digest_of(text))
+}
+
+/// Bytes of a digest.
+pub const DIGEST: usize = 16;
+
+/// The same as bytes.
+pub fn digest_of(text: &[u8]) -> [u8; DIGEST] {
+    let mut digest = [0; DIGEST];
+    digest.copy_from_slice(&Sha256::digest(text)[..DIGEST]);
+    digest
+}
+
+/// The digest of lines in their order: that of their digests.
+pub fn digest_of_all<'a>(digests: impl IntoIterator<Item = &'a [u8; DIGEST]>) -> [u8; DIGEST] {
+    let mut all = Sha256::new();
+    digests.into_iter().for_each(|digest| all.update(digest));
+    let mut digest = [0; DIGEST];
+    digest.copy_from_slice(&all.finalize()[..DIGEST]);
+    digest
+}
+
+/// Hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |n: u8| char::from(DIGITS[usize::from(n)]);
-    Sha256::digest(text)[..16].iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// Numbers in any order as rows that have no gaps.
@@ -435,21 +624,32 @@ fn rows_of(numbers: &[u64]) -> Vec<RangeInclusive<u64>> {
 }
 
 /// What the store's answer about rows means for each message. None when it is no such answer.
-fn verdicts(rows: &[&[Counting]], answer: &[Reply]) -> Option<Vec<Verdict>> {
+fn counted(rows: &[&[Counting]], answer: &[Reply]) -> Option<Counted> {
+    let numbers: Vec<i64> = answer.iter().map(Reply::int).collect::<Option<_>>()?;
+    let (standing_of, answer) = numbers.split_at_checked(4)?;
+    let standing = standing(standing_of)?;
     if answer.len() != 3 * rows.len() {
         return None;
     }
     let mut verdicts = Vec::new();
     for (row, answer) in rows.iter().zip(answer.chunks_exact(3)) {
-        let (old, new, limit) = (answer[0].int()?, answer[1].int()?, answer[2].int()?);
-        let (old, new) = (usize::try_from(old).ok()?, usize::try_from(new).ok()?);
+        let (old, new) = (usize::try_from(answer[0]).ok()?, usize::try_from(answer[1]).ok()?);
+        let again = usize::try_from(answer[2]).ok()?;
         verdicts.extend(row.iter().enumerate().map(|(at, message)| match message {
             _ if (old..old + new).contains(&at) => Verdict::Counted,
-            message if at < old && message.offset <= limit => Verdict::Repeated,
+            _ if (again..old).contains(&at) => Verdict::Repeated,
+            // Behind a gap that the batch itself has closed, it was counted further on.
+            message if message.sn > standing.last => Verdict::Ahead,
             _ => Verdict::Dropped,
         }));
     }
-    Some(verdicts)
+    Some(Counted { verdicts, standing })
+}
+
+fn standing(numbers: &[i64]) -> Option<Standing> {
+    let [last, offset, stored, acked] = numbers else { return None };
+    let (last, stored, acked) = (last.unsigned_abs(), stored.unsigned_abs(), acked.unsigned_abs());
+    Some(Standing { last, offset: Some(*offset).filter(|offset| *offset >= 0), stored, acked })
 }
 
 fn number(n: u64) -> String {

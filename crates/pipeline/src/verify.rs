@@ -1,20 +1,30 @@
-//! The verifier: reads what the store holds and says whether every message was counted once.
+//! The verifier: reads what the store and the topics hold and says whether every message was counted once.
 //!
-//! The law it checks, per client: sent = counted + dead-lettered + in flight, and at the end nothing is in flight. Over
-//! all messages: the counts by text add up to the counts by client; and where every client sent the same lines, each
-//! line was counted once per client. Reading and judging are apart: [`judge`] is a pure function, so the verifier itself
-//! can be tested with losses and duplicates that are known.
+//! It compares identities, not sums. The sources (what gateways accepted of each client, line by line, and what the client says
+//! it sent) and the sinks (every client's count, every text's) must agree one by one; a message that is missing is on its way
+//! only if it stands somewhere. Reading and judging are apart: [`judge()`] is a pure function, so the verifier itself can be tested
+//! with losses and duplicates that are known.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `verify/judge.rs` | the verdict |
+//! | `verify/unread.rs` | what the topics hold that is not through |
+//! | `verify/trace.rs` | where a message went wrong |
 
+mod judge;
 mod trace;
+mod unread;
 
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
-use crate::store::{Store, StoreError, state};
+use crate::store::{ClientObserved, DIGEST, Store, StoreError, digest_of_all, hex};
 
+pub use self::judge::{MAX_WRONG, judge};
 pub use self::trace::{Finding, Passed, Seen, Stage, locate, locate_text, trace, trace_text};
+pub use self::unread::{Committed, Unread, committed, unread};
 
 /// What the store says of one client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -31,6 +41,11 @@ pub struct ClientCounts {
     pub relayed: u64,
     /// The last that was counted.
     pub last: u64,
+    /// The message whose absence keeps the next ones from being counted; 0 for none.
+    pub blocked: u64,
+    /// Up to where the client has said what it sent, and the digest of it.
+    #[serde(skip)]
+    pub digest: Option<(u64, String)>,
 }
 
 impl ClientCounts {
@@ -38,15 +53,83 @@ impl ClientCounts {
     pub fn in_flight(&self) -> u64 {
         self.sent.saturating_sub(self.counted + self.dead_lettered)
     }
+
+    /// How many have to be counted in the end.
+    fn expected(&self) -> u64 {
+        self.sent.saturating_sub(self.dead_lettered)
+    }
 }
 
-/// What the store says of everything.
+impl From<ClientObserved> for ClientCounts {
+    fn from(seen: ClientObserved) -> Self {
+        Self {
+            sent: seen.sent,
+            counted: seen.counted,
+            dead_lettered: seen.dead,
+            acked: seen.acked,
+            relayed: seen.stored,
+            last: seen.last,
+            blocked: seen.blocked,
+            digest: seen.digest,
+        }
+    }
+}
+
+/// The texts of a client's lines, by their hashes.
+pub type Lines = BTreeMap<u64, String>;
+
+/// What is known of everything.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// By client.
     pub clients: BTreeMap<String, ClientCounts>,
+    /// What gateways accepted of each client.
+    pub lines: BTreeMap<String, Lines>,
     /// How often each message was counted, by its hash.
     pub messages: BTreeMap<String, u64>,
+    /// What is on its way in the topics; none when it was not read, or has moved while the store was.
+    pub unread: Option<Unread>,
+}
+
+impl Observed {
+    /// Clients of which messages were accepted that the store has no lines of.
+    pub fn unknown(&self) -> std::collections::BTreeSet<String> {
+        let is_unknown = |(client, counts): &(&String, &ClientCounts)| {
+            let known = self.lines.get(*client).map_or(0, |lines| lines.range(1..=counts.acked).count());
+            (known as u64) < counts.acked.max(counts.last)
+        };
+        self.clients.iter().filter(is_unknown).map(|(client, _)| client.clone()).collect()
+    }
+}
+
+/// The digest of a client's first lines; none when one of them is not known.
+fn digest_of_lines(lines: &Lines, until: u64) -> Option<String> {
+    let mut digests = Vec::new();
+    for sn in 1..=until {
+        digests.push(parse(lines.get(&sn)?)?);
+    }
+    Some(hex(&digest_of_all(&digests)))
+}
+
+fn parse(hash: &str) -> Option<[u8; DIGEST]> {
+    let mut digest = [0; DIGEST];
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hash.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    (hash.len() == 2 * DIGEST).then_some(digest)
+}
+
+/// A client with a wrong count.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WrongClient {
+    /// Its name.
+    pub client: String,
+    /// How many were counted.
+    pub counted: u64,
+    /// How many should be.
+    pub expected: u64,
+    /// In words.
+    pub detail: String,
 }
 
 /// A message with the wrong count.
@@ -78,19 +161,25 @@ pub struct Messages {
 pub struct Verdict {
     /// By client.
     pub clients: BTreeMap<String, ClientCounts>,
+    /// Clients whose counts are wrong; at most [`MAX_WRONG`].
+    pub wrong_clients: Vec<WrongClient>,
     /// By message.
     pub messages: Messages,
     /// Sent in all.
     pub sent: u64,
     /// Counted in all.
     pub counted: u64,
-    /// Sent, and neither counted nor among the dead letters.
+    /// Sent, not counted, and known to be on their way.
+    pub in_flight: u64,
+    /// Sent, and neither counted nor on their way nor among the dead letters.
     pub lost: u64,
     /// Counted more often than sent.
     pub duplicated: u64,
-    /// Set aside with their origin.
+    /// Set aside with their origin: they cannot be processed.
     pub dead_lettered: u64,
-    /// `ok` or `failed`.
+    /// Set aside with their origin: a message before them is missing. They count as lost until they are counted.
+    pub parked: u64,
+    /// `ok`, `pending` or `failed`.
     pub verdict: &'static str,
     /// The first record that went wrong, and where.
     pub first_wrong: Option<Finding>,
@@ -98,66 +187,22 @@ pub struct Verdict {
 
 /// Questions to the store at a time.
 const AT_ONCE: usize = 128;
-/// At most so many messages are named.
-pub const MAX_WRONG: usize = 100;
 
 impl Verdict {
     /// Whether every message was counted once.
     pub fn is_ok(&self) -> bool {
         self.verdict == "ok"
     }
-}
 
-/// Judges. `expected_each` is how often every message was sent; without it, it is worked out where all clients sent the
-/// same number of lines and as many different ones.
-pub fn judge(observed: &Observed, expected_each: Option<u64>) -> Verdict {
-    let clients = &observed.clients;
-    let total = |of: fn(&ClientCounts) -> u64| clients.values().map(of).sum::<u64>();
-    let (sent, counted, dead) = (total(|c| c.sent), total(|c| c.counted), total(|c| c.dead_lettered));
-    let aggregated: u64 = observed.messages.values().sum();
-    let expected_each = expected_each.or_else(|| same_lines(observed));
-    let mut lost = total(ClientCounts::in_flight);
-    let mut duplicated = total(|c| (c.counted + c.dead_lettered).saturating_sub(c.sent));
-    let mut wrong = Vec::new();
-    match expected_each {
-        Some(expected) => {
-            for (hash, count) in observed.messages.iter().filter(|(_, count)| **count != expected) {
-                duplicated += count.saturating_sub(expected);
-                wrong.push(WrongMessage { hash: hash.clone(), text: None, count: *count, expected });
-            }
-            // A client that lost a message also lacks it in its text's count: it is one loss.
-            lost = lost.max((counted + lost).saturating_sub(aggregated.min(counted + lost)));
-        }
-        None => {
-            lost += counted.saturating_sub(aggregated);
-            duplicated += aggregated.saturating_sub(counted);
-        }
-    }
-    wrong.truncate(MAX_WRONG);
-    let ok = lost == 0 && duplicated == 0 && wrong.is_empty() && aggregated == counted;
-    Verdict {
-        messages: Messages { distinct: observed.messages.len() as u64, expected_each, wrong },
-        clients: clients.clone(),
-        sent,
-        counted,
-        lost,
-        duplicated,
-        dead_lettered: dead,
-        verdict: if ok { "ok" } else { "failed" },
-        first_wrong: None,
+    /// Whether nothing is wrong, and messages are on their way.
+    pub fn is_pending(&self) -> bool {
+        self.verdict == "pending"
     }
 }
 
-/// Every client sent as many lines as there are different messages: then it was the same lines.
-fn same_lines(observed: &Observed) -> Option<u64> {
-    let distinct = observed.messages.len() as u64;
-    let all = observed.clients.values().all(|client| client.sent == distinct && client.dead_lettered == 0);
-    (all && distinct > 0).then_some(observed.clients.len() as u64)
-}
-
-/// Reads everything from the store.
+/// Reads everything from the store: the sinks before the sources, so that nothing looks counted that was not sent.
 pub async fn observe(store: &Store) -> Result<Observed, StoreError> {
-    let mut observed = Observed { clients: observe_clients(store).await?, ..Observed::default() };
+    let mut observed = Observed::default();
     let mut keys = store.commands().keys("message:{*}:count").await?;
     keys.sort();
     keys.dedup();
@@ -171,31 +216,22 @@ pub async fn observe(store: &Store) -> Result<Observed, StoreError> {
         let hash = key.trim_start_matches("message:{").trim_end_matches("}:count").to_owned();
         observed.messages.insert(hash, count);
     }
+    observed.clients = observe_clients(store).await?;
+    let lines = observed.clients.keys().map(|client| async move {
+        let lines = store.lines(client).await?;
+        let lines = lines.into_iter().map(|(sn, digest)| (sn, hex(&digest))).collect();
+        Ok::<_, StoreError>((client.clone(), lines))
+    });
+    observed.lines = futures_util::stream::iter(lines).buffer_unordered(AT_ONCE).try_collect().await?;
     Ok(observed)
 }
 
 /// Reads what the store says of the clients.
 pub async fn observe_clients(store: &Store) -> Result<BTreeMap<String, ClientCounts>, StoreError> {
     let clients = store.clients().await?.into_iter();
-    let counts = clients
-        .map(|client| async move { observe_client(store, &client).await.map(|counts| (client, counts)) });
+    let counts =
+        clients.map(|client| async move { store.observe(&client).await.map(|seen| (client, seen.into())) });
     futures_util::stream::iter(counts).buffer_unordered(AT_ONCE).try_collect().await
-}
-
-async fn observe_client(store: &Store, client: &str) -> Result<ClientCounts, StoreError> {
-    let produced = store.numbers(&state(client), &["sent", "acked", "stored"]).await?;
-    let position = store.numbers(&format!("consumer:{{{client}}}:position"), &["dead"]).await?;
-    let counted = store.number_at(&format!("consumer:{{{client}}}:msg_cnt")).await?;
-    let last = store.number_at(&format!("consumer:{{{client}}}:last_msg_sn")).await?;
-    let field = |list: &[u64], at: usize| list.get(at).copied().unwrap_or(0);
-    Ok(ClientCounts {
-        sent: field(&produced, 0),
-        acked: field(&produced, 1),
-        relayed: field(&produced, 2),
-        counted,
-        dead_lettered: field(&position, 0),
-        last,
-    })
 }
 
 /// Adds the texts of wrong messages, for people.

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown, offload};
-use moim_base::{BrokerId, Clock};
+use moim_base::{BrokerId, Clock, LayerBudget, MemoryBudget};
 use moim_cluster::StateRepository;
 use moim_journal::Store;
 use moim_replica::controller::Maker;
@@ -62,10 +62,16 @@ pub struct BrokerOptions {
     pub max_request_bytes: usize,
     /// At most this much memory for requests that are being received.
     pub request_memory_bytes: usize,
+    /// At most this much memory for records that wait in responses for clients to read them.
+    pub response_memory_bytes: usize,
+    /// The node's memory budget, of which the broker takes its layers; one of its own without.
+    pub memory: Option<MemoryBudget>,
     /// The largest answer to a fetch.
     pub max_fetch_bytes: usize,
     /// No request waits longer than this, whatever it asks for.
     pub max_wait_ms: u64,
+    /// How long another broker may take to answer.
+    pub peer_timeout_ms: u64,
     /// A connection without traffic is closed after this.
     pub idle_connection_ms: u64,
     /// Whether asking for a topic makes it.
@@ -125,8 +131,11 @@ impl Default for BrokerOptions {
             max_connections: 10_000,
             max_request_bytes: 100 << 20,
             request_memory_bytes: 512 << 20,
+            response_memory_bytes: 256 << 20,
+            memory: None,
             max_fetch_bytes: 55 << 20,
             max_wait_ms: 300_000,
+            peer_timeout_ms: 10_000,
             idle_connection_ms: 600_000,
             auto_create_topics: true,
             num_partitions: 1,
@@ -192,7 +201,10 @@ pub struct Broker {
     pub(crate) transactions: TransactionService,
     pub(crate) producer_ids: ProducerIds,
     pub(crate) turned_away: TurnedAway,
-    pub(crate) memory: Memory,
+    /// For requests that are being received, or wait for their turn off the loop.
+    pub(crate) requests: LayerBudget,
+    /// For records in responses that clients have not read yet.
+    pub(crate) responses: LayerBudget,
     pub(crate) log_budget: LogBudget,
     pub(crate) metrics: QueueMetrics,
     /// The thread that must be done before the journals are closed.
@@ -212,6 +224,8 @@ impl Broker {
     pub async fn open(options: BrokerOptions, parts: BrokerParts) -> Result<Arc<Self>, Refused> {
         let loops = Arc::new(Loops::new(options.event_loops));
         let metrics = QueueMetrics::register(&parts.metrics);
+        let own = 2 * options.request_memory_bytes + options.response_memory_bytes;
+        let memory = options.memory.clone().unwrap_or_else(|| MemoryBudget::new(own));
         let topics = Arc::new(Topics::new(
             Arc::clone(&parts.repository),
             Arc::clone(&parts.store),
@@ -224,7 +238,16 @@ impl Broker {
             groups: GroupService::new(&options),
             transactions: TransactionService::new(&options),
             producer_ids: ProducerIds::new(Arc::clone(&parts.repository)),
-            memory: Memory::new(options.request_memory_bytes),
+            requests: memory.layer(
+                "queue requests",
+                2 * options.request_memory_bytes,
+                2 * options.request_memory_bytes,
+            ),
+            responses: memory.layer(
+                "queue responses",
+                options.response_memory_bytes,
+                options.response_memory_bytes,
+            ),
             log_budget: LogBudget::default(),
             scope: Scope::new(parts.shutdown.clone()),
             fetch_sessions: FetchSessions::new(options.max_fetch_sessions),
@@ -236,7 +259,10 @@ impl Broker {
             spell: ArcSwap::default(),
             turned_away: TurnedAway::default(),
             brokers: Brokers::default(),
-            peers: Arc::new(Peers::new(options.users.clone())),
+            peers: Arc::new(Peers::new(
+                options.users.clone(),
+                std::time::Duration::from_millis(options.peer_timeout_ms),
+            )),
             revision: AtomicI64::new(0),
             following: std::sync::Mutex::default(),
             address: std::sync::OnceLock::new(),
@@ -368,6 +394,16 @@ impl Broker {
         LiveBroker { id: self.options.node_id, host, port, rack: self.options.rack.clone() }
     }
 
+    /// Memory held by records in responses that clients have not read yet.
+    pub fn response_memory_bytes(&self) -> usize {
+        self.responses.used()
+    }
+
+    /// How many event loops have not turned for a second.
+    pub fn stalled_loops(&self) -> usize {
+        self.loops.stalled(self.clock.monotonic_ms(), 1_000)
+    }
+
     /// Every broker that runs, by number.
     pub(crate) fn live(&self) -> Vec<LiveBroker> {
         self.brokers.live(self.me())
@@ -379,7 +415,8 @@ impl Broker {
     }
 
     /// A node that has lost touch with the cluster is taken for dead by the others, so to clients it is dead too: their
-    /// connections are closed, and so is every new one. A client that was answered would go on believing what this node
+    /// connections are closed, and every new one with its first request that is not about versions or authentication (a
+    /// connection that ends before that is a broken broker to some clients, and fatal). A client that was answered would go on believing what this node
     /// believes, and would not find those who have taken over.
     pub fn set_in_touch(&self, in_touch: bool) {
         let spell = self.spell.load();
@@ -529,38 +566,4 @@ pub struct Summary {
     pub connections: usize,
     /// Consumer groups.
     pub groups: usize,
-}
-
-/// Counts memory of requests that are being received. It is a limit on reading, not an allocator: a
-/// connection that finds it spent goes on when others are done.
-pub(crate) struct Memory {
-    limit: i64,
-    left: AtomicI64,
-}
-
-impl Memory {
-    fn new(limit: usize) -> Self {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        Self { limit, left: AtomicI64::new(limit) }
-    }
-
-    pub(crate) fn take(&self, bytes: usize) {
-        self.left.fetch_sub(bytes as i64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn release(&self, bytes: usize) {
-        if bytes > 0 {
-            self.left.fetch_add(bytes as i64, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether nothing is left. Somebody who holds some may still finish.
-    pub(crate) fn is_spent(&self) -> bool {
-        self.left.load(Ordering::Relaxed) <= 0
-    }
-
-    /// Whether those who may still finish hold as much again as the limit: then nobody gets more.
-    pub(crate) fn is_overdrawn(&self) -> bool {
-        self.left.load(Ordering::Relaxed) <= -self.limit
-    }
 }

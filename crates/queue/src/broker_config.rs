@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use moim_cluster::{Entry, Expect, Swap};
+use moim_replica::LeaderTuning;
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::Broker;
@@ -130,31 +131,46 @@ impl Broker {
             })
             .collect();
         let (host, port) = self.advertised();
-        let fixed: [(&str, String, Kind); 24] = [
+        let factor = self.maker().default_factor().to_string();
+        let fixed = [
             ("advertised.listeners", format!("PLAINTEXT://{host}:{port}"), Kind::String),
             ("auto.create.topics.enable", o.auto_create_topics.to_string(), Kind::Boolean),
             ("broker.id", o.node_id.to_string(), Kind::Int),
             ("broker.rack", o.rack.clone().unwrap_or_default(), Kind::String),
             ("connections.max.idle.ms", o.idle_connection_ms.to_string(), Kind::Long),
-            ("default.replication.factor", "1".into(), Kind::Int),
+            ("default.replication.factor", factor.clone(), Kind::Int),
             ("delete.topic.enable", "true".into(), Kind::Boolean),
             ("fetch.max.bytes", o.max_fetch_bytes.to_string(), Kind::Int),
             ("group.initial.rebalance.delay.ms", o.group_initial_rebalance_delay_ms.to_string(), Kind::Int),
             ("group.max.session.timeout.ms", o.group_max_session_timeout_ms.to_string(), Kind::Int),
             ("group.max.size", o.group_max_size.to_string(), Kind::Int),
             ("group.min.session.timeout.ms", o.group_min_session_timeout_ms.to_string(), Kind::Int),
+            ("inter.broker.listener.name", "PLAINTEXT".into(), Kind::String),
+            ("listeners", format!("PLAINTEXT://{}", o.listen), Kind::String),
+            ("log.cleaner.backoff.ms", o.compaction_check_ms.to_string(), Kind::Long),
+            ("log.cleaner.enable", "true".into(), Kind::Boolean),
+            ("log.dir", o.data_dir.clone(), Kind::String),
+            ("log.dirs", o.data_dir.clone(), Kind::String),
             ("log.retention.check.interval.ms", o.retention_check_ms.to_string(), Kind::Long),
             ("max.connections", o.max_connections.to_string(), Kind::Int),
             ("node.id", o.node_id.to_string(), Kind::Int),
             ("num.network.threads", o.event_loops.to_string(), Kind::Int),
+            ("num.io.threads", o.event_loops.to_string(), Kind::Int),
             ("num.partitions", o.num_partitions.to_string(), Kind::Int),
             ("offset.metadata.max.bytes", o.offset_metadata_max_bytes.to_string(), Kind::Int),
             ("offsets.retention.minutes", (o.offsets_retention_ms / 60_000).to_string(), Kind::Int),
             ("offsets.topic.num.partitions", o.offsets_partitions.to_string(), Kind::Int),
-            ("offsets.topic.replication.factor", "1".into(), Kind::Int),
+            ("offsets.topic.replication.factor", factor.clone(), Kind::Int),
+            ("process.roles", "broker,controller".into(), Kind::List),
+            ("producer.id.expiration.ms", o.producer_id_expiration_ms.to_string(), Kind::Int),
+            ("queued.max.request.bytes", o.request_memory_bytes.to_string(), Kind::Long),
+            ("replica.lag.time.max.ms", LeaderTuning::default().lag_ms.to_string(), Kind::Long),
             ("socket.request.max.bytes", o.max_request_bytes.to_string(), Kind::Int),
+            ("sasl.enabled.mechanisms", "PLAIN".into(), Kind::List),
             ("transaction.max.timeout.ms", o.transaction_max_timeout_ms.to_string(), Kind::Int),
             ("transaction.state.log.num.partitions", o.transaction_partitions.to_string(), Kind::Int),
+            ("transaction.state.log.replication.factor", factor, Kind::Int),
+            ("transactional.id.expiration.ms", o.transactional_id_expiration_ms.to_string(), Kind::Int),
         ];
         shown.extend(fixed.into_iter().map(|(name, value, kind)| Shown {
             name: name.to_owned(),
@@ -194,7 +210,7 @@ mod tests {
 
     #[test]
     fn rates_are_the_brokers_own_settings() {
-        for name in [LEADER_RATE, FOLLOWER_RATE] {
+        for name in [LEADER_RATE, FOLLOWER_RATE, "replica.alter.log.dirs.io.max.bytes.per.second"] {
             let setting = changeable(name).unwrap();
             assert!(setting.refuse("-1").is_some() && setting.refuse("5000000").is_none());
         }

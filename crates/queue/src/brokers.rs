@@ -109,6 +109,11 @@ impl Brokers {
         live
     }
 
+    /// Whether a node is known and serves the queue, running or not.
+    pub(crate) fn is_registered(&self, me: BrokerId, id: i32) -> bool {
+        id == me.0 || lock(&self.known).broker(id).is_some()
+    }
+
     /// Another broker, if it runs.
     pub(crate) fn other(&self, id: BrokerId) -> Option<LiveBroker> {
         let known = lock(&self.known);
@@ -178,6 +183,8 @@ mod tests {
             assert!(brokers.on_put(&entry(node_key(id), node.to_bytes())));
         }
         assert_eq!(brokers.live(me()), [me()], "a node that is known need not run");
+        let known = |id| brokers.is_registered(BrokerId(2), id);
+        assert!(known(1) && known(2) && !known(3) && known(4) && !known(5));
         for id in [1, 3, 4] {
             assert!(brokers.on_put(&entry(member_key(id), MemberRecord::default().to_bytes())));
         }

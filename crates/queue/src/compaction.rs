@@ -2,8 +2,13 @@
 //!
 //! Two passes. The first reads the part that was never compacted and remembers, for each key, the offset of
 //! its newest record; the second has the journal rewrite its sealed segments, keeping a record when no newer
-//! one of its key is known. Tombstones stay for `delete.retention.ms` after their time, so that a consumer
-//! that reads along sees them; the records of aborted transactions go.
+//! one of its key is known. Tombstones stay for `delete.retention.ms` after this broker first compacted them, so that a
+//! consumer that reads along sees them; the records of aborted transactions go.
+//!
+//! A tombstone or a marker that is gone is gone for replicas too. A leader keeps it until every replica that fetches has
+//! it, and notes with the journal below which offset some are missing before the first of them goes
+//! ([`moim_journal::Cleaned`]); a replica that was away for longer is rebuilt. A follower removes only what its leader may
+//! have removed.
 //!
 //! A transaction's marker goes only in a round that meets none of its batches any more: without it the log
 //! would say, when it is read from the start, that the transaction never ended. With the marker goes the
@@ -14,11 +19,12 @@
 //! dirty part is compacted in several rounds.
 
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 
 use bytes::Bytes;
 use hashbrown::{HashMap, HashSet};
 
-use moim_journal::{Frame, JournalError, ReadError, Rewrite};
+use moim_journal::{Cleaned, Compactor, Frame, Journal, JournalError, ReadError, Rewrite};
 use moim_wire_kafka::records::{self, BatchHeader};
 
 use crate::config::TopicConfig;
@@ -84,8 +90,12 @@ pub(crate) fn compact(
         return Ok(None);
     }
     let keys = newest.by_key.len();
-    let mut second_pass = SecondPass { partition, newest, aborted, config, now_ms, open: HashSet::new() };
-    partition.journal.compact(until, &mut |frame| second_pass.rewrite(frame))?;
+    let mut cleaned = partition.journal.cleaned();
+    cleaned.note_round(until, now_ms);
+    let removable = removable_below(partition, &cleaned, now_ms.saturating_sub(config.delete_retention_ms));
+    let mut second_pass = SecondPass { partition, newest, aborted, removable, cleaned, open: HashSet::new() };
+    partition.journal.compact_by(until, &mut second_pass)?;
+    partition.journal.note_cleaned(second_pass.cleaned).map_err(JournalError::Io)?;
     Ok(Some(Compacted { keys, clean_until: until }))
 }
 
@@ -116,6 +126,16 @@ fn dirty_range(
     let ratio = dirty_bytes as f64 / (dirty_bytes + clean_bytes).max(1) as f64;
     let worth_it = dirty_bytes > 0 && (overdue || ratio >= config.min_cleanable_ratio);
     worth_it.then(|| clean_until.max(partition.journal.start())..end)
+}
+
+/// Tombstones and markers below this offset may go: first compacted by `horizon_ms`, and no replica that fetches is behind.
+fn removable_below(partition: &Partition, cleaned: &Cleaned, horizon_ms: i64) -> i64 {
+    let expired = cleaned.compacted_by(horizon_ms);
+    match partition.replicated() {
+        Some(replicated) if partition.leading().is_none() => replicated.removable_below().0,
+        Some(replicated) => expired.min(replicated.removable_below().0),
+        None => expired,
+    }
 }
 
 /// The aborted transactions below `end`: producer and the range of offsets.
@@ -157,13 +177,15 @@ struct SecondPass<'a> {
     partition: &'a Partition,
     newest: Newest,
     aborted: Aborted,
-    config: &'a TopicConfig,
-    now_ms: i64,
+    /// Tombstones and markers below this offset go.
+    removable: i64,
+    /// What is on record of removals, and of this round.
+    cleaned: Cleaned,
     /// Producers of which a batch was met since their last marker.
     open: HashSet<i64>,
 }
 
-impl SecondPass<'_> {
+impl Compactor for SecondPass<'_> {
     fn rewrite(&mut self, frame: &[u8]) -> Rewrite {
         let Some(header) = BatchHeader::parse(frame) else { return Rewrite::Keep };
         if header.is_control() {
@@ -173,16 +195,23 @@ impl SecondPass<'_> {
             self.open.insert(header.producer_id);
         }
         let aborted = self.aborted.covers(&header);
-        let horizon = self.now_ms.saturating_sub(self.config.delete_retention_ms);
-        let keep_tombstones = header.max_timestamp > horizon;
-        let newest = &self.newest;
+        let (newest, removable, mut removed) = (&self.newest, self.removable, 0);
         let mut keep = |offset: i64, key: Option<&[u8]>, tombstone: bool| {
             let Some(key) = key else { return false };
             let newer = newest.by_key.get(&newest.hash(key)).is_some_and(|at| *at > offset);
-            !aborted && !newer && (!tombstone || keep_tombstones)
+            if aborted || newer {
+                return false;
+            }
+            let goes = tombstone && offset < removable;
+            if goes {
+                removed = offset + 1;
+            }
+            !goes
         };
         let batch = Bytes::copy_from_slice(frame);
-        match records::retain_records(&batch, MAX_DECOMPRESSED_BYTES, &mut keep) {
+        let retained = records::retain_records(&batch, MAX_DECOMPRESSED_BYTES, &mut keep);
+        self.cleaned.below = self.cleaned.below.max(removed);
+        match retained {
             Ok(Some(same)) if same.len() == frame.len() => Rewrite::Keep,
             Ok(Some(smaller)) => Rewrite::Replace(smaller),
             // The last batch of a producer stays as an empty one: its sequence number must outlive its records.
@@ -194,14 +223,24 @@ impl SecondPass<'_> {
         }
     }
 
+    /// What is about to be gone is on record first.
+    fn before_swap(&mut self, journal: &Journal) -> io::Result<()> {
+        match self.cleaned.below > journal.cleaned_below() {
+            true => journal.note_cleaned(self.cleaned.clone()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl SecondPass<'_> {
     fn marker(&mut self, header: &BatchHeader) -> Rewrite {
         let needed = self.open.remove(&header.producer_id);
-        let old = self.now_ms.saturating_sub(header.max_timestamp) > self.config.delete_retention_ms;
-        if needed || !old || self.is_last_of_producer(header) {
+        if needed || header.last_offset() >= self.removable || self.is_last_of_producer(header) {
             return Rewrite::Keep;
         }
         // Before the marker is gone: its records went in an earlier round.
         self.partition.with_producers(|p| p.forget_aborted(header.last_offset()));
+        self.cleaned.below = self.cleaned.below.max(header.last_offset() + 1);
         Rewrite::Drop
     }
 

@@ -81,10 +81,20 @@ pub(crate) static BROKER_SETTINGS: &[Setting] = &[
         Check::AtLeast(0),
         "Bytes a second that a broker sends to replicas that are being moved. Holds for every broker.",
     ),
+    setting(
+        LOG_DIRS_RATE,
+        Kind::Long,
+        MAX,
+        Some(LOG_DIRS_RATE),
+        Check::AtLeast(0),
+        "Accepted for compatibility: a node has one data directory, and moves nothing between several.",
+    ),
 ];
 
 /// How fast replicas that are being moved are filled, on the side of whoever sends.
 pub(crate) const LEADER_RATE: &str = "leader.replication.throttled.rate";
+/// Set and taken back by `kafka-reassign-partitions` together with the other two.
+const LOG_DIRS_RATE: &str = "replica.alter.log.dirs.io.max.bytes.per.second";
 /// The same on the side of whoever takes in.
 pub(crate) const FOLLOWER_RATE: &str = "follower.replication.throttled.rate";
 
@@ -356,6 +366,8 @@ impl Setting {
                     names.join(", ")
                 )
             }),
+            // An empty list is one: neither deleted nor compacted.
+            (Check::ListOf(_), _) if value.trim().is_empty() => None,
             (Check::ListOf(names), _) => {
                 let bad = value.split(',').map(str::trim).find(|v| !names.contains(v));
                 bad.map(|v| {
@@ -518,6 +530,10 @@ mod tests {
             (Some(7), 100, 1_048_588)
         );
         assert!(config.compact && config.delete);
+        let none = own(&[("cleanup.policy", "")]);
+        assert_eq!(refuse(&none), None, "an empty list is legal");
+        let config = TopicConfig::new(&none, &defaults);
+        assert!(!config.compact && !config.delete, "and keeps everything");
         assert_eq!(config.retention_bytes, None);
     }
 }

@@ -4,9 +4,10 @@
 //! ones wait (for the disk, for data, for a group); answers leave in the order of the requests, as the
 //! protocol demands.
 //!
-//! Bounds: a frame is at most `max_request_bytes`, and memory for it is taken as its bytes arrive; at most
-//! [`MAX_IN_FLIGHT`] requests are open; a client that does not read its answers is not read from either, and
-//! is cut off when it has not read anything for as long as a connection may be idle.
+//! Bounds: a frame is at most `max_request_bytes`, and memory for it is taken from the budget as its bytes arrive; at most
+//! [`MAX_IN_FLIGHT`] requests are open; the records of a response are taken from the budget until they are sent. A client
+//! that does not read its answers is not read from either, and is cut off when it has not read anything for as long as a
+//! connection may be idle; or for [`STUCK`], while others wait for the memory.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -34,6 +35,8 @@ use crate::partition::PendingAcks;
 use crate::reply::{Call, Flushed, Writer};
 use crate::sasl::{Auth, UNKNOWN_MAX_FRAME};
 use moim_base::socket::Socket;
+use moim_base::task::Shutdown;
+use moim_base::{ConnectionBudget, Permit};
 
 /// The smallest request: a header without a client id.
 const MIN_FRAME: usize = 8;
@@ -52,6 +55,14 @@ const UNCOUNTED_BYTES: usize = 128 << 10;
 
 /// How long a connection may keep its event loop before the others have their turn.
 const TURN: Duration = Duration::from_millis(2);
+
+/// How long a client that holds records of responses may read nothing while memory for responses is short.
+const STUCK: Duration = Duration::from_secs(5);
+/// How often that is looked at.
+const STUCK_LOOK: Duration = Duration::from_secs(1);
+
+/// Records of responses that a connection may hold, unless one batch is larger.
+const UNSENT_RECORDS: usize = 16 << 20;
 
 /// How long a connection waits when there is no memory for requests.
 const STARVED: Duration = Duration::from_millis(5);
@@ -103,8 +114,18 @@ pub(crate) struct Connection {
     input: BytesMut,
     /// What the next read asks for.
     read_bytes: usize,
-    /// Bytes of the frame being read that are counted against the broker's memory.
-    charged: usize,
+    /// For the frame being read.
+    charged: Option<Permit>,
+    /// For the request being handled, until a handler takes it along.
+    held: Option<Permit>,
+    /// For the records of responses.
+    responses: ConnectionBudget,
+    /// Encoded answers that wait behind others.
+    ready_bytes: usize,
+    /// When the client last took something of what is to be sent.
+    last_sent: Instant,
+    /// When it was last looked at whether it is stuck.
+    stuck_look: Instant,
     /// The next frame has to wait, for memory or for the disk; looked at again at this moment.
     starved: Option<Instant>,
     slots: VecDeque<Slot>,
@@ -114,6 +135,8 @@ pub(crate) struct Connection {
     repeat: Option<Box<PendingFetch>>,
     /// Set while a request is appended off the loop: the next one must not overtake it.
     appending: Option<Arc<Deferred>>,
+    /// Set while a request changes what later ones may ask about: they wait until it has ended.
+    changing: Option<Arc<Later>>,
     out: Writer,
     /// Set while a range of a file is brought into memory; true when it is there.
     warming: Option<Arc<AtomicBool>>,
@@ -121,6 +144,11 @@ pub(crate) struct Connection {
     /// When this turn began, or its last request was done: the clock is read once for both.
     pub(crate) now: Instant,
     last_active: Instant,
+    /// The node was out of touch with the cluster when this was last looked at: the client is told which versions are
+    /// spoken, so that it takes what follows for a broker that went away and not for one it cannot talk to, and nothing else.
+    isolated: bool,
+    /// Whether the client has asked for anything but versions: one that has not may still learn them from an isolated node.
+    pub(crate) has_asked: bool,
     /// Somebody had news since the waiting requests were last looked at.
     woken: bool,
     closing: bool,
@@ -146,17 +174,25 @@ pub(crate) async fn serve(
         socket,
         input: BytesMut::new(),
         read_bytes: READ_BYTES,
-        charged: 0,
+        charged: None,
+        held: None,
+        responses: broker.responses.connection(UNSENT_RECORDS.max(broker.options.max_request_bytes)),
+        ready_bytes: 0,
+        last_sent: now,
+        stuck_look: now,
         starved: None,
         slots: VecDeque::new(),
         question: Bytes::new(),
         repeat: None,
         appending: None,
+        changing: None,
         out: Writer::default(),
         warming: None,
         sleep: Box::pin(tokio::time::sleep_until(now + idle)),
         now,
         last_active: now,
+        isolated: false,
+        has_asked: false,
         woken: false,
         closing: false,
         draining: false,
@@ -169,7 +205,6 @@ pub(crate) async fn serve(
             tracing::warn!(%peer, %error, left_out, "closing a connection");
         }
     }
-    broker.memory.release(connection.charged);
     connection.forget_repeat();
     for slot in &mut connection.slots {
         if let Slot::Fetch(fetch) = slot {
@@ -185,10 +220,22 @@ fn is_ordinary(error: &io::Error) -> bool {
 
 impl Connection {
     async fn run(&mut self) -> io::Result<()> {
+        loop {
+            let spell = self.broker.spell();
+            self.isolated = spell.is_stopped();
+            if !self.run_during(&spell).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Serves the client while the node is in touch with the cluster, or as long as it is not. Answers whether to go on
+    /// after that has changed.
+    async fn run_during(&mut self, spell: &Shutdown) -> io::Result<bool> {
         let shutdown = self.broker.shutdown.clone();
         let mut stopped = pin!(shutdown.stopped());
-        let spell = self.broker.spell();
         let mut ended = pin!(spell.stopped());
+        let was_isolated = self.isolated;
         // Whom the stop wakes; asked for once, because every wait of a task has the same waker.
         let mut told: Option<Waker> = None;
         loop {
@@ -196,24 +243,30 @@ impl Connection {
             if !self.draining && shutdown.is_stopped() {
                 self.drain();
             }
-            if spell.is_stopped() {
-                return Err(io::ErrorKind::ConnectionAborted.into());
+            if spell.is_stopped() && !was_isolated {
+                // Closed in the middle of the negotiation, some clients give the whole cluster up.
+                return if self.has_asked { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(true) };
             }
-            if self.turn()? {
+            let more = self.turn()?;
+            if self.isolated != was_isolated {
+                return Ok(true);
+            }
+            if more {
                 tokio::task::yield_now().await;
                 self.now = Instant::now();
                 continue;
             }
             if self.closing && self.slots.is_empty() && self.out.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             let event = std::future::poll_fn(|cx| {
-                if spell.is_stopped() || !self.draining && shutdown.is_stopped() {
+                let ends = spell.is_stopped() && !was_isolated;
+                if ends || !self.draining && shutdown.is_stopped() {
                     return Poll::Ready(Ok(Event::Woken));
                 }
                 if !told.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
                     told = Some(cx.waker().clone());
-                    if ended.as_mut().poll(cx).is_ready() {
+                    if !was_isolated && ended.as_mut().poll(cx).is_ready() {
                         return Poll::Ready(Ok(Event::Woken));
                     }
                     if stopped.as_mut().poll(cx).is_ready() && !self.draining {
@@ -227,7 +280,7 @@ impl Connection {
             match event {
                 Event::Read(0) => {
                     if self.input.is_empty() || self.closing {
-                        return Ok(());
+                        return Ok(false);
                     }
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
@@ -235,7 +288,11 @@ impl Connection {
                     ));
                 }
                 Event::Read(_) => self.last_active = self.now,
-                Event::Timer if self.is_idle() => return Ok(()),
+                Event::Timer if self.is_idle() => return Ok(false),
+                Event::Timer if self.is_stuck() => {
+                    let why = "the client does not read its responses, and memory for them is short";
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
                 Event::Woken => self.woken = true,
                 Event::Timer | Event::Writable => {}
             }
@@ -258,7 +315,10 @@ impl Connection {
     fn turn(&mut self) -> io::Result<bool> {
         let end = self.now + TURN;
         loop {
-            self.settle()?;
+            if self.settle(end)? {
+                self.flush()?;
+                return Ok(true);
+            }
             while self.can_take()
                 && let Some(frame) = self.next_frame()?
             {
@@ -268,15 +328,18 @@ impl Connection {
                 }
                 self.now = Instant::now();
                 if self.now >= end {
-                    self.settle()?;
+                    self.settle(end)?;
                     self.flush()?;
                     return Ok(true);
                 }
             }
             let held_up = !self.can_take();
-            self.settle()?;
+            let more = self.settle(end)?;
             let congested = self.is_congested();
             self.flush()?;
+            if more {
+                return Ok(true);
+            }
             // Requests that are here already and could not be taken go on now: no event will come for them.
             let room = held_up && self.can_take() || congested && !self.is_congested();
             if !room {
@@ -296,8 +359,11 @@ impl Connection {
         }
         let before = self.out.len();
         let flushed = self.out.flush(&mut *self.socket)?;
-        if self.out.len() < before && !self.out.is_empty() {
-            self.last_active = self.now;
+        if self.out.len() < before {
+            self.last_sent = self.now;
+            if !self.out.is_empty() {
+                self.last_active = self.now;
+            }
         }
         if let Flushed::Cold(range) = flushed {
             let done = Arc::new(AtomicBool::new(false));
@@ -314,7 +380,12 @@ impl Connection {
     }
 
     fn can_take(&self) -> bool {
-        !self.closing && self.appending.is_none() && self.slots.len() < MAX_IN_FLIGHT && !self.is_congested()
+        !self.closing
+            && self.appending.is_none()
+            && self.changing.is_none()
+            && self.slots.len() < MAX_IN_FLIGHT
+            && self.ready_bytes < MAX_UNSENT
+            && !self.is_congested()
     }
 
     /// Whether the client neither asks for anything nor reads what it asked for.
@@ -329,6 +400,20 @@ impl Connection {
     /// Whether the client must read before anything else is done for it.
     fn is_congested(&self) -> bool {
         self.out.len() >= MAX_UNSENT
+    }
+
+    /// Whether the client holds records of responses that it does not read, while others may wait for the memory.
+    fn is_stuck(&mut self) -> bool {
+        if self.now < self.stuck_at() || !self.out.holds_records() {
+            return false;
+        }
+        self.stuck_look = self.now;
+        let responses = &self.broker.responses;
+        self.now >= self.last_sent + STUCK && responses.used() > responses.limit() / 2
+    }
+
+    fn stuck_at(&self) -> Instant {
+        (self.last_sent + STUCK).max(self.stuck_look + STUCK_LOOK)
     }
 
     /// Takes a whole frame off the input, if there is one.
@@ -362,7 +447,7 @@ impl Connection {
             self.starved = Some(self.now + STARVED);
             return Ok(None);
         }
-        self.broker.memory.release(std::mem::take(&mut self.charged));
+        self.held = self.charged.take();
         self.input.advance(4);
         Ok(Some(self.input.split_to(size).freeze()))
     }
@@ -370,21 +455,23 @@ impl Connection {
     /// Reserves for a frame of `total` bytes, but never far ahead of what has arrived. Small frames always
     /// have room, so that those who send large ones slowly cannot keep everybody else from being served.
     fn make_room(&mut self, total: usize) -> io::Result<()> {
-        if total > UNCOUNTED_BYTES && self.charged == 0 && self.broker.memory.is_spent() {
+        let requests = &self.broker.requests;
+        // Half of it is for frames that are not begun yet: who has begun may finish.
+        if total > UNCOUNTED_BYTES && self.charged.is_none() && requests.used() >= requests.limit() / 2 {
             self.starved = Some(self.now + STARVED);
             return Ok(());
-        }
-        if total > UNCOUNTED_BYTES && self.broker.memory.is_overdrawn() {
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "no memory is left for large requests"));
         }
         let missing = (total - self.input.len()).min(RESERVE_BYTES);
         if self.input.capacity() - self.input.len() < missing {
             self.input.reserve(missing);
         }
-        let wanted = self.input.capacity();
-        if wanted > UNCOUNTED_BYTES && wanted > self.charged {
-            self.broker.memory.take(wanted - self.charged);
-            self.charged = wanted;
+        let (wanted, charged) = (self.input.capacity(), self.charged.as_ref().map_or(0, Permit::bytes));
+        if wanted > UNCOUNTED_BYTES && wanted > charged {
+            let taken = match &mut self.charged {
+                Some(permit) => permit.grow(wanted - charged),
+                none => requests.try_take(wanted).map(|permit| *none = Some(permit)),
+            };
+            taken.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
         }
         Ok(())
     }
@@ -406,6 +493,7 @@ impl Connection {
         let header = RequestHeader::decode(&mut decoder).map_err(bad_frame)?;
         let handled = dispatch::dispatch(self, header, decoder);
         self.question = Bytes::new();
+        self.held = None;
         handled
     }
 
@@ -429,6 +517,11 @@ impl Connection {
         if self.slots.is_empty() { question } else { Bytes::new() }
     }
 
+    /// The memory of the request being handled, for a handler that keeps its bytes for longer.
+    pub(crate) fn take_permit(&mut self) -> Option<Permit> {
+        self.held.take()
+    }
+
     fn forget_repeat(&mut self) {
         if let Some(mut fetch) = self.repeat.take() {
             fetch.forget(&self.wake);
@@ -441,6 +534,7 @@ impl Connection {
             self.out.push(call, response)
         } else {
             let bytes = encode_alone(call, response)?;
+            self.ready_bytes += bytes.len();
             self.slots.push_back(Slot::Ready(bytes));
             Ok(())
         }
@@ -457,22 +551,39 @@ impl Connection {
         self.slots.push_back(Slot::Appending(deferred));
     }
 
+    /// Keeps the place of a request that changes something, and takes no further request until it has: as in Kafka, the next
+    /// request of a connection sees what the one before it did.
+    pub(crate) fn wait_changing(&mut self, later: Arc<Later>) {
+        self.changing = Some(Arc::clone(&later));
+        self.slots.push_back(Slot::Later(later));
+    }
+
+    /// Whether requests are served: not while the node is out of touch with the cluster.
+    pub(crate) fn is_served(&mut self) -> bool {
+        if self.isolated && !self.broker.spell().is_stopped() {
+            self.isolated = false;
+        }
+        !self.isolated
+    }
+
     /// Stops reading; the connection ends when what is open is answered.
     pub(crate) fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Writes the answers at the head of the line that are ready.
-    fn settle(&mut self) -> io::Result<()> {
+    /// Writes the answers at the head of the line that are ready. A fetch is looked up when its turn has come, which may take
+    /// long, and many may stand in line: answers whether there may be more when the time is over.
+    fn settle(&mut self, end: Instant) -> io::Result<bool> {
         if self.appending.as_ref().is_some_and(|deferred| deferred.is_done()) {
             self.appending = None;
         }
+        self.changing.take_if(|later| later.is_done());
         while !self.is_congested()
             && let Some(front) = self.slots.front_mut()
         {
             match front {
                 Slot::Appending(deferred) => {
-                    let Some(produced) = deferred.take() else { return Ok(()) };
+                    let Some(produced) = deferred.take() else { return Ok(false) };
                     self.appending = None;
                     match produced.settle(&self.broker) {
                         Settled::Silent { failed } => self.closing |= failed,
@@ -484,6 +595,7 @@ impl Connection {
                     }
                 }
                 Slot::Ready(bytes) => {
+                    self.ready_bytes -= bytes.len();
                     self.out.push_encoded(std::mem::take(bytes));
                 }
                 Slot::Later(later) => match later.take() {
@@ -491,11 +603,11 @@ impl Connection {
                     Some(Answer::Failed) => return Err(io::Error::other("a request has no answer")),
                     // A group that waits for members is not waited for; the client asks the next broker.
                     None if self.draining => return Err(io::ErrorKind::ConnectionAborted.into()),
-                    None => return Ok(()),
+                    None => return Ok(false),
                 },
                 Slot::Produce(produce) => {
                     if !produce.acks.is_done() && self.now < produce.deadline {
-                        return Ok(());
+                        return Ok(false);
                     }
                     let PendingProduce { call, response, acks, .. } = &mut **produce;
                     crate::handlers::produce::finish(&self.broker, call.version, response, acks);
@@ -503,8 +615,12 @@ impl Connection {
                 }
                 Slot::Fetch(fetch) => {
                     let woken = std::mem::take(&mut self.woken);
-                    if !fetch.poll(&self.broker, &self.wake, self.now, woken) {
-                        return Ok(());
+                    if !fetch.poll(&self.broker, &self.wake, self.now, woken, &self.responses) {
+                        return Ok(false);
+                    }
+                    if self.out.is_empty() {
+                        // Its client has not had the time to read it.
+                        self.last_sent = self.now;
                     }
                     fetch.write(&self.broker, &mut self.out)?;
                     let Some(Slot::Fetch(mut fetch)) = self.slots.pop_front() else { continue };
@@ -514,24 +630,32 @@ impl Connection {
                     } else {
                         fetch.forget(&self.wake);
                     }
+                    if !self.slots.is_empty() {
+                        self.now = Instant::now();
+                        if self.now >= end {
+                            return Ok(true);
+                        }
+                    }
                     continue;
                 }
             }
             self.slots.pop_front();
         }
-        Ok(())
+        Ok(false)
     }
 
     /// When to look again though nothing has happened. Never a moment that looking does not get past: the
     /// timer would fire without end.
     fn alarm(&self) -> Option<Instant> {
-        match self.slots.front() {
+        let stuck = self.out.holds_records().then(|| self.stuck_at());
+        let front = match self.slots.front() {
             _ if self.is_congested() => Some(self.idle_at()),
             None => Some(self.idle_at()),
-            Some(Slot::Fetch(fetch)) => Some(fetch.deadline),
+            Some(Slot::Fetch(fetch)) => Some(fetch.alarm()),
             Some(Slot::Produce(produce)) => Some(produce.deadline),
             Some(Slot::Ready(_) | Slot::Later(_) | Slot::Appending(_)) => None,
-        }
+        };
+        [front, stuck].into_iter().flatten().min()
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {

@@ -1,6 +1,6 @@
 //! From a request's header to the handler that serves it. The table of what this broker speaks is
-//! [`SPOKEN`]: what is not in it is not advertised, and a client that sends it anyway is cut off, as the
-//! protocol has no answer for it.
+//! [`SPOKEN`]: what is not in it is not advertised, and a client that sends it anyway is cut off, as by Kafka, with a line
+//! in the log: the answer to an unknown request has no shape. ApiVersions alone has one for unknown versions.
 
 use std::future::Future;
 use std::io;
@@ -42,9 +42,9 @@ pub(crate) static SPOKEN: &[(ApiKey, RangeInclusive<i16>)] = &[
     (ApiKey::OffsetForLeaderEpoch, 2..=4),
     (ApiKey::AddPartitionsToTxn, 0..=5),
     (ApiKey::AddOffsetsToTxn, 0..=4),
-    (ApiKey::EndTxn, 0..=4),
-    (ApiKey::WriteTxnMarkers, 1..=1),
-    (ApiKey::TxnOffsetCommit, 0..=4),
+    (ApiKey::EndTxn, 0..=5),
+    (ApiKey::WriteTxnMarkers, 1..=2),
+    (ApiKey::TxnOffsetCommit, 0..=5),
     (ApiKey::DescribeConfigs, 1..=4),
     (ApiKey::AlterConfigs, 0..=2),
     (ApiKey::AlterReplicaLogDirs, 1..=2),
@@ -79,7 +79,12 @@ pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body:
     let Some(key) = spoken(header.api_key, version) else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("version {version} of API {} is not spoken here", header.api_key),
+            format!(
+                "UNSUPPORTED_VERSION: {} (API key {}) version {version} from client {:?}",
+                ApiKey::try_from(header.api_key).map_or("unknown API", |key| key.name()),
+                header.api_key,
+                header.client_id.as_deref().unwrap_or_default(),
+            ),
         ));
     };
     connection.broker.metrics.request(key);
@@ -90,16 +95,19 @@ pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body:
         ApiKey::SaslAuthenticate => {
             return handlers::sasl_authenticate::handle(connection, call, &decode(body, version)?);
         }
+        _ if !connection.is_served() => return Err(io::ErrorKind::ConnectionAborted.into()),
         _ if !connection.auth.is_open() => {
             let why = format!("{} before authentication", key.name());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        _ => {}
+        _ => connection.has_asked = true,
     }
     match key {
         ApiKey::Produce => handlers::produce::handle(connection, call, decode(body, version)?),
         ApiKey::Fetch => handlers::fetch::handle(connection, call, &header, decode(body, version)?),
-        ApiKey::ListOffsets => now(connection, call, body, handlers::list_offsets::handle),
+        ApiKey::ListOffsets => {
+            handlers::list_offsets::dispatch(connection, call, header, decode(body, version)?)
+        }
         ApiKey::Heartbeat => now(connection, call, body, handlers::heartbeat::handle),
         ApiKey::FindCoordinator => later(connection, call, header, body, handlers::find_coordinator::handle),
         ApiKey::Metadata => handlers::metadata::dispatch(connection, call, header, decode(body, version)?),
@@ -195,6 +203,32 @@ fn now<Q: Message, S: Message>(
     connection.answer(call, &response)
 }
 
+/// Whether a request changes what a later one of its connection may ask about. Those that wait for other clients (JoinGroup,
+/// SyncGroup) and those between brokers, of which many are under way at a time, are not among them.
+fn changes(key: i16) -> bool {
+    use ApiKey as K;
+    const CHANGES: [ApiKey; 17] = [
+        K::OffsetCommit,
+        K::LeaveGroup,
+        K::CreateTopics,
+        K::DeleteTopics,
+        K::DeleteRecords,
+        K::CreatePartitions,
+        K::AlterConfigs,
+        K::IncrementalAlterConfigs,
+        K::DeleteGroups,
+        K::OffsetDelete,
+        K::ElectLeaders,
+        K::AlterPartitionReassignments,
+        K::InitProducerId,
+        K::AddPartitionsToTxn,
+        K::AddOffsetsToTxn,
+        K::EndTxn,
+        K::TxnOffsetCommit,
+    ];
+    CHANGES.iter().any(|changes| *changes as i16 == key)
+}
+
 /// Serves a request that may wait, in a task of its own.
 pub(crate) fn later<Q, S, F, Fut>(
     connection: &mut Connection,
@@ -229,7 +263,10 @@ pub(crate) fn spawn_later<Q, S, F, Fut>(
     let broker = Arc::clone(&connection.broker);
     let later = Later::new(Arc::clone(&connection.wake));
     let answer = handler(Arc::clone(&broker), request, Request::new(connection, &header));
-    connection.wait(Slot::Later(Arc::clone(&later)));
+    match changes(header.api_key) {
+        true => connection.wait_changing(Arc::clone(&later)),
+        false => connection.wait(Slot::Later(Arc::clone(&later))),
+    }
     let loops = Arc::clone(&broker.loops);
     broker.scope.spawn("request", async move {
         let response = answer.await;

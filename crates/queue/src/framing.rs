@@ -28,6 +28,11 @@ impl Framing for BatchFraming {
         BatchHeader::parse(frame).is_some_and(|h| h.total_len() == frame.len()) && records::check_crc(frame)
     }
 
+    /// The checksum of a batch begins behind its epoch; clients recompute neither.
+    fn covers_epoch(&self) -> bool {
+        false
+    }
+
     /// A batch without records, as compaction leaves them behind too: clients pass over it.
     fn filler(&self, base: i64, last: i64, epoch: i32) -> Option<Bytes> {
         const MAGIC: u8 = 2;
@@ -57,7 +62,76 @@ impl Framing for BatchFraming {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use moim_base::ManualClock;
+    use moim_journal::disk::Survival;
+    use moim_journal::{
+        Append, Disk as _, Durability, Journal, JournalId, JournalOptions, ReadError, SimDisk, Store,
+        StoreOptions,
+    };
+
     use super::*;
+
+    fn open(disk: &SimDisk) -> (Store, Arc<Journal>) {
+        let options = StoreOptions {
+            min_free_bytes: 0,
+            commit_file_bytes: 64 << 10,
+            first_commit_file_bytes: 64 << 10,
+            ..StoreOptions::default()
+        };
+        let clock = Arc::new(ManualClock::at(1_000_000));
+        let store = Store::open(Path::new("/data"), Arc::new(disk.clone()), clock, options).unwrap();
+        let options = JournalOptions {
+            folder: "queue/t/Partition-0".into(),
+            framing: Arc::new(BatchFraming),
+            durability: Durability::Fsync,
+            segment_bytes: 1 << 20,
+            tag: 0,
+        };
+        let journal = store.journal(JournalId { incarnation: 1, part: 0 }, options).unwrap();
+        (store, journal)
+    }
+
+    /// The checksum of a batch covers neither its base offset nor its leader epoch: the journal does.
+    #[test]
+    fn no_flipped_bit_of_a_batch_is_given_out() {
+        let disk = SimDisk::new();
+        let (store, journal) = open(&disk);
+        let mut batches = Vec::new();
+        for (base, epoch) in (0..30).step_by(3).zip([1, 1, 1, 2, 2, 5, 5, 5, 5, 6]) {
+            let body = BatchFraming.filler(base, base + 2, epoch).unwrap();
+            let append =
+                Append { base, last: base + 2, epoch, max_timestamp_ms: -1, prefix: &[], body: &body };
+            journal.append(append).unwrap();
+            batches.push(body);
+        }
+        store.close().unwrap();
+        drop((store, journal));
+        let path = Path::new("/data/queue/t/Partition-0/00000000000000000000.log");
+        let rest = disk.crash(Survival::Everything, 0);
+        let bits = rest.stat(path).unwrap().unwrap().len * 8;
+        for bit in 64 * 8..bits {
+            let rotten = disk.crash(Survival::Everything, 0);
+            rotten.rot(path, bit);
+            let (_store, journal) = open(&rotten);
+            let (mut next, mut refused) = (0, 0);
+            while next < 30 {
+                match journal.read(next, i64::MAX, 100) {
+                    Ok(read) => {
+                        let bytes: Vec<u8> =
+                            read.chunks.iter().flat_map(|chunk| chunk.bytes().unwrap()).collect();
+                        assert_eq!(bytes, batches[usize::try_from(next / 3).unwrap()], "bit {bit} at {next}");
+                        next = read.next;
+                    }
+                    Err(ReadError::Damaged { .. }) => (next, refused) = (next + 3, refused + 1),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert_eq!((refused, journal.is_damaged()), (1, true), "bit {bit}");
+        }
+    }
 
     #[test]
     fn a_filler_is_an_intact_batch_of_the_extent_asked_for() {

@@ -27,7 +27,7 @@ use crate::groups::{
     self, Config, Effect, GroupRecord, Groups, Loader, PersistToken, Response, Token, TxnProducer,
 };
 use crate::loops::lock;
-use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused, Verified};
+use crate::partition::{Ack, Call, MAX_DECOMPRESSED_BYTES, Partition, Refused, TxnMarker, VerificationGuard};
 use crate::ticker::{Ticker, next_look};
 use crate::topics::OFFSETS_TOPIC;
 
@@ -48,8 +48,6 @@ pub(crate) struct GroupService {
     next_token: AtomicU64,
     written: Completions<Written>,
     ticker: Ticker,
-    /// By producer: what was known of it before its coordinator was asked about the offsets it sends.
-    verified: Mutex<HashMap<i64, Verified>>,
     /// Told when a machine has been read, or is gone.
     read: Notify,
 }
@@ -77,12 +75,19 @@ impl Machine {
     }
 }
 
-/// The end of a write.
+/// The end of a write of a machine.
 struct Written {
     index: i32,
     life: u64,
-    token: PersistToken,
     result: Result<(), ErrorCode>,
+    what: What,
+}
+
+enum What {
+    /// Records that the machine wanted kept.
+    Records(PersistToken),
+    /// The marker of a transaction: its producer, its place among the writes, and how it ended.
+    Marker { producer_id: i64, before: PersistToken, commit: bool, done: Call },
 }
 
 impl GroupService {
@@ -104,7 +109,6 @@ impl GroupService {
             next_token: AtomicU64::new(1),
             written: Completions::default(),
             ticker: Ticker::default(),
-            verified: Mutex::default(),
             read: Notify::new(),
         }
     }
@@ -203,6 +207,17 @@ impl GroupService {
         group: &str,
         request: impl FnOnce(&mut Groups, u64, Token) -> Vec<Effect>,
     ) -> Result<Response, ErrorCode> {
+        self.call_verified(broker, group, None, request).await
+    }
+
+    /// The same for offsets of a transaction that was verified.
+    pub(crate) async fn call_verified(
+        &self,
+        broker: &Broker,
+        group: &str,
+        guard: Option<VerificationGuard>,
+        request: impl FnOnce(&mut Groups, u64, Token) -> Vec<Effect>,
+    ) -> Result<Response, ErrorCode> {
         self.ensure_topic(broker).await?;
         let index = self.partition_of(group);
         self.ready(broker, index).await?;
@@ -210,23 +225,24 @@ impl GroupService {
         let token = Token(self.next_token.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
         lock(&shard.waiting).insert(token, sender);
-        if !self.run(broker, index, None, |groups, now_ms| request(groups, now_ms, token)) {
+        if !self.run(broker, index, None, guard, |groups, now_ms| request(groups, now_ms, token)) {
             lock(&shard.waiting).remove(&token);
             return Err(ErrorCode::NotCoordinator);
         }
         receiver.await.map_err(|_| ErrorCode::NotCoordinator)
     }
 
-    /// Notes what is known of a producer, before the transaction that its offsets belong to is checked.
-    pub(crate) fn before_verifying(&self, broker: &Broker, group: &str, producer_id: i64) {
-        if let Ok(partition) = broker.topics.partition(OFFSETS_TOPIC, self.partition_of(group)) {
-            lock(&self.verified).insert(producer_id, partition.before_verifying(producer_id));
-        }
-    }
-
-    /// Takes [`Self::before_verifying`] back when nothing was written.
-    pub(crate) fn after_verifying(&self, producer_id: i64) {
-        lock(&self.verified).remove(&producer_id);
+    /// What to take before the transaction that offsets of a group belong to is verified; none when it is open in the
+    /// partition of the group.
+    pub(crate) fn begin_verification(
+        &self,
+        broker: &Broker,
+        group: &str,
+        producer: TxnProducer,
+    ) -> Result<Option<VerificationGuard>, ErrorCode> {
+        let partition = broker.topics.partition(OFFSETS_TOPIC, self.partition_of(group));
+        let partition = partition.map_err(|_| ErrorCode::NotCoordinator)?;
+        Ok(partition.begin_verification((producer.id, producer.epoch), records::NO_SEQUENCE))
     }
 
     /// Proves that this node still coordinates a group: one that was replaced, and has not heard of it, would answer with
@@ -245,8 +261,9 @@ impl GroupService {
         // coordinator has moved, librdkafka would leave the partitions unread.
         let unproven =
             || self.look(broker, group, |_| ()).err().unwrap_or(ErrorCode::CoordinatorLoadInProgress);
-        let appended =
-            partition.append_own(encode(&[nothing], None, wall_ms), wall_ms, None).map_err(|_| unproven())?;
+        let appended = partition
+            .append_own(encode(&[nothing], None, wall_ms), wall_ms, None, None)
+            .map_err(|_| unproven())?;
         let (sender, committed) = oneshot::channel();
         let done = move |result| {
             let _ = sender.send(result); // whoever asked may be gone
@@ -288,9 +305,8 @@ impl GroupService {
         loop {
             tokio::select! {
                 written = self.written.take() => {
-                    for Written { index, life, token, result } in written {
-                        let step = |groups: &mut Groups, now_ms| groups.on_persisted(now_ms, token, result);
-                        self.run(broker, index, Some(life), step);
+                    for written in written {
+                        self.on_written(broker, written);
                     }
                 }
                 () = self.ticker.wait(&mut look) => look = self.tick(broker),
@@ -307,35 +323,89 @@ impl GroupService {
         for (index, shard) in (0..).zip(self.shards.load().iter()) {
             let next = || lock(&shard.machine).as_ref().and_then(|m| m.groups.next_deadline());
             if next().is_some_and(|at| at <= now_ms) {
-                self.run(broker, index, None, |groups, now_ms| groups.tick(now_ms));
+                self.run(broker, index, None, None, |groups, now_ms| groups.tick(now_ms));
             }
             earliest = earliest.into_iter().chain(next()).min();
         }
         next_look(earliest, now_ms)
     }
 
-    /// A transaction that wrote offsets to partition `index` has ended.
-    pub(crate) fn on_marker(&self, broker: &Broker, index: i32, producer_id: i64, epoch: i16, commit: bool) {
-        self.run(broker, index, None, |groups, _| {
-            groups.on_txn_marker(producer_id, epoch, commit);
-            Vec::new()
-        });
+    fn on_written(&self, broker: &Broker, written: Written) {
+        let Written { index, life, result, what } = written;
+        match what {
+            What::Records(token) => {
+                let step = |groups: &mut Groups, now_ms| groups.on_persisted(now_ms, token, result);
+                self.run(broker, index, Some(life), None, step);
+            }
+            What::Marker { producer_id, before, commit, done } => {
+                if result.is_ok() {
+                    // A machine that is gone needs no news: the next one reads the marker.
+                    self.run(broker, index, Some(life), None, |groups, _| {
+                        groups.on_txn_marker(producer_id, before, commit);
+                        Vec::new()
+                    });
+                }
+                done(result);
+            }
+        }
+    }
+
+    /// Appends a marker to a partition of the offsets topic; `done` is called when it is committed and its offsets are
+    /// decided, or when it certainly was not appended.
+    ///
+    /// Under the lock of the machine and in its leadership only: the machine learns which offsets are before the marker,
+    /// and one that is being read now would perhaps miss it.
+    pub(crate) fn write_marker(
+        &self,
+        broker: &Broker,
+        index: i32,
+        marker: TxnMarker,
+        leader_epoch: Option<i32>,
+        done: Call,
+    ) {
+        let shard = self.shard(index);
+        let mut machine = shard.as_ref().map(|shard| lock(&shard.machine));
+        let here = machine.as_mut().and_then(|m| m.as_mut()).filter(|machine| machine.counts());
+        let Some(Machine { life, groups, partition, epoch }) = here else {
+            drop(machine);
+            return done(Err(ErrorCode::CoordinatorLoadInProgress));
+        };
+        let appended = match leader_epoch {
+            Some(meant) if meant != *epoch => Err(ErrorCode::NotLeaderOrFollower.into()),
+            _ => partition.append_marker(marker, broker.clock.wall_ms(), Some(*epoch)),
+        };
+        match appended {
+            Ok(appended) => {
+                let (life, before, written) = (*life, groups.begin_txn_marker(), self.written.clone());
+                let TxnMarker { producer_id, commit, .. } = marker;
+                let told = move |result| {
+                    let what = What::Marker { producer_id, before, commit, done };
+                    written.push(Written { index, life, result, what });
+                };
+                partition.when_committed(&appended, Ack::Call(Box::new(told)));
+            }
+            Err(refused) => {
+                drop(machine);
+                done(Err(refused.code));
+            }
+        }
     }
 
     /// Offsets of a topic that is gone are forgotten.
     pub(crate) fn on_topic_deleted(&self, broker: &Broker, topic: &str) {
         for index in 0..self.shards.load().len() as i32 {
-            self.run(broker, index, None, |groups, now_ms| groups.on_topic_deleted(now_ms, topic));
+            self.run(broker, index, None, None, |groups, now_ms| groups.on_topic_deleted(now_ms, topic));
         }
     }
 
     /// Takes one step of a machine and does what it wants done; false when the machine is not here, or not the one
-    /// that is meant.
+    /// that is meant. `guard` is for what the step writes as part of a transaction.
     fn run(
         &self,
         broker: &Broker,
         index: i32,
         meant: Option<u64>,
+        guard: Option<VerificationGuard>,
         step: impl FnOnce(&mut Groups, u64) -> Vec<Effect>,
     ) -> bool {
         let Some(shard) = self.shard(index) else { return false };
@@ -344,13 +414,15 @@ impl GroupService {
         {
             let mut machine = lock(&shard.machine);
             let meant = |m: &&mut Machine| m.counts() && meant.is_none_or(|life| life == m.life);
-            let Some(Machine { life, groups, .. }) = machine.as_mut().filter(meant) else { return false };
+            let Some(machine) = machine.as_mut().filter(meant) else { return false };
+            let Machine { life, groups, partition, epoch } = machine;
+            let keep = Keep { index, life: *life, partition, epoch: *epoch, guard };
             groups.set_wall_ms(now_ms, broker.clock.wall_ms());
             for effect in step(groups, now_ms) {
                 match effect {
                     Effect::Reply(token, response) => replies.push((token, response)),
                     Effect::Persist { records, txn, then, .. } => {
-                        self.persist(broker, (index, *life), &records, txn, then)
+                        self.persist(broker, &keep, &records, txn, then)
                     }
                 }
             }
@@ -369,32 +441,34 @@ impl GroupService {
     fn persist(
         &self,
         broker: &Broker,
-        (index, life): (i32, u64),
+        keep: &Keep<'_>,
         records: &[GroupRecord],
         txn: Option<TxnProducer>,
         then: PersistToken,
     ) {
-        let written = self.written.clone();
-        let wall_ms = broker.clock.wall_ms();
-        let partition = match broker.topics.partition(OFFSETS_TOPIC, index) {
-            Ok(partition) => partition,
-            Err(code) => {
-                written.push(Written { index, life, token: then, result: Err(code) });
-                return;
-            }
-        };
-        let verified = txn.and_then(|producer| lock(&self.verified).remove(&producer.id));
-        match partition.append_own(encode(records, txn, wall_ms), wall_ms, verified) {
+        let Keep { index, life, partition, epoch, guard } = *keep;
+        let (written, wall_ms, what) = (self.written.clone(), broker.clock.wall_ms(), What::Records(then));
+        match partition.append_own(encode(records, txn, wall_ms), wall_ms, Some(epoch), guard) {
             Ok(appended) => {
-                let done = move |result| written.push(Written { index, life, token: then, result });
+                let done = move |result| written.push(Written { index, life, result, what });
                 partition.when_committed(&appended, Ack::Call(Box::new(done)));
             }
             Err(refused) => {
                 tracing::warn!(index, reason = ?refused.message, "cannot keep group state");
-                written.push(Written { index, life, token: then, result: Err(refused.code) });
+                written.push(Written { index, life, result: Err(refused.code), what });
             }
         }
     }
+}
+
+/// Where what a machine wants kept goes.
+struct Keep<'a> {
+    index: i32,
+    life: u64,
+    partition: &'a Arc<Partition>,
+    /// The leadership of the machine: nothing is appended in another.
+    epoch: i32,
+    guard: Option<VerificationGuard>,
 }
 
 fn encode(records: &[GroupRecord], txn: Option<TxnProducer>, wall_ms: i64) -> Bytes {
@@ -424,4 +498,90 @@ fn load_batch(batch: &[u8], loader: &mut Loader) -> Result<(), String> {
         loader.record(key, record.value, txn).map_err(|e| e.to_string())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::groups::{CommitPartition, CommitTopic, TxnOffsetCommit};
+    use crate::testing::{Still, wait};
+
+    const PRODUCER: TxnProducer = TxnProducer { id: 7, epoch: 0 };
+
+    fn commit(
+        still: &Still,
+        guard: Option<VerificationGuard>,
+        offset: i64,
+    ) -> impl Future<Output = Result<Response, ErrorCode>> {
+        let partition = CommitPartition { partition: 0, offset, leader_epoch: -1, metadata: None };
+        let commit = TxnOffsetCommit {
+            producer: PRODUCER,
+            group: "g".into(),
+            generation: -1,
+            member_id: "".into(),
+            instance_id: None,
+            topics: vec![CommitTopic { topic: "t".into(), partitions: vec![partition] }],
+        };
+        let groups = &still.broker.groups;
+        groups.call_verified(&still.broker, "g", guard, |groups, now_ms, token| {
+            groups.txn_offset_commit(now_ms, token, commit)
+        })
+    }
+
+    fn code(response: Result<Response, ErrorCode>) -> ErrorCode {
+        match response.unwrap() {
+            Response::OffsetCommit(topics) => topics[0].partitions[0].1,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn offsets_of_a_transaction_that_ended_meanwhile_open_none() {
+        let still = Still::new();
+        wait(still.broker.groups.ensure_topic(&still.broker)).unwrap();
+        still.settle();
+        let (groups, partition) = (&still.broker.groups, still.partition(OFFSETS_TOPIC));
+        let guard = || {
+            let guard = groups.begin_verification(&still.broker, "g", PRODUCER).unwrap();
+            guard.map(|guard| guard.verified(0))
+        };
+        let attempt = |guard, offset| {
+            let synced = async {
+                loop {
+                    still.sync(&partition);
+                    tokio::task::yield_now().await;
+                }
+            };
+            wait(async {
+                tokio::select! {
+                    response = commit(&still, guard, offset) => code(response),
+                    () = groups.serve(&still.broker) => panic!("it serves for as long as the broker runs"),
+                    never = synced => never,
+                }
+            })
+        };
+        // Two at once: both are verified before either is written, and each with its own guard.
+        let (one, other) = (guard(), guard());
+        assert_eq!(attempt(one, 1), ErrorCode::None);
+        assert_eq!(attempt(other, 2), ErrorCode::None, "it joins the transaction that is open");
+        let late = (None, one);
+        let marker = TxnMarker {
+            producer_id: PRODUCER.id,
+            producer_epoch: 0,
+            commit: true,
+            coordinator_epoch: 0,
+            epoch_per_transaction: false,
+            attempt: Some(1),
+        };
+        groups.write_marker(&still.broker, 0, marker, None, Box::new(|_| {}));
+        assert_eq!(
+            attempt(late.0, 3),
+            ErrorCode::CoordinatorNotAvailable,
+            "it was checked while one was open"
+        );
+        assert_eq!(attempt(late.1, 3), ErrorCode::CoordinatorNotAvailable, "it was verified before the end");
+        still.sync(&partition);
+        assert_eq!(partition.last_stable(), partition.high_watermark(), "no transaction is open");
+        assert_eq!(attempt(guard(), 3), ErrorCode::None);
+    }
 }

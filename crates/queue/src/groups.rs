@@ -157,7 +157,8 @@ impl Groups {
             Input::ListGroups(token, filter) => reply(token, Response::ListGroups(self.list(&filter))),
             Input::Persisted(write, result) => self.on_persisted(now_ms, write, result),
             Input::TxnMarker { producer, commit } => {
-                self.on_txn_marker(producer.id, producer.epoch, commit);
+                let before = self.begin_txn_marker();
+                self.on_txn_marker(producer.id, before, commit);
                 Vec::new()
             }
             Input::TopicDeleted(topic) => self.on_topic_deleted(now_ms, &topic),
@@ -299,28 +300,32 @@ impl Groups {
         self.out.reply(token, Response::OffsetCommit(commit::all(topics, error)));
     }
 
-    /// A transaction ended in every partition of this coordinator.
-    ///
-    /// The marker decides over all offsets of the producer whose write was asked for before this call, so it
-    /// has to be called before the producer's next transaction can commit offsets here. It may be called
-    /// before the end of those writes is known.
-    pub fn on_txn_marker(&mut self, producer_id: i64, epoch: i16, commit: bool) {
-        self.on_txn_marker_in(producer_id, epoch, commit, |_| true);
+    /// A marker was appended behind everything whose write was asked for so far. Returns its place among the writes, for
+    /// [`Groups::on_txn_marker`].
+    pub fn begin_txn_marker(&mut self) -> PersistToken {
+        let token = self.out.next_write();
+        self.out.last_write = token.0;
+        token
     }
 
-    /// A transaction ended in the partition whose groups `in_partition` picks. The marker counts under any
-    /// epoch: a producer that was fenced is ended under a newer one.
+    /// A marker is committed. It decides over the offsets of its producer that are in the log before it, under any epoch: a
+    /// producer that was fenced is ended under a newer one. It may be called before the end of those writes is known.
+    pub fn on_txn_marker(&mut self, producer_id: i64, before: PersistToken, commit: bool) {
+        self.on_txn_marker_in(producer_id, before, commit, |_| true);
+    }
+
+    /// The same for a marker in the partition whose groups `in_partition` picks.
     pub fn on_txn_marker_in(
         &mut self,
         producer_id: i64,
-        _epoch: i16,
+        before: PersistToken,
         commit: bool,
         in_partition: impl Fn(&str) -> bool,
     ) {
         let Some(names) = self.txns.get_mut(&producer_id) else { return };
         names.retain(|name| {
-            !in_partition(name)
-                || self.groups.get_mut(name).is_some_and(|group| group.offsets.on_marker(producer_id, commit))
+            let offsets = self.groups.get_mut(name).map(|group| &mut group.offsets);
+            !in_partition(name) || offsets.is_some_and(|o| o.on_marker(producer_id, before, commit))
         });
         if names.is_empty() {
             self.txns.remove(&producer_id);

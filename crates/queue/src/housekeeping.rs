@@ -4,6 +4,7 @@
 //! All of it touches disks, so it runs on a thread of its own, one job at a time; the event loops never wait
 //! for it. Coordinator timers run on the first loop.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,6 +72,9 @@ fn run(broker: &Broker) {
 struct Keeps {
     due: Due,
     progress: Progress,
+    /// Damage that the last whole round of the scrub found, and this one so far.
+    damage: BTreeSet<String>,
+    found: BTreeSet<String>,
 }
 
 impl Keeps {
@@ -89,9 +93,16 @@ impl Keeps {
         let slice = broker.options.scrub_bytes_per_second / (1000 / STEP.as_millis() as u64);
         if slice > 0 {
             let report = broker.store.scrub_step(slice);
-            for damage in &report.damage {
-                tracing::error!(damage, "the scrub found damage");
-                broker.metrics.damage.inc();
+            if report.round_done {
+                // What is still there, and what is new in the next round, is told once.
+                self.damage = std::mem::take(&mut self.found);
+            }
+            for damage in report.damage {
+                if !self.damage.contains(&damage) && !self.found.contains(&damage) {
+                    tracing::error!(damage, "scrub found damage");
+                    broker.metrics.damage.inc();
+                }
+                self.found.insert(damage);
             }
         }
     }
@@ -193,7 +204,7 @@ fn compact(broker: &Broker, progress: &mut Progress) {
 fn producers(broker: &Broker) {
     let now_ms = broker.clock.wall_ms();
     for_each_partition(broker, |partition| {
-        partition.with_producers(|p| p.expire(now_ms, broker.options.producer_id_expiration_ms));
+        partition.expire_producers(now_ms, broker.options.producer_id_expiration_ms);
         partition.snapshot_producers();
     });
 }

@@ -1,5 +1,6 @@
 //! An answer that another task makes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -17,24 +18,34 @@ pub(crate) enum Answer {
 /// A place for one encoded answer.
 pub(crate) struct Later {
     answer: Mutex<Option<Answer>>,
+    done: AtomicBool,
     wake: Arc<Wake>,
 }
 
 impl Later {
     pub(crate) fn new(wake: Arc<Wake>) -> Arc<Self> {
-        Arc::new(Self { answer: Mutex::new(None), wake })
+        Arc::new(Self { answer: Mutex::new(None), done: AtomicBool::new(false), wake })
     }
 
     /// Puts the answer there and wakes the connection.
     pub(crate) fn set(&self, answer: Bytes, loops: &Loops) {
-        *lock(&self.answer) = Some(Answer::Bytes(answer));
+        self.finish(Answer::Bytes(answer), loops);
+    }
+
+    fn finish(&self, answer: Answer, loops: &Loops) {
+        *lock(&self.answer) = Some(answer);
+        self.done.store(true, Ordering::Release);
         loops.wake_one(&self.wake);
     }
 
     /// Says that no answer will come.
     pub(crate) fn fail(&self, loops: &Loops) {
-        *lock(&self.answer) = Some(Answer::Failed);
-        loops.wake_one(&self.wake);
+        self.finish(Answer::Failed, loops);
+    }
+
+    /// Whether the request has ended, its answer taken or not.
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
     }
 
     pub(crate) fn take(&self) -> Option<Answer> {

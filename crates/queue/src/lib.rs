@@ -26,6 +26,8 @@ mod metrics;
 mod partition;
 mod peers;
 mod placement;
+#[cfg(feature = "planted")]
+pub mod planted;
 mod producer_ids;
 mod producers;
 mod reply;

@@ -7,7 +7,7 @@
 //! A [`Wake`] works from any thread; going through the mailbox only makes it cheap.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -70,6 +70,8 @@ struct Mailbox {
 struct Loop {
     mailbox: Mutex<Mailbox>,
     notify: Notify,
+    /// When it last said that it turns, on the monotonic clock; 0 before it runs.
+    beat_ms: AtomicU64,
 }
 
 /// All loops of the broker.
@@ -84,6 +86,17 @@ impl Loops {
 
     pub(crate) fn count(&self) -> usize {
         self.loops.len()
+    }
+
+    /// Loop `at` turns.
+    pub(crate) fn beat(&self, at: usize, now_ms: u64) {
+        self.loops[at].beat_ms.store(now_ms.max(1), Ordering::Relaxed);
+    }
+
+    /// How many loops have not turned for so long.
+    pub(crate) fn stalled(&self, now_ms: u64, for_ms: u64) -> usize {
+        let beats = self.loops.iter().map(|one| one.beat_ms.load(Ordering::Relaxed));
+        beats.filter(|beat_ms| *beat_ms != 0 && now_ms.saturating_sub(*beat_ms) >= for_ms).count()
     }
 
     /// This thread runs loop `at` from now on.

@@ -19,8 +19,10 @@ mod copy;
 mod read;
 #[cfg(test)]
 mod tests;
+mod transactions;
 mod waiting;
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicI16, AtomicI32, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -31,10 +33,12 @@ use moim_base::{Clock, LeaderEpoch, Offset, TopicId};
 use moim_journal::{Append, Journal, ReadError};
 use moim_replica::AckError;
 use moim_replica::driver::Replicated;
+use moim_wire_kafka::compression::Compression;
 use moim_wire_kafka::error::ErrorCode;
 use moim_wire_kafka::records::{self, BatchHeader, PATCH_LEN, RecordsError, ValidateLimits};
 
 use self::check::{check_timestamps, keyless_records, refuse_append, refuse_records};
+use self::transactions::MarkerAttempts;
 use self::waiting::{Told, Waiters};
 use crate::completions::Completions;
 use crate::config::TopicConfig;
@@ -44,10 +48,16 @@ use crate::producers::{BatchInfo, Check, Producers, RefusedBatches, Stragglers};
 pub(crate) use self::check::{batch_info, compression_allowed};
 pub(crate) use self::copy::Copy;
 pub(crate) use self::read::{Fetched, Standing};
-pub(crate) use self::waiting::{Ack, PendingAcks};
+pub(crate) use self::transactions::{TxnMarker, VerificationGuard};
+pub(crate) use self::waiting::{Ack, Call, PendingAcks};
 
 /// No batch may decompress to more than this, whatever it claims.
 pub(crate) const MAX_DECOMPRESSED_BYTES: usize = 128 << 20;
+
+/// Compressing a byte takes about as long as looking at so many.
+const RECOMPRESSION_COST: usize = 16;
+/// Uncompressed bytes that are looked at in the time that one is decompressed and looked at.
+const PLAIN_BYTES_PER_WORK: usize = 4;
 
 /// Stands for "does not lead" where a leader epoch is kept.
 const NOT_LEADING: i32 = -1;
@@ -104,6 +114,7 @@ struct State {
     producers: Producers,
     refused: RefusedBatches,
     stragglers: Stragglers,
+    attempts: MarkerAttempts,
     /// Somebody else has led since this node runs.
     followed: bool,
     /// Producer state covers everything below. On followers the journal may be ahead for a moment.
@@ -140,12 +151,6 @@ impl State {
         self.refused.on_there(batch);
         self.stragglers.on_there(batch);
     }
-}
-
-/// What was known of a producer when its transaction was checked: the offset of its last record.
-#[derive(Clone, Copy)]
-pub(crate) struct Verified {
-    last_offset: Option<i64>,
 }
 
 /// What became of an append.
@@ -187,9 +192,31 @@ pub(crate) struct FromClient<'a> {
     pub(crate) now_ms: i64,
     /// Whether the whole in-sync set is to have it (`acks=all`).
     pub(crate) acks_all: bool,
-    /// Asked about a transaction this partition does not know yet; if its coordinator was asked before, gives what was
-    /// known of the producer then.
-    pub(crate) verify: &'a dyn Fn(&BatchHeader) -> Result<Option<Verified>, ErrorCode>,
+    /// Asks the coordinator about a transaction that is not open here. Passed the guard taken just now; returns it
+    /// verified, or another one that was taken and verified before.
+    pub(crate) verify: &'a dyn Fn(VerificationGuard) -> Result<VerificationGuard, ErrorCode>,
+    /// How much may be done on this thread, in bytes of records to look at; what was done is taken off.
+    pub(crate) work: &'a Cell<usize>,
+}
+
+/// Why a client's batch was not appended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotAppended {
+    Refused(Refused),
+    /// It takes more work than this thread may do: nothing has happened, try again where there is time.
+    TooMuchWork,
+}
+
+impl From<Refused> for NotAppended {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
+impl From<ErrorCode> for NotAppended {
+    fn from(code: ErrorCode) -> Self {
+        Self::Refused(code.into())
+    }
 }
 
 /// A batch that is ready to be appended.
@@ -199,7 +226,19 @@ struct Ready {
     now_ms: i64,
     log_append_time_ms: i64,
     acks_all: bool,
-    verified: Option<Verified>,
+    /// Only in this leadership.
+    leader_epoch: Option<i32>,
+    guard: Option<VerificationGuard>,
+    marker: Option<TxnMarker>,
+}
+
+impl Ready {
+    /// A batch that this broker made.
+    fn new(batch: Bytes, header: BatchHeader, now_ms: i64) -> Self {
+        let (log_append_time_ms, acks_all, leader_epoch) = (-1, true, None);
+        let (guard, marker) = (None, None);
+        Self { batch, header, now_ms, log_append_time_ms, acks_all, leader_epoch, guard, marker }
+    }
 }
 
 impl Partition {
@@ -238,6 +277,7 @@ impl Partition {
                 producers,
                 refused: RefusedBatches::default(),
                 stragglers: Stragglers::default(),
+                attempts: MarkerAttempts::default(),
                 followed: false,
                 applied,
                 waiters: Waiters::default(),
@@ -297,37 +337,30 @@ impl Partition {
     /// Checks a batch from a client and appends it.
     pub(crate) fn append_from_client(
         &self,
-        batch: Bytes,
+        batch: &Bytes,
         client: &FromClient<'_>,
-    ) -> Result<Appended, Refused> {
+    ) -> Result<Appended, NotAppended> {
         let (config, now_ms) = (self.config.load(), client.now_ms);
         if batch.len() > config.max_message_bytes {
-            return Err(Refused::new(
-                ErrorCode::MessageTooLarge,
-                format!(
-                    "The batch has {} bytes; the topic takes {} (max.message.bytes).",
-                    batch.len(),
-                    config.max_message_bytes
-                ),
-            ));
+            let (has, takes) = (batch.len(), config.max_message_bytes);
+            let why = format!("The batch has {has} bytes; the topic takes {takes} (max.message.bytes).");
+            return Err(Refused::new(ErrorCode::MessageTooLarge, why).into());
         }
-        let limits =
-            ValidateLimits { max_decompressed_bytes: MAX_DECOMPRESSED_BYTES, require_keys: config.compact };
-        let mut header = records::validate_batch(&batch, &limits).map_err(|error| {
-            let keyless = error == RecordsError::Keyless;
-            let mut refused = refuse_records(error);
-            if keyless {
-                refused.records = keyless_records(&batch);
-            }
-            refused
-        })?;
+        let (mut header, size) = self.validate(batch, &config, client.work.get())?;
         if header.is_control() {
-            return Err(Refused::new(ErrorCode::InvalidRecord, "Clients may not write control batches."));
+            let why = "Clients may not write control batches.";
+            return Err(Refused::new(ErrorCode::InvalidRecord, why).into());
         }
         check_timestamps(&header, &config, now_ms)?;
-        let batch = records::repair_max_timestamp(&batch, &mut header);
+        let recompresses = config.compression.is_some_and(|to| header.compression().ok() != Some(to));
+        let cost = if recompresses { size.saturating_mul(RECOMPRESSION_COST) } else { size };
+        if cost > client.work.get() {
+            return Err(NotAppended::TooMuchWork);
+        }
+        client.work.set(client.work.get() - cost);
+        let batch = records::repair_max_timestamp(batch, &mut header);
         let batch = match config.compression {
-            Some(to) if header.compression().ok() != Some(to) => {
+            Some(to) if recompresses => {
                 records::recompress(&batch, to, MAX_DECOMPRESSED_BYTES).map_err(refuse_records)?
             }
             _ => batch,
@@ -340,51 +373,68 @@ impl Partition {
             (batch, -1)
         };
         let header = BatchHeader::parse(&batch).ok_or(ErrorCode::CorruptMessage)?;
-        let verified =
-            if header.is_transactional() { self.verify_transaction(&header, client.verify)? } else { None };
+        let guard =
+            if header.is_transactional() { self.verify_transaction(&header, &batch, client)? } else { None };
         let acks_all = client.acks_all;
-        self.append(Ready { batch, header, now_ms, log_append_time_ms, acks_all, verified })
+        Ok(self.append(Ready { log_append_time_ms, acks_all, guard, ..Ready::new(batch, header, now_ms) })?)
     }
 
-    /// Has the first batch of a transaction checked by its coordinator. The coordinator cannot be asked under
-    /// the partition's lock, so what was known of the producer before is returned: if it is another when the
-    /// batch is appended, a marker came in between and the batch would open a transaction nobody ends.
+    /// Checks a batch, looking at no more than `work` bytes of its records. Answers how many there are.
+    fn validate(
+        &self,
+        batch: &Bytes,
+        config: &TopicConfig,
+        work: usize,
+    ) -> Result<(BatchHeader, usize), NotAppended> {
+        let limit = work.min(MAX_DECOMPRESSED_BYTES);
+        // Uncompressed records are looked at where they are; four of their bytes cost what one decompressed byte does.
+        let plain =
+            BatchHeader::parse(batch).is_some_and(|header| header.compression() == Ok(Compression::None));
+        if plain && batch.len() / PLAIN_BYTES_PER_WORK > work {
+            return Err(NotAppended::TooMuchWork);
+        }
+        let limits = ValidateLimits { max_decompressed_bytes: limit, require_keys: config.compact };
+        match records::validate_batch_sized(batch, &limits) {
+            Ok((header, size)) => Ok((header, if plain { size / PLAIN_BYTES_PER_WORK } else { size })),
+            Err(RecordsError::TooLarge) if limit < MAX_DECOMPRESSED_BYTES => Err(NotAppended::TooMuchWork),
+            Err(error) => {
+                let keyless = error == RecordsError::Keyless;
+                let mut refused = refuse_records(error);
+                if keyless {
+                    refused.records = keyless_records(batch);
+                }
+                Err(refused.into())
+            }
+        }
+    }
+
+    /// Has the first batch of a transaction verified by its coordinator.
     fn verify_transaction(
         &self,
         header: &BatchHeader,
-        verify: &dyn Fn(&BatchHeader) -> Result<Option<Verified>, ErrorCode>,
-    ) -> Result<Option<Verified>, Refused> {
-        let last_offset = {
-            let state = lock(&self.state);
-            if state.producers.has_open_transaction(header.producer_id) {
-                return Ok(None);
-            }
-            state.producers.last_offset(header.producer_id)
-        };
-        let before = verify(header)?;
-        Ok(Some(before.unwrap_or(Verified { last_offset })))
+        batch: &[u8],
+        client: &FromClient<'_>,
+    ) -> Result<Option<VerificationGuard>, Refused> {
+        let producer = (header.producer_id, header.producer_epoch);
+        let Some(guard) = self.begin_verification(producer, header.base_sequence) else { return Ok(None) };
+        let verified = (client.verify)(guard).inspect_err(|code| {
+            // The batches behind it must not be taken for the beginning.
+            self.on_refused(client.now_ms, &batch_info(header, batch), *code);
+        });
+        Ok(Some(verified?))
     }
 
-    /// Appends a batch this broker made itself (markers, coordinator records). `verified` is for one that is
-    /// part of a transaction.
+    /// Appends a batch this broker made itself, in this leadership only if one is given. `guard` is for one that is part
+    /// of a transaction.
     pub(crate) fn append_own(
         &self,
         batch: Bytes,
         now_ms: i64,
-        verified: Option<Verified>,
+        leader_epoch: Option<i32>,
+        guard: Option<VerificationGuard>,
     ) -> Result<Appended, Refused> {
         let header = BatchHeader::parse(&batch).ok_or(ErrorCode::CorruptMessage)?;
-        self.append(Ready { batch, header, now_ms, log_append_time_ms: -1, acks_all: true, verified })
-    }
-
-    /// Whether a producer has a transaction open here: then its coordinator knows of this partition.
-    pub(crate) fn has_open_transaction(&self, producer_id: i64) -> bool {
-        lock(&self.state).producers.has_open_transaction(producer_id)
-    }
-
-    /// What is known of a producer now: taken before its coordinator is asked, see [`Verified`].
-    pub(crate) fn before_verifying(&self, producer_id: i64) -> Verified {
-        Verified { last_offset: lock(&self.state).producers.last_offset(producer_id) }
+        self.append(Ready { leader_epoch, guard, ..Ready::new(batch, header, now_ms) })
     }
 
     fn append(&self, ready: Ready) -> Result<Appended, Refused> {
@@ -406,10 +456,13 @@ impl Partition {
 
     /// Appends in a leadership. The driver calls this back under its lock, so the leadership lasts until it returns.
     fn append_in(&self, epoch: i32, ready: Ready, info: Option<&BatchInfo>) -> Result<Appended, Refused> {
-        let Ready { batch, header, now_ms, log_append_time_ms, verified, .. } = ready;
+        let Ready { batch, header, now_ms, log_append_time_ms, leader_epoch, guard, marker, .. } = ready;
         let mut state = lock(&self.state);
         if let Some(code) = self.closed() {
             return Err(code.into());
+        }
+        if leader_epoch.is_some_and(|meant| meant != epoch) {
+            return Err(ErrorCode::NotLeaderOrFollower.into());
         }
         assert_eq!(state.leading, Some(epoch), "the driver has told in which epoch this copy leads");
         if let Some(info) = info {
@@ -423,14 +476,11 @@ impl Partition {
                 Check::Reject(code) => return Err(code.into()),
             }
         }
-        if let Some(verified) = verified
-            && !state.producers.has_open_transaction(header.producer_id)
-            && state.producers.last_offset(header.producer_id) != verified.last_offset
-        {
-            return Err(Refused::new(
-                ErrorCode::NotEnoughReplicas,
-                "The transaction ended meanwhile; try again.",
-            ));
+        if header.is_transactional() && !header.is_control() {
+            state.check_transaction(epoch, &header, guard.as_ref())?;
+        }
+        if let Some(marker) = &marker {
+            state.check_marker(marker)?;
         }
         let base = self.journal.end();
         let last = base + i64::from(header.last_offset_delta);
@@ -448,6 +498,9 @@ impl Partition {
         if let Some(info) = info {
             state.producers.on_append(now_ms, info, base, last);
             state.on_there(info);
+        }
+        if let Some(marker) = &marker {
+            state.on_marker(marker);
         }
         state.applied = last + 1;
         Ok(Appended { base_offset: base, end: last + 1, epoch, log_append_time_ms })
@@ -532,6 +585,14 @@ impl Partition {
         lock(&self.state).waiters.stop_waiting(connection);
     }
 
+    /// Forgets producers that were silent for longer than `max_idle_ms`.
+    pub(crate) fn expire_producers(&self, now_ms: i64, max_idle_ms: i64) {
+        let mut state = lock(&self.state);
+        let State { producers, attempts, .. } = &mut *state;
+        producers.expire(now_ms, max_idle_ms);
+        attempts.retain(|producer_id| producers.last_offset(producer_id).is_some());
+    }
+
     /// Runs `f` on the producer state.
     pub(crate) fn with_producers<T>(&self, f: impl FnOnce(&mut Producers) -> T) -> T {
         f(&mut lock(&self.state).producers)
@@ -570,12 +631,16 @@ impl Partition {
         low.map_or(self.journal.start(), |low| low.0)
     }
 
-    /// The log start moved (retention, DeleteRecords): producer state forgets what lies below.
+    /// The log start moved (retention, DeleteRecords): producer state forgets what lies below. A snapshot from below it
+    /// could not be used any more, so another one takes its place.
     pub(crate) fn on_log_start(&self) {
         let mut state = lock(&self.state);
         let start = self.journal.start();
         state.producers.on_log_start(start);
         self.last_stable.fetch_max(start, Ordering::AcqRel);
+        if self.journal.snapshot().is_some_and(|(offset, _)| offset < start) {
+            self.keep_snapshot(&state);
+        }
     }
 
     /// Keeps a copy of the producer state with the journal, so that a restart replays little.
@@ -584,7 +649,18 @@ impl Partition {
         // One that says that there are no producers is worth as much: without it a restart reads the whole log.
         let kept = self.journal.snapshot().map(|(offset, _)| offset);
         if !state.producers.is_empty() || kept.unwrap_or_else(|| self.journal.start()) != state.applied {
-            self.journal.put_snapshot(state.applied, Bytes::from(state.producers.snapshot()));
+            self.keep_snapshot(&state);
+        }
+    }
+
+    /// One that is too large is not kept: a restart then replays from the one before, or all of the log.
+    fn keep_snapshot(&self, state: &State) {
+        match state.producers.snapshot() {
+            Some(bytes) => self.journal.put_snapshot(state.applied, Bytes::from(bytes)),
+            None => {
+                let (topic, partition) = (&self.topic, self.index);
+                tracing::debug!(%topic, partition, "producer snapshot too large; a restart replays the log");
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Requests to other brokers, in the protocol clients use: markers of transactions, questions about them.
 //!
 //! A connection carries one request at a time and is kept for the next. Every request ends, with an answer or an error,
-//! within [`CALL`]; at most [`MAX_IDLE`] connections to a broker are kept. After an error nobody knows whether the
+//! within `peer_timeout_ms`; at most [`MAX_IDLE`] connections to a broker are kept. After an error nobody knows whether the
 //! other side has acted: what is asked here may be asked again.
 
 use std::io;
@@ -24,8 +24,6 @@ use crate::brokers::LiveBroker;
 use crate::loops::lock;
 use crate::sasl::Users;
 
-/// The longest an answer may take.
-const CALL: Duration = Duration::from_secs(10);
 /// Idle connections kept to one broker.
 const MAX_IDLE: usize = 8;
 /// The largest answer.
@@ -56,14 +54,17 @@ type Address = (String, u16);
 /// Connections to the other brokers.
 pub(crate) struct Peers {
     users: Users,
+    /// The longest an answer may take.
+    patience: Duration,
     reach: OnceLock<Arc<dyn Reach>>,
     idle: Mutex<HashMap<Address, Vec<Box<dyn Socket>>>>,
     correlation: AtomicI32,
 }
 
 impl Peers {
-    pub(crate) fn new(users: Users) -> Self {
-        Self { users, reach: OnceLock::new(), idle: Mutex::default(), correlation: AtomicI32::new(1) }
+    pub(crate) fn new(users: Users, patience: Duration) -> Self {
+        let (idle, correlation) = (Mutex::default(), AtomicI32::new(1));
+        Self { users, patience, reach: OnceLock::new(), idle, correlation }
     }
 
     /// From now on by this way, if no other was taken before.
@@ -81,7 +82,7 @@ impl Peers {
         let failed = |error: &dyn std::fmt::Display| {
             tracing::debug!(broker = to.id.0, api = Q::KEY.name(), %error, "another broker gave no answer");
         };
-        match tokio::time::timeout(CALL, self.exchange(to, request, version)).await {
+        match tokio::time::timeout(self.patience, self.exchange(to, request, version)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
                 failed(&error);

@@ -19,6 +19,7 @@ mod stragglers;
 mod tests;
 
 pub(crate) use self::refused::{RefusedBatches, TurnedAway};
+pub(crate) use self::snapshot::Loaded;
 pub(crate) use self::stragglers::Stragglers;
 
 /// How many batches of a producer are remembered: what a client may have in flight.
@@ -148,6 +149,11 @@ impl Producers {
         if batch.producer_epoch < producer.epoch {
             return Check::Reject(ErrorCode::InvalidProducerEpoch);
         }
+        if producer.txn_start.is_some() && batch.producer_epoch > producer.epoch {
+            // The coordinator begins the next transaction after the marker of this one. Taken, the batch would move the
+            // epoch of the open transaction past that of its marker, which would be refused.
+            return Check::Reject(ErrorCode::InvalidTxnState);
+        }
         if batch.base_sequence == NO_SEQUENCE {
             return Check::Append;
         }
@@ -254,6 +260,15 @@ impl Producers {
         self.retain_aborted(|a| a.last_offset != last_offset);
     }
 
+    /// Puts the aborted transactions of an earlier part of the log before those that are known.
+    pub(crate) fn take_aborted(&mut self, before: Self) {
+        let Some(before) = before.inner.filter(|before| !before.aborted.is_empty()) else { return };
+        let mut aborted = before.aborted;
+        let inner = self.inner.get_or_insert_with(Box::default);
+        aborted.append(&mut inner.aborted);
+        inner.aborted = aborted;
+    }
+
     /// Keeps the aborted transactions that please.
     pub(crate) fn retain_aborted(&mut self, pleases: impl FnMut(&AbortedTxn) -> bool) {
         if let Some(inner) = &mut self.inner {
@@ -261,9 +276,19 @@ impl Producers {
         }
     }
 
-    /// Whether the producer has a transaction open here.
-    pub(crate) fn has_open_transaction(&self, producer_id: i64) -> bool {
-        self.producer(producer_id).is_some_and(|p| p.txn_start.is_some())
+    /// Whether the producer has a transaction open here, in this epoch.
+    pub(crate) fn has_open_transaction(&self, producer_id: i64, epoch: i16) -> bool {
+        self.open_epoch(producer_id) == Some(epoch)
+    }
+
+    /// The epoch of the open transaction of a producer.
+    pub(crate) fn open_epoch(&self, producer_id: i64) -> Option<i16> {
+        self.producer(producer_id).filter(|p| p.txn_start.is_some()).map(|p| p.epoch)
+    }
+
+    /// The epoch of the coordinator that sent the last marker of a producer; -1 if there was none.
+    pub(crate) fn coordinator_epoch(&self, producer_id: i64) -> Option<i32> {
+        self.producer(producer_id).map(|p| p.coordinator_epoch)
     }
 
     /// The offset of the last record of a producer.

@@ -13,6 +13,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use moim_journal::{Chunk, FileRange};
 use moim_wire_kafka::{Message, encode_response};
 
+use moim_base::Permit;
 use moim_base::socket::Socket;
 
 /// What an answer must know of its request.
@@ -48,6 +49,8 @@ pub(crate) struct Writer {
     pieces: VecDeque<Piece>,
     tail: BytesMut,
     queued: usize,
+    /// For records in memory that are not sent yet.
+    records: Option<Permit>,
     /// So many bytes of the file at the front are known to be in memory.
     warm: usize,
 }
@@ -77,6 +80,29 @@ impl Writer {
     /// Encodes an answer that has no holes.
     pub(crate) fn push(&mut self, call: Call, response: &impl Message) -> io::Result<()> {
         self.push_with_chunks(call, response, Vec::new())
+    }
+
+    /// Takes the memory of records that are pushed next in.
+    pub(crate) fn hold(&mut self, permit: Permit) {
+        match &mut self.records {
+            Some(held) => held.absorb(permit),
+            none => *none = Some(permit),
+        }
+    }
+
+    /// Whether memory of the budget is held for what is not sent yet.
+    pub(crate) fn holds_records(&self) -> bool {
+        self.records.is_some()
+    }
+
+    /// Gives back the memory of what was sent.
+    fn release_sent(&mut self) {
+        let left = self.len();
+        if left == 0 {
+            self.records = None;
+        } else if let Some(permit) = &mut self.records {
+            permit.shrink_to(left);
+        }
     }
 
     /// Encodes an answer and fills its holes, one after the other, with `chunks`.
@@ -144,6 +170,14 @@ impl Writer {
 
     /// Writes until all is gone, the socket takes no more, or the disk would have to be waited for.
     pub(crate) fn flush(&mut self, socket: &mut dyn Socket) -> io::Result<Flushed> {
+        let flushed = self.write(socket);
+        if self.records.is_some() {
+            self.release_sent();
+        }
+        flushed
+    }
+
+    fn write(&mut self, socket: &mut dyn Socket) -> io::Result<Flushed> {
         loop {
             let result = match self.pieces.front() {
                 None if self.tail.is_empty() => return Ok(Flushed::Done),

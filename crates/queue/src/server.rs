@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use moim_base::rest::aligned;
+use moim_base::rest::{aligned, rest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
@@ -18,6 +18,8 @@ use crate::broker::Broker;
 use crate::connection;
 use crate::loops::Wake;
 
+/// Between two heartbeats of an event loop.
+const BEAT: Duration = Duration::from_millis(500);
 /// How many accepted connections may wait for their loop.
 const BACKLOG: usize = 1024;
 
@@ -94,6 +96,7 @@ fn run_loop(
     runtime.block_on(async {
         let scope = broker.scope.clone();
         scope.spawn("drain", drain(Arc::clone(broker), index));
+        scope.spawn("beat", beat(Arc::clone(broker), index));
         if let Some((listener, senders)) = listener {
             scope.spawn("accept", accept(Arc::clone(broker), listener, senders));
         }
@@ -191,5 +194,13 @@ async fn accept(
         if !dealt {
             broker.connections.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+}
+
+/// Says that a loop turns, again and again.
+async fn beat(broker: Arc<Broker>, index: usize) {
+    while !broker.shutdown.is_stopped() {
+        broker.loops.beat(index, broker.clock.monotonic_ms());
+        rest(BEAT).await;
     }
 }

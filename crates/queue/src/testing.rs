@@ -17,11 +17,11 @@ use moim_replica::message::Sender;
 use moim_replica::transition::Draft;
 use moim_replica::{BrokerEpoch, DirectoryId, InSync, PartitionState, Versioned, keys};
 use moim_wire_kafka::compression::Compression;
-use moim_wire_kafka::records::BatchBuilder;
+use moim_wire_kafka::records::{BatchBuilder, BatchHeader};
 
 use crate::broker::{Broker, BrokerOptions, BrokerParts};
 use crate::partition::{Appended, Partition};
-use crate::topics::NewTopic;
+use crate::topics::{NewTopic, TOPIC_PREFIX, TopicRecord};
 
 pub(crate) struct Still {
     pub(crate) broker: Arc<Broker>,
@@ -109,6 +109,19 @@ impl Still {
         topic.partition(0).unwrap()
     }
 
+    /// Puts a topic into the state repository, as another broker would; this one does not hear of it.
+    pub(crate) fn topic_elsewhere(&self, name: &str, partitions: i32) {
+        let record = TopicRecord {
+            id: "00000000-0000-0000-0000-000000000001".into(),
+            partitions,
+            replication_factor: 1,
+            factor_asked: true,
+            configs: BTreeMap::new(),
+        };
+        let put = Txn::new().put(format!("{TOPIC_PREFIX}{name}"), serde_json::to_vec(&record).unwrap());
+        wait(self.repository.txn(put)).unwrap();
+    }
+
     pub(crate) fn partition(&self, topic: &str) -> Arc<Partition> {
         self.broker.topics.partition(topic, 0).unwrap()
     }
@@ -147,7 +160,12 @@ pub(crate) fn wait<F: Future>(future: F) -> F::Output {
 }
 
 pub(crate) fn append(partition: &Partition, batch: Bytes) -> Appended {
-    partition.append_own(batch, 1_000, None).unwrap()
+    let header = BatchHeader::parse(&batch).unwrap();
+    // As if its coordinator had verified it.
+    let producer = (header.producer_id, header.producer_epoch);
+    let guard = partition.begin_verification(producer, header.base_sequence);
+    let guard = guard.map(|guard| guard.verified(i32::MAX));
+    partition.append_own(batch, 1_000, None, guard).unwrap()
 }
 
 /// A batch of one record.

@@ -487,6 +487,16 @@ impl Topics {
         self.read().by_name.get(topic).is_some_and(|t| t.has(index))
     }
 
+    /// Whether the state repository has no such partition. The view of this node may be behind it.
+    pub(crate) async fn is_deleted(&self, topic: &str, index: i32) -> Result<bool, Refused> {
+        let key = format!("{TOPIC_PREFIX}{topic}");
+        let Some(entry) = self.repository.get(&key).await.map_err(refuse_repository)? else {
+            return Ok(true);
+        };
+        let record = parse(&entry.value).ok_or_else(|| illegible("topic", topic))?;
+        Ok(index >= record.partitions)
+    }
+
     /// All topics, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
         let mut all: Vec<_> = self.read().by_name.values().cloned().collect();

@@ -7,6 +7,9 @@
 //! enter the log in the order in which they were decided.
 
 mod far;
+mod markers;
+
+pub(crate) use self::markers::append_marker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,19 +20,17 @@ use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Duration, Instant};
 
-use moim_base::BrokerId;
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::compression::Compression;
-use moim_wire_kafka::records::{self, BatchBuilder, ControlKind};
+use moim_wire_kafka::records::{self, BatchBuilder};
 
 use crate::broker::{Broker, BrokerOptions};
-use crate::brokers::LiveBroker;
 use crate::completions::Completions;
 use crate::group_service::PATIENCE;
 use crate::loops::lock;
 use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused};
 use crate::ticker::{Ticker, next_look};
-use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
+use crate::topics::TRANSACTIONS_TOPIC;
 use crate::transactions::{
     self, Config, Coordinator, Effect, Input, MarkersToken, PersistToken, Reply, Token, TopicPartition,
 };
@@ -41,28 +42,17 @@ const ENDING: Duration = Duration::from_millis(100);
 /// The end of something a coordinator asked for.
 enum Done {
     Record(Whose, PersistToken, Result<(), ErrorCode>),
-    Marker(Whose, MarkersToken, TopicPartition, Result<(), ErrorCode>, OffsetsMarker),
+    Marker(Whose, MarkersToken, TopicPartition, Result<(), ErrorCode>),
 }
 
 /// A coordinator: its partition, and which of the coordinators that partition has had here.
 type Whose = (i32, u64);
 
-/// A marker for a partition of another node.
-struct FarMarker {
-    whose: Whose,
-    token: MarkersToken,
-    at: TopicPartition,
-    marker: OffsetsMarker,
-    coordinator_epoch: i32,
-}
+/// A partition that belongs to an open transaction, as verified by the coordinator of this epoch.
+pub(crate) type Verification = Result<i32, ErrorCode>;
 
-/// What the group coordinator must know of a marker: set for partitions of the offsets topic.
-#[derive(Clone, Copy)]
-struct OffsetsMarker {
-    producer_id: i64,
-    producer_epoch: i16,
-    commit: bool,
-}
+/// Stands for the coordinator's epoch where a partition was added: a coordinator that was replaced adds nothing.
+const ADDED: i32 = i32::MAX;
 
 /// All transactions of this node.
 pub(crate) struct TransactionService {
@@ -74,7 +64,7 @@ pub(crate) struct TransactionService {
     nobody: Coordinator,
     next_token: AtomicU64,
     done: Completions<Done>,
-    far: Completions<FarMarker>,
+    far: Completions<markers::FarMarker>,
     ticker: Ticker,
     /// Told when a coordinator has been read, or is gone.
     read: Notify,
@@ -272,8 +262,11 @@ impl TransactionService {
         epoch: i16,
         topic: &str,
         partition: i32,
-    ) -> Result<(), ErrorCode> {
-        let verify = |c: &Coordinator| c.verify(transactional_id, producer_id, epoch, topic, partition);
+    ) -> Verification {
+        let verify = |c: &Coordinator| {
+            let verified = c.verify(transactional_id, producer_id, epoch, topic, partition);
+            verified.map(|()| c.epoch())
+        };
         self.look(broker, transactional_id, verify)?
     }
 
@@ -284,7 +277,7 @@ impl TransactionService {
         transactional_id: &str,
         producer: (i64, i16),
         partitions: &[(&str, i32)],
-    ) -> Vec<Result<(), ErrorCode>> {
+    ) -> Vec<Verification> {
         // One that is here and being read is waited for; what is missing then is said below.
         let _ = self.ready(broker, self.partition_of(transactional_id)).await;
         if !self.is_elsewhere(transactional_id) {
@@ -299,6 +292,45 @@ impl TransactionService {
             Some(keeper) if keeper.id == broker.options.node_id => Err(ErrorCode::CoordinatorLoadInProgress),
             Some(keeper) => far::verify(&broker.peers, &keeper, transactional_id, producer, partitions).await,
             None => Err(ErrorCode::CoordinatorNotAvailable),
+        };
+        answers.unwrap_or_else(|code| vec![Err(code); partitions.len()])
+    }
+
+    /// Has the coordinator of a transactional id, here or elsewhere, add partitions to the transaction of a producer that
+    /// does not announce them (transaction version 2). Answers when that is durable; all are added, or none.
+    pub(crate) async fn add_anywhere(
+        &self,
+        broker: &Broker,
+        transactional_id: &str,
+        (producer_id, producer_epoch): (i64, i16),
+        partitions: &[(&str, i32)],
+    ) -> Vec<Verification> {
+        let index = self.partition_of(transactional_id);
+        let _ = self.ready(broker, index).await;
+        let keeper = broker.leader_of(TRANSACTIONS_TOPIC, index);
+        let answers = match keeper {
+            Some(keeper) if self.is_elsewhere(transactional_id) && keeper.id != broker.options.node_id => {
+                let producer = (producer_id, producer_epoch);
+                far::add(&broker.peers, &keeper, transactional_id, producer, partitions).await
+            }
+            _ => {
+                let id: Arc<str> = transactional_id.into();
+                let partitions: Vec<_> =
+                    partitions.iter().map(|(topic, index)| TopicPartition::new(*topic, *index)).collect();
+                let input = |token| Input::AddPartitions {
+                    token,
+                    version: far::ADD_VERSION,
+                    transactional_id: Arc::clone(&id),
+                    producer_id,
+                    producer_epoch,
+                    partitions: partitions.clone(),
+                };
+                let reply = self.call_next(broker, transactional_id, input).await;
+                reply.and_then(|reply| match reply.error {
+                    ErrorCode::None => Ok(vec![Ok(ADDED); partitions.len()]),
+                    code => Err(code),
+                })
+            }
         };
         answers.unwrap_or_else(|code| vec![Err(code); partitions.len()])
     }
@@ -352,11 +384,7 @@ impl TransactionService {
                     shard.ended.notify_waiters();
                 }
             }
-            Done::Marker((index, life), token, at, result, marker) => {
-                if result.is_ok() && *at.topic == *OFFSETS_TOPIC {
-                    let OffsetsMarker { producer_id, producer_epoch, commit } = marker;
-                    broker.groups.on_marker(broker, at.partition, producer_id, producer_epoch, commit);
-                }
+            Done::Marker((index, life), token, at, result) => {
                 self.run(broker, index, Some(life), |c, now_ms| {
                     c.on_marker_written(now_ms, token, &at.topic, at.partition, result)
                 });
@@ -394,34 +422,22 @@ impl TransactionService {
         {
             let mut machine = lock(&shard.machine);
             let meant = |m: &&mut Machine| m.counts() && meant.is_none_or(|life| life == m.life);
-            let Some(Machine { life, coordinator, .. }) = machine.as_mut().filter(meant) else {
-                return false;
-            };
+            let Some(machine) = machine.as_mut().filter(meant) else { return false };
+            let Machine { life, coordinator, partition, epoch } = machine;
             let whose = (index, *life);
             coordinator.set_wall_ms(now_ms, broker.clock.wall_ms());
             for effect in step(coordinator, now_ms) {
                 match effect {
                     Effect::Reply(token, reply) => replies.push((token, reply)),
                     Effect::Persist { key, value, token, .. } => {
-                        let at = TopicPartition::new(TRANSACTIONS_TOPIC, index);
                         let batch = record(&key, value.as_deref(), broker.clock.wall_ms());
                         let done = self.done.clone();
-                        append(broker, &at, batch, move |result| {
+                        // In the leadership in which it was decided, or not at all.
+                        append(broker, partition, *epoch, batch, move |result| {
                             done.push(Done::Record(whose, token, result))
                         });
                     }
-                    Effect::WriteMarkers {
-                        token,
-                        producer_id,
-                        producer_epoch,
-                        commit,
-                        coordinator_epoch,
-                        partitions,
-                        ..
-                    } => {
-                        let marker = OffsetsMarker { producer_id, producer_epoch, commit };
-                        self.write_markers(broker, whose, token, marker, coordinator_epoch, &partitions);
-                    }
+                    Effect::WriteMarkers(markers) => self.write_markers(broker, whose, &markers),
                 }
             }
         }
@@ -435,103 +451,20 @@ impl TransactionService {
         }
         true
     }
-
-    fn write_markers(
-        &self,
-        broker: &Broker,
-        whose: Whose,
-        token: MarkersToken,
-        marker: OffsetsMarker,
-        coordinator_epoch: i32,
-        partitions: &[(Arc<str>, Vec<i32>)],
-    ) {
-        let kind = if marker.commit { ControlKind::Commit } else { ControlKind::Abort };
-        let wall_ms = broker.clock.wall_ms();
-        for (topic, indexes) in partitions {
-            for partition in indexes {
-                let at = TopicPartition::new(Arc::clone(topic), *partition);
-                if broker.topics.partition(topic, *partition).err() == Some(ErrorCode::NotLeaderOrFollower) {
-                    self.far.push(FarMarker { whose, token, at, marker, coordinator_epoch });
-                    continue;
-                }
-                if **topic == *OFFSETS_TOPIC && !broker.groups.is_ready(*partition) {
-                    // Whoever reads the groups now might not read the marker: not before it is done.
-                    let code = ErrorCode::CoordinatorLoadInProgress;
-                    self.done.push(Done::Marker(whose, token, at, Err(code), marker));
-                    continue;
-                }
-                let done = self.done.clone();
-                let report = at.clone();
-                let batch = records::control_batch(
-                    kind,
-                    marker.producer_id,
-                    marker.producer_epoch,
-                    coordinator_epoch,
-                    wall_ms,
-                    0,
-                    0,
-                );
-                append(broker, &at, batch, move |result| {
-                    // A topic deleted meanwhile needs no marker.
-                    let result =
-                        if result == Err(ErrorCode::UnknownTopicOrPartition) { Ok(()) } else { result };
-                    done.push(Done::Marker(whose, token, report, result, marker));
-                });
-            }
-        }
-    }
-
-    /// Sends markers to the leaders of their partitions, each broker's in one request.
-    fn send_far(&self, broker: &Broker, markers: Vec<FarMarker>) {
-        let mut by_leader: HashMap<BrokerId, (LiveBroker, Vec<FarMarker>)> = HashMap::new();
-        for far in markers {
-            match broker.leader_of(&far.at.topic, far.at.partition) {
-                Some(leader) => {
-                    by_leader.entry(leader.id).or_insert_with(|| (leader, Vec::new())).1.push(far);
-                }
-                // Either nobody leads it now, or it was deleted; the next try tells.
-                None => self.report_far(far, Err(ErrorCode::LeaderNotAvailable)),
-            }
-        }
-        for (leader, markers) in by_leader.into_values() {
-            let (peers, topics, done) =
-                (Arc::clone(&broker.peers), Arc::clone(&broker.topics), self.done.clone());
-            broker.scope.spawn("markers", async move {
-                let results = far::write_markers(&peers, &leader, &markers).await;
-                for (far, result) in markers.into_iter().zip(results) {
-                    // A topic deleted meanwhile needs no marker; one the other does not know yet does.
-                    let gone = !topics.has(&far.at.topic, far.at.partition);
-                    let result = match result {
-                        _ if gone => Ok(()),
-                        Err(ErrorCode::UnknownTopicOrPartition) => Err(ErrorCode::LeaderNotAvailable),
-                        result => result,
-                    };
-                    done.push(Done::Marker(far.whose, far.token, far.at, result, far.marker));
-                }
-            });
-        }
-    }
-
-    fn report_far(&self, far: FarMarker, result: Result<(), ErrorCode>) {
-        self.done.push(Done::Marker(far.whose, far.token, far.at, result, far.marker));
-    }
 }
 
-/// Appends a batch and calls `done` when it is committed or certainly is not.
+/// Appends a record in one leadership and calls `done` when it is committed or certainly is not.
 fn append(
     broker: &Broker,
-    at: &TopicPartition,
+    partition: &Partition,
+    epoch: i32,
     batch: Bytes,
     done: impl FnOnce(Result<(), ErrorCode>) + Send + 'static,
 ) {
-    let partition = match broker.topics.partition(&at.topic, at.partition) {
-        Ok(partition) => partition,
-        Err(code) => return done(Err(code)),
-    };
-    match partition.append_own(batch, broker.clock.wall_ms(), None) {
+    match partition.append_own(batch, broker.clock.wall_ms(), Some(epoch), None) {
         Ok(appended) => partition.when_committed(&appended, Ack::Call(Box::new(done))),
         Err(refused) => {
-            tracing::warn!(topic = %at.topic, partition = at.partition, reason = ?refused, "cannot keep transaction state");
+            tracing::warn!(partition = partition.index, reason = ?refused, "cannot keep transaction state");
             done(Err(refused.code));
         }
     }

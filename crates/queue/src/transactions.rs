@@ -19,10 +19,11 @@
 //! Time: deadlines count on the monotonic `now_ms`; wall time appears in records only
 //! ([`Coordinator::set_wall_ms`]).
 //!
-//! Not here: `transaction.version=2` (a new epoch with every transaction). Its seam is [`Transaction::end`],
-//! which would bump the epoch, and EndTxn v5, whose answer would carry it; partitions would then demand that
-//! a marker's epoch is newer than the records'. The caller checks that the id belongs to this coordinator
-//! ([`partition_for`]) and that partitions exist.
+//! Transaction version 2 (KIP-890): a client that sends EndTxn 5 gets a new epoch with every end, and its partitions demand
+//! that a marker's epoch is newer than the records'. So neither a late record nor a late marker of one transaction can
+//! reach the next. A producer may use version 1 in one transaction and version 2 in the next; the request decides.
+//!
+//! The caller checks that the id belongs to this coordinator ([`partition_for`]) and that partitions exist.
 
 mod api;
 mod query;
@@ -40,11 +41,11 @@ use moim_wire_kafka::ErrorCode;
 
 pub use api::{
     Config, Description, Effect, Input, ListFilter, Listed, MarkersToken, PersistToken, Reply, Token,
-    TopicPartition,
+    TopicPartition, WriteMarkers,
 };
 pub use query::verification_error;
 pub use records::{RecordError, decode_key, decode_value, encode_key, encode_value};
-pub use state::{State, Transaction};
+pub use state::{LAST_EPOCH, State, Transaction};
 
 use state::{Claim, NONE, by_topic};
 
@@ -209,6 +210,11 @@ impl Coordinator {
         self.take_effects()
     }
 
+    /// The epoch of this coordinator.
+    pub fn epoch(&self) -> i32 {
+        self.coordinator_epoch
+    }
+
     /// How many transactional ids there are.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -246,7 +252,9 @@ impl Coordinator {
                 partitions,
             } => {
                 let claim = (producer_id, producer_epoch);
-                let result = self.add_partitions(now_ms, token, &transactional_id, claim, partitions);
+                let own_epoch = version >= 4;
+                let result =
+                    self.add_partitions(now_ms, token, &transactional_id, claim, partitions, own_epoch);
                 self.answer(token, result, version >= 2);
             }
             Input::AddOffsets {
@@ -259,12 +267,24 @@ impl Coordinator {
             } => {
                 let claim = (producer_id, producer_epoch);
                 let partitions = vec![TopicPartition::new(OFFSETS_TOPIC, offsets_partition)];
-                let result = self.add_partitions(now_ms, token, &transactional_id, claim, partitions);
+                let result = self.add_partitions(now_ms, token, &transactional_id, claim, partitions, false);
                 self.answer(token, result, version >= 2);
             }
-            Input::EndTxn { token, version, transactional_id, producer_id, producer_epoch, commit } => {
+            Input::EndTxn {
+                token,
+                version,
+                transactional_id,
+                producer_id,
+                producer_epoch,
+                commit,
+                fresh_id,
+            } => {
                 let claim = (producer_id, producer_epoch);
-                let result = self.end_txn(now_ms, token, &transactional_id, claim, commit);
+                let result = if version >= 5 {
+                    self.end_with_new_epoch(now_ms, token, &transactional_id, claim, commit, fresh_id)
+                } else {
+                    self.end_txn(now_ms, token, &transactional_id, claim, commit)
+                };
                 self.answer(token, result, version >= 2);
             }
         }
@@ -342,6 +362,7 @@ impl Coordinator {
         id: &Arc<str>,
         claim: Claim,
         partitions: Vec<TopicPartition>,
+        own_epoch: bool,
     ) -> Result<Option<Reply>, ErrorCode> {
         let wall_ms = self.wall_ms(now_ms);
         let entry = self.claimed(id, claim)?;
@@ -349,7 +370,8 @@ impl Coordinator {
             return Err(ErrorCode::ConcurrentTransactions);
         }
         let nothing_new = partitions.iter().all(|p| entry.txn.partitions.contains(p));
-        let next = if nothing_new { entry.txn.clone() } else { entry.txn.add(partitions, wall_ms) };
+        let next =
+            if nothing_new { entry.txn.clone() } else { entry.txn.add(partitions, own_epoch, wall_ms) };
         self.persist(id, Some(next), Some((token, Reply::of(ErrorCode::None))));
         Ok(None)
     }
@@ -366,7 +388,8 @@ impl Coordinator {
         let entry = self.claimed(id, claim)?;
         match (entry.txn.state, commit) {
             (State::Ongoing, _) => {
-                let next = entry.txn.end(commit, wall_ms);
+                let mut next = entry.txn.end(commit, wall_ms);
+                next.epoch_per_transaction = false;
                 // The client may go on as soon as the decision is durable; markers follow.
                 self.persist(id, Some(next), Some((token, Reply::of(ErrorCode::None))));
                 Ok(None)
@@ -380,6 +403,70 @@ impl Coordinator {
             (State::PrepareCommit, true) | (State::PrepareAbort, false) => {
                 Err(ErrorCode::ConcurrentTransactions)
             }
+            _ => Err(ErrorCode::InvalidTxnState),
+        }
+    }
+
+    /// EndTxn from version 5 on: the transaction ends under a new epoch.
+    ///
+    /// A client whose answer got lost repeats the request with the epoch before; so does one whose transaction the
+    /// coordinator has aborted under a new epoch in the meantime. An abort is then as it wishes and is answered with that
+    /// epoch. A commit is not: INVALID_PRODUCER_EPOCH, not INVALID_TXN_STATE, which would say that the client is at fault
+    /// (KAFKA-20785).
+    fn end_with_new_epoch(
+        &mut self,
+        now_ms: u64,
+        token: Token,
+        id: &Arc<str>,
+        claim: Claim,
+        commit: bool,
+        fresh_id: i64,
+    ) -> Result<Option<Reply>, ErrorCode> {
+        let wall_ms = self.wall_ms(now_ms);
+        let repeats = self.entries.get(id).is_some_and(|entry| entry.txn.is_repeated_end(claim));
+        if repeats && !self.loading {
+            return self.repeat_end(token, id, claim, commit);
+        }
+        let entry = self.claimed(id, claim)?;
+        let next = match (entry.txn.state, commit) {
+            (State::Ongoing, _) | (State::Empty | State::CompleteCommit | State::CompleteAbort, false) => {
+                entry.txn.end_with_new_epoch(commit, fresh_id, wall_ms)
+            }
+            // The client goes on under the new epoch while the markers are written.
+            (State::PrepareCommit | State::PrepareAbort, _) => return Err(ErrorCode::ConcurrentTransactions),
+            _ => return Err(ErrorCode::InvalidTxnState),
+        };
+        let reply = Reply::to(next.successor());
+        self.persist(id, Some(next), Some((token, reply)));
+        Ok(None)
+    }
+
+    /// See [`Self::end_with_new_epoch`].
+    fn repeat_end(
+        &mut self,
+        token: Token,
+        id: &Arc<str>,
+        (_, epoch): Claim,
+        commit: bool,
+    ) -> Result<Option<Reply>, ErrorCode> {
+        let entry = self.entries.get(id).ok_or(ErrorCode::InvalidProducerIdMapping)?;
+        if entry.pending.is_some() {
+            return Err(ErrorCode::ConcurrentTransactions);
+        }
+        match (entry.txn.state, commit) {
+            (State::CompleteCommit, true) | (State::CompleteAbort, false) => {
+                let same = entry.txn.clone();
+                let reply = Reply::to(same.successor());
+                self.persist(id, Some(same), Some((token, reply)));
+                Ok(None)
+            }
+            (State::PrepareCommit, true) | (State::PrepareAbort, false) => {
+                Err(ErrorCode::ConcurrentTransactions)
+            }
+            (State::PrepareAbort | State::CompleteAbort, true) if entry.txn.last_epoch != epoch => {
+                Err(ErrorCode::InvalidProducerEpoch)
+            }
+            (State::Empty | State::Ongoing, _) => Err(ErrorCode::ProducerFenced),
             _ => Err(ErrorCode::InvalidTxnState),
         }
     }
@@ -482,15 +569,16 @@ impl Coordinator {
         self.last_token += 1;
         let token = MarkersToken(self.last_token);
         self.rounds.insert(token, id.clone());
-        self.effects.push(Effect::WriteMarkers {
+        self.effects.push(Effect::WriteMarkers(WriteMarkers {
             token,
             transactional_id: id.clone(),
             producer_id: entry.txn.producer_id,
             producer_epoch: entry.txn.epoch,
             commit: entry.txn.state == State::PrepareCommit,
             coordinator_epoch: self.coordinator_epoch,
+            epoch_per_transaction: entry.txn.epoch_per_transaction,
             partitions: by_topic(&markers.in_flight),
-        });
+        }));
         self.reindex(id);
     }
 

@@ -7,11 +7,12 @@
 //! joins as a learner; so a folder that lost its content cannot elect anybody.
 
 mod options;
+mod quorum;
 mod serve;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,7 +25,7 @@ use openraft::metrics::{RaftMetrics, RaftServerMetrics};
 use openraft::type_config::alias::{CommittedLeaderIdOf, WatchReceiverOf};
 use openraft::{BasicNode, ChangeMembers, Raft, ReadPolicy, ServerState};
 
-pub use self::options::{GroupOptions, Host, MAX_ENTRY_BYTES, Timers};
+pub use self::options::{GroupOptions, Host, MAX_ENTRY_BYTES, Timers, is_raft_journal};
 pub(crate) use self::serve::Core;
 use crate::log::LogStore;
 use crate::machine::{Machine, StateMachine};
@@ -38,6 +39,11 @@ use crate::types::{
 /// A learner may lag this many entries when it is given a vote: more, and the group could lose its quorum of
 /// up-to-date members by the promotion.
 const PROMOTE_LAG: u64 = 1_000;
+
+/// Why a leader withholds appends and heartbeats: its disk does not work.
+const MUTED_BY_DISK: u8 = 1;
+/// No quorum answers it.
+const MUTED_NO_QUORUM: u8 = 2;
 
 /// A handle to this process's member of a group.
 #[derive(Clone)]
@@ -56,16 +62,18 @@ impl Group {
         let group = options.group;
         let config = options.config()?;
         let log = LogStore::open(&host.store, host.router.logs(), options.place()).await?;
-        let had_log = log.is_used();
+        let (had_log, kept_log) = (log.is_used(), log.clone());
         let (disk, root) = (Arc::clone(&host.disk), host.root.clone());
         let folder = format!("{}/snapshots", options.folder);
         let snapshots = moim_base::task::offload(move || SnapshotDir::open(disk, &root, &folder))
             .await
             .map_err(|source| OpenError::Io { group, source })?;
+        let muted = Arc::new(AtomicU8::new(0));
         let network = Network {
             group,
             transport: Arc::clone(&host.transport),
             append_timeout: Duration::from_millis(options.timers.election_max_ms * 2),
+            muted: Arc::clone(&muted),
         };
         let machine = Machine::new(machine, Arc::clone(&snapshots));
         let raft = Raft::new(options.voter.0, Arc::new(config), network, log, machine)
@@ -73,11 +81,15 @@ impl Group {
             .map_err(|error| OpenError::Damaged { group, what: error.to_string() })?;
         let core = Arc::new(Core {
             raft,
+            log: kept_log,
+            confirmed: AtomicBool::new(!options.unconfirmed),
             had_log,
             options,
             snapshots,
             incoming: Default::default(),
             resting: AtomicBool::new(false),
+            transferred_term: AtomicU64::new(0),
+            muted,
             transport: Arc::clone(&host.transport),
             router: host.router.clone(),
             store: host.store.clone(),
@@ -113,6 +125,25 @@ impl Group {
     /// right from the first moment on.
     pub async fn has_begun(&self) -> Result<bool, GroupError> {
         self.raft().is_initialized().await.map_err(|error| stopped(&error))
+    }
+
+    /// This folder is the newest state of its voter: from now on the member takes part. See
+    /// [`GroupOptions::unconfirmed`].
+    pub fn confirm(&self) {
+        if !self.core.confirmed.swap(true, Ordering::Release) {
+            self.raft().runtime_config().elect(true);
+        }
+    }
+
+    /// The last entry of the log, those that were purged included.
+    pub fn last_index(&self) -> Option<u64> {
+        self.core.log.last_index()
+    }
+
+    /// The last entry that is committed and on stable storage here: no crash of this node takes it away.
+    pub fn settled_index(&self) -> Option<u64> {
+        let committed = self.metrics().committed?;
+        self.core.log.durable_index().map(|durable| durable.min(committed))
     }
 
     /// Whether this member is known to have a log; right after it was opened that may not be known yet.
@@ -291,6 +322,12 @@ impl Group {
         }
     }
 
+    /// Whether this member has begun to hand over its leadership of `term`. From then on a quorum's confirmation proves
+    /// nothing about the next moment: another leader can be elected at once.
+    pub fn has_transferred(&self, term: u64) -> bool {
+        self.core.transferred_term.load(Ordering::SeqCst) >= term
+    }
+
     /// Hands leadership to a voter that is up to date, and returns when it leads.
     pub async fn transfer_leadership(&self, to: VoterId) -> Result<(), GroupError> {
         if !self.is_leader() {
@@ -299,11 +336,52 @@ impl Group {
         if !self.metrics().voters.iter().any(|voter| voter.id == to) {
             return Err(GroupError::Refused(format!("{to} is not a voter")));
         }
+        // Before the message leaves: the target is elected without waiting for this leader's lease to run out.
+        let term = self.raft().metrics().borrow_watched().current_term;
+        self.core.transferred_term.fetch_max(term, Ordering::SeqCst);
         self.raft().trigger().transfer_leader(to.0).await.map_err(|error| stopped(&error))?;
         let timeout = Some(self.core.options.proposal_timeout);
         match self.raft().wait(timeout).current_leader(to.0, "a transfer").await {
             Ok(_) => Ok(()),
             Err(_) => Err(GroupError::Unknown),
+        }
+    }
+
+    /// Whether this member stands for election. One whose disk does not work must not: it could not sync its own log.
+    /// Its vote does not depend on it.
+    pub fn set_electable(&self, electable: bool) {
+        self.raft().runtime_config().elect(electable);
+        if electable {
+            self.core.unmute(MUTED_BY_DISK);
+        }
+    }
+
+    /// Gives leadership up without the help of this member's disk: asks a voter to stand for election at once, and if it
+    /// has not taken over after `patience`, appends and heartbeats are withheld, so that the others elect one of
+    /// themselves. The caller knows a quorum of other voters that works. Ended by `set_electable(true)`.
+    pub async fn step_down(&self, to: VoterId, patience: Duration) {
+        self.set_electable(false);
+        match tokio::time::timeout(patience, self.transfer_leadership(to)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => tracing::warn!(%error, %to, "leadership was not transferred"),
+            Err(_) => tracing::debug!(%to, "leadership transfer not confirmed"),
+        }
+        if self.is_leader() {
+            tracing::warn!(group = %self.core.options.group, "heartbeats withheld: the others elect another leader");
+            self.core.mute(MUTED_BY_DISK);
+        }
+    }
+
+    /// Drops the log up to the newest snapshot, for want of space: members that are a little late get the snapshot
+    /// instead. Takes a snapshot first if there is something to drop it for.
+    pub async fn free_log(&self) -> Result<(), GroupError> {
+        let metrics = self.metrics();
+        if metrics.snapshot < metrics.applied {
+            self.snapshot().await?;
+        }
+        match metrics.snapshot.filter(|snapshot| metrics.purged < Some(*snapshot)) {
+            Some(upto) => self.raft().trigger().purge_log(upto).await.map_err(|error| stopped(&error)),
+            None => Ok(()),
         }
     }
 

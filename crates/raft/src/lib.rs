@@ -35,7 +35,7 @@ mod snapshot;
 mod transport;
 mod types;
 
-pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers};
+pub use group::{Group, GroupOptions, Host, LeaderWatch, MAX_ENTRY_BYTES, Timers, is_raft_journal};
 pub use machine::{SnapshotWriter, StateMachine};
 pub use seed::{SEED_INDEX, seed};
 pub use transport::{

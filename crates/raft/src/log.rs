@@ -17,6 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ const RECENT_BYTES: usize = 2 << 20;
 const READ_BYTES: usize = 1 << 20;
 /// How long to wait before asking a busy or full journal again.
 const RETRY: Duration = Duration::from_millis(5);
-const LOG_SEGMENT_BYTES: u64 = 64 << 20;
+/// The newest segment stays when the log is purged: small, so that a full disk gets its space back.
+const LOG_SEGMENT_BYTES: u64 = 16 << 20;
 const META_SEGMENT_BYTES: u64 = 64 << 10;
 /// First payload byte of a gap frame; entries have smaller ones.
 const GAP: u8 = 255;
@@ -96,6 +98,8 @@ struct Inner {
     tag: u64,
     state: Mutex<State>,
     durable: Notify,
+    /// An append was refused for want of room, and that was told.
+    waits_for_disk: AtomicBool,
 }
 
 struct State {
@@ -183,8 +187,15 @@ impl LogStore {
             recent_bytes: 0,
             flushing: VecDeque::new(),
         };
-        let inner =
-            Inner { group, log, meta, tag: place.tag, state: Mutex::new(state), durable: Notify::new() };
+        let inner = Inner {
+            group,
+            log,
+            meta,
+            tag: place.tag,
+            state: Mutex::new(state),
+            durable: Notify::new(),
+            waits_for_disk: AtomicBool::new(false),
+        };
         let opened = Self { inner: Arc::new(inner) };
         logs.add(&opened.inner);
         opened.recover(found.is_none()).await.map_err(|error| damaged(error.to_string()))?;
@@ -205,7 +216,10 @@ impl LogStore {
         }
         if log.end() > log.start() {
             let inner = Arc::clone(&self.inner);
-            let last = offload(move || inner.read_cold(inner.log.end() - 1, inner.log.end(), usize::MAX));
+            let last = offload(move || {
+                inner.verify()?;
+                inner.read_cold(inner.log.end() - 1, inner.log.end(), usize::MAX)
+            });
             self.inner.state().last = last.await?.last().map(|entry| entry.log_id);
         }
         Ok(())
@@ -214,6 +228,16 @@ impl LogStore {
     /// Whether it has, or has had, any entry.
     pub(crate) fn is_used(&self) -> bool {
         self.inner.state().last.is_some()
+    }
+
+    /// The last entry, those that were purged included.
+    pub(crate) fn last_index(&self) -> Option<u64> {
+        self.inner.state().last.map(|last| last.index)
+    }
+
+    /// The last entry on stable storage.
+    pub(crate) fn durable_index(&self) -> Option<u64> {
+        u64::try_from(self.inner.log.durable_end()).ok()?.checked_sub(1)
     }
 
     /// Waits until the journal holds everything up to `end` durably.
@@ -254,13 +278,18 @@ impl LogStore {
     async fn refused(&self, error: AppendError) -> io::Result<()> {
         match error {
             AppendError::Busy | AppendError::Full => {
-                tracing::warn!(group = %self.inner.group, %error, "the Raft log waits for its disk");
+                // Once for a wait of many retries.
+                if !self.inner.waits_for_disk.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(group = %self.inner.group, %error, "Raft log waits for its disk");
+                }
                 tokio::time::sleep(RETRY).await;
                 Ok(())
             }
-            AppendError::Closed | AppendError::NotNext { .. } | AppendError::Damaged | AppendError::Io(_) => {
-                Err(io::Error::other(error))
-            }
+            AppendError::Closed
+            | AppendError::NotNext { .. }
+            | AppendError::Damaged
+            | AppendError::TooLarge { .. }
+            | AppendError::Io(_) => Err(io::Error::other(error)),
         }
     }
 
@@ -269,7 +298,10 @@ impl LogStore {
         loop {
             let append = Append { base, last, epoch: 0, max_timestamp_ms: 0, prefix: &[], body: &body };
             match self.inner.log.append(append) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.inner.waits_for_disk.store(false, Ordering::Relaxed);
+                    return Ok(());
+                }
                 Err(error) => self.refused(error).await?,
             }
         }
@@ -351,6 +383,26 @@ impl Inner {
             entries.push(entry.clone());
         }
         Some(entries)
+    }
+
+    /// Reads every entry once. A voter with a hole in its log must not begin: it would vote and campaign with what it no
+    /// longer has, and its core would end as soon as it met the hole.
+    fn verify(&self) -> io::Result<()> {
+        let mut wrong = None;
+        let (start, end) = (self.log.start(), self.log.end());
+        let walked = self.log.for_each_frame(start, end, &mut |frame, whole| {
+            let payload = PlainFraming::payload(whole);
+            let sound = payload == [GAP]
+                || codec::entry(Bytes::copy_from_slice(payload))
+                    .is_ok_and(|entry| offset(entry.log_id.index) == frame.base);
+            wrong = (!sound).then_some(frame.base);
+            sound
+        });
+        walked.map_err(io::Error::other)?;
+        match wrong {
+            Some(at) => Err(io::Error::other(format!("entry {at} cannot be decoded"))),
+            None => Ok(()),
+        }
     }
 
     /// Entries from the journal, at least one where there are any.

@@ -4,6 +4,7 @@
 //! waits for the peer's fsync, and a slow disk must not look like a lost peer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use moim_base::task::offload;
@@ -35,6 +36,8 @@ pub(crate) struct Network {
     pub(crate) transport: Arc<dyn Transport>,
     /// For an append.
     pub(crate) append_timeout: Duration,
+    /// Why this member keeps silent as a leader, so that the others elect another one; 0 if it does not.
+    pub(crate) muted: Arc<AtomicU8>,
 }
 
 /// One group's line to one member.
@@ -99,6 +102,9 @@ impl RaftNetworkV2<Types> for Line {
         rpc: AppendEntriesRequest<Types>,
         _option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
+        if self.network.muted.load(Ordering::Relaxed) != 0 {
+            return Err(failed("this member gives up its leadership"));
+        }
         match self.call(&Request::Append(rpc), self.network.append_timeout).await? {
             Reply::Append(reply) => Ok(reply),
             _ => Err(failed("not an answer to an append")),

@@ -27,7 +27,7 @@ pub use self::tcp::{Doors, LocalPeer, PeerId, TcpServer, TcpTransport, open_stre
 use crate::group::Core;
 use crate::log::Logs;
 use crate::rpc::Reply;
-use crate::types::{GroupId, Member};
+use crate::types::{GroupId, Member, VoterId};
 
 /// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -122,13 +122,22 @@ impl Router {
 
     /// Answers a peer's request. Whatever the bytes are, there is an answer.
     pub async fn handle(&self, group: GroupId, request: Bytes) -> Bytes {
+        self.answer(None, group, request).await
+    }
+
+    /// The same for a peer that proved which voter it is, and so speaks for itself only; 0 is a visitor.
+    pub async fn handle_from(&self, peer: VoterId, group: GroupId, request: Bytes) -> Bytes {
+        self.answer(Some(peer).filter(|peer| peer.0 != 0), group, request).await
+    }
+
+    async fn answer(&self, peer: Option<VoterId>, group: GroupId, request: Bytes) -> Bytes {
         if let Some(id) = ServiceId::of_group(group) {
             let service = {
                 let services = self.services.read().unwrap_or_else(PoisonError::into_inner);
                 services.get(&id).cloned()
             };
             return match service {
-                Some(service) => service::reply(&service.handle(request).await),
+                Some(service) => service::reply(&service.handle_from(peer, request).await),
                 None => service::not_here(),
             };
         }
@@ -137,7 +146,7 @@ impl Router {
             groups.get(&group).and_then(Weak::upgrade)
         };
         match core {
-            Some(core) => core.handle(request).await.encode(),
+            Some(core) => core.handle(peer, request).await.encode(),
             None => Reply::Failed(format!("group {group} is not here")).encode(),
         }
     }

@@ -146,6 +146,8 @@ struct NodeState {
     suspect_since_ms: Option<u64>,
     /// Whether the suspicion has lasted long enough.
     suspect: bool,
+    /// Whether it says that its disk hangs or is full: it leads only what no other in-sync replica can lead.
+    impaired: bool,
     /// Whether preferred leaderships may return to it.
     settled: bool,
     load: Load,
@@ -190,6 +192,12 @@ pub struct Controller {
     /// Topics that records belong to and nobody has heard of, and since when.
     strays: BTreeMap<TopicId, u64>,
     log_ends: HashMap<(PartitionId, BrokerId), (BrokerEpoch, LogEnd)>,
+    /// Elections that wait for the ends of logs, and since when.
+    electing_ms: BTreeMap<PartitionId, u64>,
+    /// Records whose changes let elections go first.
+    deferred: BTreeSet<PartitionId>,
+    /// Since when changes are deferred.
+    deferred_since_ms: Option<u64>,
     /// Whose log end was asked for, of which run, and when it may be asked for again: an answer may be lost, or say nothing
     /// because the node is only starting.
     asked: BTreeMap<(PartitionId, BrokerId), (BrokerEpoch, u64)>,
@@ -213,6 +221,9 @@ impl Controller {
             doomed: BTreeSet::new(),
             strays: BTreeMap::new(),
             log_ends: HashMap::new(),
+            electing_ms: BTreeMap::new(),
+            deferred: BTreeSet::new(),
+            deferred_since_ms: None,
             asked: BTreeMap::new(),
             moving: 0,
             looks: 0,
@@ -318,6 +329,18 @@ impl Controller {
         }
     }
 
+    /// A member says that its disk hangs or is full, or that it works again. Others lead what they have in sync; the rest
+    /// stays, so that a stall of storage that all nodes share moves nothing.
+    pub fn on_impaired(&mut self, node: BrokerId, impaired: bool) {
+        if let Some(state) = self.nodes.get_mut(&node)
+            && state.impaired != impaired
+        {
+            state.impaired = impaired;
+            self.mark_node(node);
+            self.mark_growable();
+        }
+    }
+
     /// A topic exists, or something about it changed.
     pub fn on_topic(&mut self, topic: Topic) {
         let id = topic.id;
@@ -353,12 +376,21 @@ impl Controller {
         }
         if let Some(known) = self.partitions.remove(&id) {
             self.count(id, &known.record.value, false);
+            // What the logs ended with before a change says nothing for the next election.
+            for node in &known.record.value.replicas {
+                self.log_ends.remove(&(id, *node));
+                self.asked.remove(&(id, *node));
+            }
+            let before = known.record.value.leader_epoch;
+            if record.as_ref().is_none_or(|record| record.value.leader_epoch > before) {
+                self.electing_ms.remove(&id);
+            }
         }
         self.creating.remove(&id);
         let Some(record) = record else {
             self.dirty.remove(&id);
             self.doomed.remove(&id);
-            self.log_ends.retain(|(partition, _), _| *partition != id);
+            self.electing_ms.remove(&id);
             if self.topics.contains_key(&id.topic) {
                 self.dirty_topics.insert(id.topic);
             }
@@ -371,8 +403,12 @@ impl Controller {
 
     /// How far a replica's log goes, as its present run says.
     pub fn on_log_end(&mut self, partition: PartitionId, node: BrokerId, run: BrokerEpoch, end: LogEnd) {
-        self.log_ends.insert((partition, node), (run, end));
-        self.dirty.insert(partition);
+        // A late answer must not be kept for the next election.
+        let leader = self.partitions.get(&partition).map(|view| view.record.value.leader);
+        if self.electing_ms.contains_key(&partition) || leader == Some(None) {
+            self.log_ends.insert((partition, node), (run, end));
+            self.dirty.insert(partition);
+        }
     }
 
     /// A change was not made, or nobody knows: the record is looked at again. If it was made after all, the watch says
@@ -394,6 +430,7 @@ impl Controller {
             alive_since_ms: 0,
             suspect_since_ms: None,
             suspect: false,
+            impaired: false,
             settled: false,
             load: Load::default(),
             partitions: BTreeSet::new(),

@@ -31,6 +31,7 @@ mod stream;
 mod throttle;
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -153,6 +154,7 @@ impl Driver {
             sending: Throttle::default(),
             taking_in: Throttle::default(),
             low_watermarks: Notify::new(),
+            repairs: AtomicU64::new(0),
         });
         propose::start(&shared);
         shared.spawn("replica-ticks", tick(Arc::clone(&shared)));
@@ -250,11 +252,32 @@ impl Driver {
     }
 
     /// The copy of a partition was found damaged. It is not counted on any more: a leader that it follows hears at once that
-    /// nobody follows here, and until the copy was thrown away, in a later run, it fetches nothing.
+    /// no replica follows here. It fetches nothing until it has begun anew.
     pub fn on_damaged(&self, id: PartitionId) {
-        if let Some(leader) = self.shared.copy(id).and_then(|copy| copy.leader()) {
+        let Some(copy) = self.shared.copy(id) else { return };
+        if let Some(leader) = copy.leader() {
             self.shared.outbound(leader).forget(id);
         }
+        copy.on_damage_found();
+    }
+
+    /// The member record says that these copies are damaged: once no record of theirs counts on them they begin anew. It has to
+    /// say so until they are whole: see [`Driver::repairing`].
+    pub fn on_damage_told(&self, damaged: &[PartitionId]) {
+        damaged.iter().filter_map(|id| self.shared.copy(*id)).for_each(|copy| copy.on_damage_told());
+    }
+
+    /// Copies that were damaged, began anew and do not have everything that is committed yet: they are not to lead.
+    pub fn repairing(&self) -> Vec<PartitionId> {
+        let mut ids: Vec<_> =
+            self.shared.copies().iter().filter(|copy| copy.is_repairing()).map(|copy| copy.id()).collect();
+        ids.sort();
+        ids
+    }
+
+    /// Changes whenever a repair begins or ends.
+    pub fn repairs(&self) -> u64 {
+        self.shared.repairs.load(Ordering::Acquire)
     }
 
     /// The copy of a partition.
@@ -354,6 +377,8 @@ struct Shared {
     taking_in: Throttle,
     /// Whoever waits for records to be gone from everybody. One for all: it is rare, and who is woken looks again.
     low_watermarks: Notify,
+    /// Counts the beginnings and ends of repairs.
+    repairs: AtomicU64,
 }
 
 impl Shared {

@@ -76,6 +76,10 @@ pub struct Follower {
     high_watermark: Offset,
     /// What the leader was last told: (written, durable, log start).
     told: (Offset, Offset, Offset),
+    /// The least the leader's log is known to reach to, once it has answered in this epoch.
+    leader_end: Option<Offset>,
+    /// See [`Following::rebuilding`].
+    rebuilding: bool,
     failures: u32,
     policy: ResetPolicy,
     tuning: FollowerTuning,
@@ -93,6 +97,9 @@ pub(crate) struct Following {
     pub(crate) record: i64,
     /// The first fetch id to use: ids are not used twice in the life of a replica.
     pub(crate) next_id: u64,
+    /// The log was begun anew, in this run, over what compaction elsewhere had removed: it may end below
+    /// [`LogView::cleaned_below`]. Any other log that does (a cut, a crash) holds records whose end it will never see.
+    pub(crate) rebuilding: bool,
 }
 
 impl Follower {
@@ -115,6 +122,8 @@ impl Follower {
             agreed: false,
             high_watermark: high_watermark.min(log.end()),
             told: (Offset(0), Offset(0), Offset(0)),
+            leader_end: None,
+            rebuilding: how.rebuilding,
             failures: 0,
             policy: how.policy,
             tuning: how.tuning,
@@ -142,6 +151,19 @@ impl Follower {
         self.next_id
     }
 
+    pub(crate) fn is_rebuilding(&self) -> bool {
+        self.rebuilding
+    }
+
+    /// How far the leader's log reaches at least; none before it has answered in this epoch.
+    pub fn leader_end(&self) -> Option<Offset> {
+        self.leader_end
+    }
+
+    fn note_leader_end(&mut self, end: Offset) {
+        self.leader_end = Some(self.leader_end.map_or(end, |known| known.max(end)));
+    }
+
     /// Everything below is known to be committed.
     pub fn high_watermark(&self) -> Offset {
         self.high_watermark
@@ -166,8 +188,9 @@ impl Follower {
         }
         self.failures = 0;
         match answer {
-            Answer::Records { high_watermark, log_start, .. } => {
+            Answer::Records { high_watermark, log_start, log_end } => {
                 self.agreed = true;
+                self.note_leader_end(log_end.max(high_watermark));
                 let start = log_start.min(log.end());
                 // Where the log is a tail of a state, its beginning goes only when our own state is kept.
                 if self.policy == ResetPolicy::LogStart && start > log.start() {
@@ -181,7 +204,14 @@ impl Follower {
                 self.fetch(log, now_ms, effects);
             }
             Answer::Diverging { epoch, end } => self.cut(epoch, end, log, effects),
-            Answer::OutOfRange { log_start } => self.begin_anew(log_start, now_ms, effects),
+            Answer::OutOfRange { log_start } => {
+                self.note_leader_end(log_start);
+                self.begin_anew(log_start, now_ms, effects);
+            }
+            Answer::Cleaned { below, log_start } => {
+                self.note_leader_end(below);
+                self.on_cleaned(below, log_start, log, effects);
+            }
         }
     }
 
@@ -205,6 +235,28 @@ impl Follower {
     pub fn on_failed(&mut self, fetch: u64, now_ms: u64) {
         if self.accepts(fetch) {
             self.rest(now_ms);
+        }
+    }
+
+    /// The log is damaged, and the fetch was not sent: nothing may be appended to it. Answers whether it is to begin anew,
+    /// empty, followed by `on_changed`; not while a record counts on it.
+    pub fn on_damaged(&mut self, fetch: u64, is_counted_on: bool, now_ms: u64) -> bool {
+        if !self.accepts(fetch) {
+            return false;
+        }
+        if is_counted_on {
+            self.rest(now_ms);
+            return false;
+        }
+        self.agreed = false;
+        self.phase = Phase::Changing;
+        true
+    }
+
+    /// Damage was found in the log: the fetch that is out will get no answer.
+    pub fn on_damage_found(&mut self, now_ms: u64) {
+        if let Phase::Waiting { id, .. } = self.phase {
+            self.on_failed(id, now_ms);
         }
     }
 
@@ -250,6 +302,9 @@ impl Follower {
         log: &dyn LogView,
         effects: &mut Vec<Effect>,
     ) {
+        if epoch == self.epoch {
+            self.note_leader_end(high_watermark);
+        }
         let known = high_watermark.min(log.end());
         if self.agreed && epoch == self.epoch && known > self.high_watermark {
             self.high_watermark = known;
@@ -303,8 +358,29 @@ impl Follower {
             written: self.told.0,
             durable: self.told.1,
             log_start: self.told.2,
+            cleaned_below: self.cleaned_below(log),
         };
         effects.push(Effect::Fetch { to: self.leader, id, fetch });
+    }
+
+    /// A log that ends below what compaction elsewhere has removed counts only if it was begun over it.
+    fn cleaned_below(&self, log: &dyn LogView) -> Offset {
+        let below = log.cleaned_below();
+        if log.end() >= below || self.rebuilding { below } else { Offset(0) }
+    }
+
+    /// Compaction has removed tombstones and markers below an offset. A log that reaches it has seen them, an empty one
+    /// holds nothing that they ended; any other would keep deleted keys and aborted transactions for good.
+    fn on_cleaned(&mut self, below: Offset, log_start: Offset, log: &dyn LogView, effects: &mut Vec<Effect>) {
+        self.agreed = false;
+        self.phase = Phase::Changing;
+        let (is_empty, reaches) = (log.start() == log.end(), log.end() >= below);
+        self.rebuilding = !reaches;
+        effects.push(if reaches || is_empty {
+            Effect::NoteCleaned { below }
+        } else {
+            Effect::Rebuild { below, start: log_start }
+        });
     }
 
     fn rest(&mut self, now_ms: u64) {
@@ -322,6 +398,7 @@ impl Follower {
         };
         let to = ours.min(end);
         self.agreed = false;
+        self.rebuilding = false;
         self.phase = Phase::Changing;
         effects.push(if to < log.start() { Effect::Reset { start: to } } else { Effect::Truncate { to } });
     }

@@ -34,13 +34,19 @@ pub struct LeaderTuning {
     /// A follower whose connection broke this long ago is not waited for. A broken connection proves nothing, but
     /// leaving somebody out is always safe, and he comes back within one fetch.
     pub disconnect_grace_ms: u64,
+    /// A follower that has received records and whose disk makes no progress with them for this long is not waited for,
+    /// as long as enough others are in sync.
+    pub stall_ms: u64,
     /// Pause after a proposal that was not taken.
     pub retry_ms: u64,
 }
 
+/// Ticks further apart than this say that the leader itself stood still.
+const TICK_GAP_MS: u64 = 400;
+
 impl Default for LeaderTuning {
     fn default() -> Self {
-        Self { lag_ms: 10_000, disconnect_grace_ms: 500, retry_ms: 200 }
+        Self { lag_ms: 10_000, disconnect_grace_ms: 500, stall_ms: 1_500, retry_ms: 200 }
     }
 }
 
@@ -88,6 +94,7 @@ pub struct Leader {
     written: Offset,
     durable: Offset,
     followers: Vec<Progress>,
+    ticked_ms: u64,
     wanted_durability: Durability,
     tuning: LeaderTuning,
     mutants: Mutants,
@@ -117,6 +124,7 @@ impl Leader {
             written: log.written(),
             durable: log.durable(),
             followers: Vec::new(),
+            ticked_ms: now_ms,
             wanted_durability: record.value.durability,
             record,
             tuning: LeaderTuning::default(),
@@ -169,6 +177,17 @@ impl Leader {
         follower.matched.then_some((follower.written, follower.durable))
     }
 
+    /// Compaction may remove tombstones and markers below this: every follower that fetches now has them. One that is away
+    /// is rebuilt when it returns ([`Answer::Cleaned`]).
+    pub fn fetched_everywhere(&self) -> Offset {
+        let fetching = self
+            .followers
+            .iter()
+            .filter(|follower| follower.run.is_some() && follower.disconnected_ms.is_none());
+        let has = fetching.map(|follower| if follower.matched { follower.written } else { Offset(0) });
+        has.fold(self.end, Offset::min)
+    }
+
     /// Where the logs of everybody in sync start at the latest: what lies below is gone from all of them. `log_start` is
     /// our own.
     pub fn low_watermark(&self, log_start: Offset) -> Offset {
@@ -212,19 +231,25 @@ impl Leader {
         let follower = Self::follower(&mut self.followers, fetch.from.node)?;
         follower.check_run(fetch.from, fetch.record, now_ms)?;
         follower.disconnected_ms = None;
-        if fetch.offset < log.start() {
+        if let Some(begin) = begins_at(fetch, log) {
             follower.matched = false;
-            return Ok(Answer::OutOfRange { log_start: log.start() });
+            return Ok(Answer::OutOfRange { log_start: begin });
         }
         if !blind && let Some(parts) = diverges(fetch, log) {
             follower.matched = false;
             return Ok(parts);
         }
+        let below = log.cleaned_below();
+        if fetch.cleaned_below < below {
+            follower.matched = false;
+            return Ok(Answer::Cleaned { below, log_start: log.base_of(log.start()) });
+        }
         self.end = log.end();
         let measure = self.measures_durable();
         let (written, durable) = (fetch.written.min(self.end), fetch.durable.min(self.end));
         let follower = Self::follower(&mut self.followers, fetch.from.node)?;
-        follower.on_fetch(written, durable, measure, self.end, now_ms);
+        let has = (fetch.offset.min(self.end), written, durable);
+        follower.on_fetch(has, measure, self.end, now_ms);
         follower.note_log_start(fetch.log_start, effects);
         self.maybe_advance(effects);
         self.maybe_propose(now_ms, effects);
@@ -334,6 +359,11 @@ impl Leader {
 
     /// Time passed. To be called a few times a second.
     pub fn on_tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
+        let slept_ms = now_ms.saturating_sub(self.ticked_ms + TICK_GAP_MS);
+        self.ticked_ms = now_ms;
+        if slept_ms > 0 {
+            self.followers.iter_mut().for_each(|follower| follower.excuse(slept_ms, now_ms));
+        }
         self.maybe_propose(now_ms, effects);
     }
 
@@ -421,17 +451,21 @@ impl Leader {
         }
         let measure = self.measures_durable();
         let state = &self.record.value;
+        let stalled = self.stalled(now_ms);
         let leaving = |node: BrokerId| {
             let follower = self.followers.iter().find(|follower| follower.node == node);
-            follower.is_some_and(|follower| {
+            let slow = follower.is_some_and(|follower| {
                 follower.is_too_slow(measure, self.end, now_ms, &self.tuning) && node != self.me
-            })
+            });
+            slow || stalled == Some(node)
         };
         let joining = |follower: &&Progress| {
             let entry = state.in_sync(follower.node);
             let known = follower.run.is_some_and(|run| entry.is_some_and(|e| e.epoch == run.epoch));
             let reached = follower.measure(measure) >= self.high_watermark.max(self.epoch_start);
-            !known && follower.matched && reached && follower.disconnected_ms.is_none()
+            // One that left because its disk hangs comes back when its disk works, not when it has little to catch up.
+            let syncs = follower.stalled_ms(now_ms) <= self.tuning.stall_ms;
+            !known && follower.matched && reached && syncs && follower.disconnected_ms.is_none()
         };
         let hardens = self.wanted_durability != state.durability && self.may_change_durability();
         let settles = !self.pending.is_empty();
@@ -468,6 +502,18 @@ impl Leader {
         effects.push(Effect::Propose(Box::new(Proposal { id, change })));
     }
 
+    /// The in-sync follower whose disk has made no progress for the longest, if that is too long. One at a time, and never
+    /// so that fewer than the minimum stay: a stall of storage that all replicas share must not empty the in-sync set.
+    fn stalled(&self, now_ms: u64) -> Option<BrokerId> {
+        let state = &self.record.value;
+        if state.isr.len() <= state.effective_min() || self.mutants.has(Mutant::KeepStalledFollower) {
+            return None;
+        }
+        let in_sync = self.followers.iter().filter(|follower| state.in_sync(follower.node).is_some());
+        let slowest = in_sync.max_by_key(|follower| follower.stalled_ms(now_ms))?;
+        (slowest.stalled_ms(now_ms) > self.tuning.stall_ms).then_some(slowest.node)
+    }
+
     /// Commits may wait for less at any time. They may wait for stable storage only once all that is committed is
     /// there, on everybody who could be elected.
     fn may_change_durability(&self) -> bool {
@@ -485,6 +531,17 @@ impl Leader {
     }
 }
 
+/// Where a follower has to begin if it cannot go on from its log end: below our log start, or empty inside of a batch of
+/// ours (records are deleted one by one, and a cut may have taken the batch that held a log start).
+fn begins_at(fetch: &Fetch, log: &dyn LogView) -> Option<Offset> {
+    let is_empty = fetch.log_start == fetch.offset;
+    if fetch.offset >= log.start() && !is_empty {
+        return None;
+    }
+    let begin = log.base_of(fetch.offset.max(log.start()));
+    (begin != fetch.offset).then_some(begin)
+}
+
 /// Whether the follower's log is not a beginning of ours, and where the two part at the latest.
 fn diverges(fetch: &Fetch, log: &dyn LogView) -> Option<Answer> {
     let Some(last_epoch) = fetch.last_epoch else {
@@ -494,7 +551,9 @@ fn diverges(fetch: &Fetch, log: &dyn LogView) -> Option<Answer> {
     match log.end_of_epoch(last_epoch) {
         // Everything of ours is newer, so nothing the follower has can be told from what we have dropped. It has to
         // begin anew: what it holds below our log start may be what nobody ever committed.
-        None if fetch.offset <= log.start() => Some(Answer::OutOfRange { log_start: log.start() }),
+        None if fetch.offset <= log.start() => {
+            Some(Answer::OutOfRange { log_start: log.base_of(log.start()) })
+        }
         None => Some(Answer::Diverging { epoch: None, end: log.start() }),
         Some((epoch, end)) if epoch < last_epoch || end < fetch.offset => {
             Some(Answer::Diverging { epoch: Some(epoch), end })

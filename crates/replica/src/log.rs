@@ -20,6 +20,15 @@ pub trait LogView {
     fn last_epoch(&self) -> Option<LeaderEpoch>;
     /// The greatest known epoch at or below `epoch`, and the offset where it ends.
     fn end_of_epoch(&self, epoch: LeaderEpoch) -> Option<(LeaderEpoch, Offset)>;
+    /// Where the batch that holds `offset` begins; `offset` itself where none does. It may lie below the log start: records
+    /// are deleted one by one, batches travel as a whole.
+    fn base_of(&self, offset: Offset) -> Offset {
+        offset
+    }
+    /// Below this offset compaction may have removed tombstones and markers, here or in the logs this one was copied from.
+    fn cleaned_below(&self) -> Offset {
+        Offset(0)
+    }
 }
 
 /// A journal as a log view.
@@ -37,6 +46,14 @@ impl LogView for JournalView<'_> {
 
     fn end(&self) -> Offset {
         Offset(self.journal.end())
+    }
+
+    fn base_of(&self, offset: Offset) -> Offset {
+        Offset(self.journal.base_of(offset.0))
+    }
+
+    fn cleaned_below(&self) -> Offset {
+        Offset(self.journal.cleaned_below())
     }
 
     fn written(&self) -> Offset {

@@ -37,6 +37,8 @@ pub struct Fetch {
     pub durable: Offset,
     /// Where its log starts: what lies below is gone from it.
     pub log_start: Offset,
+    /// Compaction of other replicas up to here is no harm to its log: it has what was removed, or began anew since.
+    pub cleaned_below: Offset,
 }
 
 /// A follower's disk has got further. Only sent after the leader of this epoch has answered with records or with
@@ -77,9 +79,16 @@ pub enum Answer {
         /// Where it ends on the leader.
         end: Offset,
     },
-    /// The follower ends before the leader's log starts.
+    /// The follower ends before the leader's log starts, or is empty and begins inside of a batch.
     OutOfRange {
-        /// Where the leader's log starts.
+        /// Where to begin: the base of the leader's first batch that is needed, not above its log start.
+        log_start: Offset,
+    },
+    /// Compaction has removed tombstones or markers that the follower may not have seen.
+    Cleaned {
+        /// They may be missing below this offset.
+        below: Offset,
+        /// Where a follower begins that has to be rebuilt.
         log_start: Offset,
     },
 }

@@ -18,6 +18,8 @@ pub enum Mutant {
     CommitUnderMinIsr,
     /// A restarted leader goes on appending under its old leader epoch.
     ReuseLeaderEpoch,
+    /// A leader waits for a follower whose disk hangs. Loses nothing, and stalls everything.
+    KeepStalledFollower,
     /// A leader takes the repeat of a record for a new one.
     ForgetProducers,
 }

@@ -66,6 +66,18 @@ pub enum Effect {
         /// Its start and end.
         start: Offset,
     },
+    /// Remember, durably, that compaction elsewhere removed tombstones and markers below this, then call `on_changed`.
+    NoteCleaned {
+        /// They may be missing below this offset.
+        below: Offset,
+    },
+    /// The same, and after it drop the whole log and begin an empty one: it holds what those ended.
+    Rebuild {
+        /// They may be missing below this offset.
+        below: Offset,
+        /// The new log's start and end.
+        start: Offset,
+    },
     /// Records below this are no longer needed.
     SetStart {
         /// The new log start.
@@ -118,6 +130,8 @@ pub struct Replica {
     role: Role,
     high_watermark: Offset,
     next_fetch: u64,
+    /// See [`Following::rebuilding`].
+    rebuilding: bool,
 }
 
 impl Replica {
@@ -134,6 +148,7 @@ impl Replica {
             role: Role::Idle,
             high_watermark,
             next_fetch: 1,
+            rebuilding: false,
         }
     }
 
@@ -227,6 +242,7 @@ impl Replica {
                     mutants: self.mutants,
                     record: record.revision,
                     next_id: self.next_fetch,
+                    rebuilding: self.rebuilding,
                 };
                 let hw = self.high_watermark;
                 self.role =
@@ -242,7 +258,10 @@ impl Replica {
         match &self.role {
             Role::Idle => {}
             Role::Leader(_) => effects.push(Effect::LeadershipEnded),
-            Role::Follower(follower) => self.next_fetch = follower.next_id(),
+            Role::Follower(follower) => {
+                self.next_fetch = follower.next_id();
+                self.rebuilding = follower.is_rebuilding();
+            }
         }
         self.role = Role::Idle;
     }

@@ -22,6 +22,7 @@ pub struct ToyLog {
     epochs: Vec<(i32, i64)>,
     written: i64,
     durable: i64,
+    cleaned_below: i64,
 }
 
 /// What stopped the process.
@@ -69,9 +70,16 @@ impl ToyLog {
         (self.written, self.durable) = (self.written.min(to.0), self.durable.min(to.0));
     }
 
+    /// Notes that compaction elsewhere removed tombstones below an offset.
+    pub fn note_cleaned(&mut self, below: Offset) {
+        self.cleaned_below = self.cleaned_below.max(below.0);
+    }
+
     /// Drops everything and begins an empty log, durably.
     pub fn reset(&mut self, start: Offset) {
-        *self = Self { start: start.0, written: start.0, durable: start.0, ..Self::default() };
+        let cleaned_below = self.cleaned_below;
+        let (start, written, durable) = (start.0, start.0, start.0);
+        *self = Self { start, written, durable, cleaned_below, ..Self::default() };
     }
 
     /// Drops what is below `start`.
@@ -113,6 +121,10 @@ impl ToyLog {
 }
 
 impl LogView for ToyLog {
+    fn cleaned_below(&self) -> Offset {
+        Offset(self.cleaned_below)
+    }
+
     fn start(&self) -> Offset {
         Offset(self.start)
     }

@@ -22,7 +22,7 @@ use self::store::Store;
 use crate::controller::batch::Batch;
 use crate::controller::{Order, Topic};
 use crate::keys;
-use crate::leader::Outcome;
+use crate::leader::{LeaderTuning, Outcome};
 use crate::message::{Answer, Fetch, Refusal, Report};
 use crate::mutant::Mutants;
 use crate::state::PartitionState;
@@ -43,6 +43,8 @@ pub struct Scenario {
     /// Whether nodes are drained, removed, taken back and added, the factor follows them, and a producer repeats what was
     /// not acknowledged.
     pub changes: bool,
+    /// Whether nothing goes wrong but that disks hang, one at a time: then commits may stall for [`STALL_MS`] at most.
+    pub hangs: bool,
     /// The planted bug, if any.
     pub mutants: Mutants,
 }
@@ -51,6 +53,18 @@ impl Scenario {
     /// A run in which the cluster changes too.
     pub fn changing(seed: u64) -> Self {
         Self { changes: true, ..Self::new(seed) }
+    }
+
+    /// A run in which disks hang.
+    pub fn hanging(seed: u64) -> Self {
+        Self { hangs: true, spoils: false, faults_ms: 20_000, ..Self::new(seed) }
+    }
+
+    fn leader_tuning(&self) -> LeaderTuning {
+        if self.hangs {
+            return LeaderTuning::default();
+        }
+        LeaderTuning { lag_ms: 1_500, disconnect_grace_ms: 300, stall_ms: 700, retry_ms: 100 }
     }
 
     /// The node that joins in the middle, if one does.
@@ -71,6 +85,7 @@ impl Scenario {
             faults_ms: 12_000,
             spoils: seed % 5 == 4,
             changes: false,
+            hangs: false,
             mutants: Mutants::default(),
         }
     }
@@ -96,6 +111,10 @@ const TTL_MS: u64 = 1_000;
 const TICK_MS: u64 = 40;
 /// How long a node waits for the repository before it calls an outcome unknown.
 const STORE_TIMEOUT_MS: u64 = 300;
+/// A sync that takes longer makes a node impaired.
+const IMPAIRED_MS: u64 = 1_000;
+/// The longest time without a commit when one disk hangs.
+const STALL_MS: u64 = 3_000;
 /// How long a leader lets a fetch wait.
 const PARK_MS: u64 = 200;
 
@@ -192,6 +211,8 @@ pub struct World {
     store: Store,
     nodes: Vec<SimNode>,
     producers: BTreeMap<usize, Producer>,
+    /// When each partition last acknowledged a record.
+    acked_ms: BTreeMap<usize, u64>,
     /// Pairs of nodes that do not hear each other; node `nodes.len()` is the repository.
     cut: Vec<(usize, usize)>,
     checker: Checker,
@@ -233,6 +254,7 @@ impl World {
             store: Store::default(),
             nodes: (0..scenario.nodes).map(SimNode::new).collect(),
             producers: BTreeMap::new(),
+            acked_ms: BTreeMap::new(),
             cut: Vec::new(),
             checker: Checker::default(),
             elections: 0,
@@ -279,6 +301,13 @@ impl World {
             {
                 // It happens to a node that stands still: later, and in the order in which it would have.
                 let at_ms = self.nodes[node].paused_until_ms;
+                self.queue.push(Reverse(Scheduled { at_ms, ..next }));
+                continue;
+            }
+            if let Happening::Disk { node, .. } = next.what
+                && self.nodes[node].hung_until_ms > self.now_ms
+            {
+                let at_ms = self.nodes[node].hung_until_ms;
                 self.queue.push(Reverse(Scheduled { at_ms, ..next }));
                 continue;
             }
@@ -330,18 +359,19 @@ impl World {
     }
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
-        if !self.calm && self.rng.u32(0..100) < 2 {
+        let rough = !self.calm && !self.scenario.hangs;
+        if rough && self.rng.u32(0..100) < 2 {
             return; // lost
         }
         let delay =
-            if !self.calm && self.rng.u32(0..100) < 2 { self.rng.u64(50..1_500) } else { self.rng.u64(1..8) };
+            if rough && self.rng.u32(0..100) < 2 { self.rng.u64(50..1_500) } else { self.rng.u64(1..8) };
         self.after(delay, Happening::Deliver { from, to, message });
     }
 
     /// Sends a transaction to the repository. It may be lost, late, or its answer may be.
     fn ask_store(&mut self, node: usize, txn: Txn, ask: Ask) {
         let life = self.nodes[node].life;
-        let luck = if self.calm { 100 } else { self.rng.u32(0..100) };
+        let luck = if self.calm || self.scenario.hangs { 100 } else { self.rng.u32(0..100) };
         match luck {
             0..3 => self.after(STORE_TIMEOUT_MS, Happening::StoreAnswer { node, life, outcome: None, ask }),
             3..8 => {
@@ -392,8 +422,8 @@ impl World {
         let state = self.record(part);
         let believed = state.and_then(|state| state.leader).map(|node| node.0 as usize - 1);
         let node = match believed {
-            // Clients with old metadata exist.
-            Some(node) if self.rng.u32(0..10) < 8 => node,
+            // Clients with old metadata exist, but here it is the commits that are timed.
+            Some(node) if self.scenario.hangs || self.rng.u32(0..10) < 8 => node,
             _ => self.rng.usize(0..self.nodes.len()),
         };
         if self.nodes[node].up && self.nodes[node].paused_until_ms <= self.now_ms {
@@ -403,6 +433,10 @@ impl World {
 
     fn on_acked(&mut self, part: usize, offset: Offset, value: u64) {
         self.checker.on_ack(part, offset, value);
+        let stall_ms = self.now_ms - self.acked_ms.insert(part, self.now_ms).unwrap_or(self.now_ms);
+        if self.scenario.hangs && stall_ms > STALL_MS {
+            self.checker.fail(format!("partition {part}: no record was acknowledged for {stall_ms} ms"));
+        }
         if let Some(producer) = self.producers.get_mut(&part)
             && producer.waits.is_some_and(|(waits, _)| waits == value)
         {

@@ -27,6 +27,7 @@ use std::time::Duration;
 use moim_base::clock::Clock;
 use moim_cluster::MemoryRepository;
 use moim_journal::disk::Survival;
+use moim_slots::effects::FrameLimits;
 
 use self::clients::Crowd;
 use self::mover::Mover;
@@ -51,12 +52,19 @@ pub struct StoreOptions {
     pub clients: u64,
     /// Whether slots move, and whoever moves them is struck.
     pub moves: bool,
+    /// How large the frames of the shards' journals are: every second seed has frames so small that what one command records
+    /// is a group of several.
+    pub frames: FrameLimits,
 }
 
 impl StoreOptions {
     /// The usual run from a seed.
     pub fn new(seed: u64) -> Self {
-        Self { seed, faults_ms: 8_000, clients: 5, moves: false }
+        let frames = match seed % 2 {
+            0 => FrameLimits::default(),
+            _ => FrameLimits { frame: 24, queue: 2_000, ..FrameLimits::default() },
+        };
+        Self { seed, faults_ms: 8_000, clients: 5, moves: false, frames }
     }
 
     /// A run in which slots move all the time.
@@ -92,6 +100,7 @@ pub(crate) struct Shared {
     core_host: usize,
     nodes: usize,
     shards: usize,
+    frames: FrameLimits,
     present: Mutex<BTreeMap<usize, Node>>,
 }
 
@@ -163,6 +172,7 @@ impl Run {
             core_host,
             nodes: NODES,
             shards: SHARDS,
+            frames: options.frames,
             present: Mutex::default(),
         });
         let clock = world.host(core_host).start().clock;

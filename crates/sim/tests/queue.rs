@@ -27,3 +27,17 @@ fn transactions_and_groups_keep_their_promises_under_faults() {
     assert!(all.committed > 5 * least && all.aborted > least && all.copied > 5 * least, "{all:?}");
     assert!(all.generations > seeds && all.faults > 2 * seeds, "{all:?}");
 }
+
+/// Seeds within which each known bug must be found.
+#[cfg(feature = "planted")]
+#[test]
+fn every_planted_bug_of_the_queue_is_found() {
+    use moim_queue::planted::{Bug, plant};
+    for bug in Bug::ALL {
+        plant(Some(bug));
+        let found = (1..=120).find_map(|seed| run_queue(QueueOptions::new(seed)).err());
+        plant(None);
+        let found = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        println!("{bug:?}: seed {}: {}", found.seed, found.what.lines().next().unwrap_or_default());
+    }
+}

@@ -10,7 +10,7 @@ use moim_wire_resp::Protocol;
 
 use crate::ctx::{Ctx, OnTimeout};
 use crate::session::{Block, Mailbox, Session};
-use crate::shard::{Shard, Turn};
+use crate::shard::{Role, Shard, Turn};
 use crate::shared::Shared;
 use crate::tracking::Wish;
 
@@ -67,15 +67,24 @@ impl Away {
         session.shard = Some(Arc::clone(&self.shard));
         session.away = true;
         (session.tracking, session.caching) = (self.tracking.clone(), self.caching);
-        // What it asks for has been let in already.
+        // What it asks for has been let in already. READONLY is left out: it came to a primary.
         session.asking = true;
-        session.readonly = true;
         session
     }
 
     /// Whether the lead has ended under which the work was asked for: then the keyspace may not be what it was.
     pub(crate) fn is_void(&self) -> bool {
         self.shard.voided() != self.voided
+    }
+
+    /// Takes the shard to run the whole command: what happened before does not matter to it. Says whether this node is still
+    /// the primary.
+    pub(crate) fn begin(&mut self) -> (Turn<'_>, bool) {
+        let turn = self.shard.turn_away(&self.shared);
+        // Under the lock: what ends the lead from here on makes the answer void.
+        self.voided = self.shard.voided();
+        let is_primary = self.shard.role() == Role::Primary;
+        (turn, is_primary)
     }
 
     /// Takes the shard, waiting for it.

@@ -5,7 +5,12 @@
 use bytes::BytesMut;
 use moim_wire_resp::{Args, Encoder, OwnedArgs};
 
+use crate::cmd::{self, Spec};
+use crate::ctx::{Ctx, Mode};
+use crate::effects::Effects;
 use crate::error::Error;
+use crate::events::Events;
+use crate::keyspace::Keyspace;
 use crate::session::{Multi, Session};
 use crate::shard::Shard;
 use crate::shared::{Shared, lock};
@@ -43,6 +48,45 @@ fn stats(to: &mut Encoder<'_>, running: &Running, now_ms: u64) {
     to.map(0);
 }
 
+/// Whether a request is SHUTDOWN with NOSAVE among its options.
+fn discards(args: &Args<'_>) -> bool {
+    args.name().eq_ignore_ascii_case(b"shutdown")
+        && args.from(1).iter().any(|word| word.eq_ignore_ascii_case(b"nosave"))
+}
+
+/// Runs a command that needs neither keys nor the shard: AUTH and HELLO, without which no client that connects now could end the
+/// script, and QUIT.
+fn run_without_shard(
+    shared: &Shared,
+    session: &mut Session,
+    spec: &'static Spec,
+    args: &Args<'_>,
+    out: &mut BytesMut,
+) {
+    let protocol = session.protocol;
+    if !spec.takes(args.len()) {
+        Encoder::new(out, protocol).error(Error::arity(spec.name).0.as_bytes());
+        return;
+    }
+    let (mut db, mut fx, mut events) = (Keyspace::new(0), Effects::default(), Events::default());
+    let mut ctx = Ctx {
+        args: *args,
+        db: &mut db,
+        now: shared.clock.wall_ms(),
+        out: Encoder::new(out, protocol),
+        fx: &mut fx,
+        events: &mut events,
+        session,
+        shared,
+        mode: Mode::Replica,
+        nested: false,
+        in_script: false,
+        dirty: 0,
+        rewritten: false,
+    };
+    ctx.run(spec);
+}
+
 /// Answers without the shard's lock.
 pub(crate) fn answer(
     shard: &Shard,
@@ -51,7 +95,20 @@ pub(crate) fn answer(
     args: &Args<'_>,
     out: &mut BytesMut,
 ) {
+    let spec = cmd::resolve(args);
+    if let Some(spec) = spec.filter(|spec| matches!(spec.name, "auth" | "hello" | "quit")) {
+        return run_without_shard(shared, session, spec, args, out);
+    }
     let mut to = Encoder::new(out, session.protocol);
+    // Before anything that the request could change or learn.
+    if !session.authenticated {
+        return to.error(Error::NO_AUTH.0.as_bytes());
+    }
+    if discards(args) {
+        shard.abandon_script();
+        session.closing = true;
+        return;
+    }
     let sub = args.get(1).unwrap_or_default();
     let is = |name: &str| args.name().eq_ignore_ascii_case(name.as_bytes());
     let running = lock(&shard.running).clone();

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::SLOTS;
+use crate::error::Error;
 
 /// No shard.
 pub const NOBODY: u16 = u16::MAX;
@@ -190,6 +191,19 @@ pub enum Route {
     TryAgain,
     /// Nobody owns the slot.
     NotServed,
+}
+
+impl Route {
+    /// What the client hears, unless the command is served here.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        match self {
+            Self::Here => Ok(()),
+            Self::Moved(slot, to) => Err(Error::coded(format!("MOVED {slot} {to}"))),
+            Self::Ask(slot, to) => Err(Error::coded(format!("ASK {slot} {to}"))),
+            Self::TryAgain => Err(Error::coded("TRYAGAIN Multiple keys request during rehashing of slot")),
+            Self::NotServed => Err(Error::SLOT_DOWN),
+        }
+    }
 }
 
 /// What routing needs to know of a command and its client.

@@ -26,7 +26,7 @@ mod lcs;
 mod lists;
 mod migrate;
 mod options;
-mod pubsub;
+pub(crate) mod pubsub;
 mod range;
 pub(crate) mod scan;
 mod scripting;
@@ -202,7 +202,12 @@ pub enum Keys {
         also: usize,
     },
     /// Found by looking at the arguments.
-    Found(fn(&Args<'_>, &mut Vec<usize>)),
+    Found {
+        /// Where the first key is unless options say otherwise, as COMMAND shows it; 0 where no position is fixed.
+        first: usize,
+        /// Adds the positions of the keys.
+        find: fn(&Args<'_>, &mut Vec<usize>),
+    },
 }
 
 impl Keys {
@@ -234,7 +239,7 @@ impl Keys {
                     into.extend(at + 1..at + 1 + count);
                 }
             }
-            Keys::Found(find) => find(args, into),
+            Keys::Found { find, .. } => find(args, into),
         }
     }
 }
@@ -267,6 +272,11 @@ impl Spec {
     pub fn takes(&self, argc: usize) -> bool {
         let wanted = self.arity.unsigned_abs() as usize;
         if self.arity < 0 { argc >= wanted } else { argc == wanted }
+    }
+
+    /// Whether the arguments name a subcommand that the command does not have.
+    pub(crate) fn lacks_subcommand(&self, args: &Args<'_>) -> bool {
+        !self.subs.is_empty() && args.len() > 1
     }
 
     /// The name that errors give: subcommands with a bar.
@@ -352,9 +362,9 @@ pub(crate) fn help(ctx: &mut Ctx<'_>, lines: &[&str]) -> Done {
 }
 
 /// The error for a subcommand that does not exist.
-pub(crate) fn unknown_subcommand(ctx: &Ctx<'_>) -> Error {
-    let name = String::from_utf8_lossy(ctx.args.name()).into_owned();
-    let sub = String::from_utf8_lossy(ctx.arg(1)).chars().take(128).collect::<String>();
+pub(crate) fn unknown_subcommand(args: &Args<'_>) -> Error {
+    let name = String::from_utf8_lossy(args.name()).into_owned();
+    let sub = String::from_utf8_lossy(args.get(1).unwrap_or_default()).chars().take(128).collect::<String>();
     Error::err(format_args!("unknown subcommand '{sub}'. Try {} HELP.", name.to_uppercase()))
 }
 

@@ -17,13 +17,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
+use moim_base::memory::{Exhausted, Permit};
 use moim_base::socket::Socket;
 use moim_wire_resp::{Args, Decoded, Decoder, Encoder, Limits};
 use tokio::time::{Instant, Sleep};
 
 use crate::ctx::OnTimeout;
 use crate::keyspace::LOOK_AHEAD;
-use crate::session::Session;
+use crate::output_limit::{Class, Limit};
+use crate::session::{Push, Session};
 use crate::shard::{Role, Scratch, Shard, Turn};
 use crate::shared::{About, Client, Shared, lock};
 
@@ -45,6 +47,16 @@ const SCRIPT_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSE: Duration = Duration::from_millis(50);
 /// How often a client of WAIT looks whether the replicas are there.
 const WAIT_PAUSE: Duration = Duration::from_millis(2);
+/// What a connection may hold without asking: with more, the lock of the budget is rarely taken.
+const FREE_BYTES: usize = 64 << 10;
+/// What it takes from the budget at a time.
+const BUDGET_STEP: usize = 1 << 20;
+/// How long a connection waits for the budget before it is closed. Those that wait hold what the others wait for.
+const STARVATION: Duration = Duration::from_secs(2);
+/// How often it looks whether there is some.
+const BUDGET_PAUSE: Duration = Duration::from_millis(20);
+/// How often a client above its soft limit, or one that may be idle, is looked at.
+const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// How often a primary without the right to answer looks again.
 const RIGHT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -76,6 +88,15 @@ struct Connection {
     is_held_back: bool,
     sleep: Pin<Box<Sleep>>,
     deadline: Option<Instant>,
+    /// What its buffers hold of the node's budget, beyond [`FREE_BYTES`].
+    permit: Option<Permit>,
+    /// Since when the budget has had nothing for it.
+    starved_since: Option<Instant>,
+    /// Since when its output has been above the soft limit.
+    above_soft_since: Option<Instant>,
+    /// When it looks again although nothing has come: at the budget, the soft limit, or whether it is idle. A moment that is
+    /// settled once, in [`Connection::step`]: one that every poll puts off never comes.
+    look_at: Option<Instant>,
 }
 
 enum Event {
@@ -116,7 +137,7 @@ pub(crate) async fn serve(
     shared.stats.connections.inc();
     let mut connection = Connection {
         voided: shard.voided(),
-        decoder: Decoder::new(Limits { unauthenticated: !session.authenticated, ..Limits::default() }),
+        decoder: Decoder::new(limits(&session)),
         shared: Arc::clone(&shared),
         shard,
         socket,
@@ -131,6 +152,10 @@ pub(crate) async fn serve(
         is_held_back: false,
         sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
         deadline: None,
+        permit: None,
+        starved_since: None,
+        above_soft_since: None,
+        look_at: None,
     };
     let gone = connection.shard.gone.clone();
     let ended = tokio::select! {
@@ -179,7 +204,79 @@ impl Connection {
         let more = if self.may_take() && !self.input.is_empty() { self.take_requests()? } else { false };
         self.release()?;
         self.flush()?;
+        self.settle_budget()?;
+        self.check_output()?;
+        self.look_at = self.look_after().map(|pause| Instant::now() + pause);
         Ok(more && self.may_take())
+    }
+
+    fn look_after(&self) -> Option<Duration> {
+        if self.starved_since.is_some() {
+            return Some(BUDGET_PAUSE);
+        }
+        let closes_idle = self.shared.settings.timeout_s.load(Ordering::Relaxed) > 0;
+        (closes_idle || self.above_soft_since.is_some()).then_some(LOOK_PAUSE)
+    }
+
+    /// Takes what the buffers hold from the node's budget, or gives it back. While there is not enough nothing more is read, and a
+    /// connection that goes on without is closed.
+    fn settle_budget(&mut self) -> io::Result<()> {
+        let queued = self.session.multi.as_ref().map_or(0, |multi| multi.bytes);
+        let held = self.input.len() + self.out.len() + self.decoder.held_bytes() + queued;
+        if held <= FREE_BYTES {
+            (self.permit, self.starved_since) = (None, None);
+            return Ok(());
+        }
+        let wanted = (held - FREE_BYTES).next_multiple_of(BUDGET_STEP);
+        let taken = match &mut self.permit {
+            Some(permit) if permit.bytes() >= wanted => {
+                permit.shrink_to(wanted);
+                Ok(())
+            }
+            Some(permit) => permit.grow(wanted - permit.bytes()),
+            None => self.shared.buffer_budget().try_take(wanted).map(|permit| self.permit = Some(permit)),
+        };
+        match taken {
+            Ok(()) => self.starved_since = None,
+            Err(Exhausted::TooLarge) => return Err(no_memory()),
+            Err(Exhausted::Layer | Exhausted::Connection) => {
+                let since = *self.starved_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > STARVATION {
+                    tracing::warn!(
+                        held,
+                        client = self.session.id,
+                        "memory budget exhausted; client disconnected"
+                    );
+                    return Err(no_memory());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `client-output-buffer-limit`.
+    fn check_output(&mut self) -> io::Result<()> {
+        let class = if self.session.subscriptions > 0 { Class::PubSub } else { Class::Normal };
+        let Limit { hard, soft, soft_seconds } = self.shared.settings.output.get(class);
+        let unsent = self.out.len() as u64;
+        if soft == 0 || unsent <= soft {
+            self.above_soft_since = None;
+        } else {
+            self.above_soft_since.get_or_insert_with(Instant::now);
+        }
+        let is_late = self.above_soft_since.is_some_and(|at| at.elapsed().as_secs() > soft_seconds);
+        if hard > 0 && unsent > hard || is_late {
+            tracing::warn!(
+                unsent,
+                client = self.session.id,
+                "output buffer limit exceeded; client disconnected"
+            );
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "the output buffer limit is exceeded",
+            ));
+        }
+        Ok(())
     }
 
     fn may_take(&self) -> bool {
@@ -247,18 +344,11 @@ impl Connection {
                 break;
             }
             at += consumed;
-            hold(
-                &self.shard,
-                &mut self.held,
-                &mut self.ready,
-                &mut self.voided,
-                self.out.len() - before,
-                gate,
-            );
+            let made = Made { len: self.out.len() - before, gate, under: voided };
+            hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, made);
             if self.session.authenticated != was_known {
                 ahead.forget();
-                self.decoder
-                    .set_limits(Limits { unauthenticated: !self.session.authenticated, ..Limits::default() });
+                self.decoder.set_limits(limits(&self.session));
             }
             run += 1;
             if run == TURN_COMMANDS
@@ -283,7 +373,7 @@ impl Connection {
         // Bytes that belong to answers without a gate, errors of the protocol for one.
         let known = self.ready + self.held.iter().map(|held| held.len).sum::<usize>();
         let rest = self.out.len() - known;
-        hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, rest, 0);
+        self.hold(rest, 0, voided);
         if let Some(block) = &self.session.block {
             let now_ms = now;
             self.deadline =
@@ -297,10 +387,14 @@ impl Connection {
         loop {
             let consumed = match self.decoder.decode(&self.input) {
                 Ok(Decoded::Request { args, consumed }) => {
-                    let before = self.out.len();
+                    let (before, was_known) = (self.out.len(), self.session.authenticated);
                     crate::busy::answer(&self.shard, &self.shared, &mut self.session, &args, &mut self.out);
                     let len = self.out.len() - before;
-                    hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, len, 0);
+                    let made = Made { len, gate: 0, under: self.shard.voided() };
+                    hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, made);
+                    if self.session.authenticated != was_known {
+                        self.decoder.set_limits(limits(&self.session));
+                    }
                     consumed
                 }
                 Ok(Decoded::Empty { consumed }) => consumed,
@@ -338,20 +432,48 @@ impl Connection {
         if let Some((answer, gate)) = mail.answer {
             self.session.block = None;
             self.deadline = None;
-            self.push(&answer, gate);
-            if gate > 0 && mail.answered_under.is_some_and(|voided| voided != self.shard.voided()) {
+            // One that waits for no commit says what the keys were under a lead, too.
+            if mail.answered_under.is_some_and(|voided| voided != self.shard.voided()) {
                 return Err(another_primary());
             }
+            self.push(&answer, gate, mail.answered_under.unwrap_or_else(|| self.shard.voided()));
         }
-        for (message, gate) in mail.pushes {
-            self.push(&message, gate);
+        for Push { bytes, gate, voided } in mail.pushes {
+            if gate == 0 {
+                self.push(&bytes, 0, self.shard.voided());
+            } else if voided == self.shard.voided() {
+                self.push(&bytes, gate, voided);
+            }
+        }
+        for channel in mail.left_channels {
+            let before = self.out.len();
+            crate::cmd::pubsub::leave_channel(&self.shared, &mut self.session, &channel, &mut self.out);
+            let len = self.out.len() - before;
+            self.hold_new(len, 0);
         }
         Ok(())
     }
 
-    fn push(&mut self, bytes: &Bytes, gate: i64) {
+    /// Adds what was made under the given count of voided answers.
+    fn push(&mut self, bytes: &Bytes, gate: i64, made_under: u64) {
         self.out.extend_from_slice(bytes);
-        hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, bytes.len(), gate);
+        self.hold(bytes.len(), gate, made_under);
+    }
+
+    /// Adds what says nothing about keys, or was made just now.
+    fn hold_new(&mut self, len: usize, gate: i64) {
+        self.hold(len, gate, self.shard.voided());
+    }
+
+    /// Puts `len` bytes at the end of the answers: they may leave, or they wait for `gate`.
+    fn hold(&mut self, len: usize, gate: i64, made_under: u64) {
+        hold(
+            &self.shard,
+            &mut self.held,
+            &mut self.ready,
+            &mut self.voided,
+            Made { len, gate, under: made_under },
+        );
     }
 
     /// Moves what the journal has committed to what may leave.
@@ -446,7 +568,7 @@ impl Connection {
                 // That nothing was there is an answer about the keys, too.
                 let gate = if self.shard.is_async.load(Ordering::Relaxed) { 0 } else { gate };
                 let len = self.out.len() - before;
-                hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, len, gate);
+                self.hold_new(len, gate);
             } else {
                 // The answer is in the mail.
                 self.session.block = Some(block);
@@ -484,7 +606,7 @@ impl Connection {
             ),
         }
         let len = self.out.len() - before;
-        hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, len, 0);
+        self.hold_new(len, 0);
     }
 
     fn is_idle(&self) -> bool {
@@ -526,7 +648,7 @@ impl Connection {
             return Poll::Ready(Ok(Event::Writable));
         }
         let wants_input = self.may_take() || !self.session.closing && self.input.len() < READ_AHEAD;
-        if wants_input {
+        if wants_input && self.starved_since.is_none() {
             if self.input.capacity() - self.input.len() < 64 {
                 self.input.reserve(READ_BYTES);
             }
@@ -544,11 +666,8 @@ impl Connection {
         }
         // Whatever wakes this looks again, this timer for one.
         let replicas = waits.then(|| Instant::now() + WAIT_PAUSE);
-        let limit = self.shared.settings.timeout_s.load(Ordering::Relaxed);
-        let idle = (limit > 0).then(|| Instant::now() + Duration::from_millis(500));
-        let Some(wanted) =
-            [self.deadline, self.paused_until, right, replicas, idle].into_iter().flatten().min()
-        else {
+        let timers = [self.deadline, self.paused_until, right, replicas, self.look_at];
+        let Some(wanted) = timers.into_iter().flatten().min() else {
             return Poll::Pending;
         };
         if self.sleep.deadline() != wanted {
@@ -622,6 +741,10 @@ impl Ahead {
     }
 }
 
+fn no_memory() -> io::Error {
+    io::Error::new(io::ErrorKind::OutOfMemory, "the memory budget of the node is spent")
+}
+
 fn another_primary() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "the shard has another primary")
 }
@@ -635,21 +758,22 @@ fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
     turn.finish();
 }
 
-/// Puts `len` bytes at the end of the answers: they may leave, or they wait for `gate`.
-fn hold(
-    shard: &Shard,
-    held: &mut VecDeque<Held>,
-    ready: &mut usize,
-    voided: &mut u64,
+/// Bytes at the end of the answers: how many, what they wait for, and the shard's count of voided answers when they were made.
+struct Made {
     len: usize,
     gate: i64,
-) {
+    under: u64,
+}
+
+/// They may leave, or they wait for their gate.
+fn hold(shard: &Shard, held: &mut VecDeque<Held>, ready: &mut usize, voided: &mut u64, made: Made) {
+    let Made { len, gate, under } = made;
     if len == 0 {
         return;
     }
     if held.is_empty() {
         if *ready == 0 {
-            *voided = shard.voided();
+            *voided = under;
         }
         if gate == 0 || shard.committed() >= gate {
             *ready += len;
@@ -660,4 +784,9 @@ fn hold(
         Some(last) if last.gate >= gate => last.len += len,
         _ => held.push_back(Held { len, gate }),
     }
+}
+
+/// What a client may send in one request.
+fn limits(session: &Session) -> Limits {
+    Limits { unauthenticated: !session.authenticated, ..Limits::default() }
 }

@@ -17,6 +17,7 @@ use crate::events::{Events, class};
 use crate::keyspace::{Item, Keyspace};
 use crate::session::{Block, Session};
 use crate::shared::Shared;
+use crate::value::number;
 
 /// Why a command runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -213,6 +214,10 @@ impl<'a> Ctx<'a> {
         let start = self.out.buffer().len();
         let before = self.fx.commands();
         let began = self.begin_measuring(spec);
+        if let Err(error) = self.check_batch(spec).and_then(|()| self.check_held(spec)) {
+            self.out.error(error.0.as_bytes());
+            return false;
+        }
         self.expire_keys(spec);
         let missing = if self.events.notify & class::NEW == 0 { Vec::new() } else { self.missing_keys(spec) };
         let told = self.events.notifications.len();
@@ -246,6 +251,34 @@ impl<'a> Ctx<'a> {
             self.show_to_monitors();
         }
         fine
+    }
+
+    /// Whether what a transaction or a script has recorded leaves room for this command: others see all of it or nothing, so
+    /// all of it is held in memory wherever it is replayed.
+    fn check_batch(&self, spec: &'static Spec) -> Result<(), Error> {
+        if !self.nested || self.mode != Mode::Primary || !spec.has(flag::WRITE) {
+            return Ok(());
+        }
+        let max = self.fx.limits().batch;
+        if self.fx.marked_len() + self.args.byte_len() <= max {
+            return Ok(());
+        }
+        Err(Error::err(format_args!("the changes of one transaction or script exceed {max} bytes")))
+    }
+
+    /// Whether a command of a transaction or a script touches a slot that is on its way, declared or not. Those that declare
+    /// their keys wait before they begin.
+    fn check_held(&self, spec: &'static Spec) -> Result<(), Error> {
+        let Some(held) = self.events.held.as_ref().filter(|_| self.nested && self.mode == Mode::Primary)
+        else {
+            return Ok(());
+        };
+        let mut keys = Vec::new();
+        spec.keys.positions(&self.args, &mut keys);
+        match keys.iter().any(|at| held.contains(crate::slot_of(self.arg(*at)))) {
+            true => Err(Error::coded("TRYAGAIN Hash slot is being migrated")),
+            false => Ok(()),
+        }
     }
 
     /// Where the only key of a command lies is worked out once. To be forgotten with the arguments.
@@ -429,19 +462,12 @@ pub fn int(text: &[u8]) -> Result<i64, Error> {
 
 /// Reads a float as Redis does.
 pub fn float(text: &[u8]) -> Result<f64, Error> {
-    let text = std::str::from_utf8(text).map_err(|_| Error::NOT_FLOAT)?;
-    let value: f64 = match text.to_ascii_lowercase().as_str() {
-        "inf" | "+inf" | "infinity" | "+infinity" => f64::INFINITY,
-        "-inf" | "-infinity" => f64::NEG_INFINITY,
-        "nan" => return Err(Error::NOT_FLOAT),
-        other => other.parse().map_err(|_| Error::NOT_FLOAT)?,
-    };
-    if value.is_nan() { Err(Error::NOT_FLOAT) } else { Ok(value) }
+    number::parse_f64_in_range(text).ok_or(Error::NOT_FLOAT)
 }
 
 /// Reads the timeout of a blocking command: seconds, perhaps with a fraction. Gives milliseconds.
 pub fn timeout_ms(text: &[u8]) -> Result<i64, Error> {
-    let seconds = float(text).map_err(|_| Error::BAD_TIMEOUT)?;
+    let seconds = number::parse_timeout(text).ok_or(Error::BAD_TIMEOUT)?;
     if seconds < 0.0 {
         return Err(Error::NEGATIVE_TIMEOUT);
     }

@@ -54,6 +54,8 @@ errors! {
     NO_AUTH = "NOAUTH Authentication required.";
     /// Some command of the transaction was refused.
     EXEC_ABORT = "EXECABORT Transaction discarded because of previous errors.";
+    /// The lead ended while a client waited.
+    UNBLOCKED = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
     /// A write to a replica.
     READ_ONLY = "READONLY You can't write against a read only replica.";
     /// A script has run for too long.

@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use crate::hazard::Hazards;
 use crate::pubsub::Gate;
 use crate::shared::Shared;
+use crate::slot_set::SlotSet;
 use crate::tally::Tallies;
 
 /// Set when a key that a client watches has changed.
@@ -58,6 +59,8 @@ pub struct Events {
     pub blocked: usize,
     /// Keys that clients wait for who also want to hear that one is gone, with how many those are.
     minded: HashMap<Box<[u8]>, usize>,
+    /// Slots on their way, here or away: no command touches them.
+    pub(crate) held: Option<SlotSet>,
     /// To be sent when the command commits.
     pub notifications: Vec<Notification>,
     /// Whether clients of this shard keep what they read, and hear of changes.
@@ -137,6 +140,13 @@ impl Events {
         }
     }
 
+    /// Keys may have changed unseen: they were elsewhere, or the keyspace is another one. Transactions that watch one of them
+    /// fail, whether it is there or not.
+    pub(crate) fn invalidate_watches(&self, of: impl Fn(&[u8]) -> bool) {
+        let watched = self.watched.iter().filter(|(key, _)| of(key));
+        watched.flat_map(|(_, watchers)| watchers).for_each(|(_, flag)| flag.store(true, Ordering::Release));
+    }
+
     /// Every key has changed; `was_there` says which count.
     pub fn on_all_changed(&mut self, was_there: impl Fn(&[u8]) -> bool) {
         for (key, watchers) in self.watched.iter().filter(|(key, _)| was_there(key)) {
@@ -157,7 +167,7 @@ impl Events {
     }
 
     /// Tells those who keep what they read which of it is old.
-    pub fn tell_invalid(&mut self, shared: &Shared, gate: Gate) {
+    pub fn tell_invalid(&mut self, shared: &Shared, gate: &Gate) {
         if std::mem::take(&mut self.all_invalid) {
             shared.tracking.on_all_changed(gate, &shared.pubsub);
         }

@@ -1,55 +1,180 @@
 //! Letting keys go when memory is short.
 //!
-//! As Redis does it: draw a few keys, let the best candidate go, until there is room. Evictions are effects (replicas and
-//! the journal must agree), so they are recorded like deletions.
+//! As Redis does it: draw a few keys, keep the best candidates of this and earlier draws in a pool, let the best of all go, until
+//! there is room. Evictions are effects (replicas and the journal must agree), so they are recorded like deletions.
+//!
+//! A draw must be fair: every key as likely as any other, however keys are spread over slots and whenever they expire. Otherwise
+//! keys that are used all the time are drawn more often than others and go before them.
 
+use crate::SLOTS;
 use crate::effects::Effects;
 use crate::events::{Events, class};
 use crate::keyspace::Keyspace;
 use crate::settings::Policy;
 use crate::shared::Shared;
 
-/// Frees memory until at most `limit` bytes are used. Answers whether that was possible.
-pub fn make_room(
-    db: &mut Keyspace,
-    fx: &mut Effects,
-    events: &mut Events,
-    shared: &Shared,
-    limit: u64,
-    now: i64,
-) -> bool {
-    let policy = shared.settings.policy();
-    let samples = usize::try_from(shared.settings.number("maxmemory-samples")).unwrap_or(5).max(1);
-    while db.memory() as u64 > limit {
-        let Some(key) = candidate(db, policy, samples, now) else { return false };
-        db.remove(&key);
-        fx.push_slices(&[b"DEL", &key]);
-        events.hazards.mark(db.id_of(&key).hash);
-        events.on_vanished(&key);
-        events.notify(class::EVICTED, "evicted", &key);
-        shared.stats.evicted.inc();
-    }
-    true
+/// Candidates that are remembered from draw to draw.
+const POOL: usize = 16;
+/// Draws for one key that expires, before they are counted through.
+const TRIES: usize = 512;
+/// Draws by the same sizes of slots.
+const DRAWS: usize = 4_096;
+
+/// A key that may go.
+struct Candidate {
+    key: Vec<u8>,
+    /// How much it deserves to go: seconds without use, or how rarely it is used.
+    score: u32,
 }
 
-fn candidate(db: &Keyspace, policy: Policy, samples: usize, now: i64) -> Option<Vec<u8>> {
-    let dice = |below: usize| fastrand::usize(..below.max(1));
-    let clock = (now / 1_000) as u32 & 0xff_ffff;
-    let idle = |key: &[u8]| clock.wrapping_sub(db.access(key).unwrap_or(0)) & 0xff_ffff;
-    let oldest =
-        |draw: &dyn Fn() -> Option<Vec<u8>>| (0..samples).filter_map(|_| draw()).max_by_key(|key| idle(key));
-    let rarest = |draw: &dyn Fn() -> Option<Vec<u8>>| {
-        (0..samples).filter_map(|_| draw()).min_by_key(|key| db.frequency(key).unwrap_or(0))
-    };
-    match policy {
-        Policy::NoEviction => None,
-        Policy::AllKeysRandom => db.random_key(dice).map(<[u8]>::to_vec),
-        Policy::VolatileRandom => db.random_expiring(dice).map(|(key, _)| key.to_vec()),
-        Policy::VolatileTtl => db.next_to_expire().map(<[u8]>::to_vec),
-        Policy::AllKeysLru => oldest(&|| db.random_key(dice).map(<[u8]>::to_vec)),
-        Policy::AllKeysLfu => rarest(&|| db.random_key(dice).map(<[u8]>::to_vec)),
-        Policy::VolatileLru => oldest(&|| db.random_expiring(dice).map(|(key, _)| key.to_vec())),
-        Policy::VolatileLfu => rarest(&|| db.random_expiring(dice).map(|(key, _)| key.to_vec())),
+/// What eviction remembers of a keyspace.
+#[derive(Default)]
+pub struct Evictor {
+    /// The best candidates so far, the best last.
+    pool: Vec<Candidate>,
+    policy: Option<Policy>,
+    sizes: Sizes,
+}
+
+/// How many keys lie in the slots up to each. Older than the keyspace by some keys: a draw need not be exact.
+#[derive(Default)]
+struct Sizes {
+    up_to: Vec<usize>,
+    keys: usize,
+    draws: usize,
+}
+
+impl Sizes {
+    /// Some key, each as likely as any other.
+    fn draw(&mut self, db: &Keyspace) -> Option<Vec<u8>> {
+        let changed = self.keys.abs_diff(db.len());
+        if self.up_to.is_empty() || self.draws >= DRAWS || changed * 16 > db.len() {
+            let mut total = 0;
+            self.up_to.clear();
+            self.up_to.extend((0..SLOTS as u16).map(|slot| {
+                total += db.slot_len(slot);
+                total
+            }));
+            (self.keys, self.draws) = (db.len(), 0);
+        }
+        self.draws += 1;
+        let total = self.up_to.last().copied().filter(|total| *total > 0)?;
+        // A slot may be empty by now: then the next draw hits another.
+        (0..64).find_map(|_| {
+            let at = fastrand::usize(..total);
+            let slot = self.up_to.partition_point(|up_to| *up_to <= at);
+            db.random_key_of(slot as u16, |below| fastrand::usize(..below.max(1))).map(<[u8]>::to_vec)
+        })
+    }
+
+    /// Some key that expires one day, each as likely as any other.
+    fn draw_expiring(&mut self, db: &Keyspace) -> Option<Vec<u8>> {
+        let expiring = db.expiring();
+        if expiring == 0 {
+            return None;
+        }
+        // Of few it is quicker to count them through than to meet one by chance.
+        if expiring > TRIES {
+            for _ in 0..TRIES {
+                let key = self.draw(db)?;
+                if db.expiry(&key).flatten().is_some() {
+                    return Some(key);
+                }
+            }
+        }
+        db.nth_expiring(fastrand::usize(..expiring)).map(<[u8]>::to_vec)
+    }
+}
+
+impl Evictor {
+    /// Frees memory until `is_enough` says so. Answers whether that was possible.
+    pub fn make_room(
+        &mut self,
+        db: &mut Keyspace,
+        fx: &mut Effects,
+        events: &mut Events,
+        shared: &Shared,
+        now: i64,
+        is_enough: impl Fn(&Keyspace) -> bool,
+    ) -> bool {
+        let policy = shared.settings.policy();
+        if self.policy.replace(policy) != Some(policy) {
+            self.pool.clear();
+        }
+        let samples = usize::try_from(shared.settings.number("maxmemory-samples")).unwrap_or(5).max(1);
+        while !is_enough(db) {
+            let Some(key) = self.next(db, policy, samples, now) else { return false };
+            if !db.remove(&key) {
+                continue;
+            }
+            fx.push_slices(&[b"DEL", &key]);
+            events.hazards.mark(db.id_of(&key).hash);
+            events.on_vanished(&key);
+            events.notify(class::EVICTED, "evicted", &key);
+            shared.stats.evicted.inc();
+        }
+        true
+    }
+
+    fn next(&mut self, db: &Keyspace, policy: Policy, samples: usize, now: i64) -> Option<Vec<u8>> {
+        let volatile = matches!(policy, Policy::VolatileLru | Policy::VolatileLfu);
+        match policy {
+            Policy::NoEviction => None,
+            Policy::AllKeysRandom => self.sizes.draw(db),
+            Policy::VolatileRandom => self.sizes.draw_expiring(db),
+            Policy::VolatileTtl => db.next_to_expire().map(<[u8]>::to_vec),
+            Policy::AllKeysLru | Policy::VolatileLru => {
+                let clock = (now / 1_000) as u32 & 0xff_ffff;
+                self.best(db, volatile, samples, |key| {
+                    db.access(key).map(|access| clock.wrapping_sub(access) & 0xff_ffff)
+                })
+            }
+            Policy::AllKeysLfu | Policy::VolatileLfu => self.best(db, volatile, samples, |key| {
+                db.frequency(key).map(|frequency| u32::from(u8::MAX - frequency))
+            }),
+        }
+    }
+
+    /// Draws, and takes the best of all candidates.
+    fn best(
+        &mut self,
+        db: &Keyspace,
+        volatile: bool,
+        samples: usize,
+        score: impl Fn(&[u8]) -> Option<u32>,
+    ) -> Option<Vec<u8>> {
+        for _ in 0..samples {
+            let drawn = if volatile { self.sizes.draw_expiring(db) } else { self.sizes.draw(db) };
+            let Some(key) = drawn else { break };
+            if let Some(score) = score(&key) {
+                self.remember(key, score);
+            }
+        }
+        // One that was used or is gone since it was drawn is judged anew.
+        while let Some(candidate) = self.pool.pop() {
+            let is_eligible = !volatile || db.expiry(&candidate.key).flatten().is_some();
+            if is_eligible && score(&candidate.key).is_some_and(|now| now >= candidate.score) {
+                return Some(candidate.key);
+            }
+        }
+        // Every candidate was used since: whatever is drawn next must do.
+        if volatile { self.sizes.draw_expiring(db) } else { self.sizes.draw(db) }
+    }
+
+    fn remember(&mut self, key: Vec<u8>, score: u32) {
+        if self.pool.iter().any(|known| known.key == key) {
+            return;
+        }
+        let at = self.pool.partition_point(|known| known.score <= score);
+        if self.pool.len() == POOL {
+            if at == 0 {
+                return;
+            }
+            self.pool.remove(0);
+            self.pool.insert(at - 1, Candidate { key, score });
+        } else {
+            self.pool.insert(at, Candidate { key, score });
+        }
     }
 }
 
@@ -57,19 +182,118 @@ fn candidate(db: &Keyspace, policy: Policy, samples: usize, now: i64) -> Option<
 mod tests {
     use super::*;
 
-    fn full(expiring: bool) -> (Keyspace, Effects, Events) {
+    fn set(shared: &Shared, policy: &str) {
+        shared.settings.set_all(&[("maxmemory-policy".to_owned(), policy.to_owned())]).unwrap();
+    }
+
+    fn make_room(db: &mut Keyspace, shared: &Shared, limit: usize, now: i64) -> (bool, usize) {
+        let (mut fx, mut events) = (Effects::default(), Events::default());
+        let done =
+            Evictor::default().make_room(db, &mut fx, &mut events, shared, now, |db| db.memory() <= limit);
+        (done, fx.commands())
+    }
+
+    fn kept(db: &Keyspace, prefix: &str, count: u32) -> usize {
+        (0..count).filter(|n| db.contains(format!("{prefix}{n}").as_bytes())).count()
+    }
+
+    /// 500 hot keys among 5,000, all of them in few slots or many, with expiries far apart or close together.
+    fn hot_and_cold(shared: &Shared, hot_in_one_slot: bool, expires: bool) -> Keyspace {
         let mut db = Keyspace::new(1);
-        for n in 0..2_000u32 {
-            db.set_access_clock(n / 100 + 1);
-            db.set_str(format!("k{n}").as_bytes(), &[0; 100], expiring.then_some(10_000 + i64::from(n)));
+        db.set_lfu(shared.settings.lfu(1));
+        let hot = |n: u32| if hot_in_one_slot { format!("{{hot}}{n}") } else { format!("hot{n}") };
+        db.set_access_clock(10);
+        for n in 0..4_500u32 {
+            let at = 10_000_000 + i64::from(n);
+            db.set_str(format!("cold{n}").as_bytes(), &[0; 100], expires.then_some(at));
         }
-        (db, Effects::default(), Events::default())
+        for n in 0..500u32 {
+            // The times of hot keys span a year: a draw by time would meet no others.
+            let at = 20_000_000 + i64::from(n) * 60_000_000;
+            db.set_str(hot(n).as_bytes(), &[0; 100], expires.then_some(at));
+        }
+        db.set_access_clock(70);
+        for n in 0..500u32 {
+            for _ in 0..50 {
+                db.touch(hot(n).as_bytes());
+            }
+        }
+        db
+    }
+
+    #[test]
+    fn keys_in_use_stay_and_random_ones_go_at_random() {
+        for hot_in_one_slot in [false, true] {
+            for (policy, expires, least, most) in [
+                ("allkeys-lru", false, 499, 500),
+                ("allkeys-lru", true, 499, 500),
+                ("volatile-lru", true, 499, 500),
+                ("allkeys-lfu", false, 495, 500),
+                ("volatile-lfu", true, 495, 500),
+                // About a fifth of the memory is to go, so four in five stay.
+                ("allkeys-random", false, 350, 450),
+                ("volatile-random", true, 350, 450),
+                ("volatile-ttl", true, 500, 500),
+            ] {
+                let shared = Shared::default();
+                set(&shared, policy);
+                let mut db = hot_and_cold(&shared, hot_in_one_slot, expires);
+                let limit = db.memory() * 4 / 5;
+                assert!(make_room(&mut db, &shared, limit, 70_000).0, "{policy}");
+                let left = kept(&db, if hot_in_one_slot { "{hot}" } else { "hot" }, 500);
+                assert!((least..=most).contains(&left), "{policy}: {left} of 500 hot keys stay");
+            }
+        }
+    }
+
+    #[test]
+    fn of_few_keys_that_expire_each_is_drawn() {
+        let shared = Shared::default();
+        set(&shared, "volatile-random");
+        let mut db = Keyspace::new(1);
+        for n in 0..3_000u32 {
+            db.set_str(format!("k{n}").as_bytes(), &[0; 100], (n < 10).then_some(90_000));
+        }
+        let before = db.len();
+        assert_eq!(make_room(&mut db, &shared, 0, 1_000), (false, 10));
+        assert_eq!((db.len(), kept(&db, "k", 10)), (before - 10, 0));
+    }
+
+    #[test]
+    fn what_the_policy_allows_goes_and_is_recorded() {
+        for (policy, expiring, possible) in [
+            ("noeviction", false, false),
+            ("allkeys-lru", false, true),
+            ("allkeys-random", false, true),
+            ("volatile-lru", false, false),
+            ("volatile-ttl", true, true),
+            ("volatile-random", true, true),
+        ] {
+            let shared = Shared::default();
+            set(&shared, policy);
+            let mut db = Keyspace::new(1);
+            for n in 0..2_000u32 {
+                db.set_access_clock(n / 100 + 1);
+                db.set_str(format!("k{n}").as_bytes(), &[0; 100], expiring.then_some(10_000 + i64::from(n)));
+            }
+            let limit = db.memory() / 2;
+            let (done, recorded) = make_room(&mut db, &shared, limit, 25_000);
+            assert_eq!(done, possible, "{policy}");
+            assert_eq!(recorded, 2_000 - db.len(), "{policy}");
+            if policy == "volatile-ttl" {
+                assert!(!db.contains(b"k0") && db.contains(b"k1999"));
+            }
+            if policy == "allkeys-lru" {
+                let young = (1_000..2_000).filter(|n| db.contains(format!("k{n}").as_bytes())).count();
+                assert!(young * 10 > db.len() * 9, "{young} of {}", db.len());
+            }
+        }
     }
 
     #[test]
     fn what_is_used_often_stays() {
         let shared = Shared::default();
-        shared.settings.set_all(&[("maxmemory-policy".to_owned(), "allkeys-lfu".to_owned())]).unwrap();
+        set(&shared, "allkeys-lfu");
         let mut db = Keyspace::new(1);
         db.set_lfu(shared.settings.lfu(1));
         db.set_access_clock(60);
@@ -80,41 +304,9 @@ mod tests {
             let key = format!("k{n}");
             assert!((0..100).all(|_| db.touch(key.as_bytes()).is_some()));
         }
-        let limit = db.memory() as u64 / 2;
-        let (mut fx, mut events) = (Effects::default(), Events::default());
-        assert!(make_room(&mut db, &mut fx, &mut events, &shared, limit, 60_000));
-        let often = (0..200).filter(|n| db.contains(format!("k{n}").as_bytes())).count();
+        let limit = db.memory() / 2;
+        assert!(make_room(&mut db, &shared, limit, 60_000).0);
+        let often = kept(&db, "k", 200);
         assert!(often > 190 && db.len() < 1_200, "{often} of {}", db.len());
-    }
-
-    #[test]
-    fn what_the_policy_allows_goes_and_is_recorded() {
-        let pair = |policy: &str| [("maxmemory-policy".to_owned(), policy.to_owned())];
-        for (policy, expiring, possible) in [
-            ("noeviction", false, false),
-            ("allkeys-lru", false, true),
-            ("allkeys-random", false, true),
-            ("volatile-lru", false, false),
-            ("volatile-ttl", true, true),
-            ("volatile-random", true, true),
-        ] {
-            let shared = Shared::default();
-            shared.settings.set_all(&pair(policy)).unwrap();
-            let (mut db, mut fx, mut events) = full(expiring);
-            let limit = db.memory() as u64 / 2;
-            assert_eq!(
-                make_room(&mut db, &mut fx, &mut events, &shared, limit, 25_000),
-                possible,
-                "{policy}"
-            );
-            assert_eq!(fx.commands(), 2_000 - db.len(), "{policy}");
-            if policy == "volatile-ttl" {
-                assert!(!db.contains(b"k0") && db.contains(b"k1999"));
-            }
-            if policy == "allkeys-lru" {
-                let young = (1_000..2_000).filter(|n| db.contains(format!("k{n}").as_bytes())).count();
-                assert!(young * 2 > db.len(), "{young} of {}", db.len());
-            }
-        }
     }
 }

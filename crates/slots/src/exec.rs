@@ -8,14 +8,13 @@ use std::sync::atomic::Ordering;
 use bytes::BytesMut;
 use moim_wire_resp::{Args, Encoder, Protocol};
 
-use crate::cluster::{Asked, Route, View, route};
+use crate::cluster::{Asked, View, route};
 use crate::cmd::{self, Keys, Spec, flag};
 use crate::ctx::{Ctx, Mode, OnTimeout};
 use crate::error::Error;
-use crate::evict;
-use crate::pubsub::Gate;
+use crate::keyspace::Keyspace;
 use crate::session::{Replies, Session};
-use crate::shard::{Role, Turn};
+use crate::shard::{Role, State, Turn};
 
 impl Turn<'_> {
     /// Runs one request and writes its answer behind `out`. Gives the journal end the answer waits for; 0 is none.
@@ -24,6 +23,7 @@ impl Turn<'_> {
         session.last_ms = self.now;
         (session.resumed, session.held) = (false, false);
         (self.state.events.gate, self.state.events.writer) = (0, session.id);
+        self.state.fx.mark();
         let checked = self.check(session, args);
         if checked.as_ref().is_err_and(|error| *error == Error::HELD) {
             // As if it had not come yet: ASKING, MULTI and CLIENT REPLY stay as they are.
@@ -33,12 +33,12 @@ impl Turn<'_> {
             return 0;
         }
         // What a client subscribes to is told to it whatever it said about answers.
+        let is_asking = checked.as_ref().is_ok_and(|spec| spec.name == "asking");
         let is_told = session.replies != Replies::On
             && checked.as_ref().is_ok_and(|spec| spec.name.ends_with("subscribe"));
-        session.asking &= checked.as_ref().is_ok_and(|spec| spec.name == "asking");
         match checked {
             Ok(spec) if session.multi.is_some() && !runs_in_multi(spec) => {
-                queue(session, spec, args);
+                queue(session, spec, args, self.state.fx.limits().batch);
                 Encoder::new(out, session.protocol).simple("QUEUED");
             }
             Ok(spec) => self.run(session, spec, args, out),
@@ -50,8 +50,12 @@ impl Turn<'_> {
                 Encoder::new(out, session.protocol).error(error.0.as_bytes());
             }
         }
+        // As in Redis, ASKING before MULTI lasts until EXEC.
+        session.asking &= is_asking || session.multi.is_some();
         // The arguments end here, and what was remembered about where they lie with them.
         self.state.db.forget();
+        self.maybe_discard();
+        self.close_large();
         match session.replies {
             Replies::On => {}
             Replies::Off | Replies::Skip if is_told => {}
@@ -114,6 +118,10 @@ impl Turn<'_> {
     fn check(&mut self, session: &mut Session, args: &Args<'_>) -> Result<&'static Spec, Error> {
         let (spec, number) = self.resolve(args).ok_or_else(|| unknown(args))?;
         session.command = number;
+        if spec.lacks_subcommand(args) {
+            // As an unknown command: nothing is queued, and a transaction is aborted.
+            return Err(cmd::unknown_subcommand(args));
+        }
         let checked = self.check_spec(session, spec, args);
         if checked.as_ref().is_err_and(|error| *error != Error::HELD) {
             self.state.events.tallies.on_rejected(number);
@@ -166,7 +174,10 @@ impl Turn<'_> {
             self.make_room_for_all(session);
         }
         if spec.has(flag::WRITE) {
+            self.check_congestion()?;
             self.check_log()?;
+        } else if spec.name == "exec" {
+            self.check_congestion()?;
         }
         if session.subscriptions > 0 && session.protocol == Protocol::Resp2 {
             check_subscriber(spec)?;
@@ -204,11 +215,25 @@ impl Turn<'_> {
             let args = command.args();
             keys.clear();
             spec.keys.positions(&args, &mut keys);
+            let touches_any = match spec.keys {
+                Keys::None => spec.has(flag::WHOLE | flag::WRITE),
+                // A script that names no keys.
+                _ => keys.is_empty(),
+            };
+            if touches_any && self.is_any_held() {
+                return Err(Error::HELD);
+            }
             if keys.iter().any(|at| self.is_held(&self.shared.view.load(), crate::slot_of(&args[*at]))) {
                 return Err(Error::HELD);
             }
         }
         Ok(())
+    }
+
+    /// Whether commands that may touch any slot have to wait: slots leave, or have left without the view in use knowing.
+    fn is_any_held(&self) -> bool {
+        let moves = &self.state.moves;
+        moves.has_frozen() || moves.epoch() > self.shared.view.load().map_epoch
     }
 
     /// Whether the map says that a slot is ours, or is about to, and the journal says that it is on its way.
@@ -242,7 +267,7 @@ impl Turn<'_> {
         spec.keys.positions(args, &mut keys);
         let Some(first) = keys.first() else {
             // A script that names no keys may touch any.
-            return if self.state.moves.has_frozen() { Err(Error::HELD) } else { Ok(()) };
+            return if self.is_any_held() { Err(Error::HELD) } else { Ok(()) };
         };
         let slot = crate::slot_of(&args[*first]);
         if keys.iter().any(|at| crate::slot_of(&args[*at]) != slot) {
@@ -291,13 +316,7 @@ impl Turn<'_> {
             keys: keys.len(),
             missing,
         };
-        match route(&view, asked) {
-            Route::Here => Ok(()),
-            Route::Moved(slot, to) => Err(Error::coded(format!("MOVED {slot} {to}"))),
-            Route::Ask(slot, to) => Err(Error::coded(format!("ASK {slot} {to}"))),
-            Route::TryAgain => Err(Error::coded("TRYAGAIN Multiple keys request during rehashing of slot")),
-            Route::NotServed => Err(Error::SLOT_DOWN),
-        }
+        route(&view, asked).check()
     }
 
     /// CLIENT UNBLOCK: as if its time had run out, or with an error.
@@ -315,15 +334,16 @@ impl Turn<'_> {
     pub(crate) fn make_room(&mut self) -> Result<(), Error> {
         let limit = self.shared.settings.max_memory.load(Ordering::Relaxed);
         // Slots that leave must not change any more; that lasts for moments.
-        if limit == 0 || self.state.moves.has_frozen() || (self.state.db.memory() as u64) <= limit {
+        if limit == 0 || self.state.moves.has_frozen() || self.state.has_room(self.shared, limit) {
             return Ok(());
         }
-        let state = &mut *self.state;
-        if evict::make_room(&mut state.db, &mut state.fx, &mut state.events, self.shared, limit, self.now) {
-            Ok(())
-        } else {
-            Err(Error::OOM)
-        }
+        let State { db, fx, events, memory, evictor, .. } = &mut *self.state;
+        let node = &self.shared.memory;
+        let share = node.share(limit);
+        let is_enough =
+            |db: &Keyspace| memory.used_with(node, db.memory()) <= limit || db.memory() as u64 <= share;
+        evictor.make_room(db, fx, events, self.shared, self.now, is_enough);
+        if self.state.has_room(self.shared, limit) { Ok(()) } else { Err(Error::OOM) }
     }
 
     /// The same for the commands of a transaction: without room none of them runs.
@@ -340,10 +360,11 @@ impl Turn<'_> {
         if events.notifications.is_empty() && events.invalid.is_empty() && !events.all_invalid {
             return;
         }
-        let gate = self.gate(self.state.applied + i64::from(!self.state.fx.is_empty()));
-        self.state.events.tell_invalid(self.shared, Gate { shard: Some(self.shard.index), end: gate });
+        let gate = self.gate(self.state.end());
+        let gate = self.shard.message_gate(gate);
+        self.state.events.tell_invalid(self.shared, &gate);
         let notifications = std::mem::take(&mut self.state.events.notifications);
-        self.shared.publish_notifications(&notifications, self.shard.index, gate);
+        self.shared.publish_notifications(&notifications, &gate);
     }
 }
 
@@ -387,12 +408,11 @@ fn runs_in_multi(spec: &Spec) -> bool {
     matches!(spec.name, "exec" | "discard" | "multi" | "watch" | "quit" | "reset")
 }
 
-fn queue(session: &mut Session, spec: &'static Spec, args: &Args<'_>) {
-    /// Bytes that a client may queue between MULTI and EXEC.
-    const MOST: usize = 1 << 30;
+/// Queues a command between MULTI and EXEC; `most` bytes of them, which is what a transaction may record.
+fn queue(session: &mut Session, spec: &'static Spec, args: &Args<'_>, most: usize) {
     if let Some(multi) = &mut session.multi {
         multi.bytes += args.byte_len() + 64;
-        multi.broken |= multi.bytes > MOST;
+        multi.broken |= multi.bytes > most;
         if !multi.broken {
             multi.commands.push((spec, args.to_owned()));
         }

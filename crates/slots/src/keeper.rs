@@ -15,12 +15,14 @@ use crate::ctx::expire;
 use crate::effects;
 use crate::log;
 use crate::session::Session;
-use crate::shard::{Role, Shard};
+use crate::shard::{ReplayError, Role, Shard};
 use crate::shared::Shared;
 use crate::snapshot;
 
 /// Between looks while keys expire, or the role is not settled.
 const TICK: Duration = Duration::from_millis(50);
+/// Between tries to append what a busy log did not take.
+const RETRY: Duration = Duration::from_millis(2);
 /// Between looks at a shard in which nothing passes by itself.
 const REST: Duration = Duration::from_millis(500);
 /// What is read of a journal at a time.
@@ -28,8 +30,12 @@ const READ_BYTES: usize = 1 << 20;
 /// Keys that expire in one turn.
 const EXPIRE_AT_ONCE: usize = 200;
 
+/// Between two looks at a snapshot that no client reads.
+const SCRUB: Duration = Duration::from_secs(3_600);
+
 /// Runs until the loop ends.
 pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
+    let mut scrubbed = tokio::time::Instant::now();
     loop {
         if let Err(error) = follow_role(&shared, &shard).await {
             tracing::error!(shard = shard.index, %error, "a shard cannot read its journal");
@@ -41,7 +47,11 @@ pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
         if let Err(error) = maybe_snapshot(&shard).await {
             tracing::error!(shard = shard.index, %error, "a snapshot could not be written");
         }
-        let pause = if is_at_rest(&shared, &shard) { REST } else { TICK };
+        if scrubbed.elapsed() > SCRUB && shard.role() != Role::Loading {
+            scrubbed = tokio::time::Instant::now();
+            scrub_snapshot(&shard);
+        }
+        let pause = pause(&shared, &shard);
         tokio::select! {
             biased;
             () = shard.news.notified() => {}
@@ -52,17 +62,21 @@ pub(crate) async fn run(shared: Arc<Shared>, shard: Arc<Shard>) {
     }
 }
 
-/// Whether nothing will be to do before there is news; whoever sets a time to live is told to give some.
-fn is_at_rest(shared: &Shared, shard: &Shard) -> bool {
-    let Some(state) = shard.try_lock() else { return false };
+/// How long until the next look. At rest: nothing is to do before there is news, and a turn that sets a time to live gives
+/// some.
+fn pause(shared: &Shared, shard: &Shard) -> Duration {
+    let Some(state) = shard.try_lock() else { return TICK };
+    if !state.fx.is_settled() {
+        return RETRY;
+    }
     let is_settled = shard.role() == Role::Primary && shard.log.leads() == Some(state.epoch);
-    let is_still = state.db.expiring() == 0 && state.fx.is_empty() && state.events.blocked == 0;
+    let is_still = state.db.expiring() == 0 && state.fx.is_settled() && state.events.blocked == 0;
     let limit = shared.settings.max_memory.load(Ordering::Relaxed);
-    let has_room = limit == 0 || state.db.memory() as u64 <= limit;
+    let has_room = limit == 0 || state.has_room(shared, limit);
     let at_rest = is_settled && is_still && has_room;
     // Under the lock: a turn that comes next sees it.
     shard.at_rest.store(at_rest, Ordering::Relaxed);
-    at_rest
+    if at_rest { REST } else { TICK }
 }
 
 /// A snapshot is worth writing when the journal is larger than this, and than so many times the keyspace.
@@ -109,20 +123,43 @@ async fn maybe_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Has the newest snapshot read again; the shard goes on meanwhile.
+fn scrub_snapshot(shard: &Arc<Shard>) {
+    if shard.is_snapshotting.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let whose = Arc::clone(shard);
+    tokio::task::spawn_blocking(move || {
+        let scrubbed = snapshot::scrub(&whose);
+        whose.is_snapshotting.store(false, Ordering::Release);
+        if let Err(error) = scrubbed {
+            tracing::error!(shard = whose.index, %error, "snapshot scrub failed");
+        }
+    });
+}
+
 /// Brings the shard to the role that the log says.
 async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Result<()> {
+    if shard.is_disabled() {
+        return Ok(());
+    }
     let leads = shard.log.leads();
     let (epoch, applied, is_dirty) = {
         // A script may have the shard for long: this loop has others to serve.
         let Some(state) = shard.try_lock() else { return Ok(()) };
-        (state.epoch, state.applied, !state.fx.is_empty())
+        (state.epoch, state.applied, !state.fx.is_settled())
     };
     match leads {
         Some(lead) if lead == epoch && shard.role() == Role::Primary => Ok(()),
         Some(lead) => {
+            if epoch != -1 && epoch != lead {
+                // Another node may have led between the two: answers that were made before may be old by now.
+                shard.void_answers();
+                shard.lock().epoch = -1;
+            }
             let is_ahead = {
                 let state = shard.lock();
-                !state.fx.is_empty() || state.applied > shard.log.journal().end()
+                !state.fx.is_settled() || state.applied > shard.log.journal().end()
             };
             if is_ahead {
                 // Memory shows what a former lead did and the journal does not have.
@@ -135,9 +172,11 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
             let is_current = state.applied == shard.log.journal().end() && shard.log.leads() == Some(lead);
             if is_current && !shard.has_viewed(lead) {
                 shared.look.notify_one();
-            } else if is_current {
+            } else if is_current && !state.waits_for_time(shared) {
                 state.epoch = lead;
                 state.fx.clear();
+                // What the former primary began and did not end never happened.
+                state.groups.discard();
                 // What came from the leader before may not be committed yet: nothing is said about it before.
                 state.events.hazards.reset();
                 state.events.hazards.batch = state.applied;
@@ -167,12 +206,14 @@ fn step_down(shard: &Arc<Shard>, committed: i64) {
     shard.set_role(Role::Loading);
     shard.void_answers();
     let mut state = shard.lock();
-    if state.applied > committed || !state.fx.is_empty() {
+    if state.applied > committed || !state.fx.is_settled() {
         tracing::info!(shard = shard.index, applied = state.applied, committed, "a shard is read anew");
         state.forget();
     }
     state.epoch = -1;
     state.fx.clear();
+    // Another primary may change what this one's clients watch, and be followed by this one again.
+    state.events.invalidate_watches(|_| true);
     state.events.hazards.reset();
     state.events.ready.clear();
     state.release_blocked();
@@ -218,13 +259,17 @@ fn replay_some(shared: &Shared, shard: &Shard, from: i64, until: i64) -> std::io
     }
     let mut nobody = Session::nobody();
     for (offset, payload) in frames {
-        let (time_ms, commands) = effects::read(&payload).map_err(std::io::Error::other)?;
+        let frame = effects::parse(&payload).map_err(ReplayError::from);
         let mut state = shard.lock();
         if state.applied != offset {
             // Somebody stepped down meanwhile; the next look begins anew.
             return Ok(());
         }
-        state.replay(shared, &mut nobody, time_ms, &commands);
+        if let Err(error) = frame.and_then(|frame| state.replay_frame(shared, &mut nobody, frame)) {
+            drop(state);
+            shard.disable(offset, &error);
+            return Err(std::io::Error::other(error));
+        }
         state.applied = offset + 1;
         shard.log.journal().set_wanted_from(offset + 1);
     }
@@ -245,8 +290,10 @@ fn tick(shared: &Shared, shard: &Shard) -> bool {
     while expired < EXPIRE_AT_ONCE && !is_paused {
         let Some(key) = turn.state.db.first_expired(now).map(<[u8]>::to_vec) else { break };
         let state = &mut *turn.state;
+        state.fx.mark();
         expire(&mut state.db, &mut state.fx, &mut state.events, shared, &key);
         expired += 1;
+        turn.maybe_append();
     }
     if !is_paused {
         // A limit that was lowered takes effect without a write. That nothing more can go is told to writers.

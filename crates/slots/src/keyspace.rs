@@ -710,13 +710,17 @@ impl Keyspace {
         self.index.pick(slot, dice).map(|at| self.key_at(at))
     }
 
-    /// Some key that expires one day, with the moment.
-    pub fn random_expiring(&self, mut dice: impl FnMut(usize) -> usize) -> Option<(&[u8], i64)> {
-        let (first, last) = (self.expires.first()?.0, self.expires.last()?.0);
-        let span = usize::try_from(last - first).unwrap_or(usize::MAX).saturating_add(1);
-        let from = first.saturating_add(i64::try_from(dice(span)).unwrap_or(0));
-        let (at, entry) = self.expires.range((from, Ref::NONE)..).next()?;
-        Some((self.key_at(*entry), *at))
+    /// Some key of a slot.
+    pub(crate) fn random_key_of(&self, slot: u16, dice: impl FnMut(usize) -> usize) -> Option<&[u8]> {
+        if !self.is_seen(slot) {
+            return None;
+        }
+        self.index.pick(slot, dice).map(|at| self.key_at(at))
+    }
+
+    /// The so many-th key in the order of expiry. Takes as long as there are keys before it.
+    pub(crate) fn nth_expiring(&self, nth: usize) -> Option<&[u8]> {
+        self.expires.iter().nth(nth).map(|(_, at)| self.key_at(*at))
     }
 
     /// Bytes a key and its value take, everything included.

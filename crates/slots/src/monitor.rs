@@ -55,7 +55,7 @@ impl Monitors {
         }
         line.push_str("\r\n");
         let line = Bytes::from(line);
-        lock(&self.clients).values().for_each(|mailbox| mailbox.push(line.clone(), 0));
+        lock(&self.clients).values().for_each(|mailbox| mailbox.push(line.clone()));
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
         let shown = |words: &[&str]| {
             monitors.show(12_000_034, "1.2.3.4:5", &OwnedArgs::from_slices(words).args());
             let pushes = session.mailbox.take().pushes;
-            String::from_utf8_lossy(&pushes[0].0).into_owned()
+            String::from_utf8_lossy(&pushes[0].bytes).into_owned()
         };
         assert_eq!(
             shown(&["set", "a\"\n", "\u{7}"]),

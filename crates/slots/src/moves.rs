@@ -10,7 +10,9 @@
 //! | THAW id | source | they go on: the move was given up |
 //! | DROP id slots epoch | source | the slots have left, by the slot map of that epoch: their keys are gone |
 //! | STAGE id slots | target | the slots are on their way here, invisible and empty |
+//! | PART id bytes | target | the beginning of a LOAD that is too large for one effect; in one batch with it |
 //! | LOAD id keys | target | these keys of them have come |
+//! | CLOCK time | target | the commands that follow in the batch happened at the source at that time |
 //! | AT id position | target | the keys show the source's journal up to there |
 //! | WIPE id | target | the source forgot all its keys |
 //! | OWN id slots | target | the slots are ours, with what has come |
@@ -29,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::keyspace::Keyspace;
 use crate::session::Mailbox;
 use crate::shard::State;
+use crate::shard::check::{CHECK, HASH};
 use crate::slot_set::SlotSet;
 use crate::snapshot;
 
@@ -37,10 +40,20 @@ pub(crate) const THAW: &[u8] = b"\0thaw";
 pub(crate) const DROP: &[u8] = b"\0drop";
 pub(crate) const STAGE: &[u8] = b"\0stage";
 pub(crate) const LOAD: &[u8] = b"\0load";
+pub(crate) const PART: &[u8] = b"\0part";
 pub(crate) const AT: &[u8] = b"\0at";
 pub(crate) const WIPE: &[u8] = b"\0wipe";
 pub(crate) const OWN: &[u8] = b"\0own";
 pub(crate) const DISCARD: &[u8] = b"\0discard";
+
+/// What follows in the batch happened at this time.
+pub(crate) const CLOCK: &[u8] = b"\0clock";
+
+/// The time that CLOCK says, if this is it.
+pub(crate) fn clock(args: &Args<'_>) -> Option<i64> {
+    let text = args.get(1).filter(|_| args.name() == CLOCK)?;
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
 
 /// Whether an effect is one of these, and not a command.
 pub(crate) fn is_step(name: &[u8]) -> bool {
@@ -58,6 +71,9 @@ pub(crate) struct Moves {
     /// Invariant: the slots of both.
     #[serde(skip)]
     held: Option<SlotSet>,
+    /// What PART says. Invariant: empty between batches.
+    #[serde(skip)]
+    parts: Vec<u8>,
 }
 
 /// Slots that leave.
@@ -194,7 +210,30 @@ impl State {
                 slots.iter().for_each(|slot| self.db.hide_slot(slot));
                 self.moves.staged.insert(id, Staged { slots, position: None });
             }
-            LOAD => self.load(args.get(2).unwrap_or_default()).map_err(|error| bad(&error.to_string()))?,
+            PART => {
+                self.moves.parts.extend_from_slice(args.get(2).unwrap_or_default());
+                return Ok(());
+            }
+            LOAD => {
+                let (mut parts, last) =
+                    (std::mem::take(&mut self.moves.parts), args.get(2).unwrap_or_default());
+                let loaded = if parts.is_empty() {
+                    self.load(last)
+                } else {
+                    parts.extend_from_slice(last);
+                    self.load(&parts)
+                };
+                loaded.map_err(|error| bad(&error.to_string()))?;
+            }
+            CHECK => {
+                self.begin_check(id);
+                return Ok(());
+            }
+            HASH => {
+                let hash = text(2).and_then(|text| text.parse().ok()).ok_or_else(|| bad("no hash"))?;
+                self.end_check(id, hash);
+                return Ok(());
+            }
             AT => {
                 let position =
                     text(2).and_then(|text| text.parse().ok()).ok_or_else(|| bad("no position"))?;
@@ -218,20 +257,29 @@ impl State {
                     staged.slots.subtract(&slots);
                 }
                 self.moves.staged.retain(|_, staged| !staged.slots.is_empty());
+                self.events.invalidate_watches(|key| slots.contains(crate::slot_of(key)));
                 // Nothing is said about these keys before it is sure that they are ours.
                 self.events.hazards.mark_all();
             }
             _ => return Err(bad("not known")),
         }
         self.moves.recount();
+        self.events.held.clone_from(&self.moves.held);
         self.parked.wake();
         Ok(())
+    }
+
+    /// The moves are those of a snapshot, or none.
+    pub(crate) fn set_moves(&mut self, moves: Moves) {
+        self.events.held.clone_from(&moves.held);
+        self.moves = moves;
     }
 
     /// Forgets the keys of slots that have left.
     fn clear_slots(&mut self, slots: &SlotSet) {
         let db = &self.db;
         self.events.on_all_changed(|key| slots.contains(crate::slot_of(key)) && db.contains(key));
+        self.events.invalidate_watches(|key| slots.contains(crate::slot_of(key)));
         slots.iter().for_each(|slot| self.db.clear_slot(slot));
         drop(self.db.take_garbage());
     }

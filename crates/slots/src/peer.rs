@@ -12,10 +12,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// What a connection between stores begins with; its last byte is the version.
-pub const MAGIC: &[u8; 8] = b"MOIMSLT\x01";
+pub const MAGIC: &[u8; 8] = b"MOIMSLT\x02";
 
-/// The largest frame: the largest value, and some room.
-const MAX_FRAME: usize = 768 << 20;
+/// The largest frame: one batch of effects, which holds the largest request that clients may send, and some room.
+const MAX_FRAME: usize = 2 << 30;
 /// What is read at a time.
 const READ_BYTES: usize = 64 << 10;
 
@@ -147,7 +147,7 @@ mod tests {
     fn strangers_are_not_listened_to() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            for bytes in [&b"GET / HTTP/1.1"[..], b"MOIMSLT\x09....", b"MOIMSLT\x01\xff\xff\xff\xff...."] {
+            for bytes in [&b"GET / HTTP/1.1"[..], b"MOIMSLT\x09....", b"MOIMSLT\x02\xff\xff\xff\xff...."] {
                 let (mut one, two) = MemorySocket::pair();
                 one.try_write(&[IoSlice::new(bytes)]).unwrap();
                 let heard = async { Wire::accept(Box::new(two)).await?.receive::<String>().await };

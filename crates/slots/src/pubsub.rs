@@ -14,8 +14,9 @@ use moim_wire_resp::{Encoder, Protocol};
 use tokio::sync::mpsc;
 
 use crate::cmd::scan::glob;
+use crate::deferred::Deferred;
 use crate::events::{Notification, class};
-use crate::session::{Mailbox, Session};
+use crate::session::{Mailbox, Push, Session};
 use crate::shared::lock;
 
 /// What can be listened to.
@@ -62,20 +63,34 @@ pub struct Told {
 }
 
 /// What a message waits for: nothing, or that a shard has committed what it tells of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Default)]
 pub struct Gate {
-    /// The shard.
+    /// The shard; none where the message comes from no shard of this node.
     pub shard: Option<u16>,
-    /// The end of its journal.
+    /// The end of its journal; 0 is nothing.
     pub end: i64,
+    /// The shard's count of voided answers.
+    pub voided: u64,
+    /// Where messages for clients of other shards wait.
+    pub deferred: Option<Arc<Deferred>>,
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "Gate({:?}, {})", self.shard, self.end)
+    }
 }
 
 impl Gate {
     /// Nothing to wait for.
-    pub const OPEN: Gate = Gate { shard: None, end: 0 };
+    pub const OPEN: Gate = Gate { shard: None, end: 0, voided: 0, deferred: None };
 
-    fn of(self, listener: &Listener) -> i64 {
-        if listener.shard == self.shard { self.end } else { 0 }
+    /// Sends a message to a client of the shard `of`, once it may leave.
+    pub(crate) fn send(&self, bytes: Bytes, mailbox: &Arc<Mailbox>, of: Option<u16>) {
+        match &self.deferred {
+            Some(deferred) if of != self.shard => deferred.send(mailbox, bytes, self.end, self.voided),
+            _ => mailbox.push_gated(Push { bytes, gate: self.end, voided: self.voided }),
+        }
     }
 }
 
@@ -90,7 +105,7 @@ impl<'a> Message<'a> {
         Message { parts, written: [None, None] }
     }
 
-    fn send(&mut self, listener: &Listener, gate: Gate) {
+    fn send(&mut self, listener: &Listener, gate: &Gate) {
         let slot = &mut self.written[usize::from(listener.protocol == Protocol::Resp3)];
         let bytes = slot.get_or_insert_with(|| {
             let mut out = BytesMut::new();
@@ -99,19 +114,7 @@ impl<'a> Message<'a> {
             self.parts.iter().for_each(|part| to.bulk(part));
             out.freeze()
         });
-        listener.mailbox.push(bytes.clone(), gate.of(listener));
-    }
-}
-
-impl Message<'_> {
-    /// As an answer to an unsubscription: with the number of channels that are left, which nobody knows here.
-    fn send_with_count(&mut self, listener: &Listener) {
-        let mut out = BytesMut::new();
-        let mut to = Encoder::new(&mut out, listener.protocol);
-        to.push(self.parts.len() + 1);
-        self.parts.iter().for_each(|part| to.bulk(part));
-        to.integer(0);
-        listener.mailbox.push(out.freeze(), 0);
+        gate.send(bytes.clone(), &listener.mailbox, listener.shard);
     }
 }
 
@@ -153,7 +156,7 @@ impl PubSub {
     }
 
     /// Sends a message to everybody on this node who listens; says how many there are.
-    pub fn publish(&self, channel: &[u8], message: &[u8], gate: Gate) -> usize {
+    pub fn publish(&self, channel: &[u8], message: &[u8], gate: &Gate) -> usize {
         let tables = self.tables();
         let mut reached = 0;
         if let Some(listeners) = tables[Kind::Channel as usize].get(channel) {
@@ -172,7 +175,7 @@ impl PubSub {
     }
 
     /// The same for a channel that lives with its slot.
-    pub fn publish_sharded(&self, channel: &[u8], message: &[u8], gate: Gate) -> usize {
+    pub fn publish_sharded(&self, channel: &[u8], message: &[u8], gate: &Gate) -> usize {
         let tables = self.tables();
         let Some(listeners) = tables[Kind::Sharded as usize].get(channel) else { return 0 };
         let mut message = Message::new(vec![b"smessage", channel, message]);
@@ -181,17 +184,22 @@ impl PubSub {
     }
 
     /// Sends a message on to the other nodes; one that they cannot keep up with is lost, as anywhere between nodes.
-    pub fn tell_others(&self, sharded: bool, channel: &[u8], message: &[u8], gate: Gate) {
+    pub fn tell_others(&self, sharded: bool, channel: &[u8], message: &[u8], gate: &Gate) {
         if let Some(told) = self.told.get() {
-            let told_now =
-                told.try_send(Told { sharded, channel: channel.into(), message: message.into(), gate });
+            let told_now = told.try_send(Told {
+                sharded,
+                channel: channel.into(),
+                message: message.into(),
+                gate: gate.clone(),
+            });
             if told_now.is_err() {
                 tracing::debug!("a message did not reach the other nodes");
             }
         }
     }
 
-    /// Those who listen through a shard to channels of slots that have left it are told that they do no more.
+    /// Unsubscribes the clients of a shard from channels of slots that have left it. Their connections tell them, and count what
+    /// they still listen to.
     pub fn leave_slots(&self, shard: u16, has_left: impl Fn(&[u8]) -> bool) {
         let mut tables = self.tables();
         let table = &mut tables[Kind::Sharded as usize];
@@ -199,11 +207,10 @@ impl PubSub {
             return;
         }
         for (channel, listeners) in table.iter_mut().filter(|(channel, _)| has_left(channel)) {
-            let mut message = Message::new(vec![b"sunsubscribe", channel]);
             listeners.retain(|_, listener| {
                 let stays = listener.shard != Some(shard);
                 if !stays {
-                    message.send_with_count(listener);
+                    listener.mailbox.leave_channel(channel);
                 }
                 stays
             });
@@ -212,7 +219,7 @@ impl PubSub {
     }
 
     /// Tells what happened to keys, as `notify-keyspace-events` wants it.
-    pub fn notify(&self, notifications: &[Notification], wanted: u32, gate: Gate) {
+    pub fn notify(&self, notifications: &[Notification], wanted: u32, gate: &Gate) {
         for Notification { event, key, .. } in notifications {
             if wanted & class::KEYSPACE != 0 {
                 self.publish(&[b"__keyspace@0__:", &key[..]].concat(), event.as_bytes(), gate);
@@ -246,7 +253,7 @@ mod tests {
 
     fn texts(session: &Session) -> Vec<String> {
         let pushes = session.mailbox.take().pushes;
-        pushes.iter().map(|(bytes, _)| String::from_utf8_lossy(bytes).replace("\r\n", " ")).collect()
+        pushes.iter().map(|push| String::from_utf8_lossy(&push.bytes).replace("\r\n", " ")).collect()
     }
 
     #[test]
@@ -260,23 +267,28 @@ mod tests {
         assert!(pubsub.subscribe(Kind::Channel, b"news", &one));
         assert!(!pubsub.subscribe(Kind::Channel, b"news", &one));
         assert!(pubsub.subscribe(Kind::Pattern, b"n*", &two));
-        assert_eq!(pubsub.publish(b"news", b"hi", Gate::OPEN), 2);
+        assert_eq!(pubsub.publish(b"news", b"hi", &Gate::OPEN), 2);
         assert_eq!(texts(&one), ["*3 $7 message $4 news $2 hi "]);
         assert_eq!(texts(&two), [">4 $8 pmessage $2 n* $4 news $2 hi "]);
-        assert_eq!(pubsub.publish_sharded(b"news", b"hi", Gate::OPEN), 0);
+        assert_eq!(pubsub.publish_sharded(b"news", b"hi", &Gate::OPEN), 0);
         assert!(pubsub.unsubscribe(Kind::Channel, b"news", 1));
         assert_eq!(pubsub.count(Kind::Channel), 0);
-        assert_eq!(pubsub.publish(b"other", b"hi", Gate::OPEN), 0);
+        assert_eq!(pubsub.publish(b"other", b"hi", &Gate::OPEN), 0);
     }
 
     #[test]
-    fn a_message_waits_only_for_the_shard_of_its_listener() {
+    fn a_message_for_a_client_of_another_shard_waits_for_the_shard_it_tells_of() {
         let (pubsub, one) = (PubSub::default(), Session::new(1, String::new(), String::new(), 0));
         pubsub.subscribe(Kind::Channel, b"c", &one);
-        pubsub.publish(b"c", b"m", Gate { shard: Some(3), end: 9 });
-        assert_eq!(one.mailbox.take().pushes[0].1, 0);
-        pubsub.publish(b"c", b"m", Gate { shard: None, end: 9 });
-        assert_eq!(one.mailbox.take().pushes[0].1, 9);
+        let deferred = Arc::new(Deferred::default());
+        let gate = Gate { shard: Some(3), end: 9, voided: 2, deferred: Some(Arc::clone(&deferred)) };
+        pubsub.publish(b"c", b"m", &gate);
+        assert!(one.mailbox.take().pushes.is_empty(), "its change is not committed");
+        deferred.release(9, 2);
+        assert_eq!(one.mailbox.take().pushes[0].gate, 0);
+        pubsub.publish(b"c", b"m", &Gate { shard: None, ..gate });
+        let push = &one.mailbox.take().pushes[0];
+        assert_eq!((push.gate, push.voided), (9, 2), "the connection waits for its own shard");
     }
 
     #[test]
@@ -284,9 +296,9 @@ mod tests {
         let (pubsub, one) = (PubSub::default(), Session::new(1, String::new(), String::new(), 0));
         pubsub.subscribe(Kind::Pattern, b"__key*", &one);
         let happened = [Notification { class: class::STRING, event: "set", key: b"k"[..].into() }];
-        pubsub.notify(&happened, class::KEYSPACE, Gate::OPEN);
+        pubsub.notify(&happened, class::KEYSPACE, &Gate::OPEN);
         assert_eq!(texts(&one), ["*4 $8 pmessage $6 __key* $16 __keyspace@0__:k $3 set "]);
-        pubsub.notify(&happened, class::KEYEVENT, Gate::OPEN);
+        pubsub.notify(&happened, class::KEYEVENT, &Gate::OPEN);
         assert_eq!(texts(&one), ["*4 $8 pmessage $6 __key* $18 __keyevent@0__:set $1 k "]);
     }
 }

@@ -142,6 +142,10 @@ impl Owner for Copy {
         crate::snapshot::kept(&self.shard)
     }
 
+    fn forget_snapshots(&self) -> std::io::Result<()> {
+        crate::snapshot::forget(&self.shard)
+    }
+
     fn install(&self, snapshot: Snapshot) -> Result<(), InstallError> {
         crate::snapshot::install(&self.shard, snapshot)
     }

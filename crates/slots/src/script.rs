@@ -12,7 +12,9 @@ mod json;
 pub(crate) mod library;
 mod msgpack;
 mod pack;
+mod patterns;
 pub(crate) mod sha1;
+mod strings;
 mod watch;
 
 use std::cell::{Cell, RefCell};
@@ -36,8 +38,6 @@ use self::watch::{Stop, Watch};
 
 /// What all scripts of a thread may take together.
 const MAX_MEMORY: usize = 256 << 20;
-/// How often a running script is looked at, in instructions of the machine.
-const LOOK_EVERY: u32 = 20_000;
 /// What goes into the machine for a call or an answer without a look at its limit: with a limit every string and every table
 /// is made in a protected call, which costs more than the string. Anything larger is made under the limit, and so is everything
 /// once half of the memory is in use.
@@ -61,6 +61,8 @@ type Answers = mlua::Result<MultiValue>;
 struct Raised {
     message: String,
     place: Option<(String, i64)>,
+    /// It is an error of Lua's own libraries: without a code where a script catches it.
+    is_native: bool,
 }
 
 impl std::fmt::Display for Raised {
@@ -78,12 +80,22 @@ fn raise(lua: &Lua, text: &str) -> mlua::Error {
         Some((source, line)) => format!("ERR {}:{line}: {text}", source.trim_start_matches('@')),
         None => format!("ERR {text}"),
     };
-    mlua::Error::external(Raised { message, place })
+    mlua::Error::external(Raised { message, place, is_native: false })
+}
+
+/// The same as Lua's own libraries raise it.
+fn raise_native(lua: &Lua, text: &str) -> mlua::Error {
+    let place = place(lua);
+    let message = match &place {
+        Some((source, line)) => format!("{}:{line}: {text}", source.trim_start_matches('@')),
+        None => text.to_owned(),
+    };
+    mlua::Error::external(Raised { message, place, is_native: true })
 }
 
 /// An error of `redis` itself, code and all.
 fn raise_coded(lua: &Lua, message: impl Into<String>) -> mlua::Error {
-    mlua::Error::external(Raised { message: message.into(), place: place(lua) })
+    mlua::Error::external(Raised { message: message.into(), place: place(lua), is_native: false })
 }
 
 /// What was raised, whatever it was wrapped into on its way.
@@ -241,6 +253,8 @@ impl Machine {
         let (environment, runner, function_runner) = prelude.call::<(Table, Function, Function)>(raw)?;
         lua.set_memory_limit(MAX_MEMORY)?;
         lua.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(PAUSE)));
+        let watch: Rc<Watch> = Rc::default();
+        watch.install_here();
         Ok(Machine {
             lua,
             environment,
@@ -252,7 +266,7 @@ impl Machine {
             random,
             protocol,
             json,
-            watch: Rc::default(),
+            watch,
             clean_above: UNCLEANED,
         })
     }
@@ -305,18 +319,25 @@ impl Machine {
         self.watch.begin(&self.lua, ctx).map_err(|error| failed(&error))?;
         let began = ctx.shared.clock.monotonic_ns();
         let outcome = self.call(ctx, call);
-        ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
-        let stopped = self.watch.end(&self.lua);
+        // Under the watch as well: a table that holds another often makes an answer without an end.
         let answer = match outcome {
-            Ok((true, value)) => Ok(convert::to_reply(&value, self.protocol.get(), 0)),
+            Ok((true, value)) => convert::to_reply(&value, self.protocol.get()),
             Ok((false, value)) => Err(raised(&value, call.label)),
             Err(error) => Err(failed(&error)),
         };
+        ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
+        let stopped = self.watch.end(&self.lua);
         // The value is gone by now: what a script gave back would count as in use.
         self.clean();
         match stopped {
             Some(Stop::Left) => return Ok(Ran::Left),
             Some(why) => {
+                if why.discards_effects()
+                    && !ctx.fx.is_empty()
+                    && let Some(shard) = &ctx.session.shard
+                {
+                    shard.discards_effects.store(true, Ordering::Release);
+                }
                 let text = why.text();
                 return Err(Error::err(format_args!("{text} script: {}, on @user_script", call.label)));
             }
@@ -435,6 +456,7 @@ fn raw_functions(
     raw.set("cmsgpack", msgpack::library(lua)?)?;
     raw.set("bit", bits::library(lua)?)?;
     raw.set("struct", pack::library(lua)?)?;
+    raw.set("string", strings::library(lua)?)?;
     raw.set("where", lua.create_function(|lua, ()| Ok(place(lua).unzip()))?)?;
     raw.set("explain", lua.create_function(explain)?)?;
     let state = Rc::clone(random);
@@ -453,13 +475,15 @@ fn raw_functions(
 }
 
 /// The message, source and line of an error that came from Rust.
-fn explain(lua: &Lua, error: mlua::Error) -> mlua::Result<(String, Option<String>, Option<i64>)> {
-    let (message, place) = match find_raised(&error) {
-        Some(raised) => (raised.message.clone(), raised.place.clone()),
-        None => (format!("ERR {}", error.to_string().lines().next().unwrap_or_default()), place(lua)),
+///
+/// With whether the message lacks a code, because Lua's own libraries would have raised it.
+fn explain(lua: &Lua, error: mlua::Error) -> mlua::Result<(String, Option<String>, Option<i64>, bool)> {
+    let (message, place, is_native) = match find_raised(&error) {
+        Some(raised) => (raised.message.clone(), raised.place.clone(), raised.is_native),
+        None => (format!("ERR {}", error.to_string().lines().next().unwrap_or_default()), place(lua), false),
     };
     let (source, line) = place.unzip();
-    Ok((message, source, line))
+    Ok((message, source, line, is_native))
 }
 
 /// `math.random`: the same numbers in every run, so that scripts behave alike everywhere.
@@ -592,7 +616,8 @@ impl Caller<'_, '_> {
 
     fn run(&mut self, command: &OwnedArgs) -> Result<Reply, Error> {
         let args = command.args();
-        let spec = cmd::resolve(&args).ok_or(Error::err("Unknown Redis command called from script"))?;
+        let spec = cmd::resolve(&args).filter(|spec| !spec.lacks_subcommand(&args));
+        let spec = spec.ok_or(Error::err("Unknown Redis command called from script"))?;
         if !spec.takes(args.len()) {
             return Err(Error::err("Wrong number of args calling Redis command from script"));
         }
@@ -661,7 +686,7 @@ impl Caller<'_, '_> {
         let limit = settings.max_memory.load(Ordering::Relaxed);
         self.ctx.mode == Mode::Primary
             && limit > 0
-            && self.ctx.db.memory() as u64 > limit
+            && self.ctx.shared.memory.used().max(self.ctx.db.memory() as u64) > limit
             && settings.policy() == Policy::NoEviction
     }
 
@@ -673,7 +698,8 @@ impl Caller<'_, '_> {
             let slot = crate::slot_of(args.get(at).unwrap_or_default());
             if self.slot.is_none()
                 && let Some(shard) = &self.ctx.session.shard
-                && self.ctx.shared.view.load().owner(slot) != Some(shard.index)
+                && (self.ctx.shared.view.load().owner(slot) != Some(shard.index)
+                    || self.ctx.mode == Mode::Replica && !self.ctx.session.readonly)
             {
                 return Err(Error::err("Script attempted to access a non local key in a cluster node"));
             }
@@ -761,3 +787,6 @@ impl Scripts {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,12 +7,12 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdStream};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use moim_base::rest::aligned;
+use moim_base::rest::{aligned, rest};
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,12 +20,16 @@ use tokio::sync::mpsc;
 
 use crate::connection;
 use crate::keeper;
-use crate::shard::Shard;
+
+use crate::shard::{Shard, check};
 use crate::shared::{Shared, lock};
 
 /// The stack of whoever runs scripts: what they nest is read and written by recursion, a thousand deep, which takes most in a
 /// build for tests. Only what is used is ever there.
 const STACK: usize = 16 << 20;
+
+/// Between two signs of life of a loop.
+const BEAT: Duration = Duration::from_millis(250);
 
 /// How many accepted connections and tasks may wait for their loop.
 const BACKLOG: usize = 1024;
@@ -42,6 +46,8 @@ pub struct Server {
     threads: Mutex<Vec<JoinHandle<()>>>,
     shutdown: Shutdown,
     turn: Arc<AtomicUsize>,
+    /// When each loop turned last, on the monotonic clock.
+    beats: Arc<[AtomicU64]>,
     /// Where everything runs that has no loops of its own.
     here: Option<Scope>,
 }
@@ -51,18 +57,20 @@ impl Server {
     pub fn start(shared: Arc<Shared>, loops: usize, shutdown: Shutdown) -> io::Result<Self> {
         let _ = shared.this.set(Arc::downgrade(&shared));
         let (mut senders, mut threads) = (Vec::new(), Vec::new());
+        let started = shared.clock.monotonic_ms();
+        let beats: Arc<[AtomicU64]> = (0..loops.max(1)).map(|_| AtomicU64::new(started)).collect();
         for index in 0..loops.max(1) {
             let (sender, receiver) = mpsc::channel(BACKLOG);
-            let (shared, shutdown) = (Arc::clone(&shared), shutdown.clone());
+            let (shared, shutdown, beats) = (Arc::clone(&shared), shutdown.clone(), Arc::clone(&beats));
             let thread = std::thread::Builder::new()
                 .name(format!("slots-{index}"))
                 .stack_size(STACK)
-                .spawn(move || run_loop(&shared, index, receiver, &shutdown))?;
+                .spawn(move || run_loop(&shared, index, receiver, &shutdown, beats))?;
             senders.push(sender);
             threads.push(thread);
         }
         let (threads, turn) = (Mutex::new(threads), Arc::default());
-        Ok(Self { shared, loops: senders, threads, shutdown, turn, here: None })
+        Ok(Self { shared, loops: senders, threads, shutdown, turn, beats, here: None })
     }
 
     /// One loop, which is the runtime that calls; nobody listens, connections are given to [`Server::adopt`]. For a store among
@@ -71,7 +79,7 @@ impl Server {
         let _ = shared.this.set(Arc::downgrade(&shared));
         let shutdown = scope.shutdown().clone();
         let (loops, threads, turn) = (Vec::new(), Mutex::default(), Arc::default());
-        Self { shared, loops, threads, shutdown, turn, here: Some(scope) }
+        Self { shared, loops, threads, shutdown, turn, beats: Arc::default(), here: Some(scope) }
     }
 
     /// Whether nobody listens.
@@ -95,6 +103,11 @@ impl Server {
         self.loops.len().max(1)
     }
 
+    /// For how long each loop has not turned.
+    pub(crate) fn silent_ms(&self, now_ms: u64) -> Vec<u64> {
+        self.beats.iter().map(|beat| now_ms.saturating_sub(beat.load(Ordering::Relaxed))).collect()
+    }
+
     /// What everything here shares.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
@@ -113,6 +126,15 @@ impl Server {
                 }
             })?;
         }
+        self.spawn(0, "slots-check", check::run(Arc::clone(&self.shared), Arc::clone(shard)))?;
+        let (deferring, gone) = (Arc::clone(shard), shard.gone.clone());
+        self.spawn(0, "slots-deferred", async move {
+            tokio::select! {
+                biased;
+                () = gone.stopped() => {}
+                () = deferring.send_deferred() => {}
+            }
+        })?;
         self.spawn(0, "slots-keeper", keeper::run(Arc::clone(&self.shared), Arc::clone(shard)))
     }
 
@@ -165,7 +187,23 @@ impl Server {
     }
 }
 
-fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, shutdown: &Shutdown) {
+/// Says that a loop turns, again and again.
+async fn beat(shared: Arc<Shared>, index: usize, beats: Arc<[AtomicU64]>) {
+    loop {
+        if let Some(beat) = beats.get(index) {
+            beat.store(shared.clock.monotonic_ms(), Ordering::Relaxed);
+        }
+        rest(BEAT).await;
+    }
+}
+
+fn run_loop(
+    shared: &Arc<Shared>,
+    index: usize,
+    mut jobs: mpsc::Receiver<Job>,
+    shutdown: &Shutdown,
+    beats: Arc<[AtomicU64]>,
+) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().thread_stack_size(STACK).event_interval(31).max_blocking_threads(4).on_thread_park(
         {
@@ -183,6 +221,7 @@ fn run_loop(shared: &Arc<Shared>, index: usize, mut jobs: mpsc::Receiver<Job>, s
     };
     runtime.block_on(async {
         let scope = Scope::new(shutdown.clone());
+        scope.spawn("slots-beat", beat(Arc::clone(shared), index, beats));
         loop {
             tokio::select! {
                 () = shutdown.stopped() => break,
@@ -215,6 +254,10 @@ fn adopt(
     peer: SocketAddr,
     shard: Arc<Shard>,
 ) {
+    if shared.withdrawn.load(Ordering::Acquire) {
+        shared.connections.fetch_sub(1, Ordering::AcqRel);
+        return;
+    }
     let stream = match TcpStream::from_std(stream) {
         Ok(stream) => stream,
         Err(error) => {

@@ -12,12 +12,14 @@
 //! | `/moim/slots/nodes/<node>` | where clients reach the replicas of that node |
 //! | `/moim/partitions/<shards>/<n>` | who holds shard n, and who leads it |
 
+mod clocks;
 mod give;
 mod growth;
 mod map;
 mod metrics;
 mod moves;
 mod ops;
+mod options;
 mod pace;
 mod report;
 mod right;
@@ -26,8 +28,7 @@ mod tell;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -46,6 +47,7 @@ use moim_replica::{Dialler, Driver, PartitionId, PartitionState, ResetPolicy, Ve
 use serde::{Deserialize, Serialize};
 
 use self::map::SlotMap;
+pub use self::options::Options;
 pub use self::report::{MoveReport, MoveStep, Refused, Selection, ShardReport, SlotsReport, Step};
 use crate::cluster::{NodeView, ShardView, View};
 use crate::error::Error;
@@ -71,31 +73,6 @@ const HERE_PORT: u16 = 6_379;
 const HOME_MS: u64 = 5_000;
 /// How often everything is read although nothing was heard.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// What the store is started with.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// This node.
-    pub node: BrokerId,
-    /// The cluster, for ids that no other cluster has.
-    pub cluster_id: String,
-    /// Where listeners bind.
-    pub host: IpAddr,
-    /// The ports of other shards: shard n takes the n-th. Starting with 0 they are picked.
-    pub replica_ports: RangeInclusive<u16>,
-    /// What clients are told in place of the address that is bound; empty for that one.
-    pub advertise_host: String,
-    /// The port that clients are told for the home shard; 0 for the one that is bound.
-    pub advertise_port: u16,
-    /// Event loops.
-    pub loops: usize,
-    /// Nodes that found the cluster: as many shards are made at first.
-    pub founders: usize,
-    /// Where snapshots are kept.
-    pub data: std::path::PathBuf,
-    /// `maxmemory` at the start; 0 for none.
-    pub max_memory: u64,
-}
 
 /// What the store stands on.
 pub struct Parts {
@@ -305,6 +282,8 @@ impl Service {
         let id = replica_id(&self.options.cluster_id, self.options.node, index);
         let folder = crate::snapshot::folder(&self.options.data, index);
         let shard = Shard::new(index, id, log.clone(), self.server.loops(), Some(folder));
+        shard.set_frame_limits(self.options.frames);
+        shard.set_check_interval(self.options.check_interval_ms);
         // The right that this node has is every shard's: a new one does not wait for the next reading of the fence.
         shard.set_right(lock(&self.right).until_ms());
         shard.set_viewed(-1);
@@ -374,6 +353,8 @@ impl Service {
         let (sender, receiver) = tokio::sync::mpsc::channel(64);
         let _ = self.streams.set(sender);
         scope.spawn("slots-peers", tell::accept(Arc::clone(&self), receiver, scope.clone()));
+        self.shared.time_agreed_until_ns.store(0, Ordering::Release);
+        scope.spawn("slots-clocks", clocks::run(Arc::clone(&self)));
         scope.spawn("slots-moves", moves::run(Arc::clone(&self), scope.clone()));
         let shutdown = self.parts.shutdown.clone();
         tokio::select! {

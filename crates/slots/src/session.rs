@@ -185,17 +185,32 @@ pub struct Mailbox {
     inner: Mutex<Mail>,
 }
 
+/// A message of a channel or of tracking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Push {
+    /// As it is sent.
+    pub bytes: Bytes,
+    /// The journal end of the client's shard that it waits for; 0 is none.
+    pub gate: i64,
+    /// The shard's count of voided answers when it was made.
+    pub voided: u64,
+}
+
 /// Mail: see [`Mailbox`].
 #[derive(Default)]
 pub struct Mail {
-    /// Messages nobody asked for, each with the journal end it waits for.
-    pub pushes: VecDeque<(Bytes, i64)>,
+    /// Messages that the client has not asked for.
+    pub pushes: VecDeque<Push>,
     /// Bytes in them.
     pub bytes: usize,
+    /// Bytes of messages that wait for the commit of another shard.
+    pub deferred: usize,
     /// The answer of the command that waits.
     pub answer: Option<(Bytes, i64)>,
     /// The shard's count of voided answers when it was made.
     pub answered_under: Option<u64>,
+    /// Channels of slots that have left the shard: the client is unsubscribed from them.
+    pub left_channels: Vec<Box<[u8]>>,
     /// What the client's command waits for may be there.
     pub nudged: bool,
     /// CLIENT KILL, or it reads too slowly.
@@ -211,17 +226,36 @@ impl Mailbox {
         act(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sends a message that may leave when the journal is committed up to `gate`.
-    pub fn push(&self, message: Bytes, gate: i64) {
+    /// Sends a message that tells of nothing that could still be lost.
+    pub fn push(&self, message: Bytes) {
+        self.push_gated(Push { bytes: message, gate: 0, voided: 0 });
+    }
+
+    /// Sends a message that may leave when the journal is committed up to its gate.
+    pub fn push_gated(&self, push: Push) {
         self.deliver(|mail| {
-            mail.bytes += message.len();
-            mail.killed |= mail.bytes > Self::MAX_BYTES;
+            mail.bytes += push.bytes.len();
+            mail.killed |= mail.bytes + mail.deferred > Self::MAX_BYTES;
             if mail.killed {
                 mail.pushes.clear();
             } else {
-                mail.pushes.push_back((message, gate));
+                mail.pushes.push_back(push);
             }
         });
+    }
+
+    /// So many bytes of messages wait elsewhere for a commit, and count like those that are here. Answers whether they may.
+    pub(crate) fn defer(&self, bytes: usize) -> bool {
+        self.with(|mail| {
+            mail.deferred += bytes;
+            mail.killed |= mail.bytes + mail.deferred > Self::MAX_BYTES;
+            !mail.killed
+        })
+    }
+
+    /// They wait no more.
+    pub(crate) fn undefer(&self, bytes: usize) {
+        self.with(|mail| mail.deferred = mail.deferred.saturating_sub(bytes));
     }
 
     /// Answers the command that waits.
@@ -232,6 +266,11 @@ impl Mailbox {
     /// The same, for an answer that is void once the shard has voided others since.
     pub fn answer_under(&self, answer: Bytes, gate: i64, voided: u64) {
         self.deliver(|mail| (mail.answer, mail.answered_under) = (Some((answer, gate)), Some(voided)));
+    }
+
+    /// The slot of a sharded channel has left the shard.
+    pub fn leave_channel(&self, channel: &[u8]) {
+        self.deliver(|mail| mail.left_channels.push(channel.into()));
     }
 
     /// A command that waits may be tried again.
@@ -277,10 +316,9 @@ impl Mailbox {
     pub fn take(&self) -> Mail {
         self.with(|mail| {
             let waker = mail.waker.take();
-            let killed = mail.killed;
+            let (killed, deferred) = (mail.killed, mail.deferred);
             let taken = std::mem::take(mail);
-            mail.waker = waker;
-            mail.killed = killed;
+            (mail.waker, mail.killed, mail.deferred) = (waker, killed, deferred);
             taken
         })
     }
@@ -289,7 +327,11 @@ impl Mailbox {
 impl Mail {
     /// Whether anything is in it.
     pub fn has_any(&self) -> bool {
-        !self.pushes.is_empty() || self.answer.is_some() || self.nudged || self.killed
+        !self.pushes.is_empty()
+            || !self.left_channels.is_empty()
+            || self.answer.is_some()
+            || self.nudged
+            || self.killed
     }
 }
 
@@ -301,7 +343,7 @@ mod tests {
     fn a_client_that_does_not_read_is_let_go() {
         let mailbox = Mailbox::default();
         for _ in 0..40 {
-            mailbox.push(vec![0; 1 << 20].into(), 0);
+            mailbox.push(vec![0; 1 << 20].into());
         }
         let mail = mailbox.take();
         assert!(mail.killed && mail.pushes.is_empty());
@@ -310,10 +352,11 @@ mod tests {
     #[test]
     fn mail_is_taken_once() {
         let mailbox = Mailbox::default();
-        mailbox.push(Bytes::from_static(b"m"), 3);
+        let push = Push { bytes: Bytes::from_static(b"m"), gate: 3, voided: 7 };
+        mailbox.push_gated(push.clone());
         mailbox.answer(Bytes::from_static(b"a"), 4);
         let mail = mailbox.take();
-        assert_eq!(mail.pushes.front(), Some(&(Bytes::from_static(b"m"), 3)));
+        assert_eq!(mail.pushes.front(), Some(&push));
         assert_eq!(mail.answer, Some((Bytes::from_static(b"a"), 4)));
         assert!(!mailbox.take().has_any());
     }

@@ -11,6 +11,7 @@ use std::sync::{PoisonError, RwLock};
 use crate::error::Error;
 use crate::events::class;
 use crate::keyspace::lfu::Lfu;
+use crate::output_limit::OutputLimits;
 use crate::value::limits::Limits;
 
 /// Which keys go when memory is short.
@@ -50,6 +51,8 @@ enum Kind {
     YesNo,
     Policy,
     Notify,
+    /// Classes of clients with three numbers each.
+    OutputLimits,
     /// May be read only.
     Fixed,
 }
@@ -127,7 +130,7 @@ const KNOWN: &[(&str, Kind, &str)] = &[
     ("client-query-buffer-limit", Kind::Bytes, "1073741824"),
     (
         "client-output-buffer-limit",
-        Kind::Text,
+        Kind::OutputLimits,
         "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60",
     ),
     ("lua-time-limit", Kind::Number(0, i64::MAX), "5000"),
@@ -180,13 +183,19 @@ pub struct Settings {
     pub slower_than_us: AtomicI64,
     /// `timeout`, in seconds.
     pub timeout_s: AtomicI64,
+    /// `client-output-buffer-limit`.
+    pub output: OutputLimits,
     /// `hash-max-listpack-entries` and its like.
     limits: RwLock<Limits>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
+        let output = OutputLimits::default();
+        let known = KNOWN.iter().find(|(name, ..)| *name == "client-output-buffer-limit");
+        known.iter().for_each(|(.., value)| output.set(value));
         Self {
+            output,
             values: RwLock::new(KNOWN.iter().map(|(name, _, value)| (*name, (*value).to_owned())).collect()),
             version: AtomicU64::new(1),
             max_memory: AtomicU64::new(0),
@@ -275,6 +284,7 @@ impl Settings {
                 _ if is_twice => Err("duplicate parameter".to_owned()),
                 // Redis can listen elsewhere from then on; here it stays where it is.
                 Kind::Fixed if is_port => Ok(value.clone()),
+                Kind::OutputLimits => self.check_output_limits(value),
                 kind => check(*kind, value),
             };
             let value = checked.map_err(|why| {
@@ -286,6 +296,15 @@ impl Settings {
             self.put(name, value);
         }
         Ok(())
+    }
+
+    /// The limits of the classes that are named; the others stay as they are.
+    fn check_output_limits(&self, value: &str) -> Result<String, String> {
+        let mut all = OutputLimits::read(&self.get("client-output-buffer-limit").unwrap_or_default())?;
+        for (known, limit) in all.iter_mut().zip(OutputLimits::read(value)?) {
+            *known = limit.or(*known);
+        }
+        Ok(OutputLimits::write(all))
     }
 
     /// Sets what may only be set at the start.
@@ -305,6 +324,7 @@ impl Settings {
                 self.notify.store(read_classes(&value).unwrap_or(0), Ordering::Relaxed)
             }
             "slowlog-log-slower-than" => self.slower_than_us.store(number(), Ordering::Relaxed),
+            "client-output-buffer-limit" => self.output.set(&value),
             "timeout" => self.timeout_s.store(number(), Ordering::Relaxed),
             _ => self.put_limit(name, number()),
         }
@@ -320,7 +340,7 @@ fn canonical(name: &str) -> &str {
 /// The value as it is kept, or why it cannot be.
 fn check(kind: Kind, value: &str) -> Result<String, String> {
     match kind {
-        Kind::Text => Ok(value.to_owned()),
+        Kind::Text | Kind::OutputLimits => Ok(value.to_owned()),
         Kind::Fixed => Err("can't set immutable config".to_owned()),
         Kind::YesNo => match value.to_lowercase().as_str() {
             yes @ ("yes" | "no") => Ok(yes.to_owned()),
@@ -352,7 +372,7 @@ fn check(kind: Kind, value: &str) -> Result<String, String> {
     }
 }
 
-fn bytes(text: &str) -> Option<u64> {
+pub(crate) fn bytes(text: &str) -> Option<u64> {
     let lower = text.to_lowercase();
     let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &lower[digits.len()..] {

@@ -6,36 +6,44 @@
 //! Lock order: the shard's state, then the copy's (inside the log), then leaves (`waiters`, mailboxes). Whatever the log
 //! tells the shard (committed, role) arrives through atomics and the keeper's mailbox, never by taking the state.
 //!
-//! Invariants: `applied` is the journal end that the keyspace corresponds to, effects that wait in `fx` included as one
-//! frame more; an answer leaves only when `committed` has reached its gate.
+//! Invariants: `applied` is the journal end that the keyspace corresponds to without the effects that wait in `fx`; an answer leaves only when `committed` has reached its gate.
 
-use std::collections::VecDeque;
+mod blocked;
+mod script_control;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use arc_swap::Guard;
 use bytes::BytesMut;
-use hashbrown::HashMap;
 use moim_base::Clock;
 use moim_base::task::Shutdown;
-use moim_wire_resp::{Batch, Encoder, OwnedArgs, Protocol};
+use moim_wire_resp::{Batch, Encoder};
 use tokio::sync::Notify;
 
+pub use self::blocked::Blocked;
+use self::blocked::Waiting;
 use crate::busy::Running;
 use crate::cluster::View;
 use crate::cmd::{self, Spec};
-use crate::ctx::{Ctx, Mode, OnTimeout};
-use crate::effects::Effects;
+use crate::ctx::{Ctx, Mode};
+use crate::deferred::Deferred;
+use crate::effects::{Effects, Groups};
 use crate::error::Error;
 use crate::events::Events;
+use crate::evict::Evictor;
 use crate::keyspace::{KeyId, Keyspace};
-use crate::log::{LogError, ShardLog};
-use crate::moves::{self, Moves, Parked};
-use crate::pubsub::Gate;
+use crate::log::ShardLog;
+use crate::memory::ShardMemory;
+use crate::moves::{Moves, Parked};
 use crate::session::{Block, Mailbox, Session};
 use crate::shared::{Shared, lock};
 use crate::snapshot::Loaded;
+
+use self::check::Checks;
+pub(crate) use self::replay::ReplayError;
+use self::time::{Pace, Told};
 
 /// What this node may do with a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +78,8 @@ pub struct Shard {
     /// Counts the times that answers in waiting became void.
     voided: AtomicU64,
     waiters: Vec<Waiters>,
+    /// Messages for clients of other shards that wait for this journal.
+    pub(crate) deferred: Arc<Deferred>,
     /// Scripts that run away from the loops: these must not wait for the lock then.
     pub scripts_away: AtomicUsize,
     /// A script has run for long; others hear BUSY.
@@ -78,6 +88,10 @@ pub struct Shard {
     pub script_killed: AtomicBool,
     /// Whether the running script has written: then it cannot be ended.
     pub script_wrote: AtomicBool,
+    /// Set to end the running script although it has written.
+    pub script_abandoned: AtomicBool,
+    /// The script that was stopped just now left effects that must not be appended. Looked at under the lock.
+    pub(crate) discards_effects: AtomicBool,
     /// The script that runs away from the loops and has the lock. Others look here without it.
     pub(crate) running: Mutex<Option<Running>>,
     /// Until when this node may answer for the shard, and from when on, on the monotonic clock; see [`Shard::may_answer`].
@@ -90,6 +104,12 @@ pub struct Shard {
     lead_epoch: AtomicI64,
     /// A snapshot is being written.
     pub(crate) is_snapshotting: AtomicBool,
+    /// The journal could not be replayed: the replica takes no part until it is read anew.
+    is_disabled: AtomicBool,
+    /// How often the replicas are compared with the primary, in milliseconds.
+    check_interval_ms: AtomicU64,
+    /// Comparisons in which this replica differed from its primary.
+    pub(crate) mismatches: AtomicU64,
     /// Slots that have come are about to be this shard's: whoever asks for them waits, although this node's view of the map
     /// does not say so yet. Others may see the new map before it does, and send their clients here.
     pub(crate) is_flipping: AtomicBool,
@@ -120,12 +140,19 @@ pub struct State {
     pub db: Keyspace,
     /// Done and not appended.
     pub fx: Effects,
+    /// What was replayed of a batch that is not whole yet.
+    pub(crate) groups: Groups,
+    /// Comparing replicas with their primary.
+    pub(crate) checks: Checks,
     /// Whom to tell.
     pub events: Events,
     /// The end of the journal that `db` without `fx` corresponds to.
     pub applied: i64,
-    /// The time of the newest batch; time never goes back.
+    /// Shard time when it was last told: the time of the newest batch, or later.
     pub time_ms: i64,
+    pace: Pace,
+    /// When a new primary began to wait for the other nodes' clocks.
+    in_doubt_since_ns: Option<u64>,
     /// Who waits for which key.
     pub blocked: Blocked,
     /// Whose lead the keyspace is valid for; anything else has to be loaded anew.
@@ -135,6 +162,10 @@ pub struct State {
     /// Who waits for them.
     pub(crate) parked: Parked,
     settings_version: u64,
+    /// What `db` takes, as the node knows it.
+    pub(crate) memory: ShardMemory,
+    /// What eviction remembers.
+    pub(crate) evictor: Evictor,
     /// Belongs to whoever has a turn; kept, so that it is not allocated again.
     pub(crate) scratch: Scratch,
     /// Whether the newest snapshot was taken in.
@@ -146,46 +177,6 @@ pub struct State {
 pub(crate) struct Scratch {
     pub(crate) batch: Batch,
     pub(crate) ids: Vec<KeyId>,
-}
-
-/// Clients that wait for keys, in the order in which they came.
-#[derive(Default)]
-pub struct Blocked {
-    by_key: HashMap<Box<[u8]>, VecDeque<u64>>,
-    clients: HashMap<u64, Waiting>,
-}
-
-struct Waiting {
-    block: Block,
-    protocol: Protocol,
-    mailbox: Arc<Mailbox>,
-    /// Who it is, for the slow log.
-    peer: String,
-}
-
-impl Blocked {
-    fn remove(&mut self, client: u64) -> Option<Waiting> {
-        let waiting = self.clients.remove(&client)?;
-        for key in &waiting.block.keys {
-            if let Some(line) = self.by_key.get_mut(key) {
-                line.retain(|who| *who != client);
-                if line.is_empty() {
-                    self.by_key.remove(key);
-                }
-            }
-        }
-        Some(waiting)
-    }
-
-    /// Whether a client wants to hear that a key is gone.
-    fn minds_gone(&self, client: u64) -> bool {
-        self.clients.get(&client).is_some_and(|waiting| waiting.block.on_gone)
-    }
-
-    /// What a client hears when its time runs out, if it waits.
-    pub(crate) fn on_timeout(&self, client: u64) -> Option<OnTimeout> {
-        self.clients.get(&client).map(|waiting| waiting.block.on_timeout)
-    }
 }
 
 impl Shard {
@@ -208,13 +199,19 @@ impl Shard {
             is_async: AtomicBool::new(false),
             voided: AtomicU64::new(0),
             waiters: (0..loops).map(|_| Waiters::default()).collect(),
+            deferred: Arc::default(),
             scripts_away: AtomicUsize::new(0),
+            mismatches: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             is_snapshotting: AtomicBool::new(false),
+            is_disabled: AtomicBool::new(false),
+            check_interval_ms: AtomicU64::new(60_000),
             is_flipping: AtomicBool::new(false),
             is_moving: AtomicBool::new(false),
             script_killed: AtomicBool::new(false),
             script_wrote: AtomicBool::new(false),
+            script_abandoned: AtomicBool::new(false),
+            discards_effects: AtomicBool::new(false),
             running: Mutex::new(None),
             right_until_ms: AtomicU64::new(u64::MAX),
             right_from_ms: AtomicU64::new(0),
@@ -318,8 +315,37 @@ impl Shard {
         self.folder.as_deref()
     }
 
+    /// How often the replicas are compared with the primary.
+    pub fn set_check_interval(&self, ms: u64) {
+        self.check_interval_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// The journal cannot be replayed: nothing is answered from memory any more, and this replica is not to lead.
+    pub(crate) fn disable(&self, offset: i64, error: &dyn std::fmt::Display) {
+        self.is_disabled.store(true, Ordering::Release);
+        self.set_role(Role::Loading);
+        self.void_answers();
+        self.log.journal().mark_damaged();
+        tracing::error!(
+            shard = self.index,
+            offset,
+            %error,
+            "shard replay failed; replica disabled until it is fetched again, or the program that wrote the journal is back"
+        );
+    }
+
+    pub(crate) fn is_disabled(&self) -> bool {
+        self.is_disabled.load(Ordering::Acquire)
+    }
+
+    /// The copy begins anew, empty.
+    pub(crate) fn enable(&self) {
+        self.is_disabled.store(false, Ordering::Release);
+    }
+
     /// A snapshot takes the place of the keyspace.
     pub(crate) fn install(&self, loaded: Loaded) {
+        self.is_disabled.store(false, Ordering::Release);
         self.void_answers();
         self.set_role(Role::Loading);
         let mut state = self.lock();
@@ -328,20 +354,6 @@ impl Shard {
         state.take_in(loaded);
         drop(state);
         self.news.notify_one();
-    }
-
-    /// SCRIPT KILL.
-    pub(crate) fn kill_script(&self) -> Result<(), Error> {
-        if !self.busy.load(Ordering::Acquire) {
-            return Err(Error::coded("NOTBUSY No scripts in execution right now."));
-        }
-        if self.script_wrote.load(Ordering::Acquire) {
-            return Err(Error::coded(
-                "UNKILLABLE Sorry the script already executed write commands against the dataset. You can either wait the script termination or kill the server in a hard way using the SHUTDOWN NOSAVE command.",
-            ));
-        }
-        self.script_killed.store(true, Ordering::Release);
-        Ok(())
     }
 
     /// Everything below is committed.
@@ -357,6 +369,7 @@ impl Shard {
     /// Answers that wait will never leave: their changes may be lost.
     pub(crate) fn void_answers(&self) {
         self.voided.fetch_add(1, Ordering::AcqRel);
+        self.deferred.news.notify_one();
         self.wake_all();
     }
 
@@ -367,6 +380,9 @@ impl Shard {
                 if waiters.any.load(Ordering::Acquire) {
                     waiters.notify.notify_one();
                 }
+            }
+            if self.deferred.any() {
+                self.deferred.news.notify_one();
             }
             match self.role() {
                 Role::Replica => self.news.notify_one(),
@@ -459,10 +475,9 @@ impl Shard {
     }
 
     fn turn_with<'a>(&'a self, shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Turn<'a> {
-        let now = shared.clock.wall_ms().max(state.time_ms);
-        state.time_ms = now;
+        let now = state.advance_time(shared).time_ms;
         state.follow_settings(shared, now);
-        state.events.hazards.batch = state.applied + 1;
+        state.events.hazards.batch = state.next_end();
         let view = shared.view.load();
         Turn { shard: self, shared, state, now, admitted: false, view, resolved: None }
     }
@@ -474,14 +489,20 @@ impl State {
         Self {
             db: Keyspace::new(fastrand::u64(..)),
             fx: Effects::default(),
+            groups: Groups::default(),
+            checks: Checks::default(),
             events: Events::default(),
             applied: 0,
             time_ms: 0,
+            pace: Pace::default(),
+            in_doubt_since_ns: None,
             blocked: Blocked::default(),
             epoch: -1,
             moves: Moves::default(),
             parked: Parked::default(),
             settings_version: 0,
+            memory: ShardMemory::default(),
+            evictor: Evictor::default(),
             scratch: Scratch::default(),
             is_read: false,
         }
@@ -489,16 +510,20 @@ impl State {
 
     /// Throws the keyspace away: it is read anew.
     pub(crate) fn forget(&mut self) {
-        self.moves = Moves::default();
+        self.set_moves(Moves::default());
+        self.events.invalidate_watches(|_| true);
         self.db = Keyspace::new(fastrand::u64(..));
         self.is_read = false;
         self.applied = 0;
         self.time_ms = 0;
         self.epoch = -1;
         self.fx.clear();
+        self.groups.discard();
+        self.checks.forget();
         self.events.hazards.reset();
         self.events.ready.clear();
         self.events.all_invalid = self.events.tracked;
+        self.evictor = Evictor::default();
         self.release_blocked();
     }
 
@@ -544,8 +569,36 @@ impl State {
 
     /// The keyspace is what a snapshot says.
     pub(crate) fn take_in(&mut self, loaded: Loaded) {
-        (self.db, self.moves) = (loaded.db, loaded.moves);
+        self.db = loaded.db;
+        self.set_moves(loaded.moves);
+        self.events.invalidate_watches(|_| true);
         (self.applied, self.time_ms, self.is_read) = (loaded.end, loaded.time_ms, true);
+        self.groups.discard();
+    }
+
+    /// Shard time now.
+    fn advance_time(&mut self, shared: &Shared) -> Told {
+        let (now_ns, wall_ms) = (shared.clock.monotonic_ns(), shared.clock.wall_ms());
+        let is_agreed = shared.is_time_agreed(now_ns, wall_ms);
+        let told = self.pace.advance(self.time_ms, now_ns, wall_ms, is_agreed);
+        if told.is_in_doubt {
+            shared.time_doubt.notify_one();
+        }
+        self.time_ms = told.time_ms;
+        told
+    }
+
+    /// Whether a new primary waits before it serves: the wall clock is far ahead of the journal, and the other nodes have not
+    /// said yet whether it is right. A time to live that is set before the jump would end with it.
+    pub(crate) fn waits_for_time(&mut self, shared: &Shared) -> bool {
+        const PATIENCE_NS: u64 = 3_000_000_000;
+        if !self.advance_time(shared).is_in_doubt {
+            self.in_doubt_since_ns = None;
+            return false;
+        }
+        let now_ns = shared.clock.monotonic_ns();
+        let since_ns = *self.in_doubt_since_ns.get_or_insert(now_ns);
+        now_ns.saturating_sub(since_ns) < PATIENCE_NS
     }
 
     fn follow_settings(&mut self, shared: &Shared, now: i64) {
@@ -558,55 +611,9 @@ impl State {
         self.db.set_access_clock((now / 1_000) as u32);
     }
 
-    /// Runs commands of the journal.
-    pub(crate) fn replay(
-        &mut self,
-        shared: &Shared,
-        nobody: &mut Session,
-        time_ms: i64,
-        commands: &[OwnedArgs],
-    ) {
-        self.time_ms = self.time_ms.max(time_ms);
-        self.db.hide_expired(i64::MIN);
-        let mut out = BytesMut::new();
-        for command in commands {
-            let args = command.args();
-            if moves::is_step(args.name()) {
-                if let Err(error) = self.apply_step(&args) {
-                    tracing::error!(%error, "the journal holds a step that is not understood");
-                }
-                continue;
-            }
-            // A command that this program does not know was written by a newer one; the frame's version would say so.
-            let Some(spec) = cmd::resolve(&args) else {
-                tracing::error!(command = ?args.name(), "the journal holds a command that is not known");
-                continue;
-            };
-            out.clear();
-            let mut ctx = Ctx {
-                args,
-                db: &mut self.db,
-                now: time_ms,
-                out: Encoder::new(&mut out, Protocol::Resp2),
-                fx: &mut self.fx,
-                events: &mut self.events,
-                session: nobody,
-                shared,
-                mode: Mode::Replay,
-                nested: false,
-                in_script: false,
-                dirty: 0,
-                rewritten: false,
-            };
-            ctx.remember_key(spec);
-            ctx.run(spec);
-            ctx.db.forget();
-        }
-        self.events.ready.clear();
-        self.events.notifications.clear();
-        // What is replayed is committed.
-        self.events.tell_invalid(shared, Gate::OPEN);
-        drop(self.db.take_garbage());
+    /// Whether all shards of the node together are within a limit.
+    pub(crate) fn has_room(&self, shared: &Shared, limit: u64) -> bool {
+        self.memory.used_with(&shared.memory, self.db.memory()) <= limit
     }
 }
 
@@ -625,61 +632,10 @@ pub struct Turn<'a> {
     pub(crate) resolved: Option<(&'static Spec, u16)>,
 }
 
-/// Effects of one frame; a turn with more appends in between.
-const FRAME_BYTES: usize = 256 << 10;
-
 impl Turn<'_> {
-    /// Appends when there is much.
-    pub(crate) fn maybe_append(&mut self) {
-        if self.state.fx.len() >= FRAME_BYTES {
-            self.append();
-        }
-    }
-
-    /// Appends what was done. What the log does not take now stays, and is tried again by the keeper; its answers wait.
-    pub(crate) fn append(&mut self) {
-        let state = &mut *self.state;
-        if state.fx.is_empty() {
-            return;
-        }
-        let (base, epoch, now) = (state.applied, state.epoch, self.now);
-        match self.shard.log.append(base, epoch, now, state.fx.payload(now)) {
-            Ok(()) => {
-                state.fx.clear();
-                state.applied += 1;
-                state.events.hazards.batch = state.applied + 1;
-            }
-            Err(LogError::Later) => self.shard.news.notify_one(),
-            Err(LogError::NotLeader) => {
-                // Memory is ahead of a journal that somebody else writes now: it is read anew, and nothing of this leaves.
-                state.epoch = -1;
-                self.shard.set_role(Role::Loading);
-                self.shard.void_answers();
-                self.shard.news.notify_one();
-            }
-        }
-    }
-
-    /// Records a step of a move and does what it says.
-    pub(crate) fn step(&mut self, args: &[&[u8]]) {
-        let owned = OwnedArgs::from_slices(args);
-        match self.state.apply_step(&owned.args()) {
-            Ok(()) => self.state.fx.push_slices(args),
-            Err(error) => tracing::error!(%error, "a step of a move was not made"),
-        }
-    }
-
-    /// Records that these keys of a move have come, and takes them in. The same as a step, without a copy of the keys.
-    pub(crate) fn load(&mut self, id: &str, keys: &[u8]) {
-        match self.state.load(keys) {
-            Ok(()) => self.state.fx.push_slices(&[moves::LOAD, id.as_bytes(), keys]),
-            Err(error) => tracing::error!(%error, "keys of a move were not taken in"),
-        }
-    }
-
     /// The journal end that commits everything so far.
     pub(crate) fn end(&self) -> i64 {
-        self.state.applied + i64::from(!self.state.fx.is_empty())
+        self.state.end()
     }
 
     /// Makes a client wait for keys.
@@ -750,6 +706,7 @@ impl Turn<'_> {
         session.command = cmd::number_of(spec);
         let mut out = BytesMut::new();
         state.events.gate = 0;
+        state.fx.mark();
         let mut ctx = Ctx {
             args,
             db: &mut state.db,
@@ -766,7 +723,8 @@ impl Turn<'_> {
             rewritten: false,
         };
         ctx.run(spec);
-        let gate = state.events.gate;
+        self.close_large();
+        let gate = self.state.events.gate;
         if session.block.is_none() {
             self.unblock(client);
             mailbox.answer_under(out.freeze(), self.gate(gate), voided);
@@ -790,11 +748,18 @@ impl Turn<'_> {
             self.shard.news.notify_one();
         }
         self.state.events.tallies.counts.report(&self.shared.stats);
+        let state = &mut *self.state;
+        state.memory.report(&self.shared.memory, state.db.memory());
         let garbage = self.state.db.take_garbage();
         drop(self);
         drop(garbage);
     }
 }
+
+mod append;
+pub(crate) mod check;
+mod replay;
+pub(crate) mod time;
 
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,17 @@
 //! What all shards and clients of a node share: settings, counters, the list of clients, the slow log.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
+use moim_base::memory::{LayerBudget, MemoryBudget};
 use moim_base::metrics::Counter;
 use moim_base::{Clock, SystemClock};
 
 use crate::cluster::View;
 use crate::events::Notification;
+use crate::memory::NodeMemory;
 use crate::monitor::Monitors;
 use crate::pubsub::{Gate, PubSub};
 use crate::script::Scripts;
@@ -17,12 +19,28 @@ use crate::session::Mailbox;
 use crate::settings::Settings;
 use crate::tracking::Tracking;
 
+/// What the buffers of all connections take together at most: the largest request that RESP allows, and what others have meanwhile.
+pub const BUFFER_BYTES: usize = (1 << 30) + (512 << 20);
+/// What of it no other layer of the node can take: the largest request, and room for others.
+pub const BUFFER_RESERVE: usize = (512 << 20) + (256 << 20);
+
+/// A wall clock whose difference to the monotonic one changes by more was stepped.
+const STEP_MS: u64 = 1_000;
+
+fn clock_offset_ms(now_ns: u64, wall_ms: i64) -> i64 {
+    wall_ms.saturating_sub(i64::try_from(now_ns / 1_000_000).unwrap_or(i64::MAX))
+}
+
 /// See the module.
 pub struct Shared {
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// CONFIG.
     pub settings: Settings,
+    /// What all shards of this node take.
+    pub memory: Arc<NodeMemory>,
+    /// Where connections take the memory of their buffers from.
+    pub buffers: OnceLock<LayerBudget>,
     /// Counters.
     pub stats: Stats,
     /// Who listens to what.
@@ -37,6 +55,10 @@ pub struct Shared {
     pub clients: Mutex<BTreeMap<u64, Client>>,
     /// How many are.
     pub connections: AtomicUsize,
+    /// Event loops that have not turned for a second.
+    pub stalled_loops: AtomicUsize,
+    /// Whether other nodes serve in this node's place: connections are closed as they come in.
+    pub withdrawn: AtomicBool,
     /// The number of the next client.
     pub next_client: AtomicU64,
     /// SLOWLOG.
@@ -47,6 +69,13 @@ pub struct Shared {
     pub ops: OnceLock<tokio::sync::mpsc::Sender<crate::ops::Op>>,
     /// Called by a loop that has nothing to do, or (with true) has served one client of several.
     pub on_rest: OnceLock<Box<dyn Fn(Option<usize>) + Send + Sync>>,
+    /// Until when, on the monotonic clock, a majority of the nodes' wall clocks is known to agree with this node's: always where
+    /// there are no others.
+    pub(crate) time_agreed_until_ns: AtomicU64,
+    /// By how much the wall clock was ahead of the monotonic one then, in milliseconds. If it is stepped later, nothing is agreed.
+    pub(crate) time_agreed_offset_ms: AtomicI64,
+    /// A shard does not know whether the wall clock is right.
+    pub(crate) time_doubt: tokio::sync::Notify,
     /// Has the service look at the cluster's records now.
     pub look: tokio::sync::Notify,
     /// When this node started, in milliseconds since 1970.
@@ -152,6 +181,8 @@ impl Shared {
         let started_ms = clock.wall_ms();
         Self {
             settings: Settings::default(),
+            memory: Arc::default(),
+            buffers: OnceLock::new(),
             stats: Stats::default(),
             pubsub: PubSub::default(),
             tracking: Tracking::default(),
@@ -159,11 +190,16 @@ impl Shared {
             scripts: Scripts::default(),
             clients: Mutex::default(),
             connections: AtomicUsize::new(0),
+            stalled_loops: AtomicUsize::new(0),
+            withdrawn: AtomicBool::new(false),
             next_client: AtomicU64::new(1),
             slow: Mutex::default(),
             view: ArcSwap::from_pointee(View::default()),
             on_rest: OnceLock::new(),
             ops: OnceLock::new(),
+            time_agreed_until_ns: AtomicU64::new(u64::MAX),
+            time_agreed_offset_ms: AtomicI64::new(0),
+            time_doubt: tokio::sync::Notify::new(),
             look: tokio::sync::Notify::new(),
             started_ms,
             run_id: hex_id(),
@@ -171,6 +207,36 @@ impl Shared {
             paused_ms: [AtomicI64::new(0), AtomicI64::new(0)],
             paused_clients: AtomicUsize::new(0),
             clock,
+        }
+    }
+
+    /// Connections take their buffers from the node's budget from now on. Before the first of them is accepted.
+    pub fn set_memory_budget(&self, node: &MemoryBudget) {
+        let layer = node.layer("store buffers", BUFFER_RESERVE, BUFFER_BYTES);
+        assert!(self.buffers.set(layer).is_ok(), "the memory budget is set once");
+    }
+
+    /// The budget of the connections' buffers: the node's, or one of the store's own where the node has given none.
+    pub(crate) fn buffer_budget(&self) -> &LayerBudget {
+        self.buffers.get_or_init(|| {
+            MemoryBudget::new(BUFFER_BYTES).layer("store buffers", BUFFER_BYTES, BUFFER_BYTES)
+        })
+    }
+
+    /// A majority of the nodes' wall clocks agrees with this node's, which reads `wall_ms` at `now_ns`.
+    pub(crate) fn agree_on_time(&self, now_ns: u64, wall_ms: i64, holds_ns: u64) {
+        self.time_agreed_offset_ms.store(clock_offset_ms(now_ns, wall_ms), Ordering::Relaxed);
+        self.time_agreed_until_ns.store(now_ns.saturating_add(holds_ns), Ordering::Release);
+    }
+
+    /// Whether a majority has agreed with this wall clock, as it is now.
+    pub(crate) fn is_time_agreed(&self, now_ns: u64, wall_ms: i64) -> bool {
+        match self.time_agreed_until_ns.load(Ordering::Acquire) {
+            u64::MAX => true,
+            until_ns => {
+                let then_ms = self.time_agreed_offset_ms.load(Ordering::Relaxed);
+                until_ns > now_ns && clock_offset_ms(now_ns, wall_ms).abs_diff(then_ms) <= STEP_MS
+            }
         }
     }
 
@@ -198,9 +264,9 @@ impl Shared {
     }
 
     /// Sends keyspace notifications to their subscribers, when the journal is committed up to `gate`.
-    pub fn publish_notifications(&self, notifications: &[Notification], shard: u16, gate: i64) {
+    pub fn publish_notifications(&self, notifications: &[Notification], gate: &Gate) {
         let wanted = self.settings.notify.load(Ordering::Relaxed);
-        self.pubsub.notify(notifications, wanted, Gate { shard: Some(shard), end: gate });
+        self.pubsub.notify(notifications, wanted, gate);
     }
 
     /// A loop rests, or has done this much and goes on with another client.

@@ -11,7 +11,7 @@
 //! Written beside, synced, renamed: a file with the right name is whole, and checked all the same.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -40,6 +40,8 @@ const STEP_BYTES: usize = 256 << 10;
 const SYNC_BYTES: u64 = 8 << 20;
 /// The end of the keys.
 const END: u32 = u32::MAX;
+/// In place of the length of a body that needs 64 bits; they follow.
+const LONG: u32 = u32::MAX;
 
 /// Where the snapshots of a shard are.
 pub fn folder(data: &Path, shard: u16) -> PathBuf {
@@ -54,8 +56,40 @@ pub(crate) fn write_key(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, expires_a
     let at = out.len();
     out.extend_from_slice(&[0; 4]);
     rdb::write_object(out, object(item));
-    let len = (out.len() - at - 4) as u32;
-    out[at..at + 4].copy_from_slice(&len.to_le_bytes());
+    let len = out.len() - at - 4;
+    match u32::try_from(len).ok().filter(|len| *len != LONG) {
+        Some(len) => out[at..at + 4].copy_from_slice(&len.to_le_bytes()),
+        None => {
+            out[at..at + 4].copy_from_slice(&LONG.to_le_bytes());
+            out.splice(at + 4..at + 4, (len as u64).to_le_bytes());
+        }
+    }
+}
+
+/// The length of a value's body, which begins behind it.
+fn body_len(bytes: &mut &[u8]) -> Option<usize> {
+    match bytes.try_get_u32_le().ok()? {
+        LONG => usize::try_from(bytes.try_get_u64_le().ok()?).ok(),
+        len => Some(len as usize),
+    }
+}
+
+/// The length of the key at the start of the bytes as [`write_key`] wrote it; `None` when they end before it does.
+fn key_len(bytes: &[u8]) -> Option<usize> {
+    let mut rest = bytes;
+    let key = rest.try_get_u32_le().ok()? as usize;
+    rest = rest.get(key.checked_add(8)?..)?;
+    let body = body_len(&mut rest)?;
+    (body <= rest.len()).then(|| bytes.len() - rest.len() + body)
+}
+
+/// How many of these bytes are whole keys: as many keys as fit `most` bytes, and the first one however long it is.
+pub(crate) fn whole_keys(bytes: &[u8], most: usize) -> usize {
+    let mut end = 0;
+    while let Some(len) = key_len(&bytes[end..]).filter(|len| end == 0 || end + len <= most) {
+        end += len;
+    }
+    end
 }
 
 fn object(item: Item<'_>) -> ObjectRef<'_> {
@@ -141,7 +175,7 @@ fn read_key(rest: &mut &[u8], db: &mut Keyspace, limits: &Limits) -> Result<bool
     let (key, tail) = rest.split_at_checked(len as usize).ok_or_else(short)?;
     *rest = tail;
     let expires_at = rest.try_get_i64_le().map_err(|_| short())?;
-    let len = rest.try_get_u32_le().map_err(|_| short())? as usize;
+    let len = body_len(rest).ok_or_else(short)?;
     let (body, tail) = rest.split_at_checked(len).ok_or_else(short)?;
     *rest = tail;
     let object =
@@ -180,14 +214,65 @@ fn newest(folder: &Path) -> Option<(i64, PathBuf)> {
         .max()
 }
 
-/// Reads the newest snapshot of a shard, if there is one. Blocks.
+/// Reads the newest snapshot of a shard, if there is one. Blocks. One that is damaged makes the whole copy worthless: the
+/// journal below it is gone.
 pub(crate) fn load(shard: &Shard) -> io::Result<Option<Loaded>> {
     let Some(folder) = shard.folder() else { return Ok(None) };
     let Some((_, path)) = newest(folder) else { return Ok(None) };
     let bytes = fs::read(&path)?;
-    let loaded = read(&bytes, shard.index)
-        .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    let loaded = read(&bytes, shard.index).map_err(|error| {
+        let why = format!("{}: {error}", path.display());
+        shard.log.journal().set_damaged(&why);
+        io::Error::other(why)
+    })?;
     Ok(Some(loaded))
+}
+
+/// Reads the newest snapshot again and writes another one in its place when it is damaged: what it shows is in memory.
+/// Blocks.
+pub(crate) fn scrub(shard: &Arc<Shard>) -> io::Result<()> {
+    let Some((_, path)) = shard.folder().and_then(newest) else { return Ok(()) };
+    match is_whole(&path) {
+        Ok(true) => Ok(()),
+        // A newer one has taken its place.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(false) => {
+            tracing::error!(shard = shard.index, path = %path.display(), "snapshot checksum mismatch; it is written anew");
+            take(shard).map(drop)
+        }
+    }
+}
+
+/// Whether the checksum at the end of a file is that of everything before it.
+fn is_whole(path: &Path) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let Some(mut rest) = len.checked_sub(4) else { return Ok(false) };
+    let (mut sum, mut buffer) = (0, vec![0; 1 << 20]);
+    while rest > 0 {
+        let want = usize::try_from(rest).map_or(buffer.len(), |rest| rest.min(buffer.len()));
+        file.read_exact(&mut buffer[..want])?;
+        sum = crc32c::crc32c_append(sum, &buffer[..want]);
+        rest -= want as u64;
+    }
+    let mut known = [0; 4];
+    file.read_exact(&mut known)?;
+    Ok(u32::from_le_bytes(known) == sum)
+}
+
+/// Removes the snapshots of a copy that begins anew. Blocks.
+pub(crate) fn forget(shard: &Shard) -> io::Result<()> {
+    shard.enable();
+    let Some(folder) = shard.folder() else { return Ok(()) };
+    while let Some((_, path)) = newest(folder) {
+        fs::remove_file(path)?;
+    }
+    match File::open(folder) {
+        Ok(folder) => folder.sync_all(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes a snapshot of a shard, waits until what it shows is committed, and lets the journal below it go. Gives its
@@ -198,7 +283,8 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
     let voided = shard.voided();
     let (end, epoch, time_ms, moves, functions) = {
         let mut state = shard.lock();
-        if !state.fx.is_empty() || state.db.has_image(SNAPSHOT) {
+        // A snapshot shows whole batches: a journal that began inside of a group could not be replayed.
+        if !state.fx.is_settled() || state.groups.is_open() || state.db.has_image(SNAPSHOT) {
             return Ok(None);
         }
         state.db.begin_image(SNAPSHOT, None, write_key);
@@ -314,11 +400,8 @@ fn settle(file: &mut io::BufWriter<File>) -> io::Result<()> {
 
 fn count_keys(mut bytes: &[u8]) -> u64 {
     let mut keys = 0;
-    while !bytes.is_empty() {
-        let key = bytes.get_u32_le() as usize;
-        bytes.advance(key + 8);
-        let body = bytes.get_u32_le() as usize;
-        bytes.advance(body);
+    while let Some(len) = key_len(bytes) {
+        bytes.advance(len);
         keys += 1;
     }
     keys
@@ -327,7 +410,12 @@ fn count_keys(mut bytes: &[u8]) -> u64 {
 /// The newest snapshot, for a follower.
 pub(crate) fn kept(shard: &Arc<Shard>) -> Option<Snapshot> {
     let (end, path) = newest(shard.folder()?)?;
-    let bytes = fs::read(path).ok()?;
+    let bytes = fs::read(&path).ok()?;
+    let (covered, mut sum) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
+    if crc32c::crc32c(covered) != sum.get_u32_le() {
+        shard.log.journal().set_damaged(&format!("{}: its checksum is wrong", path.display()));
+        return None;
+    }
     let epoch = bytes.get(20..24).map(|mut epoch| epoch.get_i32_le())?;
     Some(Snapshot { end: Offset(end), last_epoch: LeaderEpoch(epoch), bytes: Bytes::from(bytes) })
 }
@@ -372,6 +460,55 @@ mod tests {
         let sum = crc32c::crc32c(&file);
         file.extend_from_slice(&sum.to_le_bytes());
         file
+    }
+
+    #[test]
+    fn a_stream_of_keys_is_cut_between_keys() {
+        let mut bytes = Vec::new();
+        let mut ends = Vec::new();
+        for size in [0, 10, 200, 30] {
+            write_key(&mut bytes, b"key", Item::Str(&vec![b'v'; size]), None);
+            ends.push(bytes.len());
+        }
+        for have in 0..=bytes.len() {
+            for most in [1, ends[0], ends[1], ends[1] + 1, usize::MAX] {
+                let fit = ends.iter().filter(|end| **end <= have && (**end <= most || **end == ends[0]));
+                assert_eq!(
+                    whole_keys(&bytes[..have], most),
+                    fit.max().copied().unwrap_or(0),
+                    "{have} {most}"
+                );
+            }
+        }
+        assert_eq!(count_keys(&bytes), 4);
+        // A body whose length needs 64 bits, and the same bytes with one of 32.
+        let at = 4 + 3 + 8;
+        let mut long = bytes[..ends[0]].to_vec();
+        let len = u64::from(u32::from_le_bytes(long[at..at + 4].try_into().unwrap()));
+        long[at..at + 4].copy_from_slice(&LONG.to_le_bytes());
+        long.splice(at + 4..at + 4, len.to_le_bytes());
+        assert_eq!(whole_keys(&long, 1), long.len());
+        let mut db = Keyspace::new(1);
+        read_keys(&long, &mut db).unwrap();
+        assert!(db.contains(b"key"));
+        assert!((0..long.len()).all(|cut| whole_keys(&long[..cut], 1) == 0));
+    }
+
+    #[test]
+    fn the_scrub_sees_any_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("42.snap");
+        let file = written(&mut Keyspace::new(1), &Moves::default());
+        fs::write(&path, &file).unwrap();
+        assert!(is_whole(&path).unwrap());
+        for bit in (0..file.len() * 8).step_by(5) {
+            let mut rotten = file.clone();
+            rotten[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &rotten).unwrap();
+            assert!(!is_whole(&path).unwrap(), "bit {bit}");
+        }
+        fs::write(&path, b"ab").unwrap();
+        assert!(!is_whole(&path).unwrap());
     }
 
     #[test]

@@ -133,13 +133,13 @@ impl Tracking {
         table.readers.insert(key.into(), vec![client]);
         if most > 0 && table.readers.len() > most {
             let other = table.readers.keys().find(|other| ***other != *key).cloned();
-            other.into_iter().for_each(|other| table.changed(&other, 0, Gate::OPEN, pubsub));
+            other.into_iter().for_each(|other| table.changed(&other, 0, &Gate::OPEN, pubsub));
         }
     }
 
     /// Keys have changed, each by somebody's hand or (0) by nobody's, which is known when the gate opens. Answers whether anybody
     /// tracks.
-    pub fn on_changed(&self, keys: &[(Box<[u8]>, u64)], gate: Gate, pubsub: &PubSub) -> bool {
+    pub fn on_changed(&self, keys: &[(Box<[u8]>, u64)], gate: &Gate, pubsub: &PubSub) -> bool {
         let mut table = lock(&self.table);
         keys.iter().for_each(|(key, writer)| table.changed(key, *writer, gate, pubsub));
         for (client, tracker) in table.clients.iter().filter(|(_, tracker)| tracker.wish.broadcast) {
@@ -160,7 +160,7 @@ impl Tracking {
     }
 
     /// Everything has changed.
-    pub fn on_all_changed(&self, gate: Gate, pubsub: &PubSub) {
+    pub fn on_all_changed(&self, gate: &Gate, pubsub: &PubSub) {
         let mut table = lock(&self.table);
         table.readers.clear();
         table.clients.values().for_each(|tracker| tracker.tell(None, gate, pubsub));
@@ -182,7 +182,7 @@ impl Tracking {
 
 impl Table {
     /// Tells the readers of a key, who have read it no more.
-    fn changed(&mut self, key: &[u8], writer: u64, gate: Gate, pubsub: &PubSub) {
+    fn changed(&mut self, key: &[u8], writer: u64, gate: &Gate, pubsub: &PubSub) {
         let Some(readers) = self.readers.remove(key) else { return };
         for reader in readers {
             // One that broadcasts now has the same told to it with the others.
@@ -198,7 +198,7 @@ impl Table {
 
 impl Tracker {
     /// Says which keys changed; `None` is all of them.
-    fn tell(&self, keys: Option<&[&[u8]]>, gate: Gate, pubsub: &PubSub) {
+    fn tell(&self, keys: Option<&[&[u8]]>, gate: &Gate, pubsub: &PubSub) {
         let is_push = self.reached.protocol == Protocol::Resp3;
         // Without pushes only one that listens to the channel for somebody can be told.
         let listens =
@@ -234,13 +234,12 @@ impl Tracker {
             to.push(2);
             to.bulk(b"tracking-redir-broken");
             to.integer(client as i64);
-            self.own.mailbox.push(out.freeze(), 0);
+            self.own.mailbox.push(out.freeze());
         }
     }
 
-    fn send(&self, message: Bytes, gate: Gate) {
-        let end = if self.reached.shard == gate.shard { gate.end } else { 0 };
-        self.reached.mailbox.push(message, end);
+    fn send(&self, message: Bytes, gate: &Gate) {
+        gate.send(message, &self.reached.mailbox, self.reached.shard);
     }
 }
 
@@ -251,7 +250,7 @@ mod tests {
 
     fn texts(session: &Session) -> Vec<String> {
         let pushes = session.mailbox.take().pushes;
-        pushes.iter().map(|(bytes, _)| String::from_utf8_lossy(bytes).replace("\r\n", " ")).collect()
+        pushes.iter().map(|push| String::from_utf8_lossy(&push.bytes).replace("\r\n", " ")).collect()
     }
 
     fn client(id: u64, protocol: Protocol) -> Session {
@@ -276,14 +275,14 @@ mod tests {
         for reader in [1, 2, 2] {
             tracking.on_read(reader, b"a", 10, &pubsub);
         }
-        tracking.on_changed(&keys(&["a", "b"], 2), Gate::OPEN, &pubsub);
-        tracking.on_changed(&keys(&["a"], 3), Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["a", "b"], 2), &Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["a"], 3), &Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *1 $1 a "]);
         assert_eq!(texts(&two), [""; 0], "its own change");
         tracking.on_read(2, b"a", 10, &pubsub);
-        tracking.on_changed(&keys(&["a"], 0), Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["a"], 0), &Gate::OPEN, &pubsub);
         assert_eq!(texts(&two).len(), 1, "its time had come");
-        tracking.on_all_changed(Gate::OPEN, &pubsub);
+        tracking.on_all_changed(&Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate _ "]);
         tracking.on_read(1, b"a", 10, &pubsub);
         tracking.end(1);
@@ -311,12 +310,12 @@ mod tests {
         let wish = Wish { redirect: Some(2), ..Wish::default() };
         tracking.begin(3, wish, reached(&three), Some(reached(&two)));
         tracking.on_read(3, b"b", 10, &pubsub);
-        tracking.on_changed(&keys(&["a2", "b", "x", "a1", "a1"], 9), Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["a2", "b", "x", "a1", "a1"], 9), &Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *2 $2 a1 $2 a2 ", ">2 $10 invalidate *1 $1 x "]);
         assert_eq!(texts(&two), [""; 0], "it does not listen");
         pubsub.subscribe(Kind::Channel, CHANNEL, &two);
         tracking.on_read(3, b"b", 10, &pubsub);
-        tracking.on_changed(&keys(&["b"], 9), Gate::OPEN, &pubsub);
+        tracking.on_changed(&keys(&["b"], 9), &Gate::OPEN, &pubsub);
         assert_eq!(texts(&two), ["*3 $7 message $20 __redis__:invalidate *1 $1 b "]);
         tracking.end(2);
         assert!(tracking.is_broken(3) && !tracking.is_broken(1));

@@ -484,3 +484,194 @@ fn whoever_monitors_sees_what_others_run() {
     until(&mut monitor, "+RESET\r\n");
     alone.crash();
 }
+
+#[test]
+fn a_value_larger_than_any_frame_is_there_after_a_restart() {
+    const LEN: usize = 257 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let mut client = alone.client();
+    client.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    client.send(&format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${LEN}\r\n"));
+    let piece = vec![b'v'; 1 << 20];
+    for _ in 0..LEN >> 20 {
+        client.0.write_all(&piece).unwrap();
+    }
+    client.send("\r\n");
+    client.expect("+OK\r\n");
+    alone.store.close().unwrap();
+    alone.crash();
+
+    let alone = Alone::start(dir.path());
+    let mut client = alone.client();
+    client.send("STRLEN big\r\n");
+    client.expect(&format!(":{LEN}\r\n"));
+    alone.crash();
+}
+
+#[test]
+fn blocking_moves_time_out_with_a_null_array() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let mut client = alone.client();
+    for command in ["BLMOVE {a}1 {a}2 LEFT RIGHT 0.01", "BRPOPLPUSH {a}1 {a}2 0.01", "BLPOP {a}1 0.01"] {
+        client.send(&format!("{command}\r\n"));
+        client.expect("*-1\r\n");
+    }
+    // Where nothing may block, the commands answer as LMOVE does.
+    client
+        .send("MULTI\r\nBLMOVE {a}1 {a}2 LEFT RIGHT 0\r\nBRPOPLPUSH {a}1 {a}2 0\r\nBLPOP {a}1 0\r\nEXEC\r\n");
+    client.expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n$-1\r\n$-1\r\n*-1\r\n");
+    // CLIENT UNBLOCK answers as a timeout does.
+    client.send("CLIENT ID\r\n");
+    client.expect(":1\r\n");
+    client.send("BLMOVE {a}1 {a}2 LEFT RIGHT 0\r\n");
+    let mut other = alone.client();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        other.send("CLIENT UNBLOCK 1\r\n");
+        let mut answer = [0; 4];
+        other.0.read_exact(&mut answer).unwrap();
+        if &answer == b":1\r\n" {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the client does not block");
+    }
+    client.expect("*-1\r\n");
+    alone.crash();
+}
+
+#[test]
+fn an_unknown_subcommand_aborts_the_transaction() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let aborted = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    for container in
+        ["OBJECT", "CONFIG", "XGROUP", "XINFO", "CLIENT", "SCRIPT", "MEMORY", "FUNCTION", "CLUSTER"]
+    {
+        let mut client = alone.client();
+        client.send(&format!("MULTI\r\n{container} foo k\r\nEXEC\r\n"));
+        client.expect("+OK\r\n");
+        client.expect(&format!("-ERR unknown subcommand 'foo'. Try {container} HELP.\r\n"));
+        client.expect(aborted);
+    }
+    let mut client = alone.client();
+    client.send("MULTI\r\nOBJECT ENCODING\r\nEXEC\r\n");
+    client.expect("+OK\r\n-ERR wrong number of arguments for 'object|encoding' command\r\n");
+    client.expect(aborted);
+    client.send("OBJECT\r\n");
+    client.expect("-ERR wrong number of arguments for 'object' command\r\n");
+    client.send(&wire("EVAL return(redis.pcall('object','foo','k').err) 0"));
+    client.expect("$44\r\nERR Unknown Redis command called from script\r\n");
+    alone.crash();
+}
+
+#[test]
+fn a_request_may_have_more_than_a_million_arguments() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let mut client = alone.client();
+    client.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut request = String::from("*1100002\r\n$5\r\nRPUSH\r\n$1\r\nl\r\n");
+    (0..1_100_000).for_each(|_| request.push_str("$1\r\nx\r\n"));
+    client.send(&request);
+    client.expect(":1100000\r\n");
+    client.send("LLEN l\r\n");
+    client.expect(":1100000\r\n");
+    alone.crash();
+}
+
+#[test]
+fn a_client_leaves_subscriber_mode_when_its_only_sharded_channel_has_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let mut client = alone.client();
+    client.send("SSUBSCRIBE one two\r\n");
+    client.send("GET a\r\n");
+    client.expect("-CROSSSLOT Keys in request don't hash to the same slot\r\n$-1\r\n");
+    client.send("SSUBSCRIBE {c}one\r\nSSUBSCRIBE {c}two\r\nGET a\r\n");
+    client.expect("*3\r\n$10\r\nssubscribe\r\n$6\r\n{c}one\r\n:1\r\n");
+    client.expect("*3\r\n$10\r\nssubscribe\r\n$6\r\n{c}two\r\n:2\r\n");
+    client.expect("-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context\r\n");
+    alone.server.shared().pubsub.leave_slots(0, |channel| channel == b"{c}one");
+    client.expect("*3\r\n$12\r\nsunsubscribe\r\n$6\r\n{c}one\r\n:1\r\n");
+    alone.server.shared().pubsub.leave_slots(0, |_| true);
+    client.expect("*3\r\n$12\r\nsunsubscribe\r\n$6\r\n{c}two\r\n:0\r\n");
+    client.send("GET a\r\n");
+    client.expect("$-1\r\n");
+    alone.crash();
+}
+
+#[test]
+fn a_subscriber_that_does_not_read_is_disconnected_at_its_output_buffer_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let (mut subscriber, mut publisher) = (alone.client(), alone.client());
+    publisher.send(&wire("CONFIG SET client-output-buffer-limit").replace("*3", "*4"));
+    publisher.send("$15\r\npubsub 1mb 0 60\r\n");
+    publisher.expect("+OK\r\n");
+    subscriber.send("SUBSCRIBE c\r\n");
+    subscriber.expect("*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");
+    let message = wire(&format!("PUBLISH c {}", "m".repeat(100 << 10)));
+    // What the sockets hold of it is a few megabytes.
+    let sent = (0..500).position(|_| {
+        publisher.send(&message);
+        let mut answer = [0; 4];
+        publisher.0.read_exact(&mut answer).unwrap();
+        &answer == b":0\r\n"
+    });
+    assert!(sent.is_some(), "50 MB wait for a client that reads nothing");
+    alone.crash();
+}
+
+#[test]
+fn input_of_all_clients_together_stays_within_the_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let budget = moim_base::memory::MemoryBudget::new(16 << 20).layer("buffers", 16 << 20, 16 << 20);
+    assert!(alone.server.shared().buffers.set(budget.clone()).is_ok());
+    let value = "v".repeat(8 << 20);
+    let request = wire(&format!("SET k {value}"));
+    // Each leaves its request unfinished: together they want four times what there is.
+    let unfinished: Vec<_> = (0..8)
+        .map(|_| {
+            let (mut client, part) = (alone.client(), request[..request.len() - 10].to_owned());
+            std::thread::spawn(move || {
+                let sent = client.0.write_all(part.as_bytes());
+                // Until the server ends the connection.
+                let read = client.0.read(&mut [0; 1]);
+                sent.is_err() || !matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
+            })
+        })
+        .collect();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while unfinished.iter().filter(|client| client.is_finished()).count() < 6 {
+        assert!(budget.used() <= 16 << 20);
+        assert!(Instant::now() < deadline, "clients that wait for the budget are not ended");
+        // Others are served all the while.
+        let mut other = alone.client();
+        other.send("PING\r\n");
+        other.expect("+PONG\r\n");
+    }
+    drop(unfinished);
+    alone.crash();
+}
+
+#[test]
+fn an_idle_client_is_disconnected_after_the_timeout() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let mut client = alone.client();
+    client.send("CONFIG SET timeout 1\r\n");
+    client.expect("+OK\r\n");
+    assert_eq!(client.0.read(&mut [0; 1]).unwrap(), 0, "the server ends the connection");
+    alone.crash();
+}

@@ -36,7 +36,7 @@ pub use build::{BatchBuilder, ControlKind, control_batch, control_kind};
 pub use decode::{Record, decode_batch};
 pub use header::{BatchHeader, Batches, HEADER_LEN, MAGIC, PATCH_LEN, check_crc, split_batches};
 pub use rewrite::{Keep, empty_batch, recompress, repair_max_timestamp, retain_records, set_log_append_time};
-pub use validate::{ValidateLimits, validate_batch};
+pub use validate::{ValidateLimits, validate_batch, validate_batch_sized};
 pub use walk::{Headers, RecordView, for_each_record};
 
 use crate::compression::CompressionError;

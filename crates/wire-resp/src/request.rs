@@ -36,7 +36,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { bulk: 512 << 20, args: 1 << 20, request: 1 << 30, unauthenticated: false }
+        Self { bulk: 512 << 20, args: i32::MAX as usize, request: 1 << 30, unauthenticated: false }
     }
 }
 
@@ -145,6 +145,11 @@ impl Decoder {
     /// The limits in force.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Bytes that the decoder holds itself: where the arguments of a request lie that has begun.
+    pub fn held_bytes(&self) -> usize {
+        self.spans.capacity() * size_of::<Span>() + self.inline.capacity()
     }
 
     /// Looks for a request at the start of `bytes`.

@@ -171,6 +171,13 @@ impl AssignmentLeader {
                 steps.push(step);
             }
         }
+        for (partition, (entry, record)) in &records {
+            if specs.iter().all(|spec| spec.id != *partition)
+                && let Some(step) = self.retire(entry, record, owns(record), revision, &members)
+            {
+                steps.push(step);
+            }
+        }
         let mut done = Rebalanced { moves: plan.moves, ..Rebalanced::default() };
         self.commit(leadership, &steps, &mut done).await?;
         if plan.moves > 0 && done.written > 0 {
@@ -229,27 +236,44 @@ impl AssignmentLeader {
         let old = found.map_or_else(AssignmentRecord::new, |(_, record)| record.clone());
         let mut new = old.clone();
         new.equipment_ids.clone_from(&spec.equipment_ids);
+        new.is_retired = false;
         if is_owned && old.owner_node_id == wanted {
             new.target_node_id.clear();
         } else {
             wanted.clone_into(&mut new.target_node_id);
         }
-        if !is_owned && !old.owner_node_id.is_empty() {
-            // Its lease must have ended at the store, at this very moment: that is what makes it no owner.
-            let member = keys::node(&old.owner_node_id);
-            compares.push(match members.iter().find(|member| member.id == old.owner_node_id) {
-                Some(reborn) => Compare::CreateRevision(member, reborn.epoch),
-                None => Compare::Absent(member),
-            });
-            new.owner_node_id.clear();
-            new.owner_epoch = 0;
+        if !is_owned {
+            compares.extend(forget_owner(&mut new, members));
         }
         if found.is_some() && new == old {
             return None;
         }
-        new.last_applied_index = revision;
-        new.updated_at = self.context.clock.wall_ms();
-        Some((compares, Txn::new().put(key, new.to_bytes())))
+        Some((compares, self.write(key, new, revision)))
+    }
+
+    /// What has to be written so that a partition that is no longer configured has no owner.
+    fn retire(
+        &self,
+        entry: &Entry,
+        old: &AssignmentRecord,
+        is_owned: bool,
+        revision: i64,
+        members: &[Member],
+    ) -> Option<(Vec<Compare>, Txn)> {
+        let mut new = old.clone();
+        new.is_retired = true;
+        new.target_node_id.clear();
+        let mut compares = vec![Compare::ModRevision(entry.key.clone(), entry.mod_revision)];
+        if !is_owned {
+            compares.extend(forget_owner(&mut new, members));
+        }
+        (new != *old).then(|| (compares, self.write(entry.key.clone(), new, revision)))
+    }
+
+    fn write(&self, key: String, mut record: AssignmentRecord, revision: i64) -> Txn {
+        record.last_applied_index = revision;
+        record.updated_at = self.context.clock.wall_ms();
+        Txn::new().put(key, record.to_bytes())
     }
 
     async fn commit(
@@ -279,6 +303,22 @@ impl AssignmentLeader {
         }
         Ok(())
     }
+}
+
+/// Clears an owner that is gone. Its lease must have expired at the store at this very moment, which is what the returned
+/// comparison says.
+fn forget_owner(record: &mut AssignmentRecord, members: &[Member]) -> Option<Compare> {
+    if record.owner_node_id.is_empty() {
+        return None;
+    }
+    let member = keys::node(&record.owner_node_id);
+    let compare = match members.iter().find(|member| member.id == record.owner_node_id) {
+        Some(reborn) => Compare::CreateRevision(member, reborn.epoch),
+        None => Compare::Absent(member),
+    };
+    record.owner_node_id.clear();
+    record.owner_epoch = 0;
+    Some(compare)
 }
 
 fn together(leadership: &Leadership, steps: &[(Vec<Compare>, Txn)]) -> Txn {
@@ -318,9 +358,10 @@ async fn released(watch: &mut crate::Watch) -> bool {
             Some(Ok(crate::Event::Delete { .. })) => return true,
             Some(Ok(crate::Event::Put(entry))) => {
                 let record = AssignmentRecord::from_bytes(&entry.value);
-                let needs_us = record
-                    .is_ok_and(|record| record.owner_node_id.is_empty() && record.target_node_id.is_empty());
-                if needs_us {
+                let needs_us = |record: AssignmentRecord| {
+                    !record.is_retired && record.owner_node_id.is_empty() && record.target_node_id.is_empty()
+                };
+                if record.map_or(true, needs_us) {
                     return true;
                 }
             }

@@ -33,7 +33,14 @@ pub struct AssignmentRecord {
     pub workflow_handoff: Option<StoredHandoff>,
     /// The last offset that the hand-off includes; -1 for none.
     pub last_offset: i64,
-    /// Grows with every owner: the fencing token.
+    /// Kafka mode: fingerprint of the message at `last_offset`, by which a recreated topic is noticed; 0 for none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub last_message: u32,
+    /// The partition is no longer configured: its owner hands it over and no other takes it. The record stays, for the
+    /// version and the last hand-off.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_retired: bool,
+    /// Grows with every owner: the fencing token. See [`AssignmentRecord::next_version`].
     pub version: i64,
     /// The store's revision that the last rebalance was decided on.
     pub last_applied_index: i64,
@@ -41,9 +48,22 @@ pub struct AssignmentRecord {
     pub updated_at: i64,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 impl AssignmentRecord {
     pub(crate) fn new() -> Self {
         Self { last_offset: -1, ..Self::default() }
+    }
+
+    /// The fencing token of the next owner, at a moment when the store was at `revision`.
+    ///
+    /// Invariant: a token is never larger than the revision of the write that takes the partition, and never smaller than
+    /// the revision before it. So tokens grow also across a record that was deleted or could not be read.
+    pub(crate) fn next_version(&self, revision: i64) -> i64 {
+        (self.version + 1).max(revision)
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {

@@ -319,6 +319,69 @@ fn a_malformed_record_is_said_and_mended() {
     });
 }
 
+#[test]
+fn tokens_grow_across_a_record_that_was_deleted_or_overwritten() {
+    everywhere(async |store| {
+        let fleet = Fleet::new(store, 2);
+        let a = fleet.start("a").await;
+        fleet.settled(&[&a]).await;
+        let token = |worker: &Worker| worker.worker.owned().get("p0").copied();
+        let mut last = token(&a).unwrap();
+        for damage in
+            [Txn::new().delete("cluster:assignments/g/p0"), Txn::new().put("cluster:assignments/g/p0", "[")]
+        {
+            fleet.store.repository.txn(damage).await.unwrap();
+            // The handler asserts the same for every assignment.
+            last = until("a larger token", async || token(&a).filter(|token| *token > last)).await;
+        }
+    });
+}
+
+#[test]
+fn a_partition_that_is_no_longer_configured_is_revoked_and_comes_back_with_its_state() {
+    everywhere(async |store| {
+        let fleet = Fleet::new(store, 4);
+        let a = fleet.start("a").await;
+        fleet.settled(&[&a]).await;
+        (0..10).for_each(|_| a.counter.work());
+        let specs = fleet.specs.borrow().clone();
+        fleet.specs.send_replace(specs[..2].to_vec());
+        fleet.settled(&[&a]).await;
+        let record = fleet.store.repository.get("cluster:assignments/g/p3").await.unwrap().unwrap();
+        let record = AssignmentRecord::from_bytes(&record.value).unwrap();
+        assert_eq!(record.owner_node_id, "", "{}", fleet.store.name);
+        assert!(record.workflow_handoff.is_some() && record.is_retired, "{record:?}");
+        fleet.specs.send_replace(specs);
+        fleet.settled(&[&a]).await;
+        a.counter.work();
+        let counts = a.counter.counts.lock().unwrap().clone();
+        assert_eq!(counts, *fleet.ledger.done.lock().unwrap(), "{}: no step was lost", fleet.store.name);
+    });
+}
+
+#[test]
+fn a_hand_off_that_cannot_be_read_holds_up_its_own_partition_only() {
+    in_memory(async |store| {
+        let fleet = Fleet::new(store, 3);
+        let unreadable = AssignmentRecord {
+            workflow_handoff: Some(StoredHandoff { encoding: "rot13".into(), ..StoredHandoff::default() }),
+            ..AssignmentRecord::new()
+        };
+        let put = |record: &AssignmentRecord| Txn::new().put("cluster:assignments/g/p0", record.to_bytes());
+        fleet.store.repository.txn(put(&unreadable)).await.unwrap();
+        let a = fleet.start("a").await;
+        let owns = async |count: usize| (a.worker.owned().len() == count).then_some(());
+        until("the others are owned", async || owns(2).await).await;
+        assert!(!a.worker.owned().contains_key("p0"));
+        // Mended by hand: the owner goes on with what is there now.
+        let entry = fleet.store.repository.get("cluster:assignments/g/p0").await.unwrap().unwrap();
+        let mut mended = AssignmentRecord::from_bytes(&entry.value).unwrap();
+        mended.workflow_handoff = None;
+        fleet.store.repository.txn(put(&mended)).await.unwrap();
+        until("the partition is owned", async || owns(3).await).await;
+    });
+}
+
 /// The election is used as a trait object everywhere.
 #[test]
 fn elections_are_objects() {

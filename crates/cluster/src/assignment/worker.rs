@@ -3,12 +3,18 @@
 //! Order of things, per partition: taken (the record says so) → hand-off loaded → [`PartitionHandler::on_assigned`] →
 //! … → [`PartitionHandler::on_revoked`] has returned (nothing is processed any more) → hand-off recorded and the partition
 //! let go, in one compare-and-swap. So the next owner never begins before this one has ended.
+//!
+//! Partitions do not wait for each other: the records of one partition are worked off in order, those of different
+//! partitions side by side. A hand-off that cannot be read or recorded holds up its own partition only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::handoff::{Handoff, HandoffError, HandoffStore};
@@ -108,8 +114,8 @@ struct Inner {
     handler: Arc<dyn PartitionHandler>,
     /// What this node owns.
     owned: Mutex<BTreeMap<String, Held>>,
-    /// One change of one partition's record by this process at a time.
-    writing: AsyncMutex<()>,
+    /// One change of each partition's record by this process at a time.
+    writing: Mutex<HashMap<String, Arc<AsyncMutex<()>>>>,
     /// When this member began to wait for work, and whether it has got some.
     began: u64,
     is_at_work: AtomicBool,
@@ -139,7 +145,7 @@ impl AssignmentWorker {
             handoffs,
             handler,
             owned: Mutex::default(),
-            writing: AsyncMutex::new(()),
+            writing: Mutex::default(),
             began: context.clock.monotonic_ns(),
             is_at_work: AtomicBool::new(false),
         });
@@ -170,9 +176,7 @@ impl AssignmentWorker {
             let _ = task.await;
         }
         let held: Vec<String> = self.owned().into_keys().collect();
-        for partition in held {
-            self.inner.give(&partition).await;
-        }
+        join_all(held.iter().map(|partition| self.inner.give(partition))).await;
     }
 }
 
@@ -189,20 +193,35 @@ impl Inner {
     async fn run(self: &Arc<Self>) {
         let prefix = keys::assignments(&self.group);
         let mut backoff = Backoff::default();
+        let mut lanes = Lanes::default();
         loop {
             if let Ok((revision, entries)) = self.context.repository.list(&prefix).await
                 && let Ok(mut watch) = self.context.repository.watch(&prefix, revision + 1).await
             {
                 backoff.reset();
+                let mut listed = HashSet::new();
                 for entry in entries {
-                    self.on_record(&prefix, &entry).await;
+                    if let Some(partition) = entry.key.strip_prefix(&prefix).map(keys::name) {
+                        listed.insert(partition.clone());
+                        lanes.push(self, partition, Some(entry));
+                    }
                 }
-                while let Some(Ok(event)) = watch.next().await {
-                    match event {
-                        Event::Put(entry) => self.on_record(&prefix, &entry).await,
-                        Event::Delete { key, .. } => {
+                // Deleted while nothing was watched.
+                for partition in self.partitions().into_iter().filter(|held| !listed.contains(held)) {
+                    lanes.push(self, partition, None);
+                }
+                loop {
+                    tokio::select! {
+                        biased;
+                        () = lanes.next(self), if !lanes.running.is_empty() => {}
+                        event = watch.next() => {
+                            let Some(Ok(event)) = event else { break };
+                            let (key, entry) = match event {
+                                Event::Put(entry) => (entry.key.clone(), Some(entry)),
+                                Event::Delete { key, .. } => (key, None),
+                            };
                             if let Some(partition) = key.strip_prefix(&prefix) {
-                                self.lose(&keys::name(partition));
+                                lanes.push(self, keys::name(partition), entry);
                             }
                         }
                     }
@@ -212,39 +231,50 @@ impl Inner {
         }
     }
 
-    async fn on_record(self: &Arc<Self>, prefix: &str, entry: &Entry) {
-        let Some(partition) = entry.key.strip_prefix(prefix).map(keys::name) else { return };
+    /// Acts on the newest record of a partition; `None` for one that was deleted.
+    async fn on_change(self: &Arc<Self>, partition: &str, entry: Option<Entry>) {
+        match entry {
+            Some(entry) => self.on_record(partition, &entry).await,
+            None => self.lose(partition),
+        }
+    }
+
+    fn partitions(&self) -> Vec<String> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    async fn on_record(self: &Arc<Self>, partition: &str, entry: &Entry) {
         let record = match AssignmentRecord::from_bytes(&entry.value) {
             Ok(record) => record,
             Err(reason) => {
                 self.context.events.publish(ClusterEvent::Malformed { key: entry.key.clone(), reason });
-                return self.lose(&partition);
+                return self.lose(partition);
             }
         };
         let me = &*self.context.node_id;
-        let held = self.held(&partition);
+        let held = self.held(partition);
         if held.as_ref().is_some_and(|(_, revision)| *revision >= entry.mod_revision) {
             return; // our own writing, or older
         }
         let is_ours = record.owner_node_id == me && record.owner_epoch == self.epoch;
-        match held {
-            Some((version, _)) if is_ours && record.version == version => {
-                let moves = !record.target_node_id.is_empty() && record.target_node_id != me;
-                self.remember(&partition, entry.mod_revision, record);
+        if let Some((version, _)) = held {
+            if is_ours && record.version == version {
+                let moves = is_leaving(&record, me);
+                self.remember(partition, entry.mod_revision, record);
                 if moves {
-                    self.give(&partition).await;
+                    self.give(partition).await;
                 }
+                return;
             }
-            Some(_) => self.lose(&partition),
-            None if record.owner_node_id.is_empty() && record.target_node_id == me => {
-                self.take(&partition, entry, record).await;
-            }
-            None if is_ours => self.on_own(&partition, &entry.key).await,
-            None if !record.owner_node_id.is_empty() && record.target_node_id.is_empty() => {
-                let event = TopologyEvent::new(&self.group, &partition, TopologyChange::Moved, &record);
-                self.context.events.publish(ClusterEvent::Topology(event));
-            }
-            None => {}
+            self.lose(partition);
+        }
+        if record.owner_node_id.is_empty() && record.target_node_id == me {
+            self.take(partition, entry, record).await;
+        } else if is_ours {
+            self.on_own(partition, &entry.key).await;
+        } else if !record.owner_node_id.is_empty() && record.target_node_id.is_empty() {
+            let event = TopologyEvent::new(&self.group, partition, TopologyChange::Moved, &record);
+            self.context.events.publish(ClusterEvent::Topology(event));
         }
     }
 
@@ -290,7 +320,7 @@ impl Inner {
         record.owner_node_id = self.context.node_id.to_string();
         record.owner_epoch = self.epoch;
         record.target_node_id.clear();
-        record.version += 1;
+        record.version = record.next_version(entry.mod_revision);
         record.updated_at = self.context.clock.wall_ms();
         let txn = Txn::new()
             .when(Compare::ModRevision(entry.key.clone(), entry.mod_revision))
@@ -326,6 +356,10 @@ impl Inner {
                     self.alert(partition, &backoff, &error.to_string());
                     // What cannot be read now may be mended or come back; starting without it would lose it.
                     backoff.pause().await;
+                    let now = self.context.repository.get(&keys::assignment(&self.group, partition)).await;
+                    if now.is_ok_and(|now| now.is_none_or(|now| now.mod_revision != revision)) {
+                        return; // the newer record waits behind this one
+                    }
                 }
             }
         };
@@ -338,7 +372,7 @@ impl Inner {
             worker: Arc::clone(self),
         };
         let event = TopologyEvent::new(&self.group, partition, TopologyChange::Assigned, &record);
-        let moves = !record.target_node_id.is_empty();
+        let moves = is_leaving(&record, &self.context.node_id);
         self.remember(partition, revision, record);
         self.context.events.publish(ClusterEvent::Topology(event));
         self.handler.on_assigned(owned, handed_over).await;
@@ -400,7 +434,11 @@ impl Inner {
         state: &HandedOver,
         release: bool,
     ) -> Result<(), HandoffError> {
-        let _one_at_a_time = self.writing.lock().await;
+        let writing = {
+            let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(writing.entry(partition.to_owned()).or_default())
+        };
+        let _one_at_a_time = writing.lock().await;
         let began = self.context.clock.monotonic_ns();
         let stored = self.handoffs.save(&self.group, partition, &state.handoff).await?;
         self.context.metrics.handoff_bytes.observe(state.handoff.checkpoint.len() as f64);
@@ -460,7 +498,7 @@ impl Inner {
 
     /// A checkpoint's own record comes back by the watch; a target that the leader wrote before it must not be missed.
     fn on_recorded(self: &Arc<Self>, partition: &str, revision: i64, record: AssignmentRecord) {
-        let is_settled = record.target_node_id.is_empty() || *record.target_node_id == *self.context.node_id;
+        let is_settled = !is_leaving(&record, &self.context.node_id);
         let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = owned.get_mut(partition).filter(|held| held.version == record.version) {
             // One that is to move is left as unseen, so that the watch acts on it.
@@ -493,6 +531,44 @@ impl Inner {
         };
         for partition in held {
             self.lose(&partition);
+        }
+    }
+}
+
+/// Whether the owner `me` of a partition is to hand it over.
+fn is_leaving(record: &AssignmentRecord, me: &str) -> bool {
+    record.is_retired || !(record.target_node_id.is_empty() || record.target_node_id == me)
+}
+
+/// Changes under way, one for each partition, and the newest change that waits behind each.
+#[derive(Default)]
+struct Lanes {
+    running: FuturesUnordered<BoxFuture<'static, String>>,
+    /// Partitions with a change under way; what waits is the newest record, or `None` inside for a deletion.
+    waiting: HashMap<String, Option<Option<Entry>>>,
+}
+
+impl Lanes {
+    /// Records are whole states: a newer one replaces one that waits.
+    fn push(&mut self, worker: &Arc<Inner>, partition: String, entry: Option<Entry>) {
+        match self.waiting.get_mut(&partition) {
+            Some(waiting) => *waiting = Some(entry),
+            None => {
+                self.waiting.insert(partition.clone(), None);
+                let worker = Arc::clone(worker);
+                self.running.push(Box::pin(async move {
+                    worker.on_change(&partition, entry).await;
+                    partition
+                }));
+            }
+        }
+    }
+
+    /// Waits for a change to end and begins the one behind it. Cancel-safe.
+    async fn next(&mut self, worker: &Arc<Inner>) {
+        let Some(partition) = self.running.next().await else { return };
+        if let Some(Some(entry)) = self.waiting.remove(&partition) {
+            self.push(worker, partition, entry);
         }
     }
 }

@@ -10,8 +10,9 @@ use moim_wire_grpc::etcd::{
     DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
     LeaseKeepAliveResponse, LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MemberListRequest, MemberListResponse,
-    MoveLeaderRequest, MoveLeaderResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
-    RequestOpKind, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse, TxnRequest, TxnResponse,
+    MemberRemoveRequest, MemberRemoveResponse, MoveLeaderRequest, MoveLeaderResponse, PutRequest,
+    PutResponse, RangeRequest, RangeResponse, RequestOpKind, SnapshotRequest, SnapshotResponse,
+    StatusRequest, StatusResponse, TxnRequest, TxnResponse,
 };
 use moim_wire_grpc::{Message, method};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -188,6 +189,11 @@ impl EtcdClient {
         let request = AlarmRequest { action: action as i32, member_id, alarm: alarm as i32 };
         let repeat = if action == AlarmAction::Get { Repeat::Freely } else { Repeat::IfUndone };
         self.call(method::maintenance::ALARM, &request, repeat).await
+    }
+
+    /// Removes a member for good.
+    pub async fn member_remove(&self, id: u64) -> Result<MemberRemoveResponse, EtcdError> {
+        self.call(method::cluster::MEMBER_REMOVE, &MemberRemoveRequest { id }, Repeat::IfUndone).await
     }
 
     /// Asks the member, which must be the leader, to step down for another.

@@ -82,7 +82,7 @@ impl Desk {
             Question::Status { .. } => return Answer::Pending,
             Question::Request { app, request } => self.on_request(&app, request).await,
             Question::Await { ticket } => self.on_await(&ticket).await,
-            Question::Complete { ticket } => self.on_complete(&ticket).await,
+            Question::Complete { ticket, peer_id } => self.on_complete(&ticket, peer_id).await,
         };
         answered.unwrap_or_else(|error| Answer::Busy { reason: error.to_string() })
     }
@@ -198,16 +198,14 @@ impl Desk {
             snapshot_source: self.address.clone(),
             effective_index: self.coordinator.group().metrics().committed.unwrap_or(0),
             cluster: self.identity.cluster.clone(),
+            secret: self.identity.secret.clone(),
         };
         Ok(Answer::Accepted { acceptance })
     }
 
-    async fn on_complete(&self, ticket: &JoinTicket) -> Result<Answer, RepositoryError> {
+    async fn on_complete(&self, ticket: &JoinTicket, peer_id: u64) -> Result<Answer, RepositoryError> {
         let Some((entry, record)) = self.find(ticket).await? else {
-            // Done by a question whose answer was lost?
-            let members = self.record().await?;
-            let is_in = members.peers.iter().any(|peer| peer.node_id == ticket.node_id);
-            return Ok(if is_in { Answer::Active } else { Answer::Expired });
+            return self.on_complete_without_record(ticket, peer_id).await;
         };
         if record.state != "accepted" {
             return Ok(Answer::Pending);
@@ -228,6 +226,31 @@ impl Desk {
         self.config.metrics.sync_time.observe(since(record.accepted_at));
         self.tell(&ticket.node_id, "active", "");
         Ok(Answer::Active)
+    }
+
+    /// The join was completed by an earlier question whose answer was lost, or it has expired. A newcomer that hears
+    /// `Expired` gives its voter id up, so it must not be a voter.
+    async fn on_complete_without_record(
+        &self,
+        ticket: &JoinTicket,
+        peer_id: u64,
+    ) -> Result<Answer, RepositoryError> {
+        let members = self.record().await?;
+        let is_recorded =
+            |peer: &PeerRecord| peer.node_id == ticket.node_id && (peer_id == 0 || peer.peer_id == peer_id);
+        if members.peers.iter().any(is_recorded) {
+            return Ok(Answer::Active);
+        }
+        let voters = self.coordinator.group().metrics().voters;
+        match voters.into_iter().find(|voter| voter.id.0 == peer_id) {
+            // Promoted by a leader that went before it could write this down.
+            Some(voter) => {
+                let node_id = ticket.node_id.clone();
+                self.add_peer(PeerRecord { node_id, peer_id, address: voter.address }).await?;
+                Ok(Answer::Active)
+            }
+            None => Ok(Answer::Expired),
+        }
     }
 
     /// The group as it is recorded; what founding left is recorded by the first who asks.
@@ -364,12 +387,21 @@ impl Service for Desk {
         Box::pin(async move {
             let question = serde_json::from_slice::<Question>(&request);
             let answer = match question {
-                Ok(Question::Status { .. }) => {
+                Ok(Question::Status { nonce, .. }) => {
+                    let founders = &self.identity.founders;
+                    let is_founder = founders.iter().any(|one| one.nonce == nonce);
+                    // A founder has to be able to tell the others.
+                    let shown_to = |one: &Founder| match is_founder {
+                        true => one.clone(),
+                        false => Founder { nonce: String::new(), ..one.clone() },
+                    };
                     let shown = Shown {
                         app: self.config.app.clone(),
                         node_id: self.config.node_id.clone(),
                         directory: self.identity.directory.clone(),
-                        acted: self.identity.founders.clone(),
+                        acted: founders.iter().map(shown_to).collect(),
+                        nonce: String::new(),
+                        secret: is_founder.then(|| self.identity.secret.clone()),
                     };
                     return serde_json::to_vec(&shown).unwrap_or_default().into();
                 }

@@ -1,7 +1,9 @@
 //! Leadership by the group's own leader: no key to race for, the term is the token.
 //!
 //! A leader believes itself only while a quorum has confirmed it: each confirmation is good for most of the time that
-//! followers give a leader before they look for another, counted from when the question was sent. The term is also
+//! followers give a leader before they look for another, counted from when the question was sent. A leader that hands its
+//! leadership over stops believing itself before it asks the other to stand for election, and does not start again in
+//! the same term: the other need not wait for that time. The term is also
 //! written to `cluster:leader/{app}`, by compare-and-swap from a smaller term only, so that transactions on the group's
 //! store can be fenced by it.
 
@@ -55,7 +57,34 @@ impl RaftElection {
         };
         let before = leads(&group.leader_in_term())?;
         group.read_index().await.ok()?;
-        (leads(&group.leader_in_term()) == Some(before)).then_some(before)
+        let still = leads(&group.leader_in_term()) == Some(before) && !group.has_transferred(before);
+        still.then_some(before)
+    }
+
+    /// Whether this member leads in `term`, as far as it knows by itself, and has not begun to hand that over.
+    fn leads_in(&self, term: u64) -> bool {
+        let group = self.coordinator.group();
+        let known = group.leader_in_term();
+        !group.has_transferred(term)
+            && known.is_some_and(|(known, leader)| known == term && leader.id == group.voter())
+    }
+
+    /// A transfer that the other never took leaves this member leading a term it must not rely on: a new election ends it.
+    async fn maybe_leave_term(&self, stuck: &mut Option<(u64, u64)>) {
+        let group = self.coordinator.group();
+        let led = group.leader_in_term().filter(|(_, leader)| leader.id == group.voter());
+        let Some(term) = led.map(|(term, _)| term).filter(|term| group.has_transferred(*term)) else {
+            *stuck = None;
+            return;
+        };
+        let now = self.context.clock.monotonic_ns();
+        let (_, since) = *stuck.get_or_insert((term, now));
+        if Duration::from_nanos(now.saturating_sub(since)) > self.lease * 4 {
+            *stuck = None;
+            if let Err(error) = group.campaign().await {
+                tracing::debug!(%error, term, "leadership transfer failed and no new election could be started");
+            }
+        }
     }
 
     /// Writes the term down; the revision of what was written.
@@ -82,6 +111,7 @@ impl RaftElection {
 
     async fn run(&self) -> Result<Leadership, ElectionError> {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(100));
+        let mut stuck = None;
         loop {
             if self.context.scope.shutdown().is_stopped() {
                 return Err(ElectionError::Stopped);
@@ -92,6 +122,7 @@ impl RaftElection {
             {
                 return Ok(self.lead(term, revision, sent));
             }
+            self.maybe_leave_term(&mut stuck).await;
             backoff.pause().await;
         }
     }
@@ -100,6 +131,7 @@ impl RaftElection {
         let token = i64::try_from(term).unwrap_or(i64::MAX);
         let standing = Arc::new(RaftStanding {
             election: self.clone(),
+            term,
             revision,
             usable_until: AtomicU64::new(self.until(sent)),
             end: watch::channel(None).0,
@@ -195,6 +227,7 @@ impl LeaderElection for RaftElection {
 
 struct RaftStanding {
     election: RaftElection,
+    term: u64,
     revision: i64,
     usable_until: AtomicU64,
     end: watch::Sender<Option<SessionEnd>>,
@@ -203,7 +236,9 @@ struct RaftStanding {
 impl Standing for RaftStanding {
     fn is_valid(&self) -> bool {
         let now = self.election.context.clock.monotonic_ns();
-        self.end.borrow().is_none() && now < self.usable_until.load(Ordering::SeqCst)
+        self.end.borrow().is_none()
+            && now < self.usable_until.load(Ordering::SeqCst)
+            && self.election.leads_in(self.term)
     }
 
     fn lost(&self) -> BoxFuture<'_, SessionEnd> {

@@ -22,8 +22,14 @@ pub(super) struct Shown {
     pub(super) app: String,
     pub(super) node_id: String,
     pub(super) directory: String,
-    /// The list it acted on; empty before.
+    /// The list it acted on, with nonces for a founder that showed its own; empty before.
     pub(super) acted: Vec<Founder>,
+    /// Its part of the group's secret, before it acted.
+    #[serde(default)]
+    pub(super) nonce: String,
+    /// The group's secret, for a founder that showed its own part of it.
+    #[serde(default)]
+    pub(super) secret: Option<String>,
 }
 
 /// Shows this founder to the others while they agree.
@@ -57,42 +63,48 @@ pub(super) async fn agree(
         node_id: config.node_id.clone(),
         directory: identity.directory.clone(),
         acted: Vec::new(),
+        nonce: identity.nonce.clone(),
+        secret: None,
     };
     port.port.seat(&config.app, Arc::new(Show(Mutex::new(shown))));
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
-    let list = loop {
+    let (list, secret) = loop {
         let mut list: Vec<Founder> = Vec::new();
-        let mut acted: Option<Vec<Founder>> = None;
+        let mut acted: Option<(Vec<Founder>, Option<String>)> = None;
         let mut sorted: Vec<&GroupPeer> = peers.iter().collect();
         sorted.sort_by(|a, b| a.node_id.cmp(&b.node_id));
         for (at, peer) in sorted.iter().enumerate() {
             let voter = at as u64 + 1;
-            let directory = if peer.node_id == config.node_id {
-                Some(identity.directory.clone())
+            let drawn = if peer.node_id == config.node_id {
+                Some((identity.directory.clone(), identity.nonce.clone()))
             } else {
-                let seen = ask(&config.app, &peer.address)
+                let seen = ask(&config.app, &identity.nonce, &peer.address)
                     .await
                     .filter(|seen| seen.app == config.app && seen.node_id == peer.node_id);
                 if let Some(seen) = &seen
                     && !seen.acted.is_empty()
+                    && acted.as_ref().is_none_or(|(_, secret)| secret.is_none())
                 {
-                    acted = Some(seen.acted.clone());
+                    acted = Some((seen.acted.clone(), seen.secret.clone()));
                 }
-                seen.map(|seen| seen.directory)
+                seen.map(|seen| (seen.directory, seen.nonce))
             };
-            if let Some(directory) = directory {
+            if let Some((directory, nonce)) = drawn {
                 let (node_id, address) = (peer.node_id.clone(), peer.address.clone());
-                list.push(Founder { node_id, address, directory, voter });
+                list.push(Founder { node_id, address, directory, voter, nonce });
             }
         }
-        if let Some(acted) = acted {
-            if acted.iter().any(|one| one.directory == identity.directory) {
-                break acted;
+        if let Some((acted, secret)) = acted {
+            match secret {
+                Some(secret) if acted.iter().any(|one| one.directory == identity.directory) => {
+                    break (acted, secret);
+                }
+                _ => return Err(GroupError::BegunWithout(config.app.clone())),
             }
-            return Err(GroupError::BegunWithout(config.app.clone()));
         }
         if list.len() == peers.len() {
-            break list;
+            let secret = secret_of(&list);
+            break (list, secret);
         }
         backoff.pause().await;
     };
@@ -101,15 +113,25 @@ pub(super) async fn agree(
     identity.voter = own.voter;
     identity.cluster = format!("{:032x}", cluster_of(&config.app, &list));
     identity.founders = list;
+    identity.secret = secret;
     identity.save(config)?;
     Ok(identity)
 }
 
-async fn ask(app: &str, address: &str) -> Option<Shown> {
-    let question = Question::Status { app: app.to_owned() };
+async fn ask(app: &str, nonce: &str, address: &str) -> Option<Shown> {
+    let question = Question::Status { app: app.to_owned(), nonce: nonce.to_owned() };
     let question = serde_json::to_vec(&question).ok()?;
     let answer = visit(address, question.into(), Duration::from_secs(1)).await.ok()?;
     serde_json::from_slice(&answer).ok()
+}
+
+/// The group's secret follows from what each founder adds; empty if one of them has nothing to add.
+fn secret_of(founders: &[Founder]) -> String {
+    let numbers = founders.iter().map(|one| u128::from_str_radix(&one.nonce, 16).ok());
+    let mixed = numbers
+        .zip(1u32..)
+        .try_fold(0u128, |mixed, (number, at)| Some(mixed.rotate_left(11) ^ number?.rotate_left(at)));
+    mixed.map_or_else(String::new, |mixed| format!("{:032x}", mixed.max(1)))
 }
 
 /// The group's name follows from who founds it: there is nothing to vote on.

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::join::JoinTicket;
 use super::{GroupConfig, GroupError};
 
 const FILE: &str = "group.json";
@@ -15,6 +16,9 @@ pub(super) struct Founder {
     pub(super) address: String,
     pub(super) directory: String,
     pub(super) voter: u64,
+    /// Its part of the group's secret. Shown to other founders until they agree, and never afterwards.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) nonce: String,
 }
 
 /// What `group.json` holds.
@@ -30,6 +34,15 @@ pub(super) struct Identity {
     pub(super) voter: u64,
     /// Those of the first hour, for a member that is one of them.
     pub(super) founders: Vec<Founder>,
+    /// What this folder adds to the secret of a group that it founds. Empty in a folder from before there were secrets.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) nonce: String,
+    /// What only members of the group know, in hexadecimal; empty in a group from before there were secrets.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) secret: String,
+    /// The ticket of a join that is not known to be completed; the voter id is used for nothing else until it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) joining: Option<JoinTicket>,
 }
 
 /// A name for a new folder.
@@ -46,7 +59,37 @@ impl Identity {
             cluster: String::new(),
             voter: 0,
             founders: Vec::new(),
+            nonce: directory(),
+            secret: String::new(),
+            joining: None,
         }
+    }
+
+    /// The secret as the peer port uses it.
+    pub(super) fn secret_number(&self) -> u128 {
+        u128::from_str_radix(&self.secret, 16).unwrap_or(0)
+    }
+
+    /// Moves everything in the folder of a join that expired aside, so that the next join begins with an empty one. The
+    /// group has never counted this voter, so nothing in it was acknowledged by it.
+    pub(super) fn set_aside(&self, config: &GroupConfig) -> Result<(), GroupError> {
+        let failed =
+            |error: std::io::Error| GroupError::Folder(format!("{}: {error}", config.data.display()));
+        let aside = config.data.join(format!("expired-join-{}", self.voter));
+        std::fs::create_dir_all(&aside).map_err(failed)?;
+        // The identity goes last: a crash before that finds the join as it was.
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&config.data).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if name != FILE && !name.to_string_lossy().starts_with("expired-join-") {
+                names.push(name);
+            }
+        }
+        names.push(FILE.into());
+        for name in names {
+            std::fs::rename(config.data.join(&name), aside.join(&name)).map_err(failed)?;
+        }
+        std::fs::File::open(&config.data).and_then(|folder| folder.sync_all()).map_err(failed)
     }
 
     pub(super) fn load(config: &GroupConfig) -> Result<Option<Self>, GroupError> {

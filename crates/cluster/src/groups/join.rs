@@ -54,6 +54,9 @@ pub struct JoinAcceptance {
     pub effective_index: u64,
     /// The group's name among all groups.
     pub cluster: String,
+    /// What only members of the group know.
+    #[serde(default)]
+    pub secret: String,
 }
 
 /// Why a newcomer is not let in.
@@ -75,10 +78,25 @@ pub enum JoinError {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum Question {
-    Status { app: String },
-    Request { app: String, request: JoinRequest },
-    Await { ticket: JoinTicket },
-    Complete { ticket: JoinTicket },
+    Status {
+        app: String,
+        /// The asking founder's part of the group's secret.
+        #[serde(default)]
+        nonce: String,
+    },
+    Request {
+        app: String,
+        request: JoinRequest,
+    },
+    Await {
+        ticket: JoinTicket,
+    },
+    Complete {
+        ticket: JoinTicket,
+        /// The voter id that was accepted under this ticket; 0 from a newcomer that does not say.
+        #[serde(default)]
+        peer_id: u64,
+    },
 }
 
 /// What a member answers.
@@ -149,9 +167,13 @@ impl JoinClient {
     pub async fn complete_sync(
         &self,
         ticket: &JoinTicket,
-        _acceptance: &JoinAcceptance,
+        acceptance: &JoinAcceptance,
     ) -> Result<(), JoinError> {
-        let question = Question::Complete { ticket: ticket.clone() };
+        self.complete(ticket, acceptance.peer_id).await
+    }
+
+    pub(super) async fn complete(&self, ticket: &JoinTicket, peer_id: u64) -> Result<(), JoinError> {
+        let question = Question::Complete { ticket: ticket.clone(), peer_id };
         match self.ask(&question, Duration::from_millis(ticket.valid_ms) + Duration::from_secs(5)).await? {
             Answer::Active => Ok(()),
             other => Err(unexpected(&other)),

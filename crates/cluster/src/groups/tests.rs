@@ -213,6 +213,41 @@ fn joins_are_rejected_approved_by_hand_and_expire() {
 }
 
 #[test]
+fn a_folder_whose_join_has_expired_joins_again() {
+    run(async |dir| {
+        let mut groups = three("press", dir.path(), |config| {
+            config.join_timeout = Duration::from_millis(1_500);
+        })
+        .await;
+        let members = addresses(&groups);
+        let client = JoinClient::new("press", &members);
+        let config = GroupConfig { listen: free(), ..quick("press", "d", dir.path()) };
+        let endpoint = config.listen.to_string();
+        let ticket = client.request_join("d", &endpoint, &JoinRequest::default()).await.unwrap();
+        let acceptance = client.await_acceptance(&ticket).await.unwrap();
+        // It crashes when it has written down who it is, and comes back after the join has expired.
+        let identity = Identity {
+            cluster: acceptance.cluster.clone(),
+            voter: acceptance.peer_id,
+            secret: acceptance.secret.clone(),
+            joining: Some(ticket),
+            ..Identity::new(&config)
+        };
+        identity.save(&config).unwrap();
+        until("it is forgotten", async || {
+            groups.iter().find(|group| group.leads()).filter(|group| group.members().1.is_empty()).map(drop)
+        })
+        .await;
+        let joined = AppGroup::join(config.clone(), &members, JoinRequest::default()).await.unwrap();
+        joined.ready(Duration::from_secs(20)).await.unwrap();
+        assert!(joined.peer_id() > acceptance.peer_id, "a voter id is never used again");
+        assert!(Identity::load(&config).unwrap().unwrap().joining.is_none());
+        groups.push(joined);
+        stop_all(&groups).await;
+    });
+}
+
+#[test]
 fn a_join_goes_on_when_the_leader_changes_in_the_middle() {
     run(async |dir| {
         let mut groups = three("press", dir.path(), |_| {}).await;
@@ -232,6 +267,9 @@ fn a_join_goes_on_when_the_leader_changes_in_the_middle() {
             cluster: acceptance.cluster.clone(),
             voter: acceptance.peer_id,
             founders: Vec::new(),
+            nonce: String::new(),
+            secret: acceptance.secret.clone(),
+            joining: Some(ticket.clone()),
         };
         identity.save(&config).unwrap();
         let port = Port::open(&config).await.unwrap();
@@ -266,6 +304,7 @@ fn leadership_follows_the_group_and_the_term_fences() {
         })
         .await;
         groups[at].step_down().await;
+        assert!(!first.is_valid(), "at once: the next leader did not wait either");
         let next = leader(&groups).await;
         let second = tokio::select! {
             won = elections[(at + 1) % 3].campaign() => won.unwrap(),

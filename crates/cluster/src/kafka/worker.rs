@@ -1,6 +1,6 @@
 //! The worker: one thread, one consumer, the partitions it owns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use rdkafka::client::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::KafkaResult;
 use rdkafka::message::Message as _;
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{Offset, TopicPartitionList};
@@ -29,8 +30,10 @@ use crate::repository::{Compare, Txn, TxnOutcome};
 
 /// How long one poll waits.
 const POLL: Duration = Duration::from_millis(50);
+/// How long Kafka may take for one answer.
+pub(super) const KAFKA_PATIENCE: Duration = Duration::from_secs(3);
 /// Failures in a row after which somebody is told.
-const ALERT_AFTER: u32 = 5;
+pub(super) const ALERT_AFTER: u32 = 5;
 
 /// Why a worker does not run.
 #[derive(Debug, thiserror::Error)]
@@ -115,37 +118,81 @@ pub trait KafkaHandler: Send + 'static {
     fn on_released(&mut self, partition: &str);
 }
 
-struct Held {
-    record: AssignmentRecord,
-    revision: i64,
+pub(super) struct Held {
+    pub(super) record: AssignmentRecord,
+    pub(super) revision: i64,
     /// The last offset that was worked on.
-    offset: i64,
+    pub(super) offset: i64,
     /// The last offset that is recorded.
-    recorded: i64,
+    pub(super) recorded: i64,
+    /// Where consuming begins when nothing is recorded: what Kafka had committed, or where its reset policy points.
+    pub(super) start: i64,
+    /// Set until the first message after an assignment shows whether the topic is the one the record was written for.
+    pub(super) is_unproven: bool,
+    /// Fingerprint of the last message that was worked on.
+    pub(super) witness: u32,
+}
+
+impl Held {
+    /// Where the next owner would go on.
+    fn position(&self) -> i64 {
+        if self.recorded >= 0 { self.recorded + 1 } else { self.start }
+    }
 }
 
 struct State {
     handler: Box<dyn KafkaHandler>,
     held: BTreeMap<String, Held>,
+    /// Assigned by Kafka and not claimed: the store was away, or another worker had the record. Claimed when possible.
+    unclaimed: BTreeSet<String>,
 }
 
 pub(super) struct Shared {
     pub(super) context: Context,
-    options: KafkaOptions,
-    handoffs: HandoffStore,
-    runtime: Handle,
+    pub(super) options: KafkaOptions,
+    pub(super) handoffs: HandoffStore,
+    pub(super) runtime: Handle,
     state: Mutex<State>,
     pub(super) owned: watch::Sender<BTreeMap<String, i64>>,
-    /// When the worker last asked Kafka for messages.
-    polled_ns: AtomicU64,
-    stopping: AtomicBool,
+    /// When the last commit was sent that the group coordinator accepted: this member was in the current generation.
+    pub(super) confirmed_ns: AtomicU64,
+    /// When the commit was sent whose answer is awaited. At most one is under way, so the answer is to this one.
+    confirming_ns: Mutex<Option<u64>>,
+    pub(super) stopping: AtomicBool,
     crashed: AtomicBool,
     failed: Mutex<Option<String>>,
 }
 
 /// The name of a partition.
-fn name_of(topic: &str, partition: i32) -> String {
+pub(super) fn name_of(topic: &str, partition: i32) -> String {
     format!("{topic}-{partition}")
+}
+
+/// Topic and number of a partition's name.
+fn split_name(partition: &str) -> Option<(&str, i32)> {
+    let (topic, number) = partition.rsplit_once('-')?;
+    Some((topic, number.parse().ok()?))
+}
+
+/// Where consuming begins: at the last message that the record includes, which shows whether the topic is still the same.
+fn first_offset(held: &Held) -> Offset {
+    Offset::Offset(if held.offset >= 0 { held.offset } else { held.start })
+}
+
+/// Tells a message apart from another one at the same offset.
+fn fingerprint(message: &rdkafka::message::BorrowedMessage<'_>) -> u32 {
+    let time = message.timestamp().to_millis().unwrap_or(-1);
+    let crc = crc32c::crc32c(&time.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, message.key().unwrap_or_default());
+    crc32c::crc32c_append(crc, message.payload().unwrap_or_default())
+}
+
+/// Whether the first message after an assignment shows another topic than the one the record was written for: an older
+/// offset than asked for, or another message where the last one was. Compaction and retention remove messages and
+/// never do either.
+fn is_recreated(held: &Held, offset: i64, witness: u32) -> bool {
+    held.offset >= 0
+        && (offset < held.offset || (offset == held.offset && held.witness != 0 && witness != held.witness))
 }
 
 /// The claim of a partition, for transactions that are fenced by it.
@@ -162,9 +209,11 @@ impl Shared {
         &self.options.group
     }
 
-    /// Whether Kafka cannot have given our partitions away yet, by this process's clock.
+    /// Whether the group coordinator cannot have given our partitions away yet, by this process's clock: it accepted a
+    /// commit of this member's generation less than a session timeout ago.
     pub(super) fn is_fresh(&self) -> bool {
-        let silent = self.context.clock.monotonic_ns().saturating_sub(self.polled_ns.load(Ordering::SeqCst));
+        let now = self.context.clock.monotonic_ns();
+        let silent = now.saturating_sub(self.confirmed_ns.load(Ordering::SeqCst));
         let limit = u64::try_from(self.options.session_timeout.mul_f64(0.85).as_nanos()).unwrap_or(u64::MAX);
         silent < limit
     }
@@ -176,7 +225,7 @@ impl Shared {
         self.owned.send_replace(owned);
     }
 
-    fn alert(&self, partition: &str, failures: u32, reason: &str) {
+    pub(super) fn alert(&self, partition: &str, failures: u32, reason: &str) {
         self.context.metrics.handoff_retries.inc();
         if failures.is_multiple_of(ALERT_AFTER) {
             tracing::warn!(partition, failures, reason, "a hand-off fails again and again");
@@ -189,68 +238,37 @@ impl Shared {
         }
     }
 
-    /// Makes the record ours and loads what was handed over. Tries until it works or the worker stops.
-    async fn claim(&self, partition: &str) -> Option<(Held, Option<HandedOver>)> {
-        let mut backoff = Backoff::default();
-        while !self.stopping.load(Ordering::SeqCst) {
-            match self.try_claim(partition).await {
-                Ok(claimed) => return Some(claimed),
-                Err(error) => {
-                    self.alert(partition, backoff.failures() + 1, &error.to_string());
-                    backoff.pause().await;
-                }
+    /// Commits in the background where everything stands: for tools, and as the proof that this member is still in the
+    /// current generation.
+    fn commit(&self, consumer: &BaseConsumer<Callbacks>) {
+        let mut confirming = self.confirming_ns.lock().unwrap_or_else(PoisonError::into_inner);
+        if confirming.is_some() {
+            return; // the next one includes this one
+        }
+        let mut commits = TopicPartitionList::new();
+        for (partition, held) in &self.state().held {
+            if let Some((topic, number)) = split_name(partition) {
+                // A list takes any offset that is none of the special ones.
+                let _ = commits.add_partition_offset(topic, number, Offset::Offset(held.position()));
             }
         }
-        None
+        if commits.count() == 0 {
+            return;
+        }
+        let sent = self.context.clock.monotonic_ns();
+        if consumer.commit(&commits, CommitMode::Async).is_ok() {
+            *confirming = Some(sent);
+        }
     }
 
-    async fn try_claim(&self, partition: &str) -> Result<(Held, Option<HandedOver>), HandoffError> {
-        let key = keys::assignment(&self.options.group, partition);
-        let entry = self.context.repository.get(&key).await?;
-        let mut record = match &entry {
-            Some(entry) => AssignmentRecord::from_bytes(&entry.value).unwrap_or_else(|reason| {
-                self.context.events.publish(ClusterEvent::Malformed { key: key.clone(), reason });
-                AssignmentRecord::new()
-            }),
-            None => AssignmentRecord::new(),
-        };
-        let now = self.context.clock.wall_ms();
-        let handed_over = match &record.workflow_handoff {
-            Some(_) if self.handoffs.is_expired(record.updated_at, now) => {
-                self.alert(partition, ALERT_AFTER, "it is over the limit of its age and not used any more");
-                // Neither state nor position: Kafka says where to begin.
-                record.last_offset = -1;
-                record.workflow_handoff = None;
-                None
-            }
-            Some(stored) => {
-                let handoff = self.handoffs.load(stored).await?;
-                Some(HandedOver { handoff, last_offset: record.last_offset })
-            }
-            None => None,
-        };
-        record.owner_node_id = self.context.node_id.to_string();
-        record.owner_epoch = 0;
-        record.target_node_id.clear();
-        record.version += 1;
-        record.updated_at = self.context.clock.wall_ms();
-        if let Some(equipment) = self.options.equipment.get(partition) {
-            record.equipment_ids.clone_from(equipment);
-        }
-        let expected = match &entry {
-            Some(entry) => Compare::ModRevision(key.clone(), entry.mod_revision),
-            None => Compare::Absent(key.clone()),
-        };
-        let txn = Txn::new()
-            .when(expected)
-            .put(&key, record.to_bytes())
-            .put(claim_key(&self.options.group, partition), record.version.to_string());
-        match self.context.repository.txn(txn).await? {
-            TxnOutcome::Done { revision } => {
-                let (offset, recorded) = (record.last_offset, record.last_offset);
-                Ok((Held { record, revision, offset, recorded }, handed_over))
-            }
-            TxnOutcome::Conflict { .. } => Err(HandoffError::NotOwner(partition.to_owned())),
+    /// The coordinator's answer to the commit under way.
+    fn on_committed(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
+        let sent = self.confirming_ns.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let refused = offsets.elements().iter().find_map(|one| one.error().err());
+        match (sent, result.err().or(refused)) {
+            (Some(sent), None) => drop(self.confirmed_ns.fetch_max(sent, Ordering::SeqCst)),
+            (_, Some(error)) => tracing::debug!(%error, "offset commit failed"),
+            (None, None) => {}
         }
     }
 
@@ -268,6 +286,7 @@ impl Shared {
         let mut record = held.record.clone();
         record.workflow_handoff = Some(stored.clone());
         record.last_offset = held.offset;
+        record.last_message = held.witness;
         record.updated_at = self.context.clock.wall_ms();
         if release {
             record.owner_node_id.clear();
@@ -302,35 +321,59 @@ impl Shared {
         }
     }
 
-    fn on_assigned(&self, list: &mut TopicPartitionList) {
+    fn on_assigned(&self, consumer: &BaseConsumer<Callbacks>, list: &mut TopicPartitionList) {
         let partitions: Vec<(String, i32)> =
             list.elements().iter().map(|one| (one.topic().to_owned(), one.partition())).collect();
         for (topic, number) in partitions {
-            let began = self.context.clock.monotonic_ns();
-            let partition = name_of(&topic, number);
-            let Some((held, handed_over)) = self.runtime.block_on(self.claim(&partition)) else { return };
-            if held.record.last_offset >= 0 {
-                let next = Offset::Offset(held.record.last_offset + 1);
-                if let Err(error) = list.set_partition_offset(&topic, number, next) {
-                    tracing::warn!(%error, partition, "the position could not be set");
+            // Kafka gives partitions away from a member that does not come back from here in time.
+            let patience = self.options.session_timeout / 4;
+            match self.claim(consumer, &topic, number, patience) {
+                Some((held, handed_over)) => {
+                    if let Err(error) = list.set_partition_offset(&topic, number, first_offset(&held)) {
+                        tracing::warn!(%error, topic, number, "consumer position not set");
+                    }
+                    self.begin(&name_of(&topic, number), held, handed_over);
                 }
+                None => drop(self.state().unclaimed.insert(name_of(&topic, number))),
             }
-            let event =
-                TopologyEvent::new(&self.options.group, &partition, TopologyChange::Assigned, &held.record);
-            self.context.events.publish(ClusterEvent::Topology(event));
-            let mut state = self.state();
-            let (equipment, token) = (held.record.equipment_ids.clone(), held.record.version);
-            state.handler.on_assigned(&partition, &equipment, token, handed_over);
-            state.held.insert(partition, held);
-            self.publish_owned(&state);
-            let took = self.context.clock.monotonic_ns().saturating_sub(began);
-            self.context.metrics.assigned_to_ready_time.observe(seconds(took));
+        }
+    }
+
+    /// Lets the work on a claimed partition begin.
+    fn begin(&self, partition: &str, held: Held, handed_over: Option<HandedOver>) {
+        let began = self.context.clock.monotonic_ns();
+        let event =
+            TopologyEvent::new(&self.options.group, partition, TopologyChange::Assigned, &held.record);
+        self.context.events.publish(ClusterEvent::Topology(event));
+        let mut state = self.state();
+        let (equipment, token) = (held.record.equipment_ids.clone(), held.record.version);
+        state.handler.on_assigned(partition, &equipment, token, handed_over);
+        state.unclaimed.remove(partition);
+        state.held.insert(partition.to_owned(), held);
+        self.publish_owned(&state);
+        let took = self.context.clock.monotonic_ns().saturating_sub(began);
+        self.context.metrics.assigned_to_ready_time.observe(seconds(took));
+    }
+
+    /// Claims what Kafka has assigned and could not be claimed before, and consumes it from where its record stands.
+    fn claim_unclaimed(&self, consumer: &BaseConsumer<Callbacks>) {
+        let unclaimed: Vec<String> = self.state().unclaimed.iter().cloned().collect();
+        for partition in unclaimed {
+            let Some((topic, number)) = split_name(&partition) else { continue };
+            let Some((held, handed_over)) = self.claim(consumer, topic, number, Duration::ZERO) else {
+                continue;
+            };
+            match consumer.seek(topic, number, first_offset(&held), KAFKA_PATIENCE) {
+                Ok(()) => self.begin(&partition, held, handed_over),
+                Err(error) => tracing::warn!(%error, partition, "consumer position not set"),
+            }
         }
     }
 
     /// Hands a partition over, or drops it when it is not ours any more.
     fn give(&self, partition: &str, lost: bool) -> Option<i64> {
         let mut state = self.state();
+        state.unclaimed.remove(partition);
         let mut held = state.held.remove(partition)?;
         self.publish_owned(&state);
         let mut change = TopologyChange::Lost;
@@ -382,31 +425,23 @@ impl Shared {
     }
 
     /// Records what has moved on since the last time.
-    fn checkpoint(&self, consumer: &BaseConsumer<Callbacks>) {
+    fn checkpoint(&self) {
         let moved: Vec<String> = {
             let state = self.state();
             let moved = state.held.iter().filter(|(_, held)| held.offset > held.recorded);
             moved.map(|(partition, _)| partition.clone()).collect()
         };
-        let mut commits = TopicPartitionList::new();
         for partition in moved {
             let mut state = self.state();
             let handoff = state.handler.checkpoint(&partition);
             let Some(mut held) = state.held.remove(&partition) else { continue };
             match self.runtime.block_on(self.record(&partition, &mut held, &handoff, false)) {
-                Ok(()) => {
-                    if let Some((topic, number)) = partition.rsplit_once('-')
-                        && let Ok(number) = number.parse()
-                    {
-                        // A list takes any offset that is none of the special ones.
-                        let _ =
-                            commits.add_partition_offset(topic, number, Offset::Offset(held.recorded + 1));
-                    }
-                    state.held.insert(partition, held);
-                }
+                Ok(()) => drop(state.held.insert(partition, held)),
                 Err(HandoffError::NotOwner(_)) => {
-                    // Somebody else has claimed it: we were away for too long, and Kafka will say so, too.
+                    // Another worker has claimed it. While Kafka assigns it to this one, it is claimed back, from the
+                    // record that is there then.
                     state.handler.on_released(&partition);
+                    state.unclaimed.insert(partition.clone());
                     let event = TopologyEvent::new(
                         &self.options.group,
                         &partition,
@@ -422,21 +457,40 @@ impl Shared {
                 }
             }
         }
-        if commits.count() > 0 {
-            // For tools; the next one includes this one.
-            let _ = consumer.commit(&commits, CommitMode::Async);
-        }
     }
 
     fn run(&self, consumer: &BaseConsumer<Callbacks>) {
         let every = u64::try_from(self.options.checkpoint_every.as_nanos()).unwrap_or(u64::MAX);
         let mut checkpointed = self.context.clock.monotonic_ns();
         while !self.stopping.load(Ordering::SeqCst) && !self.context.scope.shutdown().is_stopped() {
-            self.polled_ns.store(self.context.clock.monotonic_ns(), Ordering::SeqCst);
             match consumer.poll(POLL) {
                 Some(Ok(message)) => {
                     let partition = name_of(message.topic(), message.partition());
                     let mut state = self.state();
+                    let witness = fingerprint(&message);
+                    if let Some(held) = state.held.get_mut(&partition).filter(|held| held.is_unproven) {
+                        held.is_unproven = false;
+                        if is_recreated(held, message.offset(), witness) {
+                            tracing::warn!(
+                                partition,
+                                offset = held.offset,
+                                "topic recreated: consuming from its start"
+                            );
+                            (held.offset, held.recorded, held.start) = (-1, -1, 0);
+                            if message.offset() > 0
+                                && let Err(error) = consumer.seek(
+                                    message.topic(),
+                                    message.partition(),
+                                    Offset::Beginning,
+                                    KAFKA_PATIENCE,
+                                )
+                            {
+                                tracing::warn!(%error, partition, "consumer position not set");
+                            } else if message.offset() > 0 {
+                                continue;
+                            }
+                        }
+                    }
                     // Fetched before it was revoked or lost: not ours to work on.
                     let is_next =
                         state.held.get(&partition).is_some_and(|held| message.offset() > held.offset);
@@ -451,6 +505,7 @@ impl Shared {
                             Ok(()) => {
                                 if let Some(held) = state.held.get_mut(&partition) {
                                     held.offset = message.offset();
+                                    held.witness = witness;
                                 }
                             }
                             Err(error) => {
@@ -474,7 +529,9 @@ impl Shared {
             }
             let now = self.context.clock.monotonic_ns();
             if now.saturating_sub(checkpointed) >= every {
-                self.checkpoint(consumer);
+                self.checkpoint();
+                self.claim_unclaimed(consumer);
+                self.commit(consumer);
                 checkpointed = now;
             }
         }
@@ -491,7 +548,7 @@ impl ConsumerContext for Callbacks {
         let is_cooperative = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
         let done = match error {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
-                self.0.on_assigned(list);
+                self.0.on_assigned(consumer, list);
                 if is_cooperative { consumer.incremental_assign(list) } else { consumer.assign(list) }
             }
             _ => {
@@ -502,6 +559,10 @@ impl ConsumerContext for Callbacks {
         if let Err(error) = done {
             tracing::warn!(%error, "a rebalance was not carried out");
         }
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
+        self.0.on_committed(result, offsets);
     }
 }
 
@@ -535,9 +596,10 @@ impl KafkaWorker {
             context: context.clone(),
             handoffs: HandoffStore::new(Arc::clone(&context.repository), options.handoffs.clone()),
             runtime: Handle::current(),
-            state: Mutex::new(State { handler, held: BTreeMap::new() }),
+            state: Mutex::new(State { handler, held: BTreeMap::new(), unclaimed: BTreeSet::new() }),
             owned: watch::channel(BTreeMap::new()).0,
-            polled_ns: AtomicU64::new(context.clock.monotonic_ns()),
+            confirmed_ns: AtomicU64::new(0),
+            confirming_ns: Mutex::default(),
             stopping: AtomicBool::new(false),
             crashed: AtomicBool::new(false),
             failed: Mutex::default(),

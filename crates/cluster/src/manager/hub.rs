@@ -2,14 +2,14 @@
 //!
 //! Invariant: at most one connection per server counts; a newer one replaces the older, whose commands fail.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use moim_wire_grpc::routing::{Ack, Command};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 /// Commands that wait to be sent to one server.
 const QUEUE: usize = 256;
@@ -38,8 +38,6 @@ struct Waiting {
 pub(super) struct Hub {
     state: Mutex<State>,
     operations: AtomicU64,
-    /// Servers whose connection has ended and who have not come back.
-    lost: watch::Sender<BTreeSet<String>>,
 }
 
 /// A server's connection.
@@ -50,11 +48,7 @@ pub(super) struct Seat {
 
 impl Hub {
     pub(super) fn new() -> Self {
-        Self {
-            state: Mutex::default(),
-            operations: AtomicU64::new(1),
-            lost: watch::channel(BTreeSet::new()).0,
-        }
+        Self { state: Mutex::default(), operations: AtomicU64::new(1) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -67,8 +61,6 @@ impl Hub {
         state.generation += 1;
         let generation = state.generation;
         state.servers.insert(node.to_owned(), Connected { commands: sender, generation });
-        drop(state);
-        self.lost.send_if_modified(|lost| lost.remove(node));
         Seat { commands, generation }
     }
 
@@ -90,10 +82,6 @@ impl Hub {
                 let _ = waiting.answer.send(Err(format!("the connection to {node} broke")));
             }
         }
-        drop(state);
-        if is_current {
-            self.lost.send_if_modified(|lost| lost.insert(node.to_owned()));
-        }
     }
 
     /// Ends every server's connection.
@@ -105,16 +93,10 @@ impl Hub {
         for (node, generation) in nodes {
             self.disconnect(&node, generation);
         }
-        self.lost.send_replace(BTreeSet::new());
     }
 
     pub(super) fn is_connected(&self, node: &str) -> bool {
         self.state().servers.contains_key(node)
-    }
-
-    /// Servers whose connection has ended.
-    pub(super) fn lost(&self) -> watch::Receiver<BTreeSet<String>> {
-        self.lost.subscribe()
     }
 
     pub(super) fn on_ack(&self, ack: Ack) {

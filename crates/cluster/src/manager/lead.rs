@@ -11,10 +11,13 @@
 //! A manager that dies between DRAIN and the save leaves the old owner drained; when the server finds the next leader it
 //! says so, and is told to resume. The old leader cannot save any more by then: its saves are fenced.
 //!
+//! A range is taken from a server without its consent only when its lease has expired: the save compares that the server's
+//! registration is absent, and a move compares that source is still the process that was drained. A closed or refused
+//! connection proves nothing.
+//!
 //! One operation at a time holds the lock on `saved`; reactions to servers take turns with operations between batches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -25,22 +28,22 @@ use moim_wire_grpc::routing::{
     ChangeKind, ChangeRequest, ChangeResponse, Command, CommandKind, Hello, Server, ShowResponse,
 };
 use moim_wire_grpc::{Code, Status};
-use tokio::net::TcpStream;
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncGuard, Notify};
 
 use super::{Servers, Shared};
 use crate::assignment::plan::{PlanNode, PlanPartition, plan};
 use crate::backoff::Backoff;
 use crate::leadership::Leadership;
-use crate::registry::NodeRegistry;
+use crate::registry::nodes_prefix;
+use crate::repository::Compare;
 use crate::routing::store::{RoutingError, Saved};
 use crate::routing::table::{NodeStatus, RouteEntry, RoutingTable};
 use crate::session::SessionEnd;
 
 /// Ranges that move at a time.
 const BATCH: usize = 64;
-/// How long a connection to a server may take that may be gone.
-const PROBE: Duration = Duration::from_millis(500);
+/// Comparisons of registrations in one save, below what a transaction may hold.
+const COMPARES: usize = 64;
 /// How long a drain is waited for.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
 /// After servers came or went, how long to wait for more of them.
@@ -121,7 +124,7 @@ impl Lead {
     pub(super) async fn run(&self) {
         let Some(shared) = self.shared() else { return };
         let mut backoff = Backoff::default();
-        let (mut servers, mut lost) = (shared.servers.subscribe(), shared.hub.lost());
+        let mut servers = shared.servers.subscribe();
         loop {
             let progress = match self.reconcile(&shared).await {
                 Ok(Progress::More) => continue,
@@ -143,32 +146,8 @@ impl Lead {
                     }
                     tokio::time::sleep(SETTLE).await;
                 }
-                changed = lost.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    let suspects: Vec<String> = lost.borrow_and_update().iter().cloned().collect();
-                    join_all(suspects.iter().map(|node| self.probe(&shared, node))).await;
-                }
                 // What could not be done for want of a connection is tried again.
                 () = tokio::time::sleep(Duration::from_secs(1)), if progress == Progress::Waiting => {}
-            }
-        }
-    }
-
-    /// A server's connection has ended. When nobody listens at its address any more the process is gone, and its lease
-    /// need not be waited for; in every other case it must.
-    async fn probe(&self, shared: &Shared, node: &str) {
-        let known = shared.servers.borrow().as_ref().and_then(|servers| servers.get(node).cloned());
-        let Some(known) = known else { return };
-        let connected = tokio::time::timeout(PROBE, TcpStream::connect(&known.info.address)).await;
-        let is_gone = matches!(connected, Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused);
-        if is_gone && !shared.hub.is_connected(node) && self.is_valid() {
-            let registry =
-                NodeRegistry::new(&shared.context, &shared.options.namespace, Duration::from_secs(1));
-            match registry.deregister(node).await {
-                Ok(()) => tracing::info!(node, "a server's process is gone"),
-                Err(error) => tracing::debug!(%error, node, "its lease ends by itself"),
             }
         }
     }
@@ -210,13 +189,14 @@ impl Lead {
         saved: &mut Option<Saved>,
         table: RoutingTable,
         draining: Vec<String>,
+        registrations: &[Compare],
     ) -> Result<i64, RoutingError> {
         if !self.is_valid() {
             return Err(RoutingError::Fenced);
         }
         let before = saved.as_ref().cloned().unwrap_or_default();
         let fence = Some(self.leadership.fence());
-        match shared.store.swap(&before, table, draining, fence.clone()).await {
+        match shared.store.swap(&before, table, draining, fence.clone(), registrations).await {
             Ok(after) => {
                 let version = after.table.version;
                 shared.feed.publish(Arc::clone(&after.table), &shared.context.metrics);
@@ -242,9 +222,13 @@ impl Lead {
             return self.found(shared, &servers).await;
         }
         let (next, mut moves) = wanted(&servers, &before, shared.options.rebalance);
-        if let Some(next) = next {
+        if let Some(mut next) = next {
+            let gone = keep_few_gone(&before, &mut next);
+            let prefix = nodes_prefix(&shared.options.namespace);
+            let absent: Vec<Compare> =
+                gone.iter().map(|node| Compare::Absent(format!("{prefix}{node}"))).collect();
             let table = before.table.next(|entries| *entries = next)?;
-            self.save(shared, &mut saved, table, before.draining.clone()).await?;
+            self.save(shared, &mut saved, table, before.draining.clone(), &absent).await?;
             return Ok(Progress::More);
         }
         if moves.is_empty() {
@@ -293,7 +277,7 @@ impl Lead {
             entry
         });
         let table = RoutingTable::new(1, entries.collect())?;
-        self.save(shared, &mut saved, table, Vec::new()).await?;
+        self.save(shared, &mut saved, table, Vec::new(), &[]).await?;
         Ok(Progress::More)
     }
 
@@ -306,14 +290,25 @@ impl Lead {
     ) -> Result<usize, RoutingError> {
         let names: Vec<String> = moves.iter().map(|one| one.entry.partition_id.clone()).collect();
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).extend(names.iter().cloned());
+        // A source that restarts after it was drained would serve the range again: the save must fail then.
+        let known = shared.servers.borrow().clone().unwrap_or_default();
         let steps = moves.iter().map(|one| self.hand_over(shared, one));
         let handed = join_all(steps).await;
         let before = saved.as_ref().cloned().unwrap_or_default();
         let servers = shared.servers.borrow().clone().unwrap_or_default();
-        let mut targets = BTreeMap::new();
+        let prefix = nodes_prefix(&shared.options.namespace);
+        let (mut targets, mut sources) = (BTreeMap::new(), BTreeMap::new());
         for (one, handed) in moves.iter().zip(&handed) {
             match handed {
-                Ok(()) => drop(targets.insert(one.entry.partition_id.as_str(), one.to.as_str())),
+                Ok(()) => {
+                    targets.insert(one.entry.partition_id.as_str(), one.to.as_str());
+                    let source = &one.entry.node_id;
+                    let compare = match known.get(source) {
+                        Some(server) => Compare::CreateRevision(format!("{prefix}{source}"), server.epoch),
+                        None => Compare::Absent(format!("{prefix}{source}")),
+                    };
+                    sources.insert(source.as_str(), compare);
+                }
                 Err(error) => {
                     tracing::info!(partition = one.entry.partition_id, error, "a range was not moved")
                 }
@@ -331,8 +326,8 @@ impl Lead {
         let done = match (targets.is_empty(), table) {
             (true, _) => Ok(0),
             (false, Ok(table)) => {
-                let count = targets.len();
-                self.save(shared, saved, table, before.draining.clone()).await.map(|_| count)
+                let (count, sources) = (targets.len(), sources.into_values().collect::<Vec<_>>());
+                self.save(shared, saved, table, before.draining.clone(), &sources).await.map(|_| count)
             }
             (false, Err(error)) => Err(error.into()),
         };
@@ -402,7 +397,7 @@ impl Lead {
             }
         });
         let table = table.map_err(|error| status(error.into()))?;
-        let version = match self.save(shared, &mut saved, table, before.draining.clone()).await {
+        let version = match self.save(shared, &mut saved, table, before.draining.clone(), &[]).await {
             Ok(version) => version,
             Err(error) => {
                 shared.hub.tell(&entry.node_id, self.command(CommandKind::Resume, &upper));
@@ -437,7 +432,8 @@ impl Lead {
             }
         });
         let table = table.map_err(|error| status(error.into()))?;
-        let version = self.save(shared, &mut saved, table, before.draining.clone()).await.map_err(status)?;
+        let saved = self.save(shared, &mut saved, table, before.draining.clone(), &[]).await;
+        let version = saved.map_err(status)?;
         Ok(ChangeResponse { version, partition_id: partition.to_owned() })
     }
 
@@ -535,7 +531,7 @@ impl Lead {
             }
         });
         let table = table.map_err(|error| status(error.into()))?;
-        self.save(shared, saved, table, draining).await.map_err(status)
+        self.save(shared, saved, table, draining, &[]).await.map_err(status)
     }
 
     /// Asks the owner of a range; one without an owner has nobody to ask.
@@ -618,6 +614,22 @@ fn show(entry: &mut RouteEntry, servers: &Servers, draining: &[String]) -> bool 
     is_new |= entry.node_status != status;
     entry.node_status = status;
     is_new
+}
+
+/// The owners that lose ranges in `next`, at most [`COMPARES`] of them; ranges of further ones stay for the next save.
+fn keep_few_gone(before: &Saved, next: &mut [Arc<RouteEntry>]) -> BTreeSet<String> {
+    let mut gone = BTreeSet::new();
+    for (old, new) in before.table.entries().iter().zip(next) {
+        if old.node_id == new.node_id || old.node_id.is_empty() {
+            continue;
+        }
+        if gone.len() < COMPARES || gone.contains(&old.node_id) {
+            gone.insert(old.node_id.clone());
+        } else {
+            *new = Arc::clone(old);
+        }
+    }
+    gone
 }
 
 /// What the table should be: its entries, if they are to be others at once, and the ranges that must move between

@@ -90,13 +90,14 @@ fn two_processes_with_one_id() {
         let second = Membership::join(&store.node("a"), info("a"), &options(&store)).await;
         assert!(matches!(second, Err(JoinError::DuplicateNode { .. })), "{}", store.name);
         assert!(first.is_valid());
-        // A record that a crash left behind is taken over long before its lease ends.
-        let lease = store.repository.grant(Duration::from_secs(600)).await.unwrap();
+        // A record that a crash left behind is replaced when its lease has expired, and not before.
+        let lease = store.repository.grant(store.ttl).await.unwrap();
         let left = NodeRecord { info: info("b"), incarnation: 7, ..NodeRecord::default() };
         let txn = Txn::new().put_leased("cluster:nodes/b", left.to_bytes(), lease.id);
         store.repository.txn(txn).await.unwrap();
         let b = Membership::join(&store.node("b"), info("b"), &options(&store)).await.unwrap();
         assert!(b.is_valid());
+        assert!(store.repository.keep_alive(lease.id).await.is_err(), "{}: it waited", store.name);
         // Whoever finds its record taken stops.
         let usurper = NodeRecord { info: info("b"), incarnation: 8, ..NodeRecord::default() };
         store.repository.txn(Txn::new().delete("cluster:nodes/b")).await.unwrap();

@@ -50,17 +50,39 @@ fn a_lost_registration_comes_back_by_itself() {
 fn somebody_else_can_remove_a_server_and_a_second_life_replaces_the_first() {
     in_memory(async |store| {
         let registry = NodeRegistry::new(&store.node("m"), "n", Duration::from_secs(60));
-        let lease = store.repository.grant(Duration::from_secs(600)).await.unwrap();
+        let lease = store.repository.grant(store.ttl).await.unwrap();
         let txn = Txn::new().put_leased("/n/nodes/a", server("a").to_bytes(), lease.id);
         store.repository.txn(txn).await.unwrap();
         let before = store.repository.get("/n/nodes/a").await.unwrap().unwrap();
         let _a = registry.register(server("a")).await.unwrap();
+        assert!(store.repository.keep_alive(lease.id).await.is_err(), "it waited for the lease to expire");
         let after = store.repository.get("/n/nodes/a").await.unwrap().unwrap();
         assert!(after.create_revision > before.create_revision);
         let _b = registry.register(server("b")).await.unwrap();
         registry.deregister("b").await.unwrap();
         registry.deregister("nobody").await.unwrap();
         assert!(matches!(registry.register(server("a/b")).await, Err(RegisterError::BadId(_))));
+    });
+}
+
+#[test]
+fn two_processes_never_hold_one_id_at_the_same_time() {
+    everywhere(async |store| {
+        let mine = Flaky::new(store.repository.clone());
+        let mut context = store.node("a");
+        context.repository = mine.clone();
+        let first = NodeRegistry::new(&context, "n", store.ttl).register(server("a")).await.unwrap();
+        let registry = NodeRegistry::new(&store.node("a"), "n", store.ttl);
+        let second = registry.register(server("a")).await;
+        assert!(
+            matches!(second, Err(RegisterError::Duplicate { .. })),
+            "{}: the first one lives",
+            store.name
+        );
+        assert!(first.is_valid(), "{}", store.name);
+        mine.set(Mood { away: true, ..Mood::default() });
+        let second = registry.register(server("a")).await.unwrap();
+        assert!(second.is_valid() && !first.is_valid(), "{}", store.name);
     });
 }
 

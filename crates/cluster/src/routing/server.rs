@@ -5,6 +5,8 @@
 //! - A key is served only while the registration stands (by this process's clock), the table says that the range is ours,
 //!   the partition is ready, and it is not drained. So a server that is paused or cut off stops before its ranges are
 //!   given to others.
+//! - A server that had to register again serves nothing before it has seen a table at least as new as the store's, read
+//!   after the registration, and has prepared its ranges anew: others may have owned them meanwhile.
 //! - A drained partition stays so until the table gives it to somebody else, or a manager that leads says that the
 //!   operation was given up. Commands of an older leader than seen are refused.
 
@@ -17,7 +19,9 @@ use moim_wire_grpc::routing::{Ack, Command, CommandKind};
 use tokio::sync::{mpsc, watch};
 
 use super::link::{self, Follower};
+use super::store::RoutingTableStore;
 use super::table::{RouteEntry, RoutingTable};
+use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::events::ClusterEvent;
 use crate::registry::{NodeRegistry, RegisterError, Registration, ServerInfo};
@@ -70,9 +74,14 @@ struct Inner {
     registration: Registration,
     hooks: Arc<dyn RangeHooks>,
     table: watch::Receiver<Arc<RoutingTable>>,
+    #[cfg(test)]
+    pushed: watch::Sender<Arc<RoutingTable>>,
     state: Mutex<State>,
     /// The highest term of a manager that was seen.
     term: AtomicI64,
+    /// The registration for which `table` is known to be current; 0 for none.
+    confirmed: AtomicI64,
+    store: RoutingTableStore,
     context: Context,
     namespace: String,
 }
@@ -102,8 +111,12 @@ impl RouteServer {
             registration,
             hooks,
             table,
+            #[cfg(test)]
+            pushed: sender.clone(),
             state: Mutex::default(),
             term: AtomicI64::new(0),
+            confirmed: AtomicI64::new(0),
+            store: RoutingTableStore::new(context, namespace),
             context: context.clone(),
             namespace: namespace.to_owned(),
         });
@@ -144,7 +157,7 @@ impl RouteServer {
         let state = self.inner.state();
         let serves = state.ready.contains(&entry.partition_id)
             && !state.drained.contains(&entry.partition_id)
-            && self.inner.registration.is_valid();
+            && self.inner.is_confirmed();
         if serves { Ok(entry.clone()) } else { Err(Moved(None)) }
     }
 
@@ -164,6 +177,12 @@ impl RouteServer {
             .collect()
     }
 
+    /// Puts a table in the place of the one that was pushed last.
+    #[cfg(test)]
+    pub(crate) fn set_table(&self, table: Arc<RoutingTable>) {
+        self.inner.pushed.send_replace(table);
+    }
+
     /// Whether the registration stands.
     pub fn is_registered(&self) -> bool {
         self.inner.registration.is_valid()
@@ -180,18 +199,35 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the registration stands and the table is known to be no older than it.
+    fn is_confirmed(&self) -> bool {
+        self.registration.created().is_some_and(|created| created == self.confirmed.load(Ordering::SeqCst))
+    }
+
     async fn run(&self, mut inbox: mpsc::Receiver<Command>, answers: mpsc::Sender<Ack>) {
-        let mut table = self.table.clone();
+        let (mut table, mut registration) = (self.table.clone(), self.registration.clone());
+        let (mut life, mut needed) = (None, None);
         loop {
+            if life != registration.created() {
+                life = registration.created();
+                needed = None;
+                self.release_all();
+            }
             // A table before a command: a command is about the table that was sent before it.
             tokio::select! {
                 biased;
+                () = registration.changed() => {}
+                saved = self.stored_table(), if life.is_some() && needed.is_none() => {
+                    needed = Some(saved);
+                    let now = table.borrow_and_update().clone();
+                    self.maybe_confirm(life, needed, &now).await;
+                }
                 changed = table.changed() => {
                     if changed.is_err() {
                         return;
                     }
                     let now = table.borrow_and_update().clone();
-                    self.on_table(&now).await;
+                    self.maybe_confirm(life, needed, &now).await;
                 }
                 command = inbox.recv() => {
                     let Some(command) = command else { return };
@@ -205,6 +241,39 @@ impl Inner {
                     }
                 }
             }
+        }
+    }
+
+    /// Lets go of every partition: the registration under which they were ours has ended.
+    fn release_all(&self) {
+        self.confirmed.store(0, Ordering::SeqCst);
+        let State { ready, .. } = std::mem::take(&mut *self.state());
+        for partition in ready {
+            self.hooks.released(&partition);
+        }
+    }
+
+    /// Incarnation and version of the table in the store at this moment. Tries until the store answers.
+    async fn stored_table(&self) -> (i64, i64) {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.store.load().await {
+                Ok(saved) => {
+                    let table = saved.unwrap_or_default().table;
+                    return (table.incarnation, table.version);
+                }
+                Err(error) => tracing::debug!(%error, server = self.id, "routing table not read"),
+            }
+            backoff.pause().await;
+        }
+    }
+
+    /// Acts on the table once it is as new as the one that the store had after the registration `life`.
+    async fn maybe_confirm(&self, life: Option<i64>, needed: Option<(i64, i64)>, table: &RoutingTable) {
+        let (Some(life), Some(needed)) = (life, needed) else { return };
+        if (table.incarnation, table.version) >= needed {
+            self.on_table(table).await;
+            self.confirmed.store(life, Ordering::SeqCst);
         }
     }
 

@@ -179,19 +179,21 @@ impl RoutingTableStore {
         draining: Vec<String>,
         fence: Option<Compare>,
     ) -> Result<Saved, RoutingError> {
-        let saved = self.swap(before, table, draining, fence.clone()).await?;
+        let saved = self.swap(before, table, draining, fence.clone(), &[]).await?;
         self.sweep(fence).await;
         Ok(saved)
     }
 
     /// Saves like [`save`](Self::save), and leaves the pieces of the table before to a [`sweep`](Self::sweep): nobody who
     /// waits for the table need wait for that.
+    /// `registrations` are compared with the head: what the change assumes about servers.
     pub(crate) async fn swap(
         &self,
         before: &Saved,
         table: RoutingTable,
         draining: Vec<String>,
         fence: Option<Compare>,
+        registrations: &[Compare],
     ) -> Result<Saved, RoutingError> {
         let (head, written) = self.write_pieces(&table, draining.clone(), fence.as_ref()).await?;
         let value: Bytes = serde_json::to_vec(&head).expect("plain fields can be written down").into();
@@ -201,6 +203,7 @@ impl RoutingTableStore {
         };
         let mut txn = Txn::new().when(expected).put(&*self.head, value.clone());
         txn.compares.extend(fence);
+        txn.compares.extend_from_slice(registrations);
         let outcome = match self.context.repository.txn(txn).await {
             Err(RepositoryError::Unknown) => self.settle(&value, before.revision).await?,
             outcome => outcome?,

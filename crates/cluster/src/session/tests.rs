@@ -25,6 +25,21 @@ fn a_session_outlives_its_lease_time_and_ends_when_it_is_closed() {
 }
 
 #[test]
+fn a_session_is_invalid_before_its_lease_is_revoked() {
+    in_memory(async |store| {
+        let flaky = Flaky::new(store.repository.clone());
+        let mut context = store.node("a");
+        context.repository = flaky.clone();
+        let session = Session::open(&context, Duration::from_secs(60)).await.unwrap();
+        // The answer to the revocation does not come: another holder may be in already.
+        flaky.set(Mood { frozen: true, ..Mood::default() });
+        let closed = tokio::time::timeout(Duration::from_millis(20), session.close()).await;
+        assert!(closed.is_err(), "no answer was heard");
+        assert!(!session.is_valid());
+    });
+}
+
+#[test]
 fn dropping_the_last_handle_ends_the_lease() {
     in_memory(async |store| {
         let session = Session::open(&store.node("a"), Duration::from_secs(60)).await.unwrap();

@@ -6,14 +6,17 @@ use moim_wire_grpc::{Code, Status};
 use crate::error::Error;
 use crate::reply::{DeleteReply, KeyValue, PutReply, RangeReply, TxnOpReply, TxnReply};
 use crate::request::{
-    Compare, CompareResult, CompareTarget, DeleteRequest, PutRequest, RangeRequest, SortOrder, SortTarget,
-    TxnOp, TxnRequest,
+    Compare, CompareResult, CompareTarget, DeleteRequest, MAX_TXN_OPS, PutRequest, RangeRequest, SortOrder,
+    SortTarget, TxnOp, TxnRequest,
 };
 use crate::watch::Event;
 use crate::{LeaseId, SpaceId};
 
 /// A read, and whether it may be served from what this node has.
 pub(super) fn range(request: wire::RangeRequest) -> Result<(RangeRequest, bool), Error> {
+    if request.key.is_empty() {
+        return Err(Error::EmptyKey);
+    }
     let sort_order = match request.sort_order {
         0 => SortOrder::None,
         1 => SortOrder::Ascend,
@@ -60,8 +63,19 @@ pub(super) fn delete(request: wire::DeleteRangeRequest) -> DeleteRequest {
     DeleteRequest { key: request.key, range_end: request.range_end, prev_kv: request.prev_kv }
 }
 
-/// A transaction. Its nesting is bounded by the decoder.
+/// A transaction. Its nesting is bounded by the decoder. Of several errors the one is given that etcd finds first: too
+/// many operations, then conditions and steps one after the other, a nested transaction where it stands.
 pub(super) fn txn(request: wire::TxnRequest) -> Result<TxnRequest, Status> {
+    bounded_txn(request, MAX_TXN_OPS)
+}
+
+fn bounded_txn(request: wire::TxnRequest, allowed: usize) -> Result<TxnRequest, Status> {
+    let ops = request.compare.len().max(request.success.len()).max(request.failure.len());
+    let left = allowed.checked_sub(ops).ok_or(Error::TooManyOps)?;
+    if request.compare.iter().any(|compare| compare.key.is_empty()) {
+        return Err(Error::EmptyKey.into());
+    }
+    let op = |one| op(one, left);
     Ok(TxnRequest {
         compares: request.compare.into_iter().map(compare).collect::<Result<_, _>>()?,
         success: request.success.into_iter().map(op).collect::<Result<_, _>>()?,
@@ -77,13 +91,18 @@ pub(super) fn is_serializable(request: &wire::TxnRequest) -> bool {
         && ops.all(|op| matches!(&op.op, Some(wire::RequestOpKind::Range(range)) if range.serializable))
 }
 
-fn op(op: wire::RequestOp) -> Result<TxnOp, Status> {
+fn op(op: wire::RequestOp, allowed: usize) -> Result<TxnOp, Status> {
     use wire::RequestOpKind as Kind;
     Ok(match op.op {
         Some(Kind::Range(request)) => TxnOp::Range(range(request)?.0),
-        Some(Kind::Put(request)) => TxnOp::Put(put(request)),
+        Some(Kind::Put(request)) => {
+            let put = put(request);
+            put.check()?;
+            TxnOp::Put(put)
+        }
+        Some(Kind::DeleteRange(request)) if request.key.is_empty() => return Err(Error::EmptyKey.into()),
         Some(Kind::DeleteRange(request)) => TxnOp::Delete(delete(request)),
-        Some(Kind::Txn(request)) => TxnOp::Txn(txn(request)?),
+        Some(Kind::Txn(request)) => TxnOp::Txn(bounded_txn(request, allowed)?),
         // What etcd says of a step that is none.
         None => return Err(Error::KeyNotFound.into()),
     })
@@ -185,6 +204,46 @@ pub(super) const CLIENT_SPACE: SpaceId = SpaceId::User;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_several_errors_a_transaction_reports_the_one_that_etcd_finds_first() {
+        use wire::RequestOpKind as Kind;
+        let step = |op| wire::RequestOp { op: Some(op) };
+        let none = || wire::RequestOp { op: None };
+        let put =
+            |key: &'static str| step(Kind::Put(wire::PutRequest { key: key.into(), ..Default::default() }));
+        let bad_sort =
+            || step(Kind::Range(wire::RangeRequest { key: "k".into(), sort_order: 9, ..Default::default() }));
+        let no_key_bad_sort =
+            || step(Kind::Range(wire::RangeRequest { sort_order: 9, ..Default::default() }));
+        let nested = |success| step(Kind::Txn(wire::TxnRequest { success, ..Default::default() }));
+        let compare = |key: &'static str| wire::Compare { key: key.into(), ..Default::default() };
+        let many = |first| {
+            let mut ops = vec![first];
+            ops.resize_with(MAX_TXN_OPS + 1, || put("k"));
+            ops
+        };
+        let cases = [
+            ("too many comes before a step that is none", vec![], many(none()), Error::TooManyOps),
+            ("a condition comes before the steps", vec![compare("")], vec![none()], Error::EmptyKey),
+            ("steps come in order", vec![], vec![put(""), bad_sort()], Error::EmptyKey),
+            ("steps come in order", vec![], vec![bad_sort(), put("")], Error::InvalidSortOption),
+            ("steps come in order", vec![], vec![none(), put("")], Error::KeyNotFound),
+            ("the key comes before the sort option", vec![], vec![no_key_bad_sort()], Error::EmptyKey),
+            ("a nested one where it stands", vec![], vec![nested(vec![put("")]), none()], Error::EmptyKey),
+            (
+                "a nested one has what is left",
+                vec![],
+                vec![nested((0..MAX_TXN_OPS).map(|_| put("k")).collect()), none()],
+                Error::TooManyOps,
+            ),
+        ];
+        for (name, compare, success, expected) in cases {
+            let failure = vec![none()];
+            let found = txn(wire::TxnRequest { compare, success, failure }).unwrap_err();
+            assert_eq!(found, Status::from(expected), "{name}");
+        }
+    }
 
     #[test]
     fn a_txn_is_served_locally_only_when_all_its_reads_say_so() {

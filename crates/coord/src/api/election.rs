@@ -32,7 +32,11 @@ pub(super) async fn campaign(
         announce(api, &leader, request.value).await?;
     }
     let entered_at = place.entered_at;
-    place.wait(api).await?;
+    let expired = || Status::new(Code::Unknown, "election: session expired before leadership was won");
+    if place.wait(api).await?.is_none() {
+        place.keep();
+        return Err(expired());
+    }
     place.keep();
     Ok(wire::CampaignResponse { header: Some(api.header(entered_at)), leader: Some(leader) })
 }

@@ -29,14 +29,11 @@ pub(super) async fn lock(api: &Arc<Api>, request: wire::LockRequest) -> Result<w
     let key = place.key.clone();
     let mut revision = place.entered_at;
     if place.oldest != Some(place.revision) {
-        revision = place.wait(api).await?;
-        // The lease may have ended while others held the lock.
-        let own = api.coordinator.range(RangeRequest::key(key.clone()), false).await?;
-        if own.kvs.is_empty() {
+        let Some(held_at) = place.wait(api).await? else {
             place.keep();
             return Err(Status::new(Code::Unknown, "mutex: session is expired"));
-        }
-        revision = revision.max(own.revision);
+        };
+        revision = held_at;
     }
     place.keep();
     Ok(wire::LockResponse { header: Some(api.header(revision)), key })
@@ -117,8 +114,9 @@ fn answers(reply: TxnReply) -> Result<(Option<RangeReply>, RangeReply), Status> 
 }
 
 impl Place {
-    /// Waits until everybody who came before has left. Returns the revision at which that was seen.
-    pub(super) async fn wait(&self, api: &Api) -> Result<i64, Status> {
+    /// Waits until every earlier key is gone. Returns a revision at which this key was there and the oldest; `None` as
+    /// soon as this key is gone, with its lease or by another client's deletion.
+    pub(super) async fn wait(&self, api: &Api) -> Result<Option<i64>, Status> {
         loop {
             let before = RangeRequest {
                 limit: 1,
@@ -129,10 +127,26 @@ impl Place {
             };
             let reply = api.coordinator.range(before, false).await?;
             match reply.kvs.into_iter().next() {
-                None => return Ok(reply.revision),
-                Some(kv) => wait_deleted(api, kv.key, reply.revision).await?,
+                // Keys with smaller create revisions never appear again, so this key is the oldest while it is there.
+                None => return self.own(api).await,
+                Some(kv) => tokio::select! {
+                    gone = wait_deleted(api, kv.key, reply.revision) => gone?,
+                    gone = wait_deleted(api, self.key.clone(), self.entered_at) => {
+                        gone?;
+                        if self.own(api).await?.is_none() {
+                            return Ok(None);
+                        }
+                    }
+                },
             }
         }
+    }
+
+    /// The store's revision if this place is still there.
+    async fn own(&self, api: &Api) -> Result<Option<i64>, Status> {
+        let own = api.coordinator.range(RangeRequest::key(self.key.clone()), false).await?;
+        let is_there = own.kvs.first().is_some_and(|kv| kv.create_revision == self.revision);
+        Ok(is_there.then_some(own.revision))
     }
 
     /// The place outlives the call.

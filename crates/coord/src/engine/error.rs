@@ -46,6 +46,9 @@ pub enum CoordError {
     /// The change would leave too few members, or another change is under way.
     #[error("etcdserver: unhealthy cluster")]
     UnhealthyCluster,
+    /// The last member stays.
+    #[error("etcdserver: re-configuration failed due to not enough started members")]
+    NotEnoughMembers,
     /// The node stops, or its core has failed.
     #[error("etcdserver: server stopped")]
     Stopped,
@@ -64,7 +67,8 @@ impl CoordError {
             | Self::BadLeaderTransferee
             | Self::MemberExists
             | Self::NotLearner
-            | Self::LearnerNotReady => Code::FailedPrecondition,
+            | Self::LearnerNotReady
+            | Self::NotEnoughMembers => Code::FailedPrecondition,
             Self::MemberNotFound => Code::NotFound,
         }
     }

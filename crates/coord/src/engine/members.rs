@@ -2,6 +2,12 @@
 //!
 //! Raft knows voter ids and peer addresses; names and client addresses are in the node records (`/moim/nodes/…`),
 //! which nodes write when they join. Changes are made by the leader, whoever is asked.
+//!
+//! A member that is a node of the cluster holds more than coordination. Removing it takes its vote away at once and hides
+//! it from clients; its node stays a learner until what it holds has moved to other nodes, then stops by itself. The
+//! record that says so ([`LEAVING`]) is what keeps it from coming back: the nodes' own bookkeeping would add it again.
+
+use std::time::Duration;
 
 use moim_raft::{GroupError, GroupMetrics, Member, VoterId};
 use serde::Deserialize;
@@ -10,11 +16,25 @@ use super::Inner;
 use super::error::CoordError;
 use super::leases::Asked;
 use super::peer::{MemberChange, PeerReply, PeerRequest};
-use crate::request::RangeRequest;
+use crate::request::{
+    Command, Compare, CompareResult, CompareTarget, Op, PutRequest, RangeRequest, TxnOp, TxnRequest,
+};
 
 /// Where the nodes' records are.
 const NODES: &str = "/moim/nodes/";
 const NODES_END: &str = "/moim/nodes0";
+/// Voters that were removed and whose nodes are being emptied, by voter id.
+const LEAVING: &str = "/moim/voters/leaving/";
+const LEAVING_END: &str = "/moim/voters/leaving0";
+/// Voters whose nodes were removed, until the group has forgotten them.
+const GONE: &str = "/moim/voters/gone/";
+const GONE_END: &str = "/moim/voters/gone0";
+/// What is wanted of a node, by node id.
+const ORDERS: &str = "/moim/orders/";
+/// How long a removal waits for the vote to be taken away.
+const REMOVAL: Duration = Duration::from_secs(5);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A member of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,6 +72,21 @@ fn knows(metrics: &GroupMetrics, id: VoterId) -> bool {
     has(&metrics.voters, id) || has(&metrics.learners, id)
 }
 
+/// Says that a node is to be emptied and its voter to be taken out.
+fn leave(id: VoterId, node_id: i32) -> TxnRequest {
+    let node = format!("{NODES}{node_id}");
+    let known = Compare {
+        key: node.into(),
+        range_end: Default::default(),
+        target: CompareTarget::Version(0),
+        result: CompareResult::Greater,
+    };
+    let leaving = PutRequest::new(format!("{LEAVING}{id}"), node_id.to_string());
+    let order = PutRequest::new(format!("{ORDERS}{node_id}"), "remove");
+    let success = vec![TxnOp::Put(leaving), TxnOp::Put(order)];
+    TxnRequest { compares: vec![known], success, failure: Vec::new() }
+}
+
 impl Inner {
     /// The members as this node knows them.
     pub(super) fn members(&self) -> Vec<MemberInfo> {
@@ -78,9 +113,44 @@ impl Inner {
                 learner,
             }
         });
-        let mut members: Vec<MemberInfo> = known.collect();
+        let leaving = self.leaving();
+        let mut members: Vec<MemberInfo> =
+            known.filter(|member| !leaving.contains(&member.voter.0)).collect();
         members.sort_by_key(|member| member.voter);
         members
+    }
+
+    /// Voters that were removed and that the group still has.
+    fn leaving(&self) -> Vec<u64> {
+        let mut found = Vec::new();
+        for (prefix, end) in [(LEAVING, LEAVING_END), (GONE, GONE_END)] {
+            let request = RangeRequest::between(prefix, end);
+            let kvs = self.shared.state().range(&request).map(|reply| reply.kvs).unwrap_or_default();
+            let voter = |key: &[u8]| std::str::from_utf8(key).ok()?.strip_prefix(prefix)?.parse::<u64>().ok();
+            found.extend(kvs.iter().filter_map(|kv| voter(&kv.key)));
+        }
+        found
+    }
+
+    /// Removes a member for good: it votes no more when this returns, and it does not come back.
+    pub(super) async fn remove_member(&self, id: VoterId) -> Result<(), CoordError> {
+        if self.leaving().contains(&id.0) {
+            return Err(CoordError::MemberNotFound);
+        }
+        let members = self.members();
+        let Some(node_id) = members.iter().find(|member| member.voter == id).and_then(|m| m.node_id) else {
+            return self.change_members(MemberChange::Remove(id)).await;
+        };
+        if !members.iter().any(|member| member.voter != id && member.node_id.is_some()) {
+            return Err(CoordError::NotEnoughMembers);
+        }
+        self.submit(&Command::node(Op::Txn(leave(id, node_id))), None).await?;
+        let gone = async {
+            while has(&self.group.metrics().voters, id) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::time::timeout(REMOVAL, gone).await.map_err(|_| CoordError::Timeout)
     }
 
     /// Has the leader change the members.

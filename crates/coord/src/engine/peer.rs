@@ -175,7 +175,7 @@ impl PeerRequest {
 }
 
 /// The numbers of errors between nodes never change; [`CoordError::Refused`] has its own.
-const ERRORS: [CoordError; 12] = [
+const ERRORS: [CoordError; 13] = [
     CoordError::NoLeader,
     CoordError::Timeout,
     CoordError::LeaderChanged,
@@ -188,6 +188,7 @@ const ERRORS: [CoordError; 12] = [
     CoordError::LearnerNotReady,
     CoordError::UnhealthyCluster,
     CoordError::Stopped,
+    CoordError::NotEnoughMembers,
 ];
 
 fn put_error(out: &mut Vec<u8>, error: &CoordError) {

@@ -45,6 +45,8 @@ const QUEUE_COMMANDS: usize = 32_768;
 const QUEUE_BYTES: usize = 64 << 20;
 /// Between looks at what has waited too long.
 const SWEEP: Duration = Duration::from_millis(250);
+/// How long a command is waited for while this node has withdrawn.
+const WITHDRAWN_MS: u64 = 500;
 /// Before a leader that was not ready is asked again.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -311,10 +313,14 @@ impl Inner {
                     () = tokio::time::sleep(SWEEP) => {}
                 }
                 let now_ms = self.now_ms();
-                self.queue.give_up_before(now_ms.saturating_sub(self.timeout_ms()));
+                // What was sent before this node withdrew may wait for its disk.
+                let patience_ms = if *self.withdrawn.borrow() { WITHDRAWN_MS } else { self.timeout_ms() };
+                self.queue.give_up_before(now_ms.saturating_sub(patience_ms));
+                let sooner_ms = self.timeout_ms() - patience_ms;
                 let mut late: Vec<u64> = {
                     let flights = self.shared.flights();
-                    let late = flights.by_number.iter().filter(|(_, flight)| flight.deadline_ms <= now_ms);
+                    let is_late = |flight: &Flight| flight.deadline_ms.saturating_sub(sooner_ms) <= now_ms;
+                    let late = flights.by_number.iter().filter(|(_, flight)| is_late(flight));
                     late.map(|(number, _)| *number).collect()
                 };
                 late.sort_unstable();

@@ -91,10 +91,13 @@ impl Inner {
             if readers.is_empty() {
                 continue;
             }
+            let mut withdrawn = self.withdrawn.subscribe();
             let outcome = tokio::select! {
                 biased;
                 () = shutdown.stopped() => Err(CoordError::Stopped),
                 outcome = self.round() => outcome,
+                // A round that waits for this node's disk may take as long as it hangs.
+                Ok(()) = withdrawn.changed() => Err(CoordError::NoLeader),
             };
             let mut bundle = Bundle::default();
             for reader in readers {

@@ -521,3 +521,62 @@ fn a_full_disk_refuses_what_grows_and_lets_room_be_made() {
     assert_eq!(cluster.wait(node.alarm_off(alarms[0])), Ok(vec![alarms[0]]));
     until("it is on again", || (cluster.wait(node.alarms()).unwrap().len() == 3).then_some(()));
 }
+
+#[test]
+fn a_full_disk_makes_a_node_drop_its_log_however_short_it_is() {
+    let mut cluster = TestCluster::start(1, usual);
+    cluster.settle();
+    for number in 0..100 {
+        cluster.wait(cluster.node(0).execute(put(format!("key {number}"), "v"))).unwrap();
+    }
+    assert_eq!(cluster.node(0).group().metrics().purged, None, "a log that is far from its limits");
+    cluster.kill(0);
+    cluster.want_free_space(2);
+    cluster.start_node(0);
+    cluster.settle();
+    until("the log is dropped up to a snapshot", || {
+        let metrics = cluster.node(0).group().metrics();
+        (metrics.purged >= Some(100)).then_some(())
+    });
+    let node = cluster.node(0);
+    assert_eq!(cluster.wait(value(&node, "key 99", false)), Some("v".into()));
+}
+
+#[test]
+fn a_node_that_withdrew_refuses_its_callers_at_once_and_raises_no_alarm() {
+    let mut cluster = TestCluster::start(3, usual);
+    cluster.settle();
+    let full = cluster.follower();
+    cluster.kill(full);
+    cluster.want_free_space(2);
+    cluster.start_node(full);
+    cluster.node(full).set_withdrawn(true);
+    cluster.settle();
+    let scope = moim_base::task::Scope::new(moim_base::task::Shutdown::new());
+    let callers = {
+        let _there = cluster.runtime(full).enter();
+        cluster.node(full).for_many_callers(&scope)
+    };
+    assert_eq!(cluster.wait(callers.execute(put("k", "v"))).unwrap_err(), CoordError::NoLeader);
+    assert_eq!(cluster.wait(value_of(&callers, "k")), Err(CoordError::NoLeader));
+    // The node's own calls go on, and the others take writes for longer than it takes to raise an alarm.
+    let other = (0..3).find(|at| *at != full).unwrap();
+    let mut number = 0;
+    let began_ms = cluster.node(other).inner.now_ms();
+    while cluster.node(other).inner.now_ms() < began_ms + 4_500 {
+        number += 1;
+        cluster.wait(cluster.node(other).execute(put("k", number.to_string()))).unwrap();
+    }
+    let member = Command::node(Op::Put(PutRequest::new("/moim/members/1", "alive")));
+    cluster.wait(cluster.node(full).execute(member)).unwrap();
+    assert_eq!(cluster.wait(cluster.node(other).alarms()), Ok(Vec::new()));
+    cluster.node(full).set_withdrawn(false);
+    until("no other node serves in its place", || {
+        let alarms = cluster.wait(cluster.node(other).alarms()).ok()?;
+        (alarms.len() == 1).then_some(())
+    });
+}
+
+async fn value_of(node: &Coordinator, key: &'static str) -> Result<(), CoordError> {
+    node.range(RangeRequest::key(key), false).await.map(drop)
+}

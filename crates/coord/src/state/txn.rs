@@ -1,7 +1,8 @@
 //! Transactions: decide, check, do.
 //!
 //! All conditions, nested ones too, look at the state before the transaction and are decided first. Then
-//! every step of the chosen branches is checked against that same state. Only then is anything written, and
+//! every step of the chosen branches is checked against that same state, as in etcd first every put and then every
+//! read: a transaction with several errors is answered with the same one. Only then is anything written, and
 //! from there on nothing can fail. Steps read what steps before them wrote.
 
 use std::cmp::Ordering;
@@ -26,7 +27,8 @@ impl State {
     pub(super) fn txn(&mut self, txn: TxnRequest) -> Result<TxnReply, Error> {
         let id = txn.space()?;
         let decision = decide(self.space(id), &txn);
-        self.check_branch(self.space(id), &txn, &decision)?;
+        self.check_puts(&txn, &decision)?;
+        check_ranges(self.space(id), &txn, &decision)?;
         let mut reply = self.run_branch(txn, &decision);
         reply.revision = self.space(id).view_revision();
         Ok(reply)
@@ -35,20 +37,19 @@ impl State {
     pub(super) fn run_read_txn(&self, txn: &TxnRequest) -> Result<TxnReply, Error> {
         let space = self.space(txn.space()?);
         let decision = decide(space, txn);
-        self.check_branch(space, txn, &decision)?;
+        check_ranges(space, txn, &decision)?;
         let mut reply = read_branch(space, txn, &decision)?;
         reply.revision = space.revision();
         Ok(reply)
     }
 
-    fn check_branch(&self, space: &Space, txn: &TxnRequest, decision: &Decision) -> Result<(), Error> {
+    fn check_puts(&self, txn: &TxnRequest, decision: &Decision) -> Result<(), Error> {
         let mut nested = decision.nested.iter();
         for op in branch(txn, decision) {
             match op {
-                TxnOp::Range(request) => range::check(space, request)?,
                 TxnOp::Put(put) => self.check_put(put)?,
-                TxnOp::Delete(_) => {}
-                TxnOp::Txn(inner) => self.check_branch(space, inner, next(&mut nested))?,
+                TxnOp::Range(_) | TxnOp::Delete(_) => {}
+                TxnOp::Txn(inner) => self.check_puts(inner, next(&mut nested))?,
             }
         }
         Ok(())
@@ -69,6 +70,18 @@ impl State {
         let responses = responses.collect();
         TxnReply { revision: 0, succeeded: decision.succeeded, responses }
     }
+}
+
+fn check_ranges(space: &Space, txn: &TxnRequest, decision: &Decision) -> Result<(), Error> {
+    let mut nested = decision.nested.iter();
+    for op in branch(txn, decision) {
+        match op {
+            TxnOp::Range(request) => range::check(space, request)?,
+            TxnOp::Put(_) | TxnOp::Delete(_) => {}
+            TxnOp::Txn(inner) => check_ranges(space, inner, next(&mut nested))?,
+        }
+    }
+    Ok(())
 }
 
 fn read_branch(space: &Space, txn: &TxnRequest, decision: &Decision) -> Result<TxnReply, Error> {

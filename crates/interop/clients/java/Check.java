@@ -127,6 +127,12 @@ public final class Check {
                 old.commitTransaction();
             }
         }
+        // Transaction version 2, which the client uses because the feature says so: every transaction has its own epoch.
+        check(admin.describeFeatures().featureMetadata().get(30, TimeUnit.SECONDS).finalizedFeatures()
+                .get("transaction.version").maxVersionLevel() == 2, "transaction.version");
+        int epoch = admin.describeTransactions(List.of("java-" + RUN)).all().get(30, TimeUnit.SECONDS)
+                .get("java-" + RUN).producerEpoch();
+        check(epoch == 3, "producer epoch after three transactions: " + epoch);
         old.beginTransaction();
         try (KafkaProducer<String, String> next = producer(settings)) {
             next.initTransactions();

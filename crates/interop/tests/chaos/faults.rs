@@ -1,10 +1,8 @@
 //! What goes wrong, and how it is put right.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::time::Duration;
 
-use moim_interop::cluster::Cluster;
+use moim_interop::cluster::{Cluster, http_post};
 
 use super::disk::SmallDisk;
 
@@ -122,17 +120,8 @@ fn wipe(cluster: &mut Cluster, node: usize) {
     let path = format!("/api/v1/cluster/nodes/{}/replace", node + 1);
     let replaced = (0..100).any(|_| {
         std::thread::sleep(Duration::from_millis(50));
-        post(&admin, &path).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        http_post(&admin, &path).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
     });
     assert!(replaced, "node {} was not given up", node + 1);
     cluster.restart(node).unwrap();
-}
-
-fn post(address: &str, path: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    write!(stream, "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
 }

@@ -18,7 +18,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, Prod
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::{ClientContext, Statistics};
 
-use super::{COPY, ORIGINAL, PARTITIONS};
+use super::{COPY, ORIGINAL, PARTITIONS, WRITER_PAUSE};
 
 /// For one call of a client.
 const CALL: Duration = Duration::from_secs(20);
@@ -177,7 +177,7 @@ fn write(brokers: &str, stop: &AtomicBool, reports: Arc<Mutex<Written>>) {
             }
         }
         number += 1;
-        producer.poll(Duration::from_millis(4));
+        producer.poll(WRITER_PAUSE);
     }
     producer.flush(Duration::from_secs(120)).unwrap();
 }

@@ -32,6 +32,8 @@ const ORIGINAL: &str = "original";
 const COPY: &str = "copy";
 /// Partitions of both.
 const PARTITIONS: i32 = 6;
+/// Between two records of a partition.
+const WRITER_PAUSE: Duration = Duration::from_millis(4);
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)

@@ -29,11 +29,12 @@ fn read(brokers: &str, topic: &str) -> BTreeMap<i32, Vec<(i64, u64)>> {
     consumer.assign(&all).unwrap();
     let mut found: BTreeMap<i32, Vec<(i64, u64)>> = BTreeMap::new();
     let mut ended = BTreeSet::new();
-    let began = Instant::now();
+    let mut progress = Instant::now();
     while ended.len() < PARTITIONS as usize {
-        assert!(began.elapsed() < PATIENCE, "{topic} cannot be read to its end: {ended:?}");
+        assert!(progress.elapsed() < PATIENCE, "{topic} cannot be read to its end: {ended:?}");
         match consumer.poll(Duration::from_millis(100)) {
             Some(Ok(message)) => {
+                progress = Instant::now();
                 let text = std::str::from_utf8(message.payload().unwrap()).unwrap();
                 found.entry(message.partition()).or_default().push((message.offset(), text.parse().unwrap()));
             }

@@ -23,6 +23,8 @@ use crate::support::{connect, options, revision};
 /// Clients of the store, of the lock, and watchers.
 const WRITERS: usize = 6;
 const LOCKERS: usize = 3;
+/// Between two operations of a writer.
+const PAUSE: Duration = Duration::ZERO;
 
 /// What the load and the injector share.
 pub(crate) struct World {

@@ -81,8 +81,15 @@ pub(crate) async fn a_learner_comes_and_goes(t: &mut Scene) {
     let added = added.unwrap();
     let id = added.member().unwrap().id();
     assert_eq!(added.member_list().len(), before + 1);
-    let listed = t.client.member_list().await.unwrap();
-    let learner = listed.members().iter().find(|member| member.id() == id).unwrap();
+    // A list that is not asked to be linearizable may be another member's, and a moment old.
+    let mut learner = None;
+    eventually("the learner to be listed", async || {
+        let listed = t.client.member_list().await.unwrap();
+        learner = listed.members().iter().find(|member| member.id() == id).cloned();
+        learner.is_some()
+    })
+    .await;
+    let learner = learner.unwrap();
     assert!(learner.is_learner());
     assert_eq!((learner.name(), learner.peer_urls()), ("", &[url.to_owned()][..]));
     let options = MemberAddOptions::new().with_is_learner();

@@ -67,6 +67,12 @@ impl Pipeline {
         Self { _server: server, kafka, redis, name, process, address, folder, _stdout: lines }
     }
 
+    /// Ends the programs of the pipeline; the topics and the store stay. What is changed there from now on is not put right.
+    pub(crate) fn stop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -97,6 +103,18 @@ impl Pipeline {
         let mut args = vec!["pipeline", "load", "--gateway", &self.address];
         args.extend(more);
         self.moim(&args)
+    }
+
+    /// A load that is not waited for.
+    pub(crate) fn loading(&self, more: &[&str]) -> Child {
+        Command::new(moim_binary().unwrap())
+            .args(["pipeline", "load", "--gateway", &self.address])
+            .args(more)
+            .current_dir(self.folder())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
     }
 
     pub(crate) fn verify(&self, more: &[&str]) -> Output {
@@ -285,6 +303,24 @@ fn what_is_no_text_goes_to_the_dead_letters_and_the_next_goes_on() {
 }
 
 #[test]
+fn messages_on_their_way_are_pending_and_not_lost() {
+    let _turn = super::one_at_a_time();
+    // No counter is there: everything stays in the topic.
+    let pipeline = Pipeline::start("gateway", &[]);
+    let (mut client, _) = pipeline.greet("early", 1);
+    for sn in 1..=5u64 {
+        client.send(sn, format!("line {sn}").as_bytes());
+    }
+    client.bye(5);
+    assert_eq!(client.outcome(), Said::Done);
+    let pending = pipeline.verify(&[]);
+    let text = String::from_utf8_lossy(&pending.stdout).into_owned();
+    assert_eq!(pending.status.code(), Some(6), "{text}");
+    let expected = ["\"verdict\": \"pending\"", "\"in_flight\": 5", "\"lost\": 0", "\"duplicated\": 0"];
+    expect(&text, &expected);
+}
+
+#[test]
 fn a_second_run_on_the_first_ones_topics_is_told_apart() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
@@ -301,6 +337,15 @@ fn a_second_run_on_the_first_ones_topics_is_told_apart() {
     let why = String::from_utf8_lossy(&short.stderr).into_owned();
     assert_eq!(short.status.code(), Some(5), "{why}");
     assert!(why.contains("3 messages of ann are known already") && why.contains("another run"), "{why}");
+    // The same name, as many lines, and others: nothing of it would be sent.
+    std::fs::write(pipeline.folder().join("other"), "a\nx\nc\n").unwrap();
+    std::fs::write(pipeline.folder().join("longer"), "a\nx\nc\nd\n").unwrap();
+    for file in ["other", "longer"] {
+        let other = pipeline.load(&["--file", file, "--client", "ann"]);
+        let why = String::from_utf8_lossy(&other.stderr).into_owned();
+        assert_eq!(other.status.code(), Some(5), "{why}");
+        assert!(why.contains("the first 3 messages of ann are others than these"), "{why}");
+    }
     // Another name is another client.
     fine(pipeline.load(&["--file", "text", "--client", "bob"]));
     expect(

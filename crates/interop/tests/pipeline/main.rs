@@ -8,6 +8,7 @@
 mod client;
 mod gateway;
 mod planted;
+mod reference;
 mod tls;
 mod waiting;
 

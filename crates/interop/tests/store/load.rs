@@ -11,7 +11,7 @@ use redis::FromRedisValue;
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 
-use super::World;
+use super::{PAUSE_MS, World};
 
 const WORKERS: u64 = 8;
 /// Of a round; each in a slot of its own.
@@ -130,7 +130,7 @@ async fn work(world: Arc<World>, number: u64, seed: u64, client: Option<Client>)
                 let value = format!("{number}-{count}");
                 if step(&world, worker, number, &mut random, value).await {
                     world.done.fetch_add(1, Ordering::SeqCst);
-                    random.u64(1..6)
+                    random.u64(PAUSE_MS)
                 } else {
                     50
                 }

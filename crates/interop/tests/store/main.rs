@@ -24,6 +24,9 @@ use moim_interop::redis::RedisCluster;
 
 use subject::Subject;
 
+/// Between two operations of a client.
+const PAUSE_MS: std::ops::Range<u64> = 1..6;
+
 /// What the clients and the faults have in common.
 struct World {
     seeds: Vec<String>,

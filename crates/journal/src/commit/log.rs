@@ -4,7 +4,8 @@
 //! file's first block and synced before any record of that generation. Invariants:
 //! - generations grow in the order files are used; a file's records carry its generation;
 //! - LSNs are contiguous across files; a group starts at a block boundary;
-//! - a file is recycled only below the floor of a checkpoint that is durable.
+//! - a file is recycled only below the floor of a checkpoint that is durable;
+//! - the first group of a file use begins with a record that says where the log before it ends.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -12,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{BLOCK, RECORD_HEADER, RawRecord, Record, Staged, encode_record};
+use super::scan::LogReader;
+use super::{BLOCK, Kind, MAX_FILE, RECORD_HEADER, Record, Staged, Stamp, encode_record};
 use crate::checkpoint::LogPoint;
 use crate::codec::{Input, Locked, Output};
 use crate::disk::{Disk, DiskFile, write_at};
@@ -20,7 +22,7 @@ use crate::types::OpenError;
 
 const MAGIC: &[u8; 8] = b"MOIMLOG\n";
 /// Format version of a commit-log file.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Zeros are written in steps of this size, each synced, so that a running commit never waits for all of it.
 const PREWRITE_STEP: usize = 1 << 20;
 static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
@@ -47,6 +49,8 @@ struct Writer {
     file: LogFile,
     position: u64,
     next_lsn: u64,
+    /// Where the last record ends: (generation, position).
+    end: (u64, u64),
     headers: Vec<u8>,
 }
 
@@ -67,14 +71,16 @@ pub(crate) struct CommitLog {
 pub(crate) struct Found {
     /// Files with a valid header, in order of generation.
     pub(crate) files: Vec<LogFile>,
-    /// Our own files that never got a header.
+    /// Our own files that hold nothing: never used, or prepared for a use that never began.
     pub(crate) unused: Vec<LogFile>,
+    /// Files of ours whose header is damaged. Their records say which generation they are of, so nothing is lost.
+    pub(crate) bad_headers: Vec<PathBuf>,
     /// Files of that name pattern that are not ours.
     pub(crate) foreign: Vec<PathBuf>,
     pub(crate) next_number: u64,
 }
 
-fn path_of(folder: &Path, number: u64) -> PathBuf {
+pub(crate) fn path_of(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{number:06}.log"))
 }
 
@@ -94,7 +100,8 @@ fn encode_header(generation: u64, size: u64) -> Vec<u8> {
 enum Header {
     Generation(u64),
     Blank,
-    Foreign,
+    /// Not a header, or a damaged one: the records must tell.
+    Bad,
 }
 
 fn decode_header(bytes: &[u8], path: &Path) -> Result<Header, OpenError> {
@@ -102,22 +109,22 @@ fn decode_header(bytes: &[u8], path: &Path) -> Result<Header, OpenError> {
         return Ok(Header::Blank);
     }
     let mut input = Input::new(bytes);
-    let (Some(magic), Some(version)) = (input.bytes(8), input.u32()) else { return Ok(Header::Foreign) };
-    if magic != MAGIC {
-        return Ok(Header::Foreign);
-    }
-    if version > VERSION {
-        let path = path.display().to_string();
-        return Err(OpenError::TooNew { path, found: version, known: VERSION });
-    }
-    let read = || {
+    let mut read = || {
+        let (magic, version) = (input.bytes(8)?, input.u32()?);
         input.bytes(4)?;
         let generation = input.u64()?;
         input.u64()?;
-        (input.u32()? == crc32c::crc32c(bytes.get(..32)?)).then_some(generation)
+        let whole = input.u32()? == crc32c::crc32c(bytes.get(..32)?);
+        (magic == MAGIC && whole).then_some((version, generation))
     };
-    // The header lies within one sector: a bad checksum is a torn first use, with no record behind it.
-    Ok({ read }().map_or(Header::Blank, Header::Generation))
+    // The checksum first: a flipped bit in the version is no other version.
+    let Some((found, generation)) = read() else { return Ok(Header::Bad) };
+    let path = || path.display().to_string();
+    match found.cmp(&VERSION) {
+        std::cmp::Ordering::Greater => Err(OpenError::TooNew { path: path(), found, known: VERSION }),
+        std::cmp::Ordering::Less => Err(OpenError::TooOld { path: path(), found, known: VERSION }),
+        std::cmp::Ordering::Equal => Ok(Header::Generation(generation)),
+    }
 }
 
 /// Looks at the log's folder.
@@ -126,7 +133,13 @@ pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
         let path = path.display().to_string();
         move |source| OpenError::Io { path, source }
     };
-    let mut found = Found { files: Vec::new(), unused: Vec::new(), foreign: Vec::new(), next_number: 0 };
+    let mut found = Found {
+        files: Vec::new(),
+        unused: Vec::new(),
+        bad_headers: Vec::new(),
+        foreign: Vec::new(),
+        next_number: 0,
+    };
     for entry in disk.list(folder).map_err(io(folder))? {
         let number = entry.name.strip_suffix(".log").and_then(|digits| digits.parse::<u64>().ok());
         let Some(number) = number.filter(|_| !entry.is_dir) else { continue };
@@ -137,115 +150,26 @@ pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
         let mut header = vec![0; 64];
         let got = file.pread(0, &mut header).map_err(io(&path))?;
         header.truncate(got);
-        let log_file = |generation| LogFile { number, generation, size, file };
-        match decode_header(&header, &path)? {
-            Header::Generation(generation) => found.files.push(log_file(generation)),
-            Header::Blank => found.unused.push(log_file(0)),
-            Header::Foreign => found.foreign.push(path),
+        let header = decode_header(&header, &path)?;
+        let mut file = LogFile { number, generation: 0, size, file };
+        if let Header::Generation(generation) = header {
+            file.generation = generation;
+            found.files.push(file);
+            continue;
+        }
+        // Never taken for a blank file because its header cannot be read.
+        match LogReader::new(&file).newest_generation().map_err(io(&path))? {
+            Some(generation) => {
+                file.generation = generation;
+                found.files.push(file);
+                found.bad_headers.push(path);
+            }
+            None if matches!(header, Header::Blank) => found.unused.push(file),
+            None => found.foreign.push(path),
         }
     }
     found.files.sort_by_key(|file| file.generation);
     Ok(found)
-}
-
-/// A record found in the log.
-pub(crate) struct LogEntry {
-    pub(crate) lsn: u64,
-    pub(crate) record: Record,
-}
-
-/// What reading the log back told.
-pub(crate) struct Scan {
-    pub(crate) next_lsn: u64,
-    pub(crate) bytes: u64,
-    pub(crate) files: u64,
-    /// Where the last record ends, if there was any.
-    end: Option<(LogFile, u64)>,
-}
-
-impl Scan {
-    /// Writes the last records once more and syncs them. After a failed sync the kernel may show bytes as clean
-    /// that never reached the disk; at most one group can be in that state, and no group is larger than this.
-    pub(crate) fn rewrite_tail(&self, max_group: u64) -> io::Result<()> {
-        let Some((file, end)) = &self.end else { return Ok(()) };
-        let from = end.saturating_sub(max_group).max(BLOCK) / BLOCK * BLOCK;
-        let mut bytes = vec![0; usize::try_from(end - from).expect("at most one group")];
-        let got = file.file.pread(from, &mut bytes)?;
-        write_at(&*file.file, from, &bytes[..got])?;
-        file.file.sync_data()
-    }
-}
-
-/// Calls `each` for every record past `floor`, in order, with its payload; stops at the end of the log.
-pub(crate) fn scan(
-    files: &[LogFile],
-    floor: LogPoint,
-    each: &mut dyn FnMut(LogEntry, &[u8]) -> io::Result<()>,
-) -> io::Result<Scan> {
-    let mut scan = Scan { next_lsn: floor.next_lsn, bytes: 0, files: 0, end: None };
-    for file in files.iter().filter(|file| file.generation >= floor.generation) {
-        let from = if file.generation == floor.generation { floor.position.max(BLOCK) } else { BLOCK };
-        scan.files += 1;
-        let mut reader = LogReader { file, buffer: Vec::new(), at: 0, filled: 0 };
-        let mut position = from;
-        while let Some((raw, next)) = reader.record(position, scan.next_lsn)? {
-            let start = usize::try_from(raw.1 - reader.at).expect("inside the buffer") + RECORD_HEADER;
-            let payload = &reader.buffer[start..start + raw.0.payload_len];
-            let entry = LogEntry { lsn: raw.0.lsn, record: raw.0.record };
-            each(entry, payload)?;
-            scan.next_lsn += 1;
-            scan.bytes += next - position;
-            position = next;
-        }
-        if position > from {
-            scan.end = Some((file.clone(), position));
-        }
-    }
-    Ok(scan)
-}
-
-struct LogReader<'a> {
-    file: &'a LogFile,
-    buffer: Vec<u8>,
-    at: u64,
-    filled: usize,
-}
-
-impl LogReader<'_> {
-    fn fill(&mut self, position: u64, need: usize) -> io::Result<bool> {
-        let inside = position >= self.at && position + need as u64 <= self.at + self.filled as u64;
-        if inside {
-            return Ok(true);
-        }
-        self.buffer.resize(need.max(1 << 20), 0);
-        self.filled = self.file.file.pread(position, &mut self.buffer)?;
-        self.at = position;
-        Ok(self.filled >= need)
-    }
-
-    /// The record with this LSN, at `position` or at the next block boundary; with its own start and its end.
-    fn record(&mut self, position: u64, lsn: u64) -> io::Result<Option<((RawRecord, u64), u64)>> {
-        for start in [position, position.next_multiple_of(BLOCK)] {
-            if !self.fill(start, RECORD_HEADER)? {
-                continue;
-            }
-            let from = usize::try_from(start - self.at).expect("inside the buffer");
-            let Some(raw) = RawRecord::decode(&self.buffer[from..]) else { continue };
-            if raw.generation != self.file.generation || raw.lsn != lsn {
-                continue;
-            }
-            let whole = RECORD_HEADER + raw.payload_len;
-            if whole as u64 > self.file.size.saturating_sub(start) || !self.fill(start, whole)? {
-                continue;
-            }
-            let from = usize::try_from(start - self.at).expect("inside the buffer");
-            let (header, payload) = self.buffer[from..from + whole].split_at(RECORD_HEADER);
-            if raw.matches(header, payload) {
-                return Ok(Some(((raw, start), start + whole as u64)));
-            }
-        }
-        Ok(None)
-    }
 }
 
 /// What to open the log with.
@@ -256,12 +180,15 @@ pub(crate) struct OpenLog {
     pub(crate) found: Found,
     pub(crate) floor: LogPoint,
     pub(crate) next_lsn: u64,
+    /// Where the log was found to end: (generation, position).
+    pub(crate) end: (u64, u64),
 }
 
 impl CommitLog {
     /// Opens the log for writing in a fresh file use; files at or past the floor stay live.
     pub(crate) fn open(disk: Arc<dyn Disk>, open: OpenLog) -> io::Result<Self> {
-        let OpenLog { folder, file_bytes, first_file_bytes, found, floor, next_lsn } = open;
+        let OpenLog { folder, file_bytes, first_file_bytes, found, floor, next_lsn, end } = open;
+        let file_bytes = file_bytes.min(MAX_FILE);
         let newest = found.files.last().map_or(0, |file| file.generation).max(floor.generation);
         let (live, free): (Vec<_>, Vec<_>) =
             found.files.into_iter().partition(|file| file.generation >= floor.generation);
@@ -283,7 +210,7 @@ impl CommitLog {
         files.live.push_back(first.clone());
         let live_count = files.live.len();
         let point = LogPoint { generation: first.generation, position: BLOCK, next_lsn };
-        let writer = Writer { file: first, position: BLOCK, next_lsn, headers: Vec::new() };
+        let writer = Writer { file: first, position: BLOCK, next_lsn, end, headers: Vec::new() };
         Ok(Self {
             folder,
             disk,
@@ -299,7 +226,7 @@ impl CommitLog {
     /// fail for lack of space; nothing is lost then, the group waits.
     pub(crate) fn make_room(&self, group: &[Staged]) -> io::Result<()> {
         let mut writer = self.writer.locked();
-        let bytes: u64 = group.iter().map(|staged| staged.bytes() as u64).sum();
+        let bytes = group_bytes(group);
         if writer.position + bytes > writer.file.size {
             self.change_file(&mut writer, bytes)?;
         }
@@ -309,32 +236,45 @@ impl CommitLog {
     /// Writes one group and syncs it; it has room. Answers the bytes written.
     pub(crate) fn commit(&self, group: &[Staged]) -> io::Result<u64> {
         let mut writer = self.writer.locked();
-        let bytes: u64 = group.iter().map(|staged| staged.bytes() as u64).sum();
-        assert!(writer.position + bytes <= writer.file.size, "room was made for this group");
-        let Writer { file, position, next_lsn, headers } = &mut *writer;
+        let Writer { file, position, next_lsn, end, headers } = &mut *writer;
+        let start = *position;
+        assert!(start + group_bytes(group) <= file.size, "room was made for this group");
         headers.clear();
-        for (lsn, staged) in (*next_lsn..).zip(group) {
-            let payload = &staged.payload;
-            encode_record(headers, &staged.record, file.generation, lsn, payload.len(), staged.payload_crc);
+        let mut stamp = Stamp { generation: file.generation, lsn: *next_lsn, group: start };
+        let first = start == BLOCK;
+        if first {
+            encode_record(headers, &begin_record(*end), stamp, 0, 0);
         }
-        let mut bufs = Vec::with_capacity(group.len() * 2 + 1);
+        for staged in group {
+            encode_record(headers, &staged.record, stamp, staged.payload.len(), staged.payload_crc);
+            stamp.lsn += u64::from(staged.record.kind.has_lsn());
+        }
+        let mut bufs = Vec::with_capacity(group.len() * 2 + 2);
+        let (begin, headers) = headers.split_at(if first { RECORD_HEADER } else { 0 });
+        if first {
+            bufs.push(IoSlice::new(begin));
+        }
+        let mut bytes = begin.len() as u64;
         for (header, staged) in headers.chunks(RECORD_HEADER).zip(group) {
+            bytes += staged.bytes() as u64;
             bufs.push(IoSlice::new(header));
             if !staged.payload.is_empty() {
                 bufs.push(IoSlice::new(&staged.payload));
             }
         }
         // Whole blocks only: a partial page of an uncached file would have to be read first.
-        let end = (*position + bytes).next_multiple_of(BLOCK).min(file.size);
-        let padding = usize::try_from(end - *position - bytes).expect("under one block");
+        let block_end = (start + bytes).next_multiple_of(BLOCK).min(file.size);
+        let padding = usize::try_from(block_end - start - bytes).expect("under one block");
         if padding > 0 {
             bufs.push(IoSlice::new(&ZEROS[..padding]));
         }
-        file.file.pwritev(*position, &bufs)?;
+        file.file.pwritev(start, &bufs)?;
         file.file.sync_data()?;
-        *next_lsn += group.len() as u64;
-        *position = end;
-        *self.durable.locked() = LogPoint { generation: file.generation, position: end, next_lsn: *next_lsn };
+        *next_lsn = stamp.lsn;
+        *position = block_end;
+        *end = (file.generation, start + bytes);
+        *self.durable.locked() =
+            LogPoint { generation: file.generation, position: block_end, next_lsn: stamp.lsn };
         Ok(bytes)
     }
 
@@ -418,6 +358,17 @@ impl CommitLog {
     }
 }
 
+/// Bytes to make room for: the group, and the record that begins a file use.
+fn group_bytes(group: &[Staged]) -> u64 {
+    group.iter().map(|staged| staged.bytes() as u64).sum::<u64>() + RECORD_HEADER as u64
+}
+
+/// The first record of a file use: where the log before it ends.
+fn begin_record((generation, position): (u64, u64)) -> Record {
+    let number = |value: u64| i64::try_from(value).expect("generations and positions are counted up");
+    Record { last: number(position), ..Record::of_log(Kind::Begin, number(generation)) }
+}
+
 fn create_file(disk: &dyn Disk, folder: &Path, files: &mut Files, size: u64) -> io::Result<LogFile> {
     let number = files.next_number;
     let path = path_of(folder, number);
@@ -457,7 +408,7 @@ fn begin_use(mut file: LogFile, files: &mut Files) -> io::Result<LogFile> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kind;
+    use super::super::scan;
     use super::*;
     use crate::disk::SimDisk;
     use crate::types::JournalId;
@@ -466,47 +417,84 @@ mod tests {
         Record::control(Kind::Epoch, JournalId { incarnation: 1, part: 1 }, base)
     }
 
-    /// A file of generation 2 with these (generation, LSN) records, one per block.
+    /// A file of generation 2 with these (generation, LSN) records, each a group of one block.
     fn file_with(records: &[(u64, u64)]) -> LogFile {
         let disk = SimDisk::new();
         let file = disk.create(Path::new("/log")).unwrap();
         write_at(&*file, 0, &encode_header(2, 1 << 20)).unwrap();
         for (at, (generation, lsn)) in records.iter().enumerate() {
+            let group = (at as u64 + 1) * BLOCK;
+            let stamp = Stamp { generation: *generation, lsn: *lsn, group };
             let mut bytes = Vec::new();
-            encode_record(&mut bytes, &record(7), *generation, *lsn, 0, 0);
-            write_at(&*file, (at as u64 + 1) * BLOCK, &bytes).unwrap();
+            if at == 0 {
+                encode_record(&mut bytes, &begin_record((0, 0)), stamp, 0, 0);
+            }
+            encode_record(&mut bytes, &record(7), stamp, 0, 0);
+            write_at(&*file, group, &bytes).unwrap();
         }
         LogFile { number: 0, generation: 2, size: 1 << 20, file }
     }
 
-    fn lsns(files: &[LogFile]) -> Vec<u64> {
+    /// The LSNs that are read back, and where damage is.
+    fn lsns(files: &[LogFile]) -> (Vec<u64>, Option<u64>) {
         let mut seen = Vec::new();
         let floor = LogPoint { generation: 0, position: 0, next_lsn: 5 };
-        let scan = scan(files, floor, &mut |entry, _| {
+        let scan = scan::scan(files, floor, &mut |entry, _| {
             seen.push(entry.lsn);
             Ok(())
-        });
-        assert_eq!(scan.unwrap().next_lsn, 5 + seen.len() as u64);
-        seen
+        })
+        .unwrap();
+        assert_eq!(scan.next_lsn, 5 + seen.len() as u64);
+        (seen, scan.damage.map(|damage| damage.position))
     }
 
     #[test]
-    fn bytes_of_another_use_of_the_file_end_the_log() {
-        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 6), (2, 7)])]), [5, 6, 7]);
-        assert_eq!(lsns(&[file_with(&[(2, 5), (1, 6), (2, 7)])]), [5], "an older generation");
-        assert_eq!(lsns(&[file_with(&[(2, 5), (3, 6)])]), [5], "a generation that never was");
+    fn bytes_of_another_use_of_the_file_end_the_log_unless_a_later_group_vouches_past_them() {
+        let after_one = BLOCK + 2 * RECORD_HEADER as u64;
+        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 6), (2, 7)])]), (vec![5, 6, 7], None));
+        assert_eq!(lsns(&[file_with(&[(2, 5), (1, 6), (1, 7)])]), (vec![5], None), "an older generation");
+        assert_eq!(lsns(&[file_with(&[(2, 5), (3, 6)])]), (vec![5], None), "a generation that never was");
+        assert_eq!(lsns(&[file_with(&[(2, 5), (1, 6), (2, 7)])]), (vec![5], Some(after_one)));
     }
 
     #[test]
-    fn a_gap_in_the_numbers_ends_the_log() {
-        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 7)])]), [5]);
-        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 5)])]), [5]);
-        assert_eq!(lsns(&[file_with(&[(2, 6)])]), [0_u64; 0]);
+    fn a_gap_in_the_numbers_is_damage() {
+        let after_one = BLOCK + 2 * RECORD_HEADER as u64;
+        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 7)])]), (vec![5], Some(after_one)));
+        assert_eq!(lsns(&[file_with(&[(2, 5), (2, 5)])]), (vec![5], Some(after_one)));
+        assert_eq!(lsns(&[file_with(&[(2, 6)])]), (vec![], Some(BLOCK)));
+    }
+
+    #[test]
+    fn a_file_header_that_cannot_be_read_is_no_blank_file() {
+        let disk = SimDisk::new();
+        let folder = Path::new("/commit");
+        disk.create_dir(folder).unwrap();
+        let make = |number: u64, bytes: &[u8]| {
+            let file = disk.create(&path_of(folder, number)).unwrap();
+            write_at(&*file, 0, &[0; 3 * BLOCK as usize]).unwrap();
+            write_at(&*file, 0, bytes).unwrap();
+            file
+        };
+        make(0, &[]);
+        let mut bad = encode_header(4, 3 * BLOCK);
+        bad[20] ^= 1;
+        let used = make(1, &bad);
+        let mut bytes = Vec::new();
+        let stamp = Stamp { generation: 3, lsn: 9, group: 2 * BLOCK };
+        encode_record(&mut bytes, &record(7), stamp, 0, 0);
+        write_at(&*used, 2 * BLOCK, &bytes).unwrap();
+        make(2, b"not a commit-log file");
+        let found = find(&disk, folder).unwrap();
+        let numbers = |files: &[LogFile]| files.iter().map(|file| file.number).collect::<Vec<_>>();
+        assert_eq!((numbers(&found.unused), numbers(&found.files)), (vec![0], vec![1]));
+        assert_eq!(found.files[0].generation, 3, "the records say which");
+        assert_eq!((found.bad_headers, found.foreign), (vec![path_of(folder, 1)], vec![path_of(folder, 2)]));
     }
 
     #[test]
     fn the_file_header_has_not_changed_on_disk() {
         let hex: String = encode_header(3, 4096)[..40].iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "4d4f494d4c4f470a0100000000000000030000000000000000100000000000003d850bd600000000");
+        assert_eq!(hex, "4d4f494d4c4f470a0200000000000000030000000000000000100000000000005eb4371d00000000");
     }
 }

@@ -149,16 +149,21 @@ impl SimDisk {
         SimDisk { inner: Arc::new(Mutex::new(after)) }
     }
 
-    /// Flips one bit of a file, as a failing medium would.
+    /// Flips the lowest bit of a byte of a file, as a failing medium would.
     pub fn flip_bit(&self, path: &Path, byte: u64) {
+        self.rot(path, byte * 8);
+    }
+
+    /// Flips one bit of a file at rest: in what is read from now on, and in what survives a crash.
+    pub fn rot(&self, path: &Path, bit: u64) {
         let mut inner = self.inner.locked();
         if let Some(Target::File(number)) = inner.names.get(path).copied()
             && let Some(node) = inner.nodes.get_mut(&number)
         {
-            let at = usize::try_from(byte).expect("a file in memory");
+            let at = usize::try_from(bit / 8).expect("a file in memory");
             for content in [&mut node.current, &mut node.durable] {
                 if let Some(byte) = content.bytes.get_mut(at) {
-                    *byte ^= 1;
+                    *byte ^= 1 << (bit % 8);
                 }
             }
         }

@@ -40,6 +40,10 @@ impl Journal {
             max_timestamp_ms: append.max_timestamp_ms,
         };
         assert!(frame.last >= frame.base && len > 0, "a frame holds at least one offset and one byte");
+        let max = self.framing.max_len();
+        if len > max {
+            return Err(AppendError::TooLarge { len, max });
+        }
         if self.replicated.load(Ordering::Relaxed) {
             return self.append_replicated(&append, &frame);
         }

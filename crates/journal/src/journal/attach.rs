@@ -16,9 +16,10 @@ use std::sync::{Arc, Mutex};
 
 use super::{Epochs, Journal, State};
 use crate::checkpoint::JournalImage;
+use crate::commit::Record;
 use crate::disk::{Disk, DiskFile, read_all, write_at};
 use crate::index::Index;
-use crate::segment::{self, FrameReader, HEADER, HeaderState, Segment, SegmentImage, Walk};
+use crate::segment::{self, FrameReader, HEADER, HeaderState, Segment, SegmentImage, Verified, Walk};
 use crate::store::Inner;
 use crate::types::{Durability, JournalError, JournalId, JournalOptions, RecoveryReport};
 
@@ -28,6 +29,8 @@ pub(crate) struct Recovered {
     pub(crate) image: JournalImage,
     /// The commit log vouches for everything before this.
     pub(crate) logged_end: i64,
+    /// The frames past the synced point that it vouches for, in order.
+    pub(crate) logged: Arc<Vec<Record>>,
     /// Whether files may hold more than the image says.
     pub(crate) scan: bool,
 }
@@ -40,6 +43,7 @@ struct Tail<'a> {
     folder: PathBuf,
     start: i64,
     logged_end: i64,
+    logged: Arc<Vec<Record>>,
     durability: Durability,
     segments: Vec<Segment>,
     epochs: Epochs,
@@ -60,6 +64,7 @@ impl Journal {
         let recovered = recovered.unwrap_or_else(|| Recovered {
             image: JournalImage::new(id, options.folder.clone(), options.durability),
             logged_end: 0,
+            logged: Arc::default(),
             scan: false,
         });
         let image = recovered.image;
@@ -71,6 +76,7 @@ impl Journal {
             folder: store.dir.join(&image.folder),
             start: image.start,
             logged_end: recovered.logged_end,
+            logged: recovered.logged,
             durability: image.durability,
             segments: image.segments.into_iter().map(|image| Segment::from_image(image, now_ms)).collect(),
             epochs: Epochs::from_vec(image.epochs),
@@ -118,6 +124,7 @@ impl Journal {
             replicated_synced: 0,
             truncating: false,
             damaged,
+            unusable: false,
             deleted: false,
             truncations: 0,
             checkpointed: None,
@@ -134,6 +141,7 @@ impl Journal {
             me: me.clone(),
             state: Mutex::new(state),
             files: Mutex::new(()),
+            cleaned: Mutex::new(None),
             end: AtomicI64::new(end),
             durable: AtomicI64::new(end),
             pending: AtomicU32::new(0),
@@ -159,7 +167,7 @@ impl Tail<'_> {
         self.drop_below_start()?;
         let synced = self.segments.last().map_or(self.start, |segment| segment.image.end);
         while let Some(at) = self.segments.len().checked_sub(1) {
-            if !self.walk_segment(at)? || self.damage.is_some() {
+            if !self.walk_segment(at)? {
                 break;
             }
             let end = self.segments[at].image.end;
@@ -249,6 +257,11 @@ impl Tail<'_> {
         let got = file.pread(0, &mut header)?;
         match segment::check_header(&header[..got], self.id, image.base) {
             HeaderState::Ours => {}
+            HeaderState::Rotten => {
+                tracing::warn!(path = %path.display(), "segment header damaged; it is written anew");
+                write_at(&*file, 0, &segment::encode_header(self.id, image.base))?;
+                file.sync_data()?;
+            }
             HeaderState::TooNew(found) => {
                 let path = path.display().to_string();
                 return Err(JournalError::TooNew { path, found, known: segment::VERSION });
@@ -274,7 +287,8 @@ impl Tail<'_> {
         let segment = &mut self.segments[at];
         segment.exists = true;
         segment.index_complete = !synced;
-        if segment.image.len < len {
+        // A log that ends before what the commit log vouches for takes no appends: what is there stays for a look.
+        if segment.image.len < len && segment.image.end >= self.logged_end {
             // Durably, before anything new is written: stale frames must never follow fresh ones.
             self.report.cut_bytes += len - segment.image.len;
             file.set_len(segment.image.len)?;
@@ -300,6 +314,8 @@ impl Tail<'_> {
         let framing = self.options.framing.clone();
         let segment = &mut self.segments[at];
         let mut reader = FrameReader::new(file, &*framing, len, 1 << 20);
+        // What is whole, in parts, where something in between is not.
+        let mut whole = vec![(segment.image.len, segment.image.len)];
         loop {
             let image = &segment.image;
             match reader.frame(image.len) {
@@ -311,9 +327,26 @@ impl Tail<'_> {
                     self.epochs.note_frame(frame.epoch, frame.base);
                     self.report.frames += 1;
                 }
-                Ok(_) | Err(Walk::Bad(_)) => break,
+                Ok(_) | Err(Walk::Bad(_)) => {
+                    // One that was acknowledged is damaged, not torn, and the log goes on behind it.
+                    let at = self.logged.partition_point(|record| record.base < image.end);
+                    let here = (image.base, image.len, image.end);
+                    let lost =
+                        self.logged.get(at).filter(|one| (one.segment, one.position, one.base) == here);
+                    let Some(frame) = lost.map(Record::frame) else { break };
+                    let what = format!("journal {}: frame checksum mismatch at {}", self.id, frame.base);
+                    self.damage.get_or_insert(what);
+                    whole.last_mut().expect("never empty").1 = image.len;
+                    segment.push(&frame);
+                    self.epochs.note_frame(frame.epoch, frame.base);
+                    whole.push((segment.image.len, segment.image.len));
+                }
                 Err(Walk::Io(error)) => return Err(error.into()),
             }
+        }
+        if whole.len() > 1 {
+            whole.last_mut().expect("never empty").1 = segment.image.len;
+            segment.verified = Verified::new(&whole, segment.image.len);
         }
         self.report.bytes += reader.bytes_read;
         Ok(())

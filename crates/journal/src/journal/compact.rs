@@ -24,6 +24,26 @@ const WRITE_BLOCK: usize = 1 << 20;
 /// How a file being compacted is called until it takes its place.
 const EXTENSION: &str = "compact";
 
+/// Decides what a compaction keeps.
+pub trait Compactor {
+    /// What becomes of a frame; called in offset order.
+    fn rewrite(&mut self, frame: &[u8]) -> Rewrite;
+
+    /// Called before frames that were dropped or replaced are gone, once for each file that takes the place of others. An
+    /// error ends the compaction; what was not swapped stays.
+    fn before_swap(&mut self, _journal: &Journal) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Plain<'a>(&'a mut dyn FnMut(&[u8]) -> Rewrite);
+
+impl Compactor for Plain<'_> {
+    fn rewrite(&mut self, frame: &[u8]) -> Rewrite {
+        (self.0)(frame)
+    }
+}
+
 /// A segment being written.
 struct Output {
     segment: Segment,
@@ -40,6 +60,15 @@ impl Journal {
         &self,
         upto: i64,
         rewrite: &mut dyn FnMut(&[u8]) -> Rewrite,
+    ) -> Result<CompactReport, JournalError> {
+        self.compact_by(upto, &mut Plain(rewrite))
+    }
+
+    /// Like [`Journal::compact`], and has the compactor vouch for what it dropped before any of it is gone.
+    pub fn compact_by(
+        &self,
+        upto: i64,
+        compactor: &mut dyn Compactor,
     ) -> Result<CompactReport, JournalError> {
         let mut report = CompactReport::default();
         let settled = {
@@ -64,7 +93,8 @@ impl Journal {
             (group(sealed, state.segment_bytes), state.truncations)
         };
         for group in groups {
-            let Some(output) = self.rewrite_group(&group, rewrite)? else { return Ok(report) };
+            let Some(output) = self.rewrite_group(&group, compactor)? else { return Ok(report) };
+            compactor.before_swap(self)?;
             let before: u64 = group.iter().map(|image| image.len).sum();
             let after = output.segment.image.len;
             if !self.swap_in(&group, output, truncations)? {
@@ -96,13 +126,14 @@ impl Journal {
     fn rewrite_group(
         &self,
         group: &[SegmentImage],
-        rewrite: &mut dyn FnMut(&[u8]) -> Rewrite,
+        compactor: &mut dyn Compactor,
     ) -> Result<Option<Output>, JournalError> {
         let base = group.first().map_or(0, |image| image.base);
         let path = segment::path_of(&self.folder_path(), base, EXTENSION);
         let file = self.store.disk.create(&path)?;
         write_at(&*file, 0, &segment::encode_header(self.id, base))?;
-        let segment = Segment::new(base, self.store.clock.wall_ms());
+        let mut segment = Segment::new(base, self.store.clock.wall_ms());
+        segment.image.compacted = true;
         let mut output = Output { segment, file, buffer: Vec::new(), written: HEADER };
         for image in group {
             let file = match self.segment_file(image.base, false) {
@@ -123,7 +154,7 @@ impl Journal {
                     Err(Walk::Bad(_)) => return Err(self.found_damage(image.base, position)),
                 };
                 position += frame.len as u64;
-                match rewrite(bytes) {
+                match compactor.rewrite(bytes) {
                     Rewrite::Keep => output.push(&frame, bytes)?,
                     Rewrite::Drop => {}
                     Rewrite::Replace(bytes) => output.push(&self.replacement(&frame, &bytes)?, &bytes)?,
@@ -143,8 +174,9 @@ impl Journal {
     }
 
     fn found_damage(&self, segment: i64, position: u64) -> JournalError {
-        tracing::error!(journal = %self.id, segment, position, "a frame is not what was written");
-        self.note_damage(&mut self.state.locked());
+        if self.note_damage(&mut self.state.locked()) {
+            tracing::error!(journal = %self.id, segment, position, "frame checksum mismatch");
+        }
         JournalError::Damaged
     }
 

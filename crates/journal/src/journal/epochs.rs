@@ -3,6 +3,9 @@
 //! Invariant: epochs and start offsets both ascend. Entries come from frames and from elections alike; where they contradict
 //! each other, the frame is right: that election came to nothing, and the log went on under another leader.
 
+/// The epoch of a frame that was written under none.
+const NONE: i32 = -1;
+
 /// The table of one journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Epochs {
@@ -60,6 +63,12 @@ impl Epochs {
             self.entries.drain(..after - 1);
             self.entries[0].1 = self.entries[0].1.max(start);
         }
+    }
+
+    /// Whether a frame at this offset may be of this epoch. One that the table does not reach may be of any.
+    pub(crate) fn agrees(&self, epoch: i32, base: i64) -> bool {
+        let after = self.entries.partition_point(|entry| entry.1 <= base);
+        epoch == NONE || after.checked_sub(1).is_none_or(|at| self.entries[at].0 == epoch)
     }
 
     /// The newest epoch that began before `offset`.

@@ -152,7 +152,7 @@ impl Journal {
         let mut reader = FrameReader::new(&*file, &*self.framing, limit, 16 << 10);
         let mut position = from;
         loop {
-            match reader.header(position) {
+            match reader.frame(position).map(|found| found.map(|(frame, _)| frame)) {
                 Ok(Some(frame)) if frame.last < to => position += frame.len as u64,
                 Ok(Some(frame)) => return Ok(Cut::at(segment, position, frame.base.min(to))),
                 Ok(None) => return Ok(Cut::at(segment, position, to)),
@@ -181,6 +181,7 @@ impl Journal {
             active.index_saved = 0;
             active.allocated = 0;
             active.hints = [(-1, 0); 2];
+            active.verified.cut(cut.position);
             let exists = active.exists;
             state.end = cut.end;
             state.epochs.truncate(cut.end);
@@ -190,8 +191,11 @@ impl Journal {
                 state.epochs = Epochs::default();
                 state.epochs.note(epoch, cut.end);
                 state.snapshot = None;
-                // Whatever was damaged is gone.
-                state.damaged = false;
+                // Whatever was damaged is gone, and the node hears of that as well.
+                state.unusable = false;
+                if std::mem::take(&mut state.damaged) {
+                    self.store.note_damage();
+                }
                 self.durable.store(cut.end, Ordering::Release);
             }
             self.end.store(cut.end, Ordering::Release);

@@ -4,6 +4,10 @@
 //! things up, never while a file is read. A range handed out stays readable: its file is open, and files are only
 //! ever replaced or unlinked under readers, or cut past what anybody may have been promised.
 //!
+//! Bytes that this process has neither written nor verified are verified before they are given out, once: see
+//! [`Verified`](crate::segment::Verified). A read ends before a frame that is not whole; one that begins there is refused,
+//! and one that begins behind it is served.
+//!
 //! A truncation or a reset may come in the middle of a read. What then looks like damage is none: every look at a file
 //! remembers how many cuts there had been before it, and begins anew when there are more.
 
@@ -13,32 +17,70 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::attach::saved_index;
-use super::{Journal, State};
+use super::{Epochs, Journal, State};
 use crate::codec::Locked;
 use crate::disk::DiskFile;
 use crate::framing::Frame;
-use crate::segment::{self, FrameReader, HEADER, Walk};
-use crate::types::{Chunk, FileRange, Read, ReadError, ScrubReport};
+use crate::index::Index;
+use crate::segment::{FrameReader, HEADER, Segment, Walk};
+use crate::types::{Chunk, FileRange, Read, ReadError};
 
 /// Read-ahead when only headers are looked at.
 const LOOK_BLOCK: usize = 20 << 10;
 /// Read-ahead when everything is read.
-const READ_BLOCK: usize = 1 << 20;
+pub(super) const READ_BLOCK: usize = 1 << 20;
 
 /// A part of a segment file to look into, found under the lock.
-struct Window {
-    segment: i64,
+pub(super) struct Window {
+    pub(super) segment: i64,
     /// An exact frame start at or before the wanted offset.
-    from: u64,
+    pub(super) from: u64,
+    /// Which frame is there.
+    pub(super) first: Expected,
+    /// Whether compaction may have left offsets out.
+    pub(super) gaps: bool,
     /// A later exact frame start, still within the limits.
-    jump: Option<u64>,
+    pub(super) jump: Option<u64>,
+    /// Everything from there up to this position may be used as it is.
+    pub(super) verified: u64,
     /// Nothing at or past this position is looked at; it is a frame's end.
-    limit: u64,
+    pub(super) limit: u64,
     /// The offset there.
-    limit_offset: i64,
+    pub(super) limit_offset: i64,
 }
 
-enum Source {
+/// How far down a read may go.
+#[derive(Clone, Copy)]
+pub(super) enum Floor {
+    LogStart,
+    FirstFrame,
+}
+
+/// What the next frame must begin with. A checksum alone does not tell that a frame is in its place.
+#[derive(Clone, Copy)]
+pub(super) struct Expected {
+    pub(super) offset: i64,
+    /// Whether no later offset will do.
+    pub(super) exact: bool,
+}
+
+impl Expected {
+    /// After a frame.
+    pub(super) fn after(frame: &Frame, gaps: bool) -> Self {
+        Self { offset: frame.last + 1, exact: !gaps }
+    }
+
+    /// Just this frame.
+    pub(super) fn at(frame: &Frame) -> Self {
+        Self { offset: frame.base, exact: true }
+    }
+
+    pub(super) fn admits(self, frame: &Frame) -> bool {
+        frame.base == self.offset || (!self.exact && frame.base > self.offset)
+    }
+}
+
+pub(super) enum Source {
     Ring,
     File(Window),
     NeedsIndex(i64),
@@ -49,6 +91,35 @@ impl Journal {
     /// Frames from the one that contains `from`: whole frames, at most `max_bytes` unless the first alone is larger
     /// (then just it), and none that reaches `until` or past it.
     pub fn read(&self, from: i64, until: i64, max_bytes: usize) -> Result<Read, ReadError> {
+        self.read_as((from, Floor::LogStart), until, max_bytes)
+    }
+
+    /// Like [`Journal::read`], also below the log start as far as frames are there: a new replica begins with the whole frame
+    /// that holds the log start.
+    pub fn read_for_replica(&self, from: i64, until: i64, max_bytes: usize) -> Result<Read, ReadError> {
+        self.read_as((from, Floor::FirstFrame), until, max_bytes)
+    }
+
+    /// The base of the frame that holds `offset`; `offset` itself where no frame does, in a hole or past the end, and where
+    /// it cannot be read.
+    pub fn base_of(&self, offset: i64) -> i64 {
+        if offset >= self.end() {
+            return offset;
+        }
+        let first =
+            self.read_for_replica(offset, i64::MAX, 1).ok().and_then(|read| match read.chunks.first()? {
+                Chunk::Mem(bytes) => self.peek_across(bytes, read.chunks.get(1)),
+                Chunk::File(range) => {
+                    let limit = range.pos + range.len as u64;
+                    let mut reader =
+                        FrameReader::new(&*range.file, &*self.framing, limit, self.framing.header_len());
+                    reader.header(range.pos).ok().flatten()
+                }
+            });
+        first.map_or(offset, |frame| frame.base.min(offset))
+    }
+
+    fn read_as(&self, from: (i64, Floor), until: i64, max_bytes: usize) -> Result<Read, ReadError> {
         loop {
             let cuts = self.cuts();
             match self.read_uncut(from, until, max_bytes, cuts) {
@@ -59,15 +130,21 @@ impl Journal {
     }
 
     /// How often this log was cut so far.
-    fn cuts(&self) -> u64 {
+    pub(super) fn cuts(&self) -> u64 {
         self.state.locked().truncations
     }
 
-    fn read_uncut(&self, from: i64, until: i64, max_bytes: usize, cuts: u64) -> Result<Read, ReadError> {
+    fn read_uncut(
+        &self,
+        (from, floor): (i64, Floor),
+        until: i64,
+        max_bytes: usize,
+        cuts: u64,
+    ) -> Result<Read, ReadError> {
         let mut read = Read { next: from, ..Read::default() };
         loop {
             let mut state = self.state.locked();
-            state.check_range(from)?;
+            state.check_range(from, floor)?;
             let until = until.min(state.end);
             let budget = max_bytes.saturating_sub(read.bytes);
             if read.next >= until || (budget == 0 && read.bytes > 0) {
@@ -101,62 +178,163 @@ impl Journal {
         (until, max_bytes): (i64, usize),
         cuts: u64,
     ) -> Result<bool, ReadError> {
-        let file = self.open_for_read(window.segment, read.next, cuts)?;
+        let wanted = read.next;
+        let file = self.open_for_read(window.segment, wanted, cuts)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, window.limit, LOOK_BLOCK);
-        let mut start = window.from;
-        let mut frame = loop {
-            match self.header(&mut reader, start, (read.next, cuts))? {
-                None => {
-                    // Compaction left nothing at or past the wanted offset in this segment.
-                    read.next = window.limit_offset;
-                    return Ok(true);
-                }
-                Some(frame) if frame.last >= read.next => break frame,
-                Some(frame) => start += frame.len as u64,
-            }
+        let Some((start, first)) = self.seek(&mut reader, window, (wanted, cuts))? else {
+            // Compaction left nothing at or past the wanted offset in this segment.
+            read.next = window.limit_offset;
+            return Ok(true);
         };
         let budget = max_bytes.saturating_sub(read.bytes) as u64;
-        let mut position = start;
-        let first_of_all = read.bytes == 0;
-        let fits = |position: u64, frame: &Frame| {
-            let within = position + frame.len as u64 - start <= budget || (position == start && first_of_all);
-            within && frame.last < until
+        let is_first = read.bytes == 0;
+        let (mut start, mut first) = (start, first);
+        let (position, next) = loop {
+            let fits = |position: u64, frame: &Frame| {
+                let within = position + frame.len as u64 - start <= budget || (position == start && is_first);
+                within && frame.last < until
+            };
+            let far = start.saturating_add(budget.max(first.len as u64)).min(window.limit);
+            if window.verified >= far {
+                let known = (budget, until);
+                break self.extent(&mut reader, window, (start, first), known, &fits, (wanted, cuts))?;
+            }
+            match self.verify(&*file, window, (start, first), &fits, cuts)? {
+                Some(extent) => break extent,
+                None if !is_first => return Ok(false),
+                None => {
+                    // Not the frame it looked like: the wanted one may be behind it.
+                    let behind = (start, first.base);
+                    let found = find_whole(&mut reader, behind, wanted, window.limit_offset)?;
+                    (start, first) =
+                        found.ok_or(ReadError::Damaged { id: self.id, offset: first.base.min(wanted) })?;
+                }
+            }
         };
-        if window.limit - start <= budget && window.limit_offset <= until {
-            position = window.limit;
-            read.next = window.limit_offset;
-        } else {
-            if let Some(jump) = window.jump.filter(|jump| *jump > start) {
-                position = jump;
-                if let Some(next) = self.header(&mut reader, position, (read.next, cuts))? {
-                    read.next = next.base;
-                    frame = next;
-                }
-            }
-            while fits(position, &frame) {
-                position += frame.len as u64;
-                read.next = frame.last + 1;
-                match self.header(&mut reader, position, (read.next, cuts))? {
-                    Some(next) => frame = next,
-                    None => {
-                        read.next = window.limit_offset;
-                        break;
-                    }
-                }
-            }
+        if position == start {
+            return Ok(false);
         }
         let len = usize::try_from(position - start).expect("a read is bounded by its budget or one frame");
-        if len > 0 {
-            read.chunks.push(Chunk::File(FileRange { file, pos: start, len }));
-            read.bytes += len;
-        }
+        read.next = next;
+        read.chunks.push(Chunk::File(FileRange { file, pos: start, len }));
+        read.bytes += len;
         let mut state = self.state.locked();
         if state.truncations == cuts
             && let Some(segment) = state.segment(window.segment)
         {
-            segment.hints = [(read.next, position), segment.hints[0]];
+            segment.hints = [(next, position), segment.hints[0]];
         }
         Ok(position == window.limit)
+    }
+
+    /// How far a read of verified bytes goes, by their headers and the index: position and offset.
+    fn extent(
+        &self,
+        reader: &mut FrameReader<'_>,
+        window: &Window,
+        (start, first): (u64, Frame),
+        (budget, until): (u64, i64),
+        fits: &dyn Fn(u64, &Frame) -> bool,
+        near: (i64, u64),
+    ) -> Result<(u64, i64), ReadError> {
+        if window.limit - start <= budget && window.limit_offset <= until {
+            return Ok((window.limit, window.limit_offset));
+        }
+        let (mut position, mut next, mut frame) = (start, near.0, first);
+        if let Some(jump) = window.jump.filter(|jump| *jump > start)
+            && let Some(there) = self.header(reader, jump, near)?
+        {
+            (position, next, frame) = (jump, there.base, there);
+        }
+        while fits(position, &frame) {
+            position += frame.len as u64;
+            next = frame.last + 1;
+            match self.header(reader, position, (next, near.1))? {
+                Some(following) => frame = following,
+                None => return Ok((position, window.limit_offset)),
+            }
+        }
+        Ok((position, next))
+    }
+
+    /// The frame of the window that holds the wanted offset or is the first one after it, with its position; `None` when
+    /// there is none. Passes over frames before it that are not whole.
+    fn seek(
+        &self,
+        reader: &mut FrameReader<'_>,
+        window: &Window,
+        (wanted, cuts): (i64, u64),
+    ) -> Result<Option<(u64, Frame)>, ReadError> {
+        let (mut start, mut expected, mut hole) = (window.from, window.first, false);
+        let mut before = None;
+        loop {
+            let frame = match reader.header(start) {
+                Ok(None) => return Ok(None),
+                Ok(Some(frame)) if expected.admits(&frame) => frame,
+                Err(Walk::Io(error)) => return Err(error.into()),
+                Ok(Some(_)) | Err(Walk::Bad(_)) => {
+                    let error = self.broken(Walk::Bad(start), (expected.offset, cuts));
+                    let ReadError::Damaged { .. } = error else { return Err(error) };
+                    let next = resync(reader, before, (start, expected.offset), window.limit_offset)?;
+                    let (at, frame) = next.ok_or(error)?;
+                    (start, expected, hole, before) = (at, Expected::at(&frame), true, None);
+                    continue;
+                }
+            };
+            if hole && frame.base > wanted {
+                return Err(ReadError::Damaged { id: self.id, offset: wanted });
+            }
+            if frame.last >= wanted {
+                return Ok(Some((start, frame)));
+            }
+            (before, expected, hole) = (Some((start, frame)), Expected::after(&frame, window.gaps), false);
+            start += frame.len as u64;
+        }
+    }
+
+    /// Verifies frames of a segment file while they fit: checksums, and that each is in its place. Answers where the whole
+    /// ones end, position and offset; `None` when already the first is not whole.
+    fn verify(
+        &self,
+        file: &dyn DiskFile,
+        window: &Window,
+        (start, first): (u64, Frame),
+        fits: &dyn Fn(u64, &Frame) -> bool,
+        cuts: u64,
+    ) -> Result<Option<(u64, i64)>, ReadError> {
+        let epochs = Epochs::from_vec(self.epochs());
+        let mut reader = FrameReader::new(file, &*self.framing, window.limit, READ_BLOCK / 4);
+        let (mut position, mut expected) = (start, Expected::at(&first));
+        let mut is_bad = false;
+        while position < window.limit {
+            // Whole first: what does not fit may just not say what was written.
+            match reader.frame(position) {
+                Ok(Some((frame, _))) if expected.admits(&frame) && self.is_of_its_epoch(&frame, &epochs) => {
+                    if !fits(position, &frame) {
+                        break;
+                    }
+                    position += frame.len as u64;
+                    expected = Expected::after(&frame, window.gaps);
+                }
+                Err(Walk::Io(error)) => return Err(error.into()),
+                Ok(_) | Err(Walk::Bad(_)) => {
+                    let error = self.broken(Walk::Bad(position), (expected.offset, cuts));
+                    if !matches!(error, ReadError::Damaged { .. }) {
+                        return Err(error);
+                    }
+                    is_bad = position == start;
+                    break;
+                }
+            }
+        }
+        self.note_verified(window.segment, (start, position), cuts);
+        let next = if position < window.limit { expected.offset } else { window.limit_offset };
+        Ok((!is_bad).then_some((position, next)))
+    }
+
+    /// Where the checksum of a frame does not cover its epoch, the epoch table does.
+    pub(super) fn is_of_its_epoch(&self, frame: &Frame, epochs: &Epochs) -> bool {
+        self.framing.covers_epoch() || epochs.agrees(frame.epoch, frame.base)
     }
 
     fn header(
@@ -169,7 +347,7 @@ impl Journal {
     }
 
     /// What is wrong near an offset, looked at after so many cuts.
-    fn broken(&self, walk: Walk, (near, cuts): (i64, u64)) -> ReadError {
+    pub(super) fn broken(&self, walk: Walk, (near, cuts): (i64, u64)) -> ReadError {
         match walk {
             Walk::Io(error) => ReadError::Io(error),
             Walk::Bad(position) => {
@@ -177,14 +355,20 @@ impl Journal {
                 if state.truncations != cuts {
                     return ReadError::OutOfRange { start: state.start, end: state.end };
                 }
-                self.note_damage(&mut state);
-                tracing::error!(journal = %self.id, position, near, "a frame is not what was written");
+                if self.note_damage(&mut state) {
+                    tracing::error!(journal = %self.id, position, near, "frame checksum mismatch");
+                }
                 ReadError::Damaged { id: self.id, offset: near }
             }
         }
     }
 
-    fn open_for_read(&self, segment: i64, near: i64, cuts: u64) -> Result<Arc<dyn DiskFile>, ReadError> {
+    pub(super) fn open_for_read(
+        &self,
+        segment: i64,
+        near: i64,
+        cuts: u64,
+    ) -> Result<Arc<dyn DiskFile>, ReadError> {
         match self.segment_file(segment, false) {
             Ok(file) => Ok(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -206,9 +390,8 @@ impl Journal {
         loop {
             let (base, end) = {
                 let state = self.state.locked();
-                let young = |segment: &&segment::Segment| {
-                    segment.image.max_timestamp_ms >= ts_ms && segment.image.end > from
-                };
+                let young =
+                    |segment: &&Segment| segment.image.max_timestamp_ms >= ts_ms && segment.image.end > from;
                 match state.segments.iter().find(young) {
                     None => return Ok(None),
                     Some(segment) => (segment.image.base, segment.image.end),
@@ -381,34 +564,12 @@ impl Journal {
         Ok(true)
     }
 
-    /// Verifies sealed frames from `from` on, about `max_bytes` of them in all of `report`. Answers where to go on,
-    /// `None` at the end of the sealed part.
-    pub(crate) fn scrub(&self, from: i64, max_bytes: u64, report: &mut ScrubReport) -> Option<i64> {
-        let (from, until) = {
-            let state = self.state.locked();
-            let sealed = state.segments.last().map_or(state.start, |active| active.image.base);
-            (from.max(state.start), sealed)
-        };
-        if from >= until {
-            return None;
-        }
-        let mut next = from;
-        let walked = self.for_each_frame(from, until, &mut |frame, _| {
-            report.bytes += frame.len as u64;
-            report.frames += 1;
-            next = frame.last + 1;
-            report.bytes < max_bytes
-        });
-        match walked {
-            Ok(()) if next == from => None,
-            Ok(()) => Some(next),
-            Err(ReadError::OutOfRange { .. }) => None,
-            Err(error) => {
-                report.damage.push(format!("journal {}: {error}", self.id));
-                // Past the segment that holds the damage.
-                let state = self.state.locked();
-                state.segment_at(next).map(|at| state.segments[at].image.end.max(next + 1))
-            }
+    pub(super) fn note_verified(&self, segment: i64, (from, to): (u64, u64), cuts: u64) {
+        let mut state = self.state.locked();
+        if state.truncations == cuts
+            && let Some(segment) = state.segment(segment)
+        {
+            segment.verified.add(from, to);
         }
     }
 
@@ -417,34 +578,52 @@ impl Journal {
         self.load_index_uncut(base, self.cuts())
     }
 
-    fn load_index_uncut(&self, base: i64, cuts: u64) -> Result<(), ReadError> {
-        let (until, len) = {
+    pub(super) fn load_index_uncut(&self, base: i64, cuts: u64) -> Result<(), ReadError> {
+        let (until, image) = {
             let mut state = self.state.locked();
             let Some(segment) = state.segment(base) else { return Ok(()) };
             if segment.index_complete {
                 return Ok(());
             }
             let known = segment.index.offsets.first().map_or(segment.image.len, |first| u64::from(first.1));
-            (known, segment.image.len)
+            (known, segment.image.clone())
         };
         let (mut index, covered) = saved_index(&*self.store.disk, &self.folder_path(), base)
-            .filter(|(_, covered)| *covered <= len)
+            .filter(|(_, covered)| *covered <= image.len)
             .unwrap_or_default();
         let saved = covered;
         let file = self.open_for_read(base, base, cuts)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, until, READ_BLOCK / 4);
         // Take up from the last entry: what lies between it and the covered length adds nothing.
         let mut position = index.last_position().map_or(HEADER, u64::from);
+        let mut expected = index.expected(base, position, image.compacted);
         let mut max_before = index.times.last().map_or(-1, |last| last.0);
+        let mut before = None;
         while position < until {
-            let Some(frame) = self.header(&mut reader, position, (base, cuts))? else { break };
+            let frame = match reader.header(position) {
+                Ok(None) => break,
+                Ok(Some(frame)) if expected.admits(&frame) => frame,
+                Err(Walk::Io(error)) => return Err(error.into()),
+                Ok(Some(_)) | Err(Walk::Bad(_)) => {
+                    let error = self.broken(Walk::Bad(position), (expected.offset, cuts));
+                    let ReadError::Damaged { .. } = error else { return Err(error) };
+                    // What lies behind the damage can be found all the same.
+                    let next = resync(&mut reader, before, (position, expected.offset), image.end)?;
+                    let Some((at, frame)) = next else { break };
+                    index.cut(u32::try_from(at).unwrap_or(u32::MAX));
+                    (position, expected, before) = (at, Expected::at(&frame), None);
+                    continue;
+                }
+            };
             let relative = u32::try_from(frame.base - base).unwrap_or(u32::MAX);
             let at = u32::try_from(position).unwrap_or(u32::MAX);
             if index.offsets.last().is_none_or(|last| last.1 < at) {
                 index.note(relative, at, max_before);
             }
             max_before = max_before.max(frame.max_timestamp_ms);
+            before = Some((position, frame));
             position += frame.len as u64;
+            expected = Expected::after(&frame, image.compacted);
         }
         let mut state = self.state.locked();
         if state.truncations != cuts {
@@ -460,16 +639,83 @@ impl Journal {
     }
 }
 
+/// The next whole frame after a place where there is none, which a walk over headers has come to. The length of the frame
+/// before it may have led there: then the search begins behind that frame's start.
+pub(super) fn resync(
+    reader: &mut FrameReader<'_>,
+    before: Option<(u64, Frame)>,
+    (position, offset): (u64, i64),
+    limit_offset: i64,
+) -> io::Result<Option<(u64, Frame)>> {
+    let misled = before.filter(|(at, _)| !matches!(reader.frame(*at), Ok(Some(_))));
+    let (position, offset) = misled.map_or((position, offset), |(at, frame)| (at, frame.base));
+    reader.resync(position, offset..limit_offset)
+}
+
+/// The whole frame that holds an offset, behind a place where there is none.
+fn find_whole(
+    reader: &mut FrameReader<'_>,
+    (mut position, mut offset): (u64, i64),
+    wanted: i64,
+    limit_offset: i64,
+) -> io::Result<Option<(u64, Frame)>> {
+    while let Some((at, frame)) = reader.resync(position, offset..limit_offset)? {
+        if frame.base > wanted {
+            return Ok(None);
+        }
+        if frame.last >= wanted {
+            return Ok(Some((at, frame)));
+        }
+        (position, offset) = (at, frame.last + 1);
+    }
+    Ok(None)
+}
+
+impl Index {
+    /// What the frame at an entry's position must begin with.
+    fn expected(&self, base: i64, position: u64, gaps: bool) -> Expected {
+        let after = self.offsets.partition_point(|entry| u64::from(entry.1) <= position);
+        match after.checked_sub(1).map(|at| self.offsets[at]) {
+            Some((relative, at)) => {
+                Expected { offset: base + i64::from(relative), exact: u64::from(at) == position }
+            }
+            None => Expected { offset: base, exact: !gaps },
+        }
+    }
+}
+
+impl Segment {
+    /// The part of the file from the frame that holds an offset, or an earlier one, up to a limit.
+    pub(super) fn window(&self, from: i64, (limit, limit_offset): (u64, i64)) -> Window {
+        let (image, gaps) = (&self.image, self.image.compacted);
+        let hint = self.hints.iter().find(|hint| hint.0 == from).map(|hint| hint.1);
+        let (position, first) = match hint {
+            Some(position) => (position, Expected { offset: from, exact: !gaps }),
+            None => {
+                let relative = u32::try_from(from.max(image.base) - image.base).unwrap_or(u32::MAX);
+                let floor = self.index.floor(relative).map_or(HEADER, u64::from);
+                (floor, self.index.expected(image.base, floor, gaps))
+            }
+        };
+        let verified = self.verified.until(position);
+        Window { segment: image.base, from: position, first, gaps, jump: None, verified, limit, limit_offset }
+    }
+}
+
 impl State {
-    fn check_range(&self, from: i64) -> Result<(), ReadError> {
-        if from < self.start || from > self.end {
+    pub(super) fn check_range(&self, from: i64, floor: Floor) -> Result<(), ReadError> {
+        let first = match floor {
+            Floor::LogStart => self.start,
+            Floor::FirstFrame => self.segments.first().map_or(self.start, |s| s.image.base).min(self.start),
+        };
+        if from < first || from > self.end {
             return Err(ReadError::OutOfRange { start: self.start, end: self.end });
         }
         Ok(())
     }
 
     /// Where the frame that contains `from` is.
-    fn source(&mut self, from: i64, until: i64, budget: usize) -> Source {
+    pub(super) fn source(&mut self, from: i64, until: i64, budget: usize) -> Source {
         if let (Some(front), Some(back)) = (self.recent.front(), self.recent.back())
             && from >= front.base
             && from <= back.last
@@ -487,18 +733,17 @@ impl State {
         if !segment.index_complete && !segment.hints.iter().any(|hint| hint.0 == from) {
             return Source::NeedsIndex(image.base);
         }
-        let (limit, limit_offset) = match ring {
+        let limit = match ring {
             Some((base, position, offset)) if base == image.base && from < offset => (position, offset),
             _ => (image.len, image.end),
         };
-        let hint = segment.hints.iter().find(|hint| hint.0 == from).map(|hint| hint.1);
-        let relative = |offset: i64| u32::try_from(offset - image.base).unwrap_or(u32::MAX);
-        let floor = || segment.index.floor(relative(from.max(image.base))).map_or(HEADER, u64::from);
-        let start = hint.unwrap_or_else(floor);
-        let far = u32::try_from(start.saturating_add(budget as u64).min(limit - 1)).unwrap_or(u32::MAX);
-        let jump =
-            segment.index.floor_at(far, relative(until.saturating_sub(1).max(image.base))).map(u64::from);
-        Source::File(Window { segment: image.base, from: start, jump, limit, limit_offset })
+        let mut window = segment.window(from, limit);
+        let far = window.from.saturating_add(budget as u64).min(window.limit - 1);
+        let relative =
+            u32::try_from(until.saturating_sub(1).max(image.base) - image.base).unwrap_or(u32::MAX);
+        let far = u32::try_from(far).unwrap_or(u32::MAX);
+        window.jump = segment.index.floor_at(far, relative).map(u64::from);
+        Source::File(window)
     }
 
     fn read_ring(&self, read: &mut Read, until: i64, max_bytes: usize) {

@@ -15,10 +15,14 @@ use std::time::Duration;
 use super::Inner;
 use crate::checkpoint::CheckpointWriter;
 use crate::codec::{Locked, wait_on};
+use crate::commit::stage::Lane;
+use crate::commit::{Kind, Record, Staged};
 use crate::disk::{DiskFile, replace_file};
 use crate::journal::{Capture, Journal};
-use crate::types::{JournalError, ScrubReport};
+use crate::types::{JournalError, JournalId, ScrubReport};
 
+/// The commit log is sealed when nothing was committed for so long: until then nothing vouches for its last group.
+const SEAL_AFTER_MS: u64 = 300;
 /// How often the free space is looked at.
 const SPACE_POLL_MS: u64 = 500;
 /// Durable bytes of fleeting journals that are worth a write.
@@ -129,8 +133,23 @@ impl Inner {
             self.try_checkpoint()?;
             did = true;
         }
+        did |= self.maybe_seal(now_ms);
         did |= self.empty_trash()?;
         Ok(did)
+    }
+
+    /// Has a small group written behind the last one of a burst, which vouches for it; once, and never under load.
+    fn maybe_seal(&self, now_ms: u64) -> bool {
+        let since = self.unsealed_since_ms.load(Ordering::Relaxed);
+        let idle = since != 0 && now_ms >= since.saturating_add(SEAL_AFTER_MS);
+        if !idle || self.sealing.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let record = Record::of_log(Kind::Seal, 0);
+        let staged =
+            Staged { record, payload: Default::default(), payload_crc: 0, journal: None, done: None };
+        self.stage.push(Lane::Normal, [staged]);
+        true
     }
 
     fn poll_space(&self, now_ms: u64) -> io::Result<()> {
@@ -335,45 +354,47 @@ impl Inner {
         Ok(())
     }
 
+    /// Goes over the active segments of all journals first, then over the sealed ones.
     pub(super) fn scrub_step(&self, max_bytes: u64) -> ScrubReport {
         let mut at = self.scrub.locked();
         let mut report = ScrubReport::default();
-        let mut open: Vec<_> =
+        let open: Vec<_> =
             self.journals.read().expect("nobody panics holding the map").values().cloned().collect();
-        open.sort_by_key(|journal| journal.id);
-        let (mut id, mut offset) = match *at {
-            Some((id, offset)) => (id, offset),
-            None => match open.first() {
-                Some(first) => (first.id, i64::MIN),
-                None => return ScrubReport { round_done: true, ..report },
-            },
-        };
-        loop {
-            let Some(journal) = open.iter().find(|journal| journal.id >= id) else {
-                *at = None;
-                report.round_done = true;
+        let mut place = at.take().or_else(|| Some(ScrubPlace::first(open.first()?.id, true)));
+        while let Some(now) = place {
+            if report.bytes >= max_bytes {
+                *at = Some(now);
                 return report;
+            }
+            let journal = open.iter().find(|journal| journal.id >= now.id);
+            let next = journal.and_then(|journal| {
+                let from = if journal.id == now.id { now.offset } else { i64::MIN };
+                let offset = journal.scrub(from, now.active, max_bytes, &mut report)?;
+                (offset > from).then_some(ScrubPlace { id: journal.id, offset, ..now })
+            });
+            let after = || {
+                let id = open.iter().find(|other| journal.is_some_and(|done| other.id > done.id))?.id;
+                Some(ScrubPlace::first(id, now.active))
             };
-            if journal.id != id {
-                (id, offset) = (journal.id, i64::MIN);
-            }
-            match journal.scrub(offset, max_bytes, &mut report) {
-                Some(next) if report.bytes >= max_bytes => {
-                    *at = Some((id, next));
-                    return report;
-                }
-                Some(next) => offset = next,
-                None => {
-                    let next = open.iter().find(|other| other.id > id).map(|other| other.id);
-                    let Some(next) = next else {
-                        *at = None;
-                        report.round_done = true;
-                        return report;
-                    };
-                    (id, offset) = (next, i64::MIN);
-                }
-            }
+            let sealed = || Some(ScrubPlace::first(open.first()?.id, false)).filter(|_| now.active);
+            place = next.or_else(after).or_else(sealed);
         }
+        report.round_done = true;
+        report
+    }
+}
+
+/// Where the scrub goes on.
+#[derive(Clone, Copy)]
+pub(super) struct ScrubPlace {
+    active: bool,
+    id: JournalId,
+    offset: i64,
+}
+
+impl ScrubPlace {
+    fn first(id: JournalId, active: bool) -> Self {
+        Self { active, id, offset: i64::MIN }
     }
 }
 

@@ -118,7 +118,8 @@ impl Inner {
                 return false;
             }
         }
-        let bytes = match self.log.commit(&committer.group) {
+        let committed = self.disk_watch.commit(&*self.clock, || self.log.commit(&committer.group));
+        let bytes = match committed {
             Ok(bytes) => bytes,
             Err(error) => {
                 self.fatal("writing the commit log", &error);
@@ -129,7 +130,18 @@ impl Inner {
             self.log_full.store(true, Ordering::Relaxed);
             self.behind_wake.notify_one();
         }
-        self.dirty.store(true, Ordering::Relaxed);
+        let is_seal = |staged: &Staged| staged.record.kind == Kind::Seal;
+        let sealed = self.sealing.load(Ordering::Relaxed) && committer.group.iter().any(is_seal);
+        if sealed {
+            self.sealing.store(false, Ordering::Relaxed);
+        }
+        let unsealed_since_ms = if sealed && committer.group.len() == 1 {
+            0 // nothing in the group itself needs to be vouched for, or to reach a checkpoint
+        } else {
+            self.dirty.store(true, Ordering::Relaxed);
+            self.clock.monotonic_ms().max(1)
+        };
+        self.unsealed_since_ms.store(unsealed_since_ms, Ordering::Relaxed);
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.counters.records.fetch_add(committer.group.len() as u64, Ordering::Relaxed);
         self.counters.commit_bytes.fetch_add(bytes, Ordering::Relaxed);

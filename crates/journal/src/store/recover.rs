@@ -24,9 +24,11 @@ use super::{Counters, Inner, files};
 use crate::checkpoint::{self, Checkpoint, JournalImage, LogPoint};
 use crate::codec::{Input, Output};
 use crate::commit::log::{self, CommitLog, Found, LogFile, OpenLog};
+use crate::commit::scan::scan;
 use crate::commit::stage::{MAX_RECORD, Stage};
 use crate::commit::{Kind, RECORD_HEADER, Record, Staged};
 use crate::disk::{Disk, DiskFile, create_dirs, read_all, write_at};
+use crate::disk_watch::DiskWatch;
 use crate::journal::{Epochs, Recovered};
 use crate::segment::{self, HEADER, HeaderState};
 use crate::types::{Durability, JournalId, OpenError, RecoveryReport, StoreOptions};
@@ -135,7 +137,7 @@ impl Fold {
                     self.swaps.push(swap);
                 }
             }
-            Kind::Create | Kind::Delete => {}
+            Kind::Create | Kind::Delete | Kind::Begin | Kind::Seal => {}
         }
     }
 
@@ -223,14 +225,17 @@ impl Inner {
             aside: 0,
             report: RecoveryReport::default(),
         };
-        for path in std::mem::take(&mut found.foreign) {
-            opening.move_aside(&path, "not a commit-log file")?;
-        }
         let Checkpoint { floor, journals } = found_checkpoint;
         opening.folds = journals.into_iter().map(|(id, image)| (id, Fold::new(image))).collect();
         let max_group = usize::try_from(options.commit_file_bytes / 2).unwrap_or(usize::MAX).min(4 << 20);
         let max_record = (max_group / 2).min(MAX_RECORD);
-        let next_lsn = opening.replay(&found, floor, (max_group + max_record) as u64)?;
+        let (next_lsn, end) = opening.replay(&found, floor, (max_group + max_record) as u64)?;
+        for path in &found.bad_headers {
+            tracing::warn!(path = %path.display(), "commit-log file header damaged; its records are whole");
+        }
+        for path in std::mem::take(&mut found.foreign) {
+            opening.move_aside(&path, "not a commit-log file")?;
+        }
         let open_cuts = opening.open_cuts();
         let log_open = OpenLog {
             folder: commit_dir.clone(),
@@ -239,6 +244,7 @@ impl Inner {
             found,
             floor,
             next_lsn,
+            end,
         };
         let log = at(&commit_dir, CommitLog::open(disk.clone(), log_open))?;
         if !open_cuts.is_empty() {
@@ -266,6 +272,7 @@ impl Inner {
             swaps: AtomicU64::new(0),
             log,
             committer: Mutex::new(Committer::default()),
+            disk_watch: DiskWatch::default(),
             bypass: Mutex::new(Bypass::default()),
             bypass_wake: Condvar::new(),
             behind: Mutex::new(behind),
@@ -283,6 +290,8 @@ impl Inner {
             floor: Mutex::new(floor),
             low_space: AtomicBool::new(free < options.min_free_bytes),
             no_space: AtomicBool::new(false),
+            unsealed_since_ms: AtomicU64::new(0),
+            sealing: AtomicBool::new(false),
             log_full: AtomicBool::new(commit_files > options.commit_files),
             closed: AtomicBool::new(false),
             dead: AtomicBool::new(false),
@@ -352,19 +361,36 @@ fn read_checkpoint(disk: &dyn Disk, dir: &Path) -> Result<(Checkpoint, bool), Op
 impl Fold {
     fn into_recovered(mut self, scan: bool) -> Recovered {
         self.image.epochs = self.epochs.to_vec();
-        Recovered { image: self.image, logged_end: self.logged_end, scan }
+        let synced = self.image.synced_end();
+        let logged = self.frames.into_iter().map(|frame| frame.record).filter(|record| record.base >= synced);
+        let logged = Arc::new(logged.collect());
+        Recovered { image: self.image, logged_end: self.logged_end, logged, scan }
     }
 }
 
 impl Opening<'_> {
-    /// Reads the log and redoes what it says. Answers the LSN that comes next.
-    fn replay(&mut self, found: &Found, floor: LogPoint, max_group: u64) -> Result<u64, OpenError> {
+    /// Reads the log and redoes what it says. Answers the LSN that comes next, and where the log ends. A log with damage
+    /// in it is refused before anything is written: what it does not say any more may be anything of any journal.
+    fn replay(
+        &mut self,
+        found: &Found,
+        floor: LogPoint,
+        max_group: u64,
+    ) -> Result<(u64, (u64, u64)), OpenError> {
         let commit_dir = self.dir.join("commit");
-        let scan = log::scan(&found.files, floor, &mut |entry, payload| {
+        let scan = scan(&found.files, floor, &mut |entry, payload| {
             self.take(entry.lsn, entry.record, payload);
             Ok(())
         });
         let scan = at(&commit_dir, scan)?;
+        if let Some(damage) = &scan.damage {
+            let path = damage.file.map_or(commit_dir.clone(), |number| log::path_of(&commit_dir, number));
+            return Err(OpenError::CommitLogDamaged {
+                path: path.display().to_string(),
+                position: damage.position,
+                what: damage.what.clone(),
+            });
+        }
         at(&commit_dir, scan.rewrite_tail(max_group))?;
         self.report.records = scan.next_lsn - floor.next_lsn;
         self.report.files += scan.files;
@@ -373,7 +399,7 @@ impl Opening<'_> {
         self.redo_swaps()?;
         self.redo_cuts()?;
         self.redo_frames(&found.files, floor)?;
-        Ok(scan.next_lsn)
+        Ok((scan.next_lsn, scan.end(floor)))
     }
 
     fn take(&mut self, lsn: u64, record: Record, payload: &[u8]) {
@@ -500,7 +526,7 @@ impl Opening<'_> {
         }
         let mut files: HashMap<(JournalId, i64), Option<Arc<dyn DiskFile>>> = HashMap::new();
         let mut failed = None;
-        let result = log::scan(log_files, floor, &mut |entry, payload| {
+        let result = scan(log_files, floor, &mut |entry, payload| {
             let Some(record) = wanted.get(&entry.lsn) else { return Ok(()) };
             if files.len() > 512 {
                 files.clear();
@@ -537,10 +563,13 @@ impl Opening<'_> {
             Ok(file) => {
                 let mut header = [0; HEADER as usize];
                 let got = at(&path, file.pread(0, &mut header))?;
-                let ours =
-                    segment::check_header(&header[..got], record.id, record.segment) == HeaderState::Ours;
-                if ours {
-                    return Ok(Some(file));
+                match segment::check_header(&header[..got], record.id, record.segment) {
+                    HeaderState::Ours => return Ok(Some(file)),
+                    HeaderState::Rotten => {
+                        at(&path, write_at(&*file, 0, &segment::encode_header(record.id, record.segment)))?;
+                        return Ok(Some(file));
+                    }
+                    HeaderState::TooNew(_) | HeaderState::Foreign => {}
                 }
                 if synced {
                     return Ok(None);

@@ -22,9 +22,12 @@ fn refuse(status: StatusCode, error: impl Into<String>) -> Response {
     (status, Json(Refusal { error: error.into() })).into_response()
 }
 
+/// How the refusal of a node begins that is in no cluster yet. It has done nothing.
+pub(crate) const OUTSIDE: &str = "this node is in no cluster yet";
+
 fn outside(admin: &Admin) -> Response {
     let why = admin.readiness.reason().unwrap_or_default();
-    refuse(StatusCode::SERVICE_UNAVAILABLE, format!("this node is in no cluster yet: {why}"))
+    refuse(StatusCode::SERVICE_UNAVAILABLE, format!("{OUTSIDE}: {why}"))
 }
 
 pub(super) async fn report(State(admin): State<Arc<Admin>>) -> Response {

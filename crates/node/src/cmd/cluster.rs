@@ -5,12 +5,14 @@ mod empty;
 mod events;
 mod health;
 mod members;
+mod recover;
 mod status;
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use crate::admin::OUTSIDE;
 use crate::client::block_on;
 use crate::client::http::{Answer, NoAnswer, request};
 use crate::control::report::ClusterReport;
@@ -63,6 +65,19 @@ enum ClusterVerb {
         after_help = "Example:\n  moim cluster replace 3 --yes    # then start node 3 with an empty folder"
     )]
     Replace(ChangeArgs),
+    /// Let a data directory go on that was found to be an older copy, where no other copy is left; its node must be stopped
+    #[command(after_help = "Example:\n  moim cluster recover --data /var/lib/moim --accept-data-loss")]
+    Recover(RecoverArgs),
+}
+
+#[derive(Debug, Args)]
+struct RecoverArgs {
+    /// The data directory
+    #[arg(long, value_name = "DIR")]
+    data: String,
+    /// Give up what was acknowledged after the copy was made and is on no other node
+    #[arg(long)]
+    accept_data_loss: bool,
 }
 
 #[derive(Debug, Args)]
@@ -113,6 +128,9 @@ struct ChangeArgs {
 
 pub(crate) fn run(args: ClusterArgs, output: Output) -> Outcome {
     let ClusterArgs { admin, verb } = args;
+    if let ClusterVerb::Recover(args) = &verb {
+        return recover::run(args, output);
+    }
     block_on(async {
         let nodes = Nodes::new(&admin)?;
         match verb {
@@ -124,6 +142,7 @@ pub(crate) fn run(args: ClusterArgs, output: Output) -> Outcome {
             ClusterVerb::Undrain(args) => empty::undrain(&nodes, &args, output).await,
             ClusterVerb::Remove(args) => change::remove(&nodes, &args, output).await,
             ClusterVerb::Replace(args) => change::replace(&nodes, &args, output).await,
+            ClusterVerb::Recover(args) => recover::run(&args, output),
         }
     })
 }
@@ -175,40 +194,36 @@ impl Nodes {
         })
     }
 
-    /// What the first node that answers says to this question.
+    /// What the first node that answers for its cluster says to this question.
     pub(crate) async fn get(&self, path: &str) -> Outcome<String> {
-        let mut unreachable = Failure::usage("no admin port is named");
-        for address in &self.target.addresses {
-            match request(address, "GET", path, self.patience()).await {
-                Err(NoAnswer::Unreachable(why)) => unreachable = not_there(address, &why),
-                answer => {
-                    let answer = answered(address, answer)?;
-                    return if answer.status == 200 {
-                        Ok(answer.body)
-                    } else {
-                        Err(refused(address, &answer))
-                    };
-                }
-            }
-        }
-        Err(unreachable.hint("is `moim serve` running? name a node with --admin"))
+        self.ask("GET", path, self.patience()).await
     }
 
-    /// Asks for a change, of the first node that takes the connection.
+    /// Asks for a change, of the first node that can make it.
     async fn change(&self, path: &str) -> Outcome {
         self.ask_for(path).await.map(drop)
     }
 
     /// The same, and what the node says to it.
     pub(crate) async fn ask_for(&self, path: &str) -> Outcome<String> {
+        self.ask("POST", path, self.timeout).await
+    }
+
+    /// Passes over nodes that do not run and those that are in no cluster yet: neither has done anything. A node that
+    /// waits for its place is named first where its own return is what the command is about.
+    async fn ask(&self, method: &str, path: &str, patience: Duration) -> Outcome<String> {
+        let mut outside = None;
         let mut unreachable = Failure::usage("no admin port is named");
         for address in &self.target.addresses {
-            match request(address, "POST", path, self.timeout).await {
+            match request(address, method, path, patience).await {
                 Err(NoAnswer::Unreachable(why)) => unreachable = not_there(address, &why),
+                Ok(answer) if answer.status == 503 && answer.body.contains(OUTSIDE) => {
+                    outside = Some(refused(address, &answer));
+                }
                 answer => return changed(address, answer),
             }
         }
-        Err(unreachable.hint("is `moim serve` running? name a node with --admin"))
+        Err(outside.unwrap_or_else(|| unreachable.hint("is `moim serve` running? name a node with --admin")))
     }
 }
 

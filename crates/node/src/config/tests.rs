@@ -114,6 +114,7 @@ fn every_rule_can_refuse() {
         ("kafka.max_request_bytes", "1023"),
         ("kafka.max_request_bytes", "2g"),
         ("kafka.request_memory_bytes", "1m"),
+        ("kafka.response_memory_bytes", "1m"),
         ("kafka.num_partitions", "0"),
         ("kafka.num_partitions", "10001"),
         ("kafka.offsets_topic_partitions", "0"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use moim_base::Clock;
 use moim_base::task::Shutdown;
-use moim_cluster::nodes::{MEMBERS, NODES, NodeRecord, ORDERS, node_of};
+use moim_cluster::nodes::{MEMBERS, MemberRecord, NODES, NodeRecord, ORDERS, node_of};
 use moim_cluster::{Entry, Event, RepositoryError, StateRepository};
 use moim_replica::{PartitionId, PartitionState, keys};
 use serde::{Deserialize, Serialize};
@@ -34,9 +34,9 @@ pub(crate) struct ClusterEvent {
     pub(crate) number: u64,
     /// Milliseconds since 1970 when that node saw it.
     pub(crate) at_ms: i64,
-    /// The revision of the cluster's records at which it happened.
+    /// The revision of the cluster's records at which it happened; 0 where it is not of the records.
     pub(crate) revision: i64,
-    /// What kind of thing: `node`, `order`, `controller`, `topic`, `leader`, `in-sync`, `move`.
+    /// What kind of thing: `node`, `rollback`, `order`, `controller`, `topic`, `leader`, `in-sync`, `move`, `disk`, `damage`.
     pub(crate) kind: String,
     /// In words.
     pub(crate) text: String,
@@ -53,6 +53,16 @@ impl EventLog {
     pub(crate) fn after(&self, number: u64) -> Vec<ClusterEvent> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.1.iter().filter(|event| event.number > number).cloned().collect()
+    }
+
+    /// A node's disk stopped working, or works again, as far as this node knows.
+    pub(super) fn on_disk(&self, at_ms: i64, text: String) {
+        self.add(at_ms, vec![Told { revision: 0, kind: "disk", text }]);
+    }
+
+    /// Something is wrong with the event loops or the store of this node, or no more.
+    pub(super) fn on_finding(&self, at_ms: i64, text: String) {
+        self.add(at_ms, vec![Told { revision: 0, kind: "finding", text }]);
     }
 
     fn add(&self, at_ms: i64, told: Vec<Told>) {
@@ -146,6 +156,7 @@ struct History {
     begun: bool,
     nodes: BTreeMap<i32, NodeRecord>,
     members: BTreeMap<i32, i64>,
+    damaged: BTreeMap<i32, Vec<String>>,
     orders: BTreeMap<i32, String>,
     controller: Option<(i64, String)>,
     topics: BTreeMap<String, String>,
@@ -188,9 +199,15 @@ impl History {
                 }
                 Some(_) => {}
             }
+        } else if let Some(id) = node_of(key, super::records::ROLLBACKS) {
+            let why = String::from_utf8_lossy(&entry.value);
+            self.say("rollback", format!("data directory of node {id} was rolled back: {why}"));
         } else if let Some(id) = node_of(key, MEMBERS) {
             if self.members.insert(id, entry.create_revision) != Some(entry.create_revision) {
                 self.say("node", format!("node {id} is up (run {})", entry.create_revision));
+            }
+            if let Ok(record) = MemberRecord::from_bytes(&entry.value) {
+                self.on_damaged(id, record.damaged);
             }
         } else if let Some(id) = node_of(key, ORDERS) {
             let order = String::from_utf8_lossy(&entry.value).into_owned();
@@ -234,6 +251,22 @@ impl History {
             self.topics.retain(|_, known| known != name);
             self.say("topic", format!("topic {name} is deleted"));
         }
+    }
+
+    /// Which replicas of a node are damaged, by its own word.
+    fn on_damaged(&mut self, node: i32, damaged: Vec<String>) {
+        let was = self.damaged.insert(node, damaged.clone()).unwrap_or_default();
+        let mut change = |what: String, ids: Vec<&String>| {
+            let ids: Vec<PartitionId> =
+                ids.into_iter().filter_map(|id| keys::parse_partition_id(id)).collect();
+            if !ids.is_empty() {
+                self.changes.entry(("damage", what)).or_default().extend(ids);
+            }
+        };
+        let found = damaged.iter().filter(|id| !was.contains(id)).collect();
+        change(format!("damaged on node {node}"), found);
+        let repaired = was.iter().filter(|id| !damaged.contains(id)).collect();
+        change(format!("repaired on node {node}"), repaired);
     }
 
     fn on_partition(&mut self, id: PartitionId, state: &PartitionState) {
@@ -299,6 +332,7 @@ fn topic_id(value: &[u8]) -> Option<String> {
 mod tests {
     use bytes::Bytes;
     use moim_base::TopicId;
+    use moim_cluster::nodes::member_key;
     use moim_replica::Durability;
 
     use super::*;
@@ -310,6 +344,26 @@ mod tests {
 
     fn texts(history: &mut History) -> Vec<String> {
         history.tell().into_iter().map(|told| format!("{}: {}", told.kind, told.text)).collect()
+    }
+
+    #[test]
+    fn damage_and_its_repair_are_told_once() {
+        let mut history = History::default();
+        let member = |damaged: &[&str], revision| {
+            let damaged = damaged.iter().map(|id| (*id).to_owned()).collect();
+            let record = MemberRecord { node_id: 2, damaged, ..MemberRecord::default() };
+            let Event::Put(entry) = put(member_key(2), record.to_bytes(), revision) else { unreachable!() };
+            Event::Put(Entry { create_revision: 5, ..entry })
+        };
+        let id = PartitionId { topic: TopicId(3), index: 7 }.to_string();
+        history.on_event(member(&[], 5));
+        assert_eq!(texts(&mut history), ["node: node 2 is up (run 5)"]);
+        history.on_event(member(&[&id], 6));
+        assert_eq!(texts(&mut history), [format!("damage: 1 partition damaged on node 2: {id}")]);
+        history.on_event(member(&[&id], 7));
+        assert_eq!(texts(&mut history), [""; 0]);
+        history.on_event(member(&[], 8));
+        assert_eq!(texts(&mut history), [format!("damage: 1 partition repaired on node 2: {id}")]);
     }
 
     #[test]

@@ -28,6 +28,8 @@ const RETRY: Duration = Duration::from_millis(200);
 /// A node that was not renewed for so long is surely taken for dead, or nobody can tell: longer than [`TTL`], because an
 /// election of the coordination group gives every lease its time again.
 const OUT_OF_TOUCH: Duration = Duration::from_millis(4500);
+/// How long the lease may take to be revoked when the disk does not work.
+const REVOKE: Duration = Duration::from_millis(300);
 /// What `/readyz` speaks of.
 const QUORUM: &str = "quorum";
 
@@ -47,8 +49,8 @@ pub(crate) struct Presence {
     leaving: AtomicBool,
     /// The node is about to stop: others lead from now on.
     resigned: AtomicBool,
-    /// Others are asked to lead for a while, by an order of this revision under this lease.
-    aside: Mutex<Option<(LeaseId, i64)>>,
+    /// The disk does not work: there is no mark until it does.
+    given_up: watch::Sender<bool>,
 }
 
 impl Presence {
@@ -67,7 +69,7 @@ impl Presence {
             touch: watch::Sender::new(true),
             leaving: AtomicBool::new(false),
             resigned: AtomicBool::new(false),
-            aside: Mutex::default(),
+            given_up: watch::Sender::new(false),
         }
     }
 
@@ -163,7 +165,7 @@ impl Presence {
             Err(RepositoryError::LeaseNotFound(_)) => {
                 *lock(&self.lease) = None;
                 self.run.send_replace(None);
-                if self.leaving.load(Ordering::Relaxed) {
+                if self.leaving.load(Ordering::Relaxed) || self.has_given_up() {
                     return Ok(());
                 }
                 tracing::warn!("the cluster took this node for dead; it comes back as a new run");
@@ -182,11 +184,23 @@ impl Presence {
             _ = begun.wait_for(|begun| *begun) => {}
         }
         let mut renewed_at = Instant::now();
+        let mut given_up = self.given_up.subscribe();
         while !self.leaving.load(Ordering::Relaxed) {
+            if *given_up.borrow_and_update() {
+                self.withdraw().await;
+                tokio::select! {
+                    () = shutdown.stopped() => return,
+                    _ = given_up.changed() => renewed_at = Instant::now(),
+                }
+                continue;
+            }
             let begun_at = Instant::now();
             let in_touch = *self.touch.borrow();
             let patience = if in_touch { (renewed_at + OUT_OF_TOUCH - begun_at).min(TTL) } else { TTL };
-            let renewed = tokio::time::timeout(patience, self.renew()).await;
+            let renewed = tokio::select! {
+                renewed = tokio::time::timeout(patience, self.renew()) => renewed,
+                _ = given_up.changed() => continue,
+            };
             let pause = match renewed {
                 Ok(Ok(())) => {
                     renewed_at = begun_at;
@@ -207,9 +221,26 @@ impl Presence {
             self.touch.send_if_modified(|known| std::mem::replace(known, in_touch) != in_touch);
             tokio::select! {
                 () = shutdown.stopped() => return,
+                _ = given_up.changed() => {}
                 () = rest(pause) => {}
             }
         }
+    }
+
+    /// Takes the mark away because the disk does not work: others lead and no client waits for this node.
+    async fn withdraw(&self) {
+        self.touch.send_if_modified(|known| std::mem::replace(known, false));
+        let lease = lock(&self.lease).take();
+        if let Some(lease) = lease {
+            match tokio::time::timeout(REVOKE, self.repository.revoke(lease)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "this node's lease was not revoked; it ends by itself")
+                }
+                Err(_) => tracing::debug!("this node's lease was not revoked in time; it ends by itself"),
+            }
+        }
+        self.run.send_replace(None);
     }
 
     /// Asks the controller to let others lead, for as long as this run lasts. An operator's order stays what it is.
@@ -223,28 +254,27 @@ impl Presence {
         self.resigned.load(Ordering::Relaxed)
     }
 
-    /// Asks the same until [`Presence::step_back`].
-    pub(crate) async fn step_aside(&self) -> Result<(), RepositoryError> {
-        self.order_drain().await
+    /// Gives the mark up until [`Presence::come_back`], and tells clients to turn to the others. Returns when the lease is
+    /// revoked, or after `patience`: it ends by itself.
+    pub(crate) async fn give_up(&self, patience: Duration) {
+        self.given_up.send_replace(true);
+        let mut runs = self.run.subscribe();
+        let _ = tokio::time::timeout(patience, runs.wait_for(Option::is_none)).await;
     }
 
-    /// Whether others are asked to lead for a while. An operator's order counts: there is nothing to add to it.
-    pub(crate) fn is_aside(&self) -> bool {
-        let lease = self.lease();
-        lock(&self.aside).is_some_and(|(under, _)| lease == Some(under))
+    /// Whether it was.
+    pub(crate) fn has_given_up(&self) -> bool {
+        *self.given_up.borrow()
     }
 
-    /// May lead again, unless an operator wants otherwise or the node is about to stop.
-    pub(crate) async fn step_back(&self) -> Result<(), RepositoryError> {
-        let aside = *lock(&self.aside);
-        let Some((_, revision)) = aside.filter(|_| !self.has_resigned()) else {
-            return Ok(());
-        };
-        let key = order_key(lock(&self.record).node_id);
-        let ours = Compare::ModRevision(key.clone(), revision);
-        self.repository.txn(Txn::new().when(ours).delete(key)).await?;
-        *lock(&self.aside) = None;
-        Ok(())
+    /// The same, and every change of it.
+    pub(crate) fn withdrawals(&self) -> watch::Receiver<bool> {
+        self.given_up.subscribe()
+    }
+
+    /// Makes a mark again, of a new run.
+    pub(crate) fn come_back(&self) {
+        self.given_up.send_replace(false);
     }
 
     async fn order_drain(&self) -> Result<(), RepositoryError> {
@@ -252,17 +282,8 @@ impl Presence {
         let key = order_key(lock(&self.record).node_id);
         let order = NodeOrder::Drain.as_str();
         let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, order, lease);
-        let revision = match self.repository.txn(txn).await? {
-            TxnOutcome::Done { revision } => revision,
-            // Somebody wants it already; no order has this revision, so it is never taken back.
-            TxnOutcome::Conflict { .. } => 0,
-        };
-        let mut aside = lock(&self.aside);
-        // What was asked for in this run stays: a second order of ours finds the first.
-        if aside.is_none_or(|(under, _)| under != lease) {
-            *aside = Some((lease, revision));
-        }
-        Ok(())
+        // On a conflict there is such an order already.
+        self.repository.txn(txn).await.map(drop)
     }
 
     /// Takes the mark away: nobody has to wait for the lease to end.
@@ -350,7 +371,7 @@ mod tests {
             let keeps = Arc::clone(&first).keep(Readiness::not_yet("x"), Shutdown::new());
             let run = tokio::select! {
                 run = first.begin(vec!["00/3".into()]) => run,
-                () = keeps => panic!("nobody stopped it"),
+                () = keeps => panic!("it was not stopped"),
             };
             let member = fixture.member().await.unwrap();
             assert_eq!((member.record.intact_since, member.broker_epoch), (None, run));
@@ -378,35 +399,34 @@ mod tests {
     }
 
     #[test]
-    fn who_steps_aside_steps_back_unless_somebody_else_gave_the_order() {
+    fn a_mark_that_was_given_up_is_made_again_as_a_new_run_and_not_before() {
         block_on(async {
             let fixture = Fixture::new();
-            let presence = fixture.start();
-            presence.enlist().await.unwrap();
-            let order = async || fixture.repository.get(&order_key(4)).await.unwrap();
-            presence.step_aside().await.unwrap();
-            assert!(order().await.is_some() && presence.is_aside());
-            presence.step_back().await.unwrap();
-            assert!(order().await.is_none() && !presence.is_aside());
-
-            // An operator's order is left alone.
-            fixture.repository.txn(Txn::new().put(order_key(4), "drain")).await.unwrap();
-            presence.step_aside().await.unwrap();
-            assert!(presence.is_aside());
-            presence.step_back().await.unwrap();
-            assert!(order().await.is_some());
-            fixture.repository.txn(Txn::new().delete(order_key(4))).await.unwrap();
-
-            // Who is about to stop stays aside.
-            presence.step_aside().await.unwrap();
-            presence.resign().await.unwrap();
-            presence.step_back().await.unwrap();
-            assert!(order().await.is_some());
-
-            // A new run has to ask anew.
-            fixture.repository.revoke(presence.lease().unwrap()).await.unwrap();
-            presence.renew().await.unwrap();
-            assert!(!presence.is_aside());
+            let presence = Arc::new(fixture.start());
+            let keeps = Arc::clone(&presence).keep(Readiness::not_yet("x"), Shutdown::new());
+            let tested = async {
+                let first = presence.begin(Vec::new()).await;
+                let in_touch = presence.touch();
+                assert!(*in_touch.borrow());
+                presence.give_up(Duration::from_secs(5)).await;
+                assert!(presence.has_given_up() && !*in_touch.borrow());
+                assert_eq!(fixture.member().await, None, "no replica has to wait for the lease to end");
+                assert_eq!(*presence.runs().borrow(), None);
+                // Giving up once more changes nothing.
+                presence.give_up(Duration::from_secs(5)).await;
+                assert_eq!(fixture.member().await, None);
+                presence.come_back();
+                let mut runs = presence.runs();
+                let second = runs.wait_for(Option::is_some).await.unwrap().unwrap();
+                assert!(second > first, "{second} {first}");
+                assert_eq!(fixture.member().await.unwrap().record.intact_since, Some(first));
+                let mut in_touch = presence.touch();
+                assert!(*in_touch.wait_for(|in_touch| *in_touch).await.unwrap());
+            };
+            tokio::select! {
+                () = tested => {}
+                () = keeps => panic!("it was not stopped"),
+            }
         });
     }
 

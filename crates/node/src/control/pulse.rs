@@ -23,6 +23,8 @@ use moim_replica::PartitionId;
 use moim_replica::controller::office::{LogEnds, Peers};
 use moim_replica::driver::Driver;
 
+use super::disk_health::{DiskHealth, DiskState};
+use super::events::EventLog;
 use super::view::View;
 
 /// Between questions to a node.
@@ -46,6 +48,8 @@ struct Peer {
     run: i64,
     silent_since_ms: Option<u64>,
     asked: bool,
+    /// Whether this run has answered yet.
+    answered: bool,
 }
 
 /// Asks the other nodes, and knows who does not answer.
@@ -54,13 +58,69 @@ pub(crate) struct Pulse {
     transport: Arc<TcpTransport>,
     clock: Arc<dyn Clock>,
     peers: Mutex<BTreeMap<i32, Peer>>,
+    /// The state of this node's disk.
+    disk: Arc<DiskHealth>,
+    /// What the others last said of theirs, if it was not well. Remembered after such a node has given its lease up.
+    disks: Mutex<BTreeMap<i32, DiskState>>,
+    events: Arc<EventLog>,
     /// Who knows how far logs go, once there is one.
     driver: OnceLock<Arc<Driver>>,
 }
 
 impl Pulse {
-    pub(crate) fn new(me: i32, transport: Arc<TcpTransport>, clock: Arc<dyn Clock>) -> Self {
-        Self { me, transport, clock, peers: Mutex::default(), driver: OnceLock::new() }
+    pub(crate) fn new(
+        me: i32,
+        transport: Arc<TcpTransport>,
+        clock: Arc<dyn Clock>,
+        disk: Arc<DiskHealth>,
+        events: Arc<EventLog>,
+    ) -> Self {
+        let (peers, disks) = (Mutex::default(), Mutex::default());
+        Self { me, transport, clock, peers, disk, disks, events, driver: OnceLock::new() }
+    }
+
+    /// The other members that answer and whose disks work.
+    pub(crate) fn well(&self) -> Vec<i32> {
+        let (peers, disks) = (self.peers(), self.disks());
+        let is_well = |(id, peer): &(&i32, &Peer)| {
+            peer.answered && peer.silent_since_ms.is_none() && !disks.contains_key(*id)
+        };
+        peers.iter().filter(is_well).map(|(id, _)| *id).collect()
+    }
+
+    /// Nodes whose disk does not work, as far as this node knows, itself included.
+    pub(crate) fn impaired_disks(&self) -> BTreeMap<i32, DiskState> {
+        let mut disks = self.disks().clone();
+        let own = self.disk.state();
+        if !own.is_well() {
+            disks.insert(self.me, own);
+        }
+        disks
+    }
+
+    fn disks(&self) -> std::sync::MutexGuard<'_, BTreeMap<i32, DiskState>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn on_disk(&self, node: i32, state: DiskState) {
+        let before = {
+            let mut disks = self.disks();
+            if state.is_well() { disks.remove(&node) } else { disks.insert(node, state) }
+        };
+        if before.unwrap_or_default() == state {
+            return;
+        }
+        let text = match state.problem() {
+            Some(problem) => format!("node {node}: {problem}"),
+            None => format!("node {node}: its disk works again"),
+        };
+        tracing::info!(
+            node,
+            impaired = state.impaired,
+            full = state.full,
+            "disk state of another node changed"
+        );
+        self.events.on_disk(self.clock.wall_ms(), text);
     }
 
     /// Copies are driven from now on.
@@ -72,7 +132,8 @@ impl Pulse {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks until the node stops. Only voters do: nobody else becomes the controller.
+    /// Asks until the node stops. Voters do, because one of them is the controller, and a node whose disk does not work,
+    /// because it must know who could take over.
     pub(crate) async fn run(self: Arc<Self>, coordinator: Coordinator, shutdown: Shutdown) {
         let mut answers = FuturesUnordered::new();
         let mut next = std::pin::pin!(tokio::time::sleep(EVERY));
@@ -83,7 +144,8 @@ impl Pulse {
                 () = &mut next => {
                     let metrics = coordinator.group().metrics();
                     let votes = metrics.voters.iter().any(|voter| voter.id == metrics.voter);
-                    let view = if votes { View::of(&coordinator) } else { View::default() };
+                    let asks = votes || !self.disk.state().is_well();
+                    let view = if asks { View::of(&coordinator) } else { View::default() };
                     answers.extend(self.due(&view).into_iter().map(|(node, peer)| self.ask(node, peer)));
                     let pause = if self.peers().is_empty() { ALONE } else { EVERY };
                     next.as_mut().reset(rest_end(pause));
@@ -103,7 +165,13 @@ impl Pulse {
             let member = Member { id: VoterId(live.record.voter), address: node.peer.clone() };
             let mut peer = match known.get(&id).filter(|peer| peer.run == live.broker_epoch) {
                 Some(peer) => Peer { member, ..peer.clone() },
-                None => Peer { member, run: live.broker_epoch, silent_since_ms: None, asked: false },
+                None => Peer {
+                    member,
+                    run: live.broker_epoch,
+                    silent_since_ms: None,
+                    asked: false,
+                    answered: false,
+                },
             };
             if !peer.asked {
                 peer.asked = true;
@@ -114,21 +182,24 @@ impl Pulse {
         due
     }
 
-    async fn ask(&self, node: i32, peer: Peer) -> (i32, i64, Result<(), ServiceError>) {
-        // Nobody serves it, and that nobody does is said by whoever is there.
+    async fn ask(&self, node: i32, peer: Peer) -> (i32, i64, Result<Bytes, ServiceError>) {
         let question = Bytes::new();
-        let answer = self.transport.ask(&peer.member, ServiceId::REPLICATION, question, PATIENCE).await;
-        (node, peer.run, answer.map(drop))
+        let answer = self.transport.ask(&peer.member, ServiceId::HEALTH, question, PATIENCE).await;
+        (node, peer.run, answer)
     }
 
-    fn on_answer(&self, node: i32, run: i64, answer: Result<(), ServiceError>) {
+    fn on_answer(&self, node: i32, run: i64, answer: Result<Bytes, ServiceError>) {
+        if let Ok(said) = &answer {
+            self.on_disk(node, DiskState::decode(said));
+        }
         let now_ms = self.clock.monotonic_ms();
         let mut peers = self.peers();
         let Some(peer) = peers.get_mut(&node).filter(|peer| peer.run == run) else { return };
         peer.asked = false;
+        peer.answered |= answer.is_ok();
         let since_ms = match answer {
             // Whatever it says, it speaks.
-            Ok(()) | Err(ServiceError::NotHere | ServiceError::Busy) => None,
+            Ok(_) | Err(ServiceError::NotHere | ServiceError::Busy) => None,
             Err(ServiceError::Transport(TransportError::Unreachable(_))) => {
                 Some(now_ms.saturating_sub(REFUSED_MS))
             }
@@ -148,6 +219,10 @@ impl Peers for Pulse {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
         let peers = self.peers();
         peers.iter().filter_map(|(id, peer)| Some((BrokerId(*id), peer.silent_since_ms?))).collect()
+    }
+
+    fn impaired(&self) -> Vec<BrokerId> {
+        self.impaired_disks().into_keys().map(BrokerId).collect()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {

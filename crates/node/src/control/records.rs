@@ -5,6 +5,9 @@
 //! | `/moim/nodes/<id>`, `/moim/members/<id>` | [`moim_cluster::nodes`] |
 //! | [`NEXT_VOTER`] | the voter id the next folder gets; it only grows |
 //! | [`GONE`]`<voter>` | this voter's node was removed or replaced; the steward takes it out of the group |
+//! | [`LEAVING`]`<voter>` | an etcd client removed this voter: it loses its vote at once, its node is emptied and then removed |
+//! | [`MARKS`]`<node>` | the last Raft entry this node's folder is known to hold ([`super::marks`]) |
+//! | [`ROLLBACKS`]`<node>` | this node's folder was found to be an older copy, and why |
 //! | [`FEATURE_LEVEL`] | the cluster format every node can take part in |
 //!
 //! Invariants: a voter id is given out in the same transaction that writes down for which folder; the record of a
@@ -14,6 +17,7 @@
 use bytes::Bytes;
 use moim_cluster::nodes::{NodeOrder, NodeRecord, ORDERS, node_key, order_key};
 use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
+use moim_coord::{Coordinator, RangeRequest};
 use serde::{Deserialize, Serialize};
 
 use crate::data_dir::Founder;
@@ -23,6 +27,12 @@ use crate::formation::Card;
 pub(crate) const NEXT_VOTER: &str = "/moim/voters/next";
 /// Voters whose nodes are gone.
 pub(crate) const GONE: &str = "/moim/voters/gone/";
+/// Voters that lost their vote and whose nodes are being emptied; written by the coordination core.
+pub(crate) const LEAVING: &str = "/moim/voters/leaving/";
+/// How far the folders of nodes are known to be, by node id.
+const MARKS: &str = "/moim/marks/";
+/// Nodes whose folders were rolled back, by node id: what showed it last.
+pub(crate) const ROLLBACKS: &str = "/moim/rollbacks/";
 /// The format of the cluster.
 pub(crate) const FEATURE_LEVEL: &str = "/moim/cluster/feature_level";
 /// The newest format this build can take part in.
@@ -31,6 +41,32 @@ pub(crate) const SUPPORTED_LEVEL: u32 = 1;
 #[derive(Serialize, Deserialize)]
 struct Level {
     level: u32,
+}
+
+/// How far a node's folder is known to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mark {
+    /// The voter whose folder it is.
+    pub(crate) voter: u64,
+    /// The last Raft entry that is on stable storage there.
+    pub(crate) index: u64,
+}
+
+impl Mark {
+    pub(crate) fn to_bytes(self) -> Bytes {
+        serde_json::to_vec(&self).expect("numbers can be written down").into()
+    }
+}
+
+/// The key of a node's mark.
+pub(crate) fn mark_key(node_id: i32) -> String {
+    format!("{MARKS}{node_id}")
+}
+
+/// The mark of a node, as this node's state has it.
+pub(crate) fn mark_of(coordinator: &Coordinator, node_id: i32) -> Option<Mark> {
+    let found = coordinator.read(|state| state.range(&RangeRequest::key(mark_key(node_id))).ok());
+    serde_json::from_slice(&found?.kvs.first()?.value).ok()
 }
 
 /// Why a record was not changed.
@@ -178,7 +214,11 @@ pub(crate) async fn remove(repository: &dyn StateRepository, node_id: i32) -> Re
     if nodes.len() == 1 {
         return Err(RecordError::LastNode(node_id));
     }
-    let txn = retire(&entry, &record).delete(entry.key.clone()).delete(order_key(node_id));
+    let txn = retire(&entry, &record)
+        .delete(entry.key.clone())
+        .delete(order_key(node_id))
+        .delete(mark_key(node_id))
+        .delete(format!("{ROLLBACKS}{node_id}"));
     done(repository.txn(txn).await?)
 }
 
@@ -215,10 +255,33 @@ pub(crate) async fn replace(repository: &dyn StateRepository, node_id: i32) -> R
     done(repository.txn(txn).await?)
 }
 
+/// The same for a node that says that its folder was rolled back, and why.
+pub(crate) async fn replace_rolled_back(
+    repository: &dyn StateRepository,
+    node_id: i32,
+    why: &str,
+) -> Result<(), RecordError> {
+    let (entry, record) = get(repository, node_id).await?.ok_or(RecordError::NoSuchNode(node_id))?;
+    let open = NodeRecord { voter: 0, directory_id: String::new(), ..record.clone() };
+    let txn = retire(&entry, &record)
+        .put(entry.key.clone(), open.to_bytes())
+        .put(format!("{ROLLBACKS}{node_id}"), why.to_owned());
+    done(repository.txn(txn).await?)
+}
+
 /// The part of a transaction that ends a folder's time as a member.
 fn retire(entry: &Entry, record: &NodeRecord) -> Txn {
     let txn = Txn::new().when(Compare::ModRevision(entry.key.clone(), entry.mod_revision));
-    if record.voter == 0 { txn } else { txn.put(gone_key(record.voter), record.node_id.to_string()) }
+    if record.voter == 0 {
+        return txn;
+    }
+    let leaving = format!("{LEAVING}{}", record.voter);
+    txn.put(gone_key(record.voter), record.node_id.to_string()).delete(leaving)
+}
+
+/// Voters that are to lose their vote, from the entries under [`LEAVING`].
+pub(crate) fn leaving_voter(key: &str) -> Option<u64> {
+    key.strip_prefix(LEAVING)?.parse().ok()
 }
 
 /// Voters whose nodes are gone, from the entries under [`GONE`].

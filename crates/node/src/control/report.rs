@@ -12,6 +12,7 @@ use moim_raft::{GroupMetrics, Member, VoterId};
 use serde::{Deserialize, Serialize};
 
 use super::events::EventLog;
+use super::pulse::Pulse;
 use super::records::{self, NEXT_VOTER, RecordError};
 use super::view::{PartitionCounts, Partitions, View};
 use super::voters;
@@ -85,6 +86,9 @@ pub(crate) struct NodeReport {
     pub(crate) role: String,
     /// Whether it renews its lease.
     pub(crate) up: bool,
+    /// What is wrong with its disk, as far as the node that reports knows.
+    #[serde(default)]
+    pub(crate) disk: Option<String>,
     /// Entries it is behind; null where only the leader knows.
     pub(crate) lag: Option<u64>,
     /// Told apart from every earlier life of the node; null while it is down.
@@ -126,6 +130,7 @@ pub(crate) struct ClusterApi {
     pub(crate) coordinator: Coordinator,
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) events: Arc<EventLog>,
+    pub(crate) pulse: Arc<Pulse>,
 }
 
 impl ClusterApi {
@@ -146,7 +151,10 @@ impl ClusterApi {
         let leader = status.leader.filter(|_| quorum);
         let partitions = Partitions::of(&self.coordinator);
         let described = view.nodes.iter().map(|node| describe(node, &view, &metrics, leader, &partitions));
-        let nodes: Vec<_> = described.collect();
+        let disks = self.pulse.impaired_disks();
+        let problem_of = |node: &NodeReport| disks.get(&node.node_id).and_then(|disk| disk.problem());
+        let nodes: Vec<_> =
+            described.map(|node| NodeReport { disk: problem_of(&node).map(str::to_owned), ..node }).collect();
         let usable = nodes.iter().filter(|node| node.up && node.order.is_none()).count();
         let counts = partitions.counts(usable);
         let mut problems = problems(quorum, &nodes, &view, &metrics);
@@ -243,6 +251,7 @@ fn describe(
         voter: Some(node.voter).filter(|voter| *voter != 0),
         role: role.to_owned(),
         up: live.is_some(),
+        disk: None,
         lag: matched.map(|at| metrics.last_index.unwrap_or(0).saturating_sub(at)),
         broker_epoch: live.map(|member| member.broker_epoch),
         incarnation: node.incarnation,
@@ -287,14 +296,19 @@ fn problems(quorum: bool, nodes: &[NodeReport], view: &View, metrics: &GroupMetr
             ("joining", _) => {
                 problems.push(format!("node {id} is not a member of the coordination group yet"))
             }
+            (_, false) if node.disk.is_some() => {}
             (_, false) => problems.push(format!("node {id} is down")),
             (_, true) => {}
+        }
+        if let Some(problem) = &node.disk {
+            problems.push(format!("node {id}: {problem}"));
         }
         if let Some(lag) = node.lag.filter(|lag| *lag > LAG) {
             problems.push(format!("node {id} is {lag} entries behind"));
         }
     }
-    let wanted = voters::wanted(nodes.len());
+    let staying = view.nodes.iter().filter(|node| !view.leaving.contains(&node.voter)).count();
+    let wanted = voters::wanted(staying);
     if metrics.voters.len() != wanted {
         problems.push(format!("{} voters instead of {wanted}", metrics.voters.len()));
     }

@@ -15,7 +15,7 @@ use moim_coord::Coordinator;
 use moim_raft::{Group, GroupError, GroupMetrics, Member, VoterId};
 
 use super::records::{self, SUPPORTED_LEVEL};
-use super::view::View;
+use super::view::{Partitions, View};
 use super::voters::{self, Change, Situation};
 
 /// How often the leader looks.
@@ -35,7 +35,7 @@ pub(crate) async fn run(coordinator: Coordinator, repository: Arc<dyn StateRepos
             continue;
         }
         let view = View::of(&coordinator);
-        if let Err(error) = step(group, repository.as_ref(), &view).await {
+        if let Err(error) = step(&coordinator, repository.as_ref(), &view).await {
             // Another change may be under way, or leadership moved: the next look tells.
             tracing::debug!(%error, "the group's members were not changed");
         }
@@ -50,7 +50,12 @@ enum StepError {
     Record(#[from] records::RecordError),
 }
 
-async fn step(group: &Group, repository: &dyn StateRepository, view: &View) -> Result<(), StepError> {
+async fn step(
+    coordinator: &Coordinator,
+    repository: &dyn StateRepository,
+    view: &View,
+) -> Result<(), StepError> {
+    let group = coordinator.group();
     if view.next_voter.is_none() {
         return Ok(());
     }
@@ -61,8 +66,30 @@ async fn step(group: &Group, repository: &dyn StateRepository, view: &View) -> R
     }
     match voters::plan(&situation(&metrics, view)) {
         Some(change) => Ok(carry_out(group, view, change).await?),
-        None => tidy_up(repository, &metrics, view).await,
+        None => {
+            remove_empty(coordinator, repository, view).await?;
+            tidy_up(repository, &metrics, view).await
+        }
     }
+}
+
+/// Removes the nodes whose members an etcd client removed, once they hold nothing any more.
+async fn remove_empty(
+    coordinator: &Coordinator,
+    repository: &dyn StateRepository,
+    view: &View,
+) -> Result<(), StepError> {
+    let leaving = view.nodes.iter().filter(|node| view.leaving.contains(&node.voter));
+    let nodes: Vec<i32> = leaving.map(|node| node.node_id).collect();
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    let partitions = Partitions::of(coordinator);
+    for node in nodes.into_iter().filter(|node| partitions.load(*node).replicas == 0) {
+        tracing::info!(node, "removed member holds nothing any more; removing its node");
+        records::remove(repository, node).await?;
+    }
+    Ok(())
 }
 
 async fn carry_out(group: &Group, view: &View, change: Change) -> Result<(), GroupError> {
@@ -120,7 +147,8 @@ fn situation(metrics: &GroupMetrics, view: &View) -> Situation {
         learners: metrics.learners.iter().map(|member| (member.id.0, ready(member.id.0))).collect(),
         nodes: view.nodes.iter().map(|node| node.voter).filter(|voter| *voter != 0).collect(),
         gone: view.gone.iter().copied().collect(),
-        count: view.nodes.len(),
+        leaving: view.leaving.iter().copied().collect(),
+        count: view.nodes.iter().filter(|node| !view.leaving.contains(&node.voter)).count(),
         leader: metrics.voter.0,
     }
 }

@@ -19,21 +19,23 @@ use moim_coord::shelf::Shelf;
 use moim_coord::{Coordinator, CoordinatorOptions};
 use moim_journal::{RealDisk, Store};
 use moim_raft::{
-    GroupId, GroupOptions, Host, LocalPeer, Member, PeerId, ServiceId, TcpServer, TcpTransport, VoterId,
+    GroupId, GroupOptions, Host, LocalPeer, Member, OpenError, PeerId, ServiceId, TcpServer, TcpTransport,
+    Transport, VoterId,
 };
 use tokio::sync::oneshot;
 
+use super::disk_health::{DiskHealth, DiskParts};
 use super::events::{self, EventLog};
 use super::presence::Presence;
 use super::pulse::Pulse;
 use super::records::{self, SUPPORTED_LEVEL};
 use super::ruler::Ruler;
 use super::view::View;
-use super::{Control, ControlParts, metrics, migrate, publish, room, steward};
+use super::{Control, ControlParts, marks, metrics, migrate, publish, steward};
 use crate::data_dir::{Admission, Identity, decode_id};
 use crate::exit::{Failure, Outcome, Status};
-use crate::formation::{Card, Doorkeeper, Entrant, Inside, Way};
-use crate::journals::{LOCAL_TAG, RAFT_TAG};
+use crate::formation::{Card, Claimant, Doorkeeper, Entrant, Inside, Way};
+use crate::journals::{LOCAL_TAG, LOST_DIRECTORY, RAFT_TAG};
 
 /// When memory is first given back. The pause doubles: nobody knows when a start is over.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -101,7 +103,15 @@ struct Up {
 
 async fn run(parts: ControlParts, shutdown: Shutdown, started: oneshot::Sender<Outcome<Up>>) {
     let scope = Scope::new(shutdown.clone());
-    match bring_up(&parts, &scope).await {
+    // A core that stops while the node looks for its quorum would never find it.
+    let up = tokio::select! {
+        biased;
+        up = bring_up(&parts, &scope) => up,
+        () = shutdown.stopped() => {
+            Err(Failure::error("the coordination core stopped; see the log").hint(LOST_DIRECTORY))
+        }
+    };
+    match up {
         Ok(up) => {
             let coordinator = up.coordinator.clone();
             if started.send(Ok(up)).is_ok() {
@@ -132,7 +142,7 @@ async fn give_back() {
 async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     let local = LocalPeer::nobody();
     let peer = listen(parts, &local, scope).await?;
-    let doorkeeper = Arc::new(Doorkeeper::default());
+    let doorkeeper = Arc::new(Doorkeeper::new(Arc::clone(&parts.data)));
     doorkeeper.show(card(parts, peer).with_identity(&parts.data.identity()));
     parts.router.serve(ServiceId::NODE, Arc::clone(&doorkeeper) as _);
     let entrant =
@@ -144,9 +154,16 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     let inside = Inside { coordinator: coordinator.clone(), repository: Arc::clone(&repository) };
     doorkeeper.go_inside(inside);
     let card = doorkeeper.card();
+    let claimant = Claimant {
+        data: &parts.data,
+        group: coordinator.group(),
+        transport: transport.as_ref(),
+        peer: &card.peer,
+    };
+    claimant.claim(&entrant).await?;
     take_part(parts, &coordinator, &identity, &card).await?;
     doorkeeper.show(card.clone().with_identity(&parts.data.identity()));
-    find_quorum(parts, &coordinator, &entrant).await?;
+    find_quorum(parts, &coordinator, transport.as_ref(), &entrant).await?;
     settle_in(parts, &coordinator, repository.as_ref(), &identity, &card).await?;
 
     let record = record(parts, &identity, &card);
@@ -161,12 +178,30 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     let removed = Shutdown::new();
     let (readiness, shutdown) = (parts.readiness.clone(), scope.shutdown().clone());
     scope.spawn("presence", Arc::clone(&presence).keep(readiness, shutdown.clone()));
-    let room =
-        room::watch(Arc::clone(&presence), coordinator.clone(), Arc::clone(&parts.store), shutdown.clone());
-    scope.spawn("room", room);
     scope.spawn("steward", steward::run(coordinator.clone(), Arc::clone(&repository), shutdown.clone()));
-    let pulse = Pulse::new(record.node_id, Arc::clone(&transport), Arc::clone(&parts.clock));
+    let (events, disk) = (Arc::new(EventLog::default()), Arc::new(DiskHealth::default()));
+    parts.router.serve(ServiceId::HEALTH, Arc::clone(&disk) as _);
+    let pulse = Pulse::new(
+        record.node_id,
+        Arc::clone(&transport),
+        Arc::clone(&parts.clock),
+        Arc::clone(&disk),
+        Arc::clone(&events),
+    );
     let pulse = Arc::new(pulse);
+    let watching = DiskParts {
+        node_id: record.node_id,
+        health: disk,
+        presence: Arc::clone(&presence),
+        coordinator: coordinator.clone(),
+        store: Arc::clone(&parts.store),
+        pulse: Arc::clone(&pulse),
+        events: Arc::clone(&events),
+        clock: Arc::clone(&parts.clock),
+        readiness: parts.readiness.clone(),
+        scope: scope.clone(),
+    };
+    scope.spawn("disk-health", watching.watch(shutdown.clone()));
     scope.spawn("pulse", Arc::clone(&pulse).run(coordinator.clone(), shutdown.clone()));
     let ruler = Ruler {
         node_id: record.node_id,
@@ -177,7 +212,15 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
         settings: parts.topic_defaults.clone(),
     };
     scope.spawn("controller", ruler.run(shutdown.clone()));
-    let events = Arc::new(EventLog::default());
+    spread_run(parts, &coordinator, &transport, &card, &removed, scope);
+    let mark = marks::run(
+        record.node_id,
+        coordinator.clone(),
+        Arc::clone(&repository),
+        Arc::clone(&parts.store),
+        shutdown.clone(),
+    );
+    scope.spawn("marks", mark);
     let (told, watched) = (Arc::clone(&events), Arc::clone(&repository));
     scope.spawn("events", events::follow(told, watched, Arc::clone(&parts.clock), shutdown.clone()));
     let follow = Follow {
@@ -189,6 +232,25 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     scope.spawn("records", follow.run(shutdown));
     metrics::register(&parts.metrics, &coordinator, scope);
     Ok(Up { coordinator, repository, peer, removed, local, events, pulse, presence, record })
+}
+
+/// Has every member confirm this run, those too that were down when it began.
+fn spread_run(
+    parts: &ControlParts,
+    coordinator: &Coordinator,
+    transport: &Arc<TcpTransport>,
+    card: &Card,
+    lost: &Shutdown,
+    scope: &Scope,
+) {
+    let (data, coordinator, transport) =
+        (Arc::clone(&parts.data), coordinator.clone(), Arc::clone(transport));
+    let (peer, lost, shutdown) = (card.peer.clone(), lost.clone(), scope.shutdown().clone());
+    scope.spawn("run-claims", async move {
+        let transport = transport.as_ref();
+        let claimant = Claimant { data: &data, group: coordinator.group(), transport, peer: &peer };
+        claimant.spread(&lost, &shutdown).await;
+    });
 }
 
 async fn listen(parts: &ControlParts, local: &LocalPeer, scope: &Scope) -> Outcome<SocketAddr> {
@@ -259,7 +321,7 @@ async fn open(
     let cluster = decode_id(&identity.cluster_id)
         .ok_or_else(|| Failure::error(format!("the cluster id {} makes no sense", identity.cluster_id)))?;
     let voter = VoterId(identity.voter);
-    local.become_member(PeerId { cluster, voter });
+    local.become_member(PeerId { cluster, voter, secret: identity.secret_number() });
     let host = Host {
         store: Store::clone(&parts.store),
         disk: Arc::new(RealDisk),
@@ -269,14 +331,25 @@ async fn open(
     };
     // What etcd clients see has 64 bits.
     let short = (cluster >> 64) as u64 ^ cluster as u64;
-    let mut options = CoordinatorOptions::new(GroupOptions::new(GROUP, voter, RAFT_TAG), short.max(1));
+    let mut group = GroupOptions::new(GROUP, voter, RAFT_TAG);
+    group.unconfirmed = true;
+    let mut options = CoordinatorOptions::new(group, short.max(1));
     options.quota_bytes = parts.config.etcd.quota_bytes;
     options.compaction_retention_ms = parts.config.etcd.compaction_retention_ms;
     options.watch_runtime = Some(parts.etcd_runtime.clone());
     options.shelf = shelf(&parts.data.path);
     options.on_reclaimed = Some(crate::allocator::give_back);
     let opened = Coordinator::open(&host, options, Arc::clone(&parts.clock), scope).await;
-    opened.map_err(|error| Failure::error(format!("cannot open the coordination core: {error}")))
+    opened.map_err(|error| {
+        let failure = Failure::error(format!("cannot open the coordination core: {error}"));
+        match error {
+            OpenError::Damaged { .. } => failure.hint(LOST_DIRECTORY),
+            OpenError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
+                failure.hint(LOST_DIRECTORY) // a snapshot
+            }
+            _ => failure,
+        }
+    })
 }
 
 /// A place for old values, in a file that has no name from the beginning: nothing of it is needed again.
@@ -349,7 +422,12 @@ async fn take_part(
 }
 
 /// Returns when a quorum answers. Meanwhile the others are told where this node is; they may say that it is out.
-async fn find_quorum(parts: &ControlParts, coordinator: &Coordinator, entrant: &Entrant<'_>) -> Outcome {
+async fn find_quorum(
+    parts: &ControlParts,
+    coordinator: &Coordinator,
+    transport: &dyn Transport,
+    entrant: &Entrant<'_>,
+) -> Outcome {
     let group = coordinator.group();
     loop {
         let metrics = group.metrics();
@@ -360,7 +438,8 @@ async fn find_quorum(parts: &ControlParts, coordinator: &Coordinator, entrant: &
             .filter(|member| member.id != metrics.voter)
             .map(|member| member.address.clone())
             .collect();
-        let announced = async { if others.is_empty() { Ok(true) } else { entrant.announce(&others).await } };
+        let announced =
+            async { if others.is_empty() { Ok(true) } else { entrant.announce(transport, &others).await } };
         let confirmed = tokio::time::timeout(QUORUM_TIMEOUT, coordinator.linearizable());
         let (announced, confirmed) = tokio::join!(announced, confirmed);
         announced?;

@@ -9,7 +9,7 @@ use moim_replica::controller::ControllerTuning;
 use moim_replica::{PartitionId, PartitionState, keys};
 use serde::{Deserialize, Serialize};
 
-use super::records::{self, FEATURE_LEVEL, GONE, NEXT_VOTER};
+use super::records::{self, FEATURE_LEVEL, GONE, LEAVING, NEXT_VOTER};
 
 /// The cluster's records as this node has them.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +20,8 @@ pub(crate) struct View {
     pub(crate) members: Vec<LiveMember>,
     /// Voters whose nodes were removed or replaced, and which the group may still have.
     pub(crate) gone: Vec<u64>,
+    /// Voters that lose their vote and whose nodes are emptied.
+    pub(crate) leaving: Vec<u64>,
     /// The voter id the next folder gets; `None` before the cluster's first records.
     pub(crate) next_voter: Option<u64>,
     /// The format of the cluster.
@@ -45,7 +47,8 @@ impl View {
             let record = MemberRecord::from_bytes(&kv.value).ok()?;
             Some(LiveMember { record, broker_epoch: kv.create_revision })
         };
-        let key_of = |kv: &KeyValue| std::str::from_utf8(&kv.key).ok().and_then(records::gone_voter);
+        let gone = |kv: &KeyValue| std::str::from_utf8(&kv.key).ok().and_then(records::gone_voter);
+        let leaving = |kv: &KeyValue| std::str::from_utf8(&kv.key).ok().and_then(records::leaving_voter);
         let order = |kv: &KeyValue| {
             let node = node_of(std::str::from_utf8(&kv.key).ok()?, ORDERS)?;
             Some((node, NodeOrder::parse(&kv.value)?))
@@ -57,7 +60,8 @@ impl View {
         Self {
             nodes,
             members: under(state, MEMBERS).iter().filter_map(live).collect(),
-            gone: under(state, GONE).iter().filter_map(key_of).collect(),
+            gone: under(state, GONE).iter().filter_map(gone).collect(),
+            leaving: under(state, LEAVING).iter().filter_map(leaving).collect(),
             next_voter: one(NEXT_VOTER).and_then(|value| records::next_voter(&value).ok()),
             feature_level: one(FEATURE_LEVEL).and_then(|value| records::feature_level(&value).ok()),
             controller: one(keys::CONTROLLER).and_then(|value| controller_node(&value)),
@@ -172,6 +176,12 @@ impl Partitions {
             load.only_copies += usize::from(others == 0);
         }
         load
+    }
+
+    /// Whether a node is the last in-sync replica of a partition.
+    pub(crate) fn is_last_in_sync(&self, node: i32) -> bool {
+        let node = BrokerId(node);
+        self.records.iter().any(|(_, state)| state.isr.len() == 1 && state.in_sync(node).is_some())
     }
 
     /// How many partitions a node leads that somebody else could.

@@ -24,7 +24,9 @@ pub(crate) struct Situation {
     /// Voter ids of nodes that were removed or replaced. What is in neither set was added by an etcd client: it is left
     /// alone.
     pub(crate) gone: BTreeSet<u64>,
-    /// How many nodes the cluster has, those that wait for a replacement included.
+    /// Voter ids that an etcd client removed: they have no vote, and stay as learners until their nodes are empty.
+    pub(crate) leaving: BTreeSet<u64>,
+    /// How many nodes the cluster has, those that wait for a replacement included and those that leave not.
     pub(crate) count: usize,
     /// The one that leads.
     pub(crate) leader: u64,
@@ -66,9 +68,10 @@ pub(crate) fn plan(now: &Situation) -> Option<Change> {
         return Some(Change::Learn(*new));
     }
     let wanted = wanted(now.count);
-    let mut chosen: BTreeSet<u64> = now.voters.difference(&now.gone).copied().collect();
-    let ready =
-        now.learners.iter().filter(|(id, ready)| **ready && now.nodes.contains(id)).map(|(id, _)| *id);
+    let stays = |id: &u64| !now.gone.contains(id) && !now.leaving.contains(id);
+    let mut chosen: BTreeSet<u64> = now.voters.iter().copied().filter(stays).collect();
+    let can_vote = |id: &u64| now.nodes.contains(id) && stays(id);
+    let ready = now.learners.iter().filter(|(id, ready)| **ready && can_vote(id)).map(|(id, _)| *id);
     for learner in ready {
         if chosen.len() < wanted {
             chosen.insert(learner);
@@ -142,11 +145,37 @@ mod tests {
                 learners: learners.iter().copied().collect(),
                 nodes: set(nodes),
                 gone: set(gone),
+                leaving: BTreeSet::new(),
                 count,
                 leader,
             };
             assert_eq!(plan(&now), wanted, "{name}");
         }
+    }
+
+    #[test]
+    fn a_member_that_an_etcd_client_removed_has_no_vote_and_gets_none_again() {
+        let mut now = Situation {
+            voters: set(&[1, 2, 3]),
+            nodes: set(&[1, 2, 3]),
+            leaving: set(&[1]),
+            count: 2,
+            leader: 1,
+            ..Situation::default()
+        };
+        assert_eq!(plan(&now), Some(Change::HandOver(2)), "a leader hands over first");
+        now.leader = 2;
+        assert_eq!(plan(&now), Some(Change::Voters(set(&[2]))));
+        now.voters = set(&[2]);
+        now.learners = [(1, true), (3, true)].into();
+        assert_eq!(plan(&now), None, "it stays without a vote while its node is emptied");
+        now.learners.insert(4, true);
+        now.nodes.insert(4);
+        now.count = 3;
+        assert_eq!(plan(&now), Some(Change::Voters(set(&[2, 3, 4]))), "others get the vote");
+        now.leaving = set(&[]);
+        now.gone = set(&[1]);
+        assert_eq!(plan(&now), Some(Change::Forget(1)), "until the node is empty");
     }
 
     #[test]

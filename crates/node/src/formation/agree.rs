@@ -14,6 +14,8 @@
 
 use std::collections::BTreeMap;
 
+use sha2::{Digest as _, Sha256};
+
 use super::protocol::Card;
 use crate::data_dir::{Admission, Founder, decode_id, encode_id};
 
@@ -80,6 +82,18 @@ pub(super) fn cluster_of(founders: &[Founder]) -> String {
     encode_id(mixed.max(1))
 }
 
+/// The secret of that cluster: a digest of what each of them adds. Empty if one of them has nothing to add.
+pub(super) fn secret_of(founders: &[Founder]) -> String {
+    let mut digest = Sha256::new();
+    for founder in founders {
+        let Some(nonce) = decode_id(&founder.nonce) else { return String::new() };
+        digest.update(nonce.to_be_bytes());
+    }
+    let mut secret = [0; 16];
+    secret.copy_from_slice(&digest.finalize()[..16]);
+    encode_id(u128::from_be_bytes(secret).max(1))
+}
+
 /// The voter id of a founder: its place, from 1.
 pub(super) fn voter_of(founders: &[Founder], node_id: i32) -> Option<u64> {
     founders.iter().zip(1..).find(|(founder, _)| founder.node_id == node_id).map(|(_, voter)| voter)
@@ -95,6 +109,7 @@ mod tests {
             directory_id: encode_id(directory),
             peer: format!("h{node_id}:1"),
             listed: vec![1, 2, 3],
+            nonce: encode_id(directory + 1_000),
             ..Card::default()
         }
     }
@@ -188,5 +203,36 @@ mod tests {
             other[at].directory_id = encode_id(7);
             assert_ne!(cluster_of(&other), cluster);
         }
+    }
+
+    #[test]
+    fn the_secret_depends_on_every_nonce_and_cannot_be_told_from_a_card() {
+        let founders = cards()[0].founders.clone();
+        let secret = secret_of(&founders);
+        assert_eq!(secret.len(), 22);
+        for at in 0..3 {
+            let mut other = founders.clone();
+            other[at].nonce = encode_id(7);
+            assert_ne!(secret_of(&other), secret);
+            other[at].nonce.clear();
+            assert_eq!(secret_of(&other), "", "a folder from before there were secrets");
+        }
+        let identity = crate::data_dir::Identity {
+            format: crate::data_dir::FORMAT,
+            cluster_id: cluster_of(&founders),
+            node_id: 1,
+            incarnation: 1,
+            directory_id: founders[0].directory_id.clone(),
+            voter: 1,
+            admission: Admission::Founding,
+            founders: founders.clone(),
+            nonce: founders[0].nonce.clone(),
+            secret: secret.clone(),
+            ..crate::data_dir::Identity::default()
+        };
+        let card = Card::default().with_identity(&identity);
+        let shown = serde_json::to_string(&card).unwrap();
+        assert!(founders.iter().all(|founder| !shown.contains(&founder.nonce)), "{shown}");
+        assert!(!shown.contains(&secret), "{shown}");
     }
 }

@@ -1,7 +1,8 @@
 //! Answers other nodes' questions about this one and about the cluster it is in.
 //!
-//! Who asks is not trusted to be anybody: a question changes something only as far as the records allow
-//! ([`crate::control::records`]), and those decide under compare-and-swap.
+//! A visitor is not trusted: its question changes something only as far as the records allow
+//! ([`crate::control::records`]), and those decide under compare-and-swap. What a member says of itself is taken only over
+//! a connection on which it proved to be that voter.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,12 +11,13 @@ use bytes::Bytes;
 use moim_cluster::StateRepository;
 use moim_cluster::nodes::NodeRecord;
 use moim_coord::Coordinator;
-use moim_raft::{BoxFuture, Service};
+use moim_raft::{BoxFuture, Service, VoterId};
 use tokio::time::Instant;
 
-use super::protocol::{Answer, Card, Question, greet, read_question, write_answer};
+use super::protocol::{Answer, Card, Question, Replacement, greet, read_question, write_answer};
 use crate::control::records::{self, RecordError};
 use crate::control::view::View;
+use crate::data_dir::{DataDir, Identity, KnownRun};
 
 /// How long the one who is said to have a place may take to show that it does.
 const PROBE: Duration = Duration::from_millis(500);
@@ -31,14 +33,19 @@ pub(crate) struct Inside {
 }
 
 /// The node's service on the peer port.
-#[derive(Default)]
 pub(crate) struct Doorkeeper {
+    data: Arc<DataDir>,
     card: Mutex<Card>,
     inside: OnceLock<Inside>,
     complained: Mutex<Option<Instant>>,
 }
 
 impl Doorkeeper {
+    /// Of this folder; it shows an empty card so far.
+    pub(crate) fn new(data: Arc<DataDir>) -> Self {
+        Self { data, card: Mutex::default(), inside: OnceLock::new(), complained: Mutex::default() }
+    }
+
     /// What this node says of itself from now on.
     pub(crate) fn show(&self, card: Card) {
         *self.card.lock().unwrap_or_else(PoisonError::into_inner) = card;
@@ -65,19 +72,58 @@ impl Doorkeeper {
         }
     }
 
-    async fn answer(&self, question: Question) -> Answer {
+    pub(super) fn identity(&self) -> Identity {
+        self.data.identity()
+    }
+
+    pub(super) fn data(&self) -> Arc<DataDir> {
+        Arc::clone(&self.data)
+    }
+
+    pub(super) fn known_run(&self, voter: u64) -> Option<KnownRun> {
+        self.data.known_run(voter)
+    }
+
+    /// The cluster, once this node can answer for it.
+    pub(super) fn inside(&self) -> Option<&Inside> {
+        self.inside.get()
+    }
+
+    /// Tells a founder that was away the secret, if it shows the part of it that it showed when the founders agreed.
+    fn tell_secret(&self, asks: &Card) -> Answer {
+        let identity = self.data.identity();
+        let asks = asks.founder();
+        let is_it = |one: &crate::data_dir::Founder| {
+            (one.node_id, &one.directory_id, &one.nonce) == (asks.node_id, &asks.directory_id, &asks.nonce)
+        };
+        if identity.founders.iter().any(is_it) {
+            return Answer::Secret { secret: identity.secret, founders: identity.founders };
+        }
+        Answer::Conflict { why: format!("node {} did not found this cluster with this folder", asks.node_id) }
+    }
+
+    async fn answer(&self, peer: Option<VoterId>, question: Question) -> Answer {
         let card = self.card();
         let (asks, fresh) = match question {
             Question::Greet => return Answer::Card { card },
-            Question::Join { me, fresh } => (me, Some(fresh)),
-            Question::Announce { me } => (me, None),
+            Question::Secret { me } => return self.tell_secret(&me),
+            Question::Claim { claim } => return self.confirm(peer, claim).await,
+            Question::Join { me, fresh, replaces } => (me, Some((fresh, replaces))),
+            Question::Announce { me } if peer.is_some_and(|peer| peer.0 == me.voter) => (me, None),
+            Question::Announce { .. } => {
+                return Answer::Later {
+                    why: "a node announces itself as a member of its cluster".to_owned(),
+                };
+            }
         };
         let Some(inside) = self.inside.get() else {
             return Answer::Later { why: format!("node {} is still starting", card.node_id) };
         };
         let answer = async {
             match fresh {
-                Some(fresh) => inside.admit(&card, &asks, fresh).await,
+                Some((fresh, replaces)) => {
+                    inside.admit(&card, &asks, fresh, replaces, self.identity().secret).await
+                }
                 None => inside.recognize(&card, &asks).await,
             }
         };
@@ -94,9 +140,13 @@ impl Doorkeeper {
 
 impl Service for Doorkeeper {
     fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
+        self.handle_from(None, request)
+    }
+
+    fn handle_from(&self, peer: Option<VoterId>, request: Bytes) -> BoxFuture<'_, Bytes> {
         Box::pin(async move {
             let answer = match read_question(&request) {
-                Ok(question) => self.answer(question).await,
+                Ok(question) => self.answer(peer, question).await,
                 Err(why) => Answer::Conflict { why },
             };
             write_answer(&answer)
@@ -106,9 +156,22 @@ impl Service for Doorkeeper {
 
 impl Inside {
     /// A folder that is in no cluster wants to be in this one.
-    async fn admit(&self, card: &Card, asks: &Card, fresh: bool) -> Answer {
+    async fn admit(
+        &self,
+        card: &Card,
+        asks: &Card,
+        fresh: bool,
+        replaces: Option<Replacement>,
+        secret: String,
+    ) -> Answer {
         if let Err(why) = self.check_level(asks) {
             return Answer::Conflict { why };
+        }
+        if let Some(old) = &replaces
+            && old.proof == Replacement::proof_of(&secret, &old.directory_id, &asks.directory_id)
+            && let Err(error) = self.retire_rolled_back(asks, old).await
+        {
+            return Answer::Later { why: error.to_string() };
         }
         match self.find_place(card, asks, fresh).await {
             Ok(Ok(record)) => {
@@ -117,11 +180,31 @@ impl Inside {
                     cluster_id: card.cluster_id.clone(),
                     voter: record.voter,
                     incarnation: record.incarnation,
+                    secret,
                 }
             }
             Ok(Err(refusal)) => refusal,
             Err(error) => Answer::Later { why: error.to_string() },
         }
+    }
+
+    /// A node that proved to be a member says that its folder was rolled back: its voter is retired, its place stays.
+    async fn retire_rolled_back(&self, asks: &Card, old: &Replacement) -> Result<(), RecordError> {
+        let known = records::get(self.repository.as_ref(), asks.node_id).await?;
+        let Some((_, record)) = known.filter(|(_, record)| record.directory_id == old.directory_id) else {
+            return Ok(());
+        };
+        let there = greet(&record.peer, PROBE).await;
+        if there.is_ok_and(|there| there.directory_id == old.directory_id) {
+            return Err(RecordError::Running(asks.node_id));
+        }
+        tracing::warn!(
+            node = asks.node_id,
+            voter = record.voter,
+            why = old.why,
+            "data directory of a node was rolled back; its voter is retired"
+        );
+        records::replace_rolled_back(self.repository.as_ref(), asks.node_id, &old.why).await
     }
 
     fn check_level(&self, asks: &Card) -> Result<(), String> {

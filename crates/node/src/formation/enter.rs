@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use moim_raft::{Member, ServiceId, Transport, VoterId};
 
 use super::agree::{self, Step};
 use super::doorkeeper::Doorkeeper;
-use super::protocol::{Answer, Card, Question, ask, greet};
+use super::protocol::{Answer, Card, Question, Replacement, ask, greet};
 use crate::admin::Readiness;
 use crate::data_dir::{Admission, DataDir, Founder, Identity, random_id};
 use crate::exit::{Failure, Outcome, Status};
@@ -65,11 +66,16 @@ impl Entrant<'_> {
             self.refuse_other_cluster(&identity).await?;
             return Ok(identity);
         }
+        if let Some(replaces) = &identity.replaces {
+            let mut addresses = self.way.seeds(identity.node_id);
+            addresses.extend(
+                replaces.peers.iter().filter(|peer| !addresses.contains(peer)).cloned().collect::<Vec<_>>(),
+            );
+            return self.join(&addresses, false).await;
+        }
         match &self.way {
-            Way::Alone => self.found(vec![self.doorkeeper.card().founder()], random_id()),
-            Way::Founders(listed) if listed.len() == 1 => {
-                self.found(vec![self.doorkeeper.card().founder()], random_id())
-            }
+            Way::Alone => self.found_alone(),
+            Way::Founders(listed) if listed.len() == 1 => self.found_alone(),
             Way::Founders(listed) => self.agree(listed).await,
             Way::Join(addresses) => self.join(addresses, true).await,
         }
@@ -95,12 +101,17 @@ impl Entrant<'_> {
         Ok(())
     }
 
+    fn found_alone(&self) -> Outcome<Identity> {
+        self.found(vec![self.doorkeeper.card().founder()], random_id(), random_id())
+    }
+
     /// Writes down that the folder is one of these founders.
-    fn found(&self, founders: Vec<Founder>, cluster_id: String) -> Outcome<Identity> {
+    fn found(&self, founders: Vec<Founder>, cluster_id: String, secret: String) -> Outcome<Identity> {
         let identity = self.data.identity();
         let voter = agree::voter_of(&founders, identity.node_id)
             .ok_or_else(|| Failure::error("this node is not among the founders that were agreed on"))?;
-        self.advance(Identity { cluster_id, voter, admission: Admission::Founding, founders, ..identity })
+        let admission = Admission::Founding;
+        self.advance(Identity { cluster_id, secret, voter, admission, founders, ..identity })
     }
 
     fn advance(&self, identity: Identity) -> Outcome<Identity> {
@@ -131,7 +142,14 @@ impl Entrant<'_> {
             match agree::decide(&card, listed, &heard) {
                 Step::Found(founders) => {
                     let cluster_id = agree::cluster_of(&founders);
-                    return self.found(founders, cluster_id);
+                    let acted = heard.values().find(|card| card.admission != Admission::New);
+                    let agreed = match acted.and_then(|card| listed.get(&card.node_id)) {
+                        None => Some((agree::secret_of(&founders), founders)),
+                        Some(address) => self.ask_secret(address).await,
+                    };
+                    if let Some((secret, founders)) = agreed {
+                        return self.found(founders, cluster_id, secret);
+                    }
                 }
                 Step::Outside { cluster_id, .. } => {
                     tracing::info!(
@@ -151,15 +169,38 @@ impl Entrant<'_> {
         }
     }
 
+    /// Asks a founder that has acted for the secret of the cluster.
+    async fn ask_secret(&self, address: &str) -> Option<(String, Vec<Founder>)> {
+        let question = Question::Secret { me: self.doorkeeper.card() };
+        match ask(address, &question, TIMEOUT).await {
+            Ok(Answer::Secret { secret, founders }) => Some((secret, founders)),
+            Ok(answer) => {
+                self.wait(&format!("waiting for the cluster's secret: {address}: {answer:?}"));
+                None
+            }
+            Err(error) => {
+                self.wait(&format!("waiting for the cluster's secret: {error}"));
+                None
+            }
+        }
+    }
+
     /// Asks to be let in until somebody does.
     async fn join(&self, addresses: &[String], fresh: bool) -> Outcome<Identity> {
+        let identity = self.data.identity();
+        let replaces = identity.replaces.map(|old| Replacement {
+            proof: Replacement::proof_of(&old.secret, &old.directory_id, &identity.directory_id),
+            directory_id: old.directory_id,
+            why: old.why,
+        });
         // What was seen of founders is of no use any more, and must not be mistaken for a list to act on.
         self.doorkeeper.show(Card { founders: Vec::new(), ..self.doorkeeper.card() });
         loop {
             for address in addresses {
                 let me = self.doorkeeper.card();
-                match ask(address, &Question::Join { me, fresh }, JOIN_TIMEOUT).await {
-                    Ok(Answer::Admitted { cluster_id, voter, incarnation }) => {
+                let question = Question::Join { me, fresh, replaces: replaces.clone() };
+                match ask(address, &question, JOIN_TIMEOUT).await {
+                    Ok(Answer::Admitted { cluster_id, voter, incarnation, secret }) => {
                         tracing::info!(cluster = cluster_id, voter, "let in");
                         let identity = self.data.identity();
                         let admission = Admission::Joining;
@@ -167,7 +208,9 @@ impl Entrant<'_> {
                             cluster_id,
                             voter,
                             incarnation,
+                            secret,
                             admission,
+                            replaces: None,
                             ..identity
                         });
                     }
@@ -184,7 +227,14 @@ impl Entrant<'_> {
                     Ok(Answer::Later { why }) => {
                         self.wait(&format!("waiting to be let in: {address}: {why}"))
                     }
-                    Ok(Answer::Card { .. } | Answer::Known) => {
+                    Ok(
+                        Answer::Card { .. }
+                        | Answer::Known
+                        | Answer::Secret { .. }
+                        | Answer::Confirmed { .. }
+                        | Answer::RolledBack { .. }
+                        | Answer::Leased { .. },
+                    ) => {
                         self.wait(&format!("waiting to be let in: {address} answers what was not asked"));
                     }
                     Err(error) => self.wait(&format!("waiting to be let in: {error}")),
@@ -194,19 +244,31 @@ impl Entrant<'_> {
         }
     }
 
-    fn wait(&self, why: &str) {
+    /// The members of this cluster among the addresses the node was started with.
+    pub(super) async fn seed_members(&self) -> Vec<Member> {
+        let identity = self.data.identity();
+        let seeds = self.way.seeds(identity.node_id);
+        let cards = join_all(seeds.iter().map(|address| greet(address, TIMEOUT))).await;
+        let member = |(address, card): (&String, Result<Card, String>)| {
+            let card = card.ok().filter(|card| card.cluster_id == identity.cluster_id && card.voter != 0)?;
+            Some(Member { id: VoterId(card.voter), address: address.clone() })
+        };
+        seeds.iter().zip(cards).filter_map(member).collect()
+    }
+
+    pub(super) fn wait(&self, why: &str) {
         self.readiness.waits(why);
     }
 
     /// Tells the others that this member is back and where; an error when they say it is none any more. True when one
     /// of them knows it.
-    pub(crate) async fn announce(&self, addresses: &[String]) -> Outcome<bool> {
+    pub(crate) async fn announce(&self, transport: &dyn Transport, addresses: &[String]) -> Outcome<bool> {
         let identity = self.data.identity();
         let mut seeds = self.way.seeds(identity.node_id);
         seeds
             .extend(addresses.iter().filter(|address| !seeds.contains(address)).cloned().collect::<Vec<_>>());
-        let question = Question::Announce { me: self.doorkeeper.card() };
-        let answers = join_all(seeds.iter().map(|address| ask(address, &question, TIMEOUT))).await;
+        let announce = |address: String| async move { self.announce_at(transport, &address).await };
+        let answers = join_all(seeds.iter().cloned().map(announce)).await;
         let mut known = false;
         for (address, answer) in seeds.iter().zip(answers) {
             match answer {
@@ -223,5 +285,19 @@ impl Entrant<'_> {
             }
         }
         Ok(known)
+    }
+
+    /// Announces this node to the one that listens at `address`, over a connection of members: it has to be one.
+    async fn announce_at(&self, transport: &dyn Transport, address: &str) -> Result<Answer, String> {
+        let there = greet(address, TIMEOUT).await?;
+        let me = self.doorkeeper.card();
+        if there.voter == 0 || there.cluster_id != me.cluster_id {
+            return Ok(Answer::Later { why: format!("{address} is not a member of this cluster") });
+        }
+        let to = Member { id: VoterId(there.voter), address: address.to_owned() };
+        let question = serde_json::to_vec(&Question::Announce { me }).map_err(|error| error.to_string())?;
+        let answer = transport.ask(&to, ServiceId::NODE, question.into(), TIMEOUT).await;
+        let answer = answer.map_err(|error| format!("{address}: {error}"))?;
+        serde_json::from_slice(&answer).map_err(|error| format!("{address}: undecodable answer: {error}"))
     }
 }

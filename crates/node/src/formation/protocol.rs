@@ -1,7 +1,8 @@
 //! What nodes say to each other about being in a cluster: questions and answers, as JSON over the peer port.
 //!
-//! Any node may be asked by anybody, member or not, so nothing here is secret, and a question changes something only
-//! where the answer says so ([`Question::Join`], [`Question::Announce`]). Unknown fields are passed over: nodes of
+//! Any node may be asked by any other, member or not, so a card holds no secret, and a question changes something only
+//! where the answer says so ([`Question::Join`], [`Question::Announce`]). The latter is taken from members only, over a
+//! connection on which they proved who they are. Unknown fields are passed over: nodes of
 //! neighbouring versions understand each other.
 
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use moim_raft::visit;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use crate::data_dir::{Admission, Founder, Identity};
 
@@ -40,6 +42,66 @@ pub(crate) struct Card {
     pub(crate) version: String,
     /// The newest cluster format it can take part in.
     pub(crate) feature_level: u32,
+    /// Its part of the secret of a cluster to be founded; empty once it is in one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) nonce: String,
+    /// The run of its folder.
+    pub(crate) run: u64,
+    /// Tells the run apart from that of a copy of the folder.
+    pub(crate) run_nonce: String,
+}
+
+/// A folder's claim to be the newest state of its voter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Claim {
+    /// The stable node number.
+    pub(crate) node_id: i32,
+    /// Its Raft voter.
+    pub(crate) voter: u64,
+    /// Its data folder.
+    pub(crate) directory_id: String,
+    /// The run.
+    pub(crate) run: u64,
+    /// Tells the run apart from that of a copy of the folder.
+    pub(crate) nonce: String,
+    /// Where it is reached.
+    pub(crate) peer: String,
+    /// The last entry of its Raft log.
+    pub(crate) last_index: u64,
+    /// The last one that is committed and on stable storage there.
+    pub(crate) settled: u64,
+    /// An operator accepted that the folder is an older copy.
+    #[serde(default)]
+    pub(crate) forced: bool,
+}
+
+/// A voter and where it is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reached {
+    /// The voter.
+    pub(crate) voter: u64,
+    /// Where.
+    pub(crate) address: String,
+}
+
+/// Asks for the place of a folder of the same node that was rolled back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Replacement {
+    /// That folder.
+    pub(crate) directory_id: String,
+    /// What showed that it was rolled back.
+    pub(crate) why: String,
+    /// A digest that only a member of the cluster can make.
+    pub(crate) proof: String,
+}
+
+impl Replacement {
+    /// The digest for these two folders.
+    pub(crate) fn proof_of(secret: &str, old: &str, new: &str) -> String {
+        let text = format!("moim replace\n{secret}\n{old}\n{new}");
+        let digest = Sha256::digest(text.as_bytes());
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 impl Card {
@@ -52,15 +114,27 @@ impl Card {
             cluster_id: identity.cluster_id.clone(),
             voter: identity.voter,
             admission: identity.admission,
-            founders: identity.founders.clone(),
+            founders: identity.founders.iter().map(without_nonce).collect(),
+            run: identity.run,
+            run_nonce: identity.run_nonce.clone(),
+            nonce: if identity.admission == Admission::New { identity.nonce.clone() } else { String::new() },
             ..self
         }
     }
 
     /// This node as a founder.
     pub(crate) fn founder(&self) -> Founder {
-        Founder { node_id: self.node_id, directory_id: self.directory_id.clone(), peer: self.peer.clone() }
+        Founder {
+            node_id: self.node_id,
+            directory_id: self.directory_id.clone(),
+            peer: self.peer.clone(),
+            nonce: self.nonce.clone(),
+        }
     }
+}
+
+fn without_nonce(founder: &Founder) -> Founder {
+    Founder { nonce: String::new(), ..founder.clone() }
 }
 
 /// What a node asks another.
@@ -76,6 +150,20 @@ pub(crate) enum Question {
         me: Card,
         /// Whether a new place is asked for.
         fresh: bool,
+        /// The rolled-back folder whose place is asked for.
+        #[serde(default)]
+        replaces: Option<Replacement>,
+    },
+    /// My folder is the newest state of this voter: confirm it. Taken from that voter only.
+    Claim {
+        /// The claim.
+        claim: Claim,
+    },
+    /// I am one of your founders, was away when the others agreed, and have not heard the secret. The card shows my part
+    /// of it.
+    Secret {
+        /// Who asks.
+        me: Card,
     },
     /// I am back, and this is where I am reached now.
     Announce {
@@ -101,6 +189,35 @@ pub(crate) enum Answer {
         voter: u64,
         /// The life of this folder.
         incarnation: u64,
+        /// The secret of the cluster.
+        #[serde(default)]
+        secret: String,
+    },
+    /// This is the secret.
+    Secret {
+        /// The secret of the cluster.
+        secret: String,
+        /// The founders with their parts of it, so that each of them can tell the others.
+        founders: Vec<Founder>,
+    },
+    /// The run is written down here.
+    Confirmed {
+        /// Who votes, as this node knows.
+        voters: Vec<Reached>,
+        /// The last entry of its log.
+        index: u64,
+    },
+    /// The folder was put back from an older copy.
+    RolledBack {
+        /// What shows it.
+        why: String,
+        /// Whether a quorum works without it.
+        quorum: bool,
+    },
+    /// An earlier run may still be alive elsewhere. Asking again is right.
+    Leased {
+        /// Which.
+        why: String,
     },
     /// You are known, and I know where you are.
     Known,

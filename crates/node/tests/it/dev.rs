@@ -225,3 +225,20 @@ fn a_node_that_cannot_start_is_shown_with_its_reason() {
     assert!(failed.stderr.contains("node 1 ended with status 1 before it was ready"), "{failed:?}");
     assert!(failed.stderr.contains("cannot make the data folder"), "{failed:?}");
 }
+
+#[test]
+fn a_node_that_died_at_start_is_not_called_ready() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |args: &[&str]| run_in(dir.path(), args);
+    let up = ["dev", "-n", "3", "-d", "--data", "data", "--base-port", "0"];
+    assert_eq!(run(&up).status, 0, "{}", logs(dir.path()));
+    assert_eq!(run(&["dev", "stop", "--data", "data"]).status, 0);
+    // The folder of node 2 belongs to another node: the node ends at once, with the status of a conflict.
+    let identity = |node: u32| dir.path().join(format!("data/node-{node}/node.json"));
+    std::fs::copy(identity(3), identity(2)).expect("a copy");
+    let failed = run(&["dev", "-n", "3", "-d", "--data", "data"]);
+    assert_ne!(failed.status, 0, "{failed:?}");
+    assert!(!failed.stdout.contains("ready after"), "{failed:?}");
+    assert!(failed.stderr.contains("belongs to node 3"), "{failed:?}");
+    let _ = run(&["dev", "stop", "--data", "data"]);
+}

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::cluster::eventually;
 use crate::nodes::{Peer, founders, initial_cluster};
-use crate::support::PATIENCE;
+use crate::support::{PATIENCE, moim};
 
 fn encode(id: u128) -> String {
     use base64::Engine as _;
@@ -120,7 +120,9 @@ fn an_empty_folder_in_a_founders_place_waits_until_it_is_let_in() {
     assert_eq!(peers[0].cluster(&["replace", "9", "--yes"]).status, 3);
     assert_eq!(peers[0].cluster(&["replace", "2"]).status, 2, "it asks first");
 
-    let replaced = peers[0].cluster(&["replace", "2", "--yes"]);
+    // The empty node is asked first: it is in no cluster, the next one is asked instead.
+    let admins = format!("{},{}", peers[1].admin_address(), peers[0].admin_address());
+    let replaced = moim(&["cluster", "replace", "2", "--yes", "--admin", &admins, "--timeout", "60s"]);
     assert_eq!(replaced.status, 0, "{replaced:?}");
     peers[1].ready();
     peers[0].healthy_with(3, 3);
@@ -359,5 +361,123 @@ fn a_folder_from_before_the_coordination_core_is_taken_over_once() {
     assert_eq!(listed["topics"].as_array().unwrap().len(), 199, "what was deleted stays so");
     let node: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(peer.data().join("node.json")).unwrap()).unwrap();
-    assert_eq!((&node["format"], &node["incarnation"]), (&2.into(), &5.into()));
+    assert_eq!((&node["format"], &node["incarnation"]), (&3.into(), &5.into()));
+}
+
+/// What a dialler sends that knows all that is public and not the secret of the cluster: a hello as voter `from`, bytes in
+/// place of a proof, and a vote request with the greatest term there is.
+fn forged_vote(cluster: &str, from: u64, to: u64) -> Vec<u8> {
+    use base64::Engine as _;
+    let cluster = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(cluster).expect("an id");
+    let cluster = u128::from_be_bytes(cluster.try_into().expect("16 bytes"));
+    let mut vote = vec![2];
+    vote.extend(u64::MAX.to_le_bytes());
+    vote.extend(from.to_le_bytes());
+    vote.push(0);
+    // Its last entry is newer than any.
+    vote.push(1);
+    vote.extend((u64::MAX - 1).to_le_bytes());
+    vote.extend((1_u64 << 40).to_le_bytes());
+    vote.push(0);
+    let mut bytes = b"moimpeer".to_vec();
+    bytes.extend(2_u32.to_le_bytes());
+    bytes.extend(cluster.to_le_bytes());
+    bytes.extend(from.to_le_bytes());
+    bytes.extend(to.to_le_bytes());
+    bytes.extend([7; 16]);
+    bytes.extend([9; 32]);
+    bytes.extend(u32::try_from(vote.len()).expect("short").to_le_bytes());
+    bytes.push(0);
+    bytes.extend(1_u64.to_le_bytes());
+    bytes.extend(1_u64.to_le_bytes());
+    bytes.extend(crc32c::crc32c(&vote).to_le_bytes());
+    bytes.extend(vote);
+    bytes
+}
+
+#[test]
+fn strangers_on_the_peer_port_touch_nothing_and_cost_no_quorum() {
+    let (mut peers, list) = founders();
+    peers[0].put("k", "v");
+    let ready = peers[0].read_ready();
+    let term = |peer: &Peer| peer.report().and_then(|report| report["term"].as_u64()).expect("a term");
+    let before = term(&peers[0]);
+    for to in 0..3 {
+        // A voter that is no member, and one that is.
+        for from in [99, 1 + (to + 1) % 3] {
+            let mut stream = TcpStream::connect(peers[to as usize].peer_address()).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let _ = stream.write_all(&forged_vote(cluster_id(&ready), from, to + 1));
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            assert!(answer.len() <= 92, "a hello and a proof, and nothing else: {}", answer.len());
+        }
+    }
+    // Thousands of connections that never finish their hello.
+    let mut crowd = Vec::new();
+    for peer in &peers {
+        for _ in 0..1_600 {
+            let mut stream = TcpStream::connect(peer.peer_address()).unwrap();
+            let _ = stream.write_all(b"moimpe");
+            crowd.push(stream);
+        }
+    }
+    peers[1].put("k", "w");
+    assert_eq!(peers[2].get("k").as_deref(), Some("w"));
+    // A member comes back while they are there.
+    peers[2].kill();
+    peers[2].start_ready(&["--initial-cluster", &list]);
+    peers[0].healthy_with(3, 3);
+    assert!(term(&peers[0]) < before + 100, "{} {before}", term(&peers[0]));
+    drop(crowd);
+    // And all of them after a restart: nothing was written down either.
+    peers.iter_mut().for_each(Peer::kill);
+    peers.iter_mut().for_each(|peer| peer.start(&["--initial-cluster", &list]));
+    peers.iter_mut().for_each(|peer| drop(peer.ready()));
+    assert_eq!(peers[0].get("k").as_deref(), Some("w"));
+    assert!(term(&peers[0]) < before + 100);
+}
+
+#[test]
+fn a_member_that_an_etcd_client_removed_is_gone_for_good_also_the_leader() {
+    let (mut peers, _) = founders();
+    peers[0].put("k", "v");
+    peers[0].healthy_with(3, 3);
+    let leader = peers[0].report().and_then(|report| report["leader"].as_i64()).expect("a leader");
+    let at = usize::try_from(leader - 1).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let scope = moim_base::task::Scope::new(moim_base::task::Shutdown::new());
+    let client = |peer: &Peer| {
+        let _home = runtime.enter();
+        let options = moim_cluster::etcd::EtcdOptions::new([peer.etcd_address()]);
+        moim_cluster::EtcdClient::new(options, &scope)
+    };
+    let listed = |peer: &Peer| -> Vec<u64> {
+        let members = runtime.block_on(client(peer).member_list()).map(|list| list.members);
+        members.unwrap_or_default().iter().map(|member| member.id).collect()
+    };
+    let (asked, other) = ((at + 1) % 3, (at + 2) % 3);
+    let gone = u64::try_from(leader).unwrap();
+    let removed = runtime.block_on(client(&peers[asked]).member_remove(gone)).expect("it is removed");
+    assert!(removed.members.iter().all(|member| member.id != gone), "{removed:?}");
+    // Its node is emptied, and stops by itself.
+    assert_eq!(peers[at].wait(), 0, "{}", peers[at].log());
+    peers[asked].healthy_with(2, 1);
+    for at in [asked, other] {
+        assert_eq!(listed(&peers[at]).len(), 2);
+        assert!(!listed(&peers[at]).contains(&gone));
+        assert_eq!(peers[at].get("k").as_deref(), Some("v"));
+    }
+    // Nor does it come back by itself.
+    peers[at].start(&[]);
+    assert_eq!(peers[at].wait(), 7, "{}", peers[at].log());
+    assert!(!listed(&peers[asked]).contains(&gone));
+    // The last one stays.
+    let last = listed(&peers[asked]);
+    let keep = last[0];
+    runtime.block_on(client(&peers[asked]).member_remove(last[1])).expect("it is removed");
+    let kept = usize::try_from(keep - 1).unwrap();
+    peers[kept].healthy_with(1, 1);
+    let refused = runtime.block_on(client(&peers[kept]).member_remove(keep)).unwrap_err().to_string();
+    assert!(refused.contains("not enough started members"), "{refused}");
 }

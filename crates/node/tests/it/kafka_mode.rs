@@ -192,6 +192,53 @@ async fn until_recorded(store: &EtcdRepository, owners: &[&str], rounds: u64) {
 }
 
 #[test]
+fn a_taken_record_is_claimed_back_and_a_recreated_topic_consumed_from_its_start() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = Node::start(dir.path(), &[]);
+    let (kafka, etcd) = (node.address("kafka").expect("kafka"), node.address("etcd").expect("etcd"));
+    let create = || {
+        let created = moim(&["topic", "create", "strokes", "-p", "2", "--kafka", kafka]);
+        assert_eq!(created.status, 0, "{created:?}");
+    };
+    create();
+    produce(kafka, 50);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let scope = Scope::new(Shutdown::new());
+        let store = EtcdRepository::new(EtcdClient::new(EtcdOptions::new([etcd]), &scope), "");
+        let strokes = Counter::default();
+        let one = fleet_kafka::start(kafka, etcd, "one", strokes.clone(), &scope).expect("it starts");
+        until_recorded(&store, &["one"], 50).await;
+        let tokens = one.owned();
+
+        // A worker that was cut off from the store and has no right to the partition any more takes its record.
+        let key = "cluster:assignments/presses/strokes-0";
+        let entry = store.get(key).await.expect("the store answers").expect("a record");
+        let mut taken: AssignmentRecord = serde_json::from_slice(&entry.value).expect("a record");
+        taken.owner_node_id = "two".to_owned();
+        taken.version += 1;
+        let taken = serde_json::to_vec(&taken).expect("JSON");
+        store.txn(moim_cluster::Txn::new().put(key, taken)).await.expect("the store answers");
+        tokio::task::block_in_place(|| produce(kafka, 50));
+        until_recorded(&store, &["one"], 100).await;
+        assert!(one.owned()["strokes-0"] > tokens["strokes-0"], "claimed again, with a larger token");
+        one.stop().await;
+
+        // Longer than the topic before: every message is where a consumed one was.
+        tokio::task::block_in_place(|| {
+            let deleted = moim(&["topic", "delete", "strokes", "--yes", "--kafka", kafka]);
+            assert_eq!(deleted.status, 0, "{deleted:?}");
+            create();
+            produce(kafka, 150);
+        });
+        let one = fleet_kafka::start(kafka, etcd, "one", strokes.clone(), &scope).expect("it starts");
+        until_recorded(&store, &["one"], 250).await;
+        one.stop().await;
+        scope.shutdown().stop();
+    });
+}
+
+#[test]
 fn a_worker_process_that_is_killed_loses_no_stroke_and_counts_none_twice() {
     let dir = tempfile::tempdir().expect("a folder");
     let node = Node::start(dir.path(), &[]);

@@ -53,6 +53,22 @@ impl Peer {
         format!("127.0.0.1:{}", self.peer)
     }
 
+    pub(crate) fn etcd_address(&self) -> String {
+        format!("127.0.0.1:{}", self.etcd)
+    }
+
+    /// An address of the ready line.
+    pub(crate) fn listener(&self, name: &str) -> String {
+        let line = self.read("out");
+        let found = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        found.expect("a listener").to_owned()
+    }
+
+    /// The ready line of the process that runs.
+    pub(crate) fn read_ready(&self) -> String {
+        self.read("out")
+    }
+
     pub(crate) fn admin_address(&self) -> String {
         format!("127.0.0.1:{}", self.admin)
     }
@@ -148,9 +164,10 @@ impl Peer {
     /// Changes `node.json` as a crash or an accident might, and answers what it holds.
     pub(crate) fn edit_identity(&self, change: impl FnOnce(&mut Value)) -> Value {
         let file = self.data().join("node.json");
-        let mut identity =
+        let mut identity: Value =
             serde_json::from_str(&std::fs::read_to_string(&file).expect("a file")).expect("JSON");
         change(&mut identity);
+        identity.as_object_mut().expect("an object").remove("checksum");
         std::fs::write(&file, identity.to_string()).expect("a file");
         identity
     }

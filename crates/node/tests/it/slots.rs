@@ -16,7 +16,7 @@ use crate::support::{Done, PATIENCE, moim};
 const KEYS: usize = 60;
 
 /// The smallest client that follows redirections: what a command is answered in the end, and by which kinds of errors first.
-struct Client {
+pub(crate) struct Client {
     seeds: Vec<String>,
     at: String,
     stream: Option<TcpStream>,
@@ -25,7 +25,7 @@ struct Client {
 }
 
 impl Client {
-    fn new(seeds: &[String]) -> Self {
+    pub(crate) fn new(seeds: &[String]) -> Self {
         Self { seeds: seeds.to_vec(), at: seeds[0].clone(), stream: None, redirects: 0, others: Vec::new() }
     }
 
@@ -61,7 +61,7 @@ impl Client {
     }
 
     /// The answer of whoever answers in the end.
-    fn run(&mut self, words: &[&str]) -> String {
+    pub(crate) fn run(&mut self, words: &[&str]) -> String {
         let mut answer = String::new();
         eventually("a command is answered", || {
             match self.redirected(words) {
@@ -122,7 +122,7 @@ fn json(peers: &[Peer], args: &[&str]) -> Value {
 }
 
 /// Where the primaries are, once all of them are known.
-fn addresses(peers: &[Peer]) -> Vec<String> {
+pub(crate) fn addresses(peers: &[Peer]) -> Vec<String> {
     let mut found = Vec::new();
     eventually("every shard has a primary", || {
         let map = json(peers, &["map"]);
@@ -226,6 +226,58 @@ fn messages_reach_the_subscribers_of_every_node_and_wait_ends() {
     stream.write_all(format!("{set}{rest}").as_bytes()).expect("it reads");
     let answers: Vec<_> = (0..3).map(|_| read_line(stream).expect("a line")).collect();
     assert_eq!(answers, ["+OK", ":2", "+PONG"]);
+}
+
+/// One answer of one node, without following redirections.
+fn ask(address: &str, words: &[&str]) -> String {
+    let mut client = Client::new(&[address.to_owned()]);
+    client.once(words).unwrap_or_else(|| "gone".to_owned())
+}
+
+#[test]
+fn failover_answers_ok_and_slots_are_taken_only_from_their_owner_and_empty() {
+    let (peers, _) = founders();
+    let seeds = addresses(&peers);
+    let shard = |index: usize| json(&peers, &["map"])["shards"][index].clone();
+
+    // A replica is asked to lead, and says that it does.
+    let replica = shard(0)["replicas"][0].as_str().expect("a replica").to_owned();
+    eventually("the replica is in sync", || !ask(&replica, &["PING"]).starts_with("-LOADING"));
+    assert_eq!(ask(&replica, &["CLUSTER", "FAILOVER"]), "+OK");
+    eventually("it leads", || shard(0)["primary"] == replica.as_str());
+    eventually("its role has followed", || {
+        ask(&replica, &["CLUSTER", "FAILOVER"]) == "-ERR You should send CLUSTER FAILOVER to a replica"
+    });
+
+    // A slot of the second shard, with a key in it and without.
+    let (owner, target, third) = (seeds[1].clone(), seeds[2].clone(), replica);
+    let key = keys_of(5_461, 10_922).remove(0);
+    let slot = moim_slots::slot_of(key.as_bytes()).to_string();
+    assert_eq!(Client::new(&seeds).run(&["SET", &key, "v"]), "+OK");
+    let to = ask(&target, &["CLUSTER", "MYID"]);
+    let assign = ["CLUSTER", "SETSLOT", &slot, "NODE", &to];
+    for (address, why) in [
+        (&owner, "I still hold keys"),
+        (&target, "its owner still holds keys"),
+        (&third, "I'm not the owner"),
+    ] {
+        let refused = ask(address, &assign);
+        assert!(refused.contains(why), "{address}: {refused}");
+    }
+    for (address, why) in
+        [(&owner, "I still hold keys"), (&target, "I'm not the owner"), (&third, "I'm not the owner")]
+    {
+        let refused = ask(address, &["CLUSTER", "DELSLOTS", &slot]);
+        assert!(refused.contains(why), "{address}: {refused}");
+    }
+    assert_eq!(Client::new(&seeds).run(&["GET", &key]), "v", "nothing has changed");
+    assert_eq!(Client::new(&seeds).run(&["DEL", &key]), ":1");
+    assert_eq!(ask(&target, &assign), "+OK");
+    assert_eq!(ask(&owner, &assign), "+OK", "again at the former owner, as redis-cli does");
+    assert_eq!(Client::new(&seeds).run(&["SET", &key, "w"]), "+OK");
+    assert_eq!(ask(&target, &["GET", &key]), "w");
+    assert_eq!(ask(&target, &["DEL", &key]), ":1");
+    assert_eq!(ask(&target, &["CLUSTER", "DELSLOTS", &slot]), "+OK");
 }
 
 #[test]

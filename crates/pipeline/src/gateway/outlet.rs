@@ -11,8 +11,11 @@ use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, Producer, ThreadedProducer};
 
+use tokio::time::Instant;
+
 use crate::gateway::Faults;
 use crate::gateway::relaying::{Context, Ticket};
+use crate::queue::{self, CLIENT_MESSAGE};
 
 /// What became of a record.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,17 +32,35 @@ const LET_GO_LOOKS: u32 = 3_000;
 
 type Shared = Arc<ThreadedProducer<Context>>;
 
+/// The number of partitions is asked for again after so long.
+const PARTITIONS_KEPT: Duration = Duration::from_secs(10);
+
 /// The producer of the moment.
 pub(super) struct Outlet {
     config: ClientConfig,
     faults: Faults,
     producer: Mutex<Shared>,
+    /// How many partitions the topic had, and when.
+    partitions: Mutex<Option<(i32, Instant)>>,
 }
 
 impl Outlet {
     pub(super) fn open(config: ClientConfig, faults: Faults) -> Result<Self, KafkaError> {
         let producer = Mutex::new(make(&config, faults)?);
-        Ok(Self { config, faults, producer })
+        Ok(Self { config, faults, producer, partitions: Mutex::default() })
+    }
+
+    /// How many partitions the topic of clients' messages has. Blocks.
+    pub(super) fn partitions(&self) -> Result<i32, KafkaError> {
+        // Clients that connect together wait for one answer.
+        let mut known = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, _)) = known.filter(|(_, at)| at.elapsed() < PARTITIONS_KEPT) {
+            return Ok(count);
+        }
+        let producer = Arc::clone(&self.producer.lock().unwrap_or_else(PoisonError::into_inner));
+        let count = queue::partitions(producer.client(), CLIENT_MESSAGE)?;
+        *known = Some((count, Instant::now()));
+        Ok(count)
     }
 
     /// The producer, for as many records as there are now.
@@ -115,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::gateway::relaying::Inbox;
-    use crate::queue::{CLIENT_MESSAGE, QueueOptions};
+    use crate::queue::QueueOptions;
     use crate::relay::Reported;
 
     fn send(outlet: &Outlet, inbox: &Arc<Inbox>, sn: u64) {

@@ -124,6 +124,8 @@ pub(super) struct Relaying {
     shared: Arc<Shared>,
     client: Arc<str>,
     attempt: u64,
+    /// Where all of its messages go.
+    partition: i32,
     relay: Relay,
     inbox: Arc<Inbox>,
     marking: Option<Marking>,
@@ -139,7 +141,7 @@ impl Relaying {
     pub(super) fn start(
         shared: Arc<Shared>,
         client: &str,
-        attempt: u64,
+        (attempt, partition): (u64, i32),
         stored: u64,
         kept: Vec<(u64, Bytes)>,
     ) -> Handle {
@@ -150,6 +152,7 @@ impl Relaying {
         let relaying = Self {
             client: client.into(),
             attempt,
+            partition,
             relay,
             inbox: Arc::default(),
             marking: None,
@@ -204,6 +207,7 @@ impl Relaying {
         while let Some((sn, message)) = self.relay.peek() {
             let ticket = Box::new(Ticket::new(&self.inbox, self.relay.round(), sn));
             let record = BaseRecord::with_opaque_to(CLIENT_MESSAGE, ticket)
+                .partition(self.partition)
                 .key(self.client.as_bytes())
                 .payload(&message[..])
                 .headers(queue::headers(&self.client, sn));

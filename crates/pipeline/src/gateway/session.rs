@@ -19,7 +19,7 @@ use crate::gateway::Shared;
 use crate::gateway::relaying::Handle;
 use crate::identity::{self, Claim};
 use crate::progress;
-use crate::store::{StoreError, Taken};
+use crate::store::{DIGEST, StoreError, Taken, digest_of_all};
 use crate::tls::Socket;
 
 /// A stranger has so long to say who it is.
@@ -144,6 +144,7 @@ async fn serve(shared: &Arc<Shared>, wire: &mut Wire) -> Result<Never, End> {
         acked,
         bye: None,
         farewell: None,
+        check: None,
         beyond: Vec::new(),
     };
     let safe = session.safe();
@@ -198,8 +199,10 @@ struct Session {
     acked: u64,
     /// What the client says it has sent in all.
     bye: Option<u64>,
-    /// The same, until the store has been told.
-    farewell: Option<u64>,
+    /// The same with its digest, until the store has been told.
+    farewell: Option<(u64, Option<[u8; DIGEST]>)>,
+    /// What the client says of the messages that were accepted before, until the store was asked.
+    check: Option<(u64, [u8; DIGEST])>,
     /// Messages that the store has behind a gap: they go to the relay once the gap is closed.
     beyond: Vec<(u64, Bytes)>,
 }
@@ -209,11 +212,14 @@ impl Session {
         let mut told = self.safe();
         loop {
             let batch = self.gather(wire)?;
+            if let Some((upto, digest)) = self.check.take() {
+                self.compare(upto, &digest).await?;
+            }
             if !batch.is_empty() {
                 self.keep(batch).await?;
             }
-            if let Some(sent) = self.farewell.take() {
-                self.shared.store.note_sent(&self.client, sent).await.map_err(unavailable)?;
+            if let Some((sent, digest)) = self.farewell.take() {
+                self.shared.store.note_sent(&self.client, sent, digest).await.map_err(unavailable)?;
             }
             let safe = self.safe();
             if safe > told {
@@ -224,7 +230,8 @@ impl Session {
             }
             if self.bye.is_some_and(|sent| *self.stored.borrow() >= sent) {
                 self.bye = None;
-                wire.queue(&Frame::Done);
+                let missing = self.shared.store.blocked(&self.client).await.map_err(unavailable)?;
+                wire.queue(&Frame::Done { missing: missing.unwrap_or(0) });
             }
             wire.flush().await?;
             if has_frame(&wire.input) {
@@ -257,11 +264,31 @@ impl Session {
                     bytes += message.len();
                     batch.push((sn, message));
                 }
-                Some(Frame::Bye { sent }) => (self.bye, self.farewell) = (Some(sent), Some(sent)),
+                Some(Frame::Bye { sent, digest }) => {
+                    (self.bye, self.farewell) = (Some(sent), Some((sent, digest)));
+                }
+                Some(Frame::Check { upto, digest }) => self.check = Some((upto, digest)),
                 Some(_) => return Err(End::Refuse(false, "only messages are expected here".into())),
             }
         }
         Ok(batch)
+    }
+
+    /// Whether the messages that were accepted under the client's name are those that it has. A name that is used again for
+    /// something else would otherwise pass for sent.
+    async fn compare(&self, upto: u64, digest: &[u8; DIGEST]) -> Result<(), End> {
+        let upto = upto.min(self.acked);
+        let lines = self.shared.store.lines(&self.client).await.map_err(unavailable)?;
+        let known: Vec<_> = lines.range(1..=upto).map(|(_, digest)| digest).collect();
+        // An earlier version has not kept them.
+        if known.len() as u64 == upto && digest_of_all(known) != *digest {
+            let name = &self.client;
+            let why = format!(
+                "the first {upto} messages of {name} are others than these: is {name} another run's name?"
+            );
+            return Err(End::Refuse(false, why));
+        }
+        Ok(())
     }
 
     fn check(&self, sn: u64, message: &Bytes) -> Result<(), End> {

@@ -37,9 +37,9 @@ redis.call('DEL', KEYS[2])
 return {'ok', attempt, acked, stored}",
 );
 
-/// KEYS state, messages; ARGV attempt, the first and the last sequence number of a row, the row. A row that does not begin
-/// where the store's messages end is apart: its messages have to come one by one. One that is there already is not kept
-/// again.
+/// KEYS state, messages, lines; ARGV attempt, the first and the last sequence number of a row, the row, the digests of its
+/// messages. A row that does not begin where the store's messages end is apart: its messages have to come one by one. One that is
+/// there already is not kept again.
 pub(super) static KEEP_ROW: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
 if had[1] ~= ARGV[1] then return {'fenced'} end
@@ -48,6 +48,7 @@ local first, last = tonumber(ARGV[2]), tonumber(ARGV[3])
 if last > acked then
   if first ~= acked + 1 then return {'apart'} end
   redis.call('HSET', KEYS[2], ARGV[2] .. '-' .. ARGV[3], ARGV[4])
+  redis.call('HSET', KEYS[3], ARGV[2] .. '-' .. ARGV[3], ARGV[5])
   acked = last
   while redis.call('HEXISTS', KEYS[2], acked + 1) == 1 do acked = acked + 1 end
 end
@@ -57,22 +58,26 @@ redis.call('HSET', KEYS[1], 'acked', acked, 'sent', sent, 'seen', time[1] * 1000
 return {'ok', acked}",
 );
 
-/// KEYS state, messages; ARGV attempt, then sequence number and message in turn: messages that come twice or leave gaps.
+/// KEYS state, messages, lines; ARGV attempt, then sequence number, message and digest in turn: messages that come twice or leave
+/// gaps.
 pub(super) static KEEP: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
 if had[1] ~= ARGV[1] then return {'fenced'} end
-local acked, sent, put = tonumber(had[2] or '0'), tonumber(had[3] or '0'), {}
-for at = 2, #ARGV, 2 do
+local acked, sent, put, lines = tonumber(had[2] or '0'), tonumber(had[3] or '0'), {}, {}
+for at = 2, #ARGV, 3 do
   local sn = tonumber(ARGV[at])
   if sn > sent then sent = sn end
   if sn > acked then
     put[#put + 1] = ARGV[at]
     put[#put + 1] = ARGV[at + 1]
+    lines[#lines + 1] = ARGV[at]
+    lines[#lines + 1] = ARGV[at + 2]
     if sn == acked + 1 then acked = sn end
   end
 end
 if #put > 0 then
   redis.call('HSET', KEYS[2], unpack(put))
+  redis.call('HSET', KEYS[3], unpack(lines))
   while redis.call('HEXISTS', KEYS[2], acked + 1) == 1 do acked = acked + 1 end
 end
 local time = redis.call('TIME')
@@ -80,11 +85,31 @@ redis.call('HSET', KEYS[1], 'acked', acked, 'sent', sent, 'seen', time[1] * 1000
 return {'ok', acked}",
 );
 
-/// KEYS state; ARGV sent.
+/// KEYS state; ARGV sent, and the digest of all that was sent, or nothing.
 pub(super) static SENT: Script = Script::new(
-    r"local sent = tonumber(redis.call('HGET', KEYS[1], 'sent') or '0')
-if tonumber(ARGV[1]) > sent then redis.call('HSET', KEYS[1], 'sent', ARGV[1]) end
+    r"local had = redis.call('HMGET', KEYS[1], 'sent', 'digest_to')
+local sent, digest_to = tonumber(had[1] or '0'), tonumber(had[2] or '0')
+local mine = tonumber(ARGV[1])
+if mine > sent then redis.call('HSET', KEYS[1], 'sent', ARGV[1]) end
+if ARGV[2] ~= '' and mine >= digest_to then
+  redis.call('HSET', KEYS[1], 'digest', ARGV[2], 'digest_to', ARGV[1])
+end
 return {'ok', sent}",
+);
+
+/// KEYS state, last, count, position. All of one moment: answers sent, acked, stored, digest_to, last, counted, dead, blocked, and
+/// the digest.
+pub(super) static OBSERVE: Script = Script::new(
+    r"local source = redis.call('HMGET', KEYS[1], 'sent', 'acked', 'stored', 'digest_to', 'digest')
+local at = redis.call('HMGET', KEYS[4], 'dead', 'blocked')
+local last, counted = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[3])
+local found = {'ok'}
+for _, n in ipairs({source[1] or '0', source[2] or '0', source[3] or '0', source[4] or '0',
+    last or '0', counted or '0', at[1] or '0', at[2] or '0'}) do
+  found[#found + 1] = tonumber(n)
+end
+found[#found + 1] = source[5] or ''
+return found",
 );
 
 /// KEYS state, messages, early; ARGV attempt, then the first and the last of each row of sequence numbers that were reported.
@@ -130,42 +155,105 @@ redis.call('DEL', KEYS[2])
 return {'ok', tonumber(had[2] or '0')}",
 );
 
-/// KEYS last, count, position; ARGV generation, partition, then for each row of messages whose sequence numbers follow one by
-/// one: the first number, how many, the offset of the last, and their kind. Answers for each row how many had been counted
-/// before, how many are counted now, and up to which offset those before are repeats.
+/// KEYS last, count, position, state; ARGV generation, partition, the offset that the batch begins at, then for each row of
+/// messages whose sequence numbers follow one by one: the first number, how many, the offset of the last, and their kind. Answers
+/// where the client stands after them (last, offset in this partition or -1, stored, acked), then for each row how many had been
+/// counted before, how many are counted now, and from which of those before on they are passed on again.
+///
+/// A batch begins where the last committed one ended. So one that begins behind the client's last message of the batch before
+/// (`upto`) tells that what was passed on then (`pass`) is committed (`base`). One that begins earlier reads the same messages once
+/// more: what was counted is passed on again, each number once and in order, and nothing is counted before that is done: a message
+/// that stood behind a gap the first time would otherwise overtake those it follows.
+///
+/// Limit: a store that goes back to a state between an undone transaction and the committed part of its repetition takes all of
+/// the first for passed on. The verifier then names the texts that lack a count.
 pub(super) static COUNT: Script = Script::new(
-    r"local had = redis.call('HMGET', KEYS[3], 'generation', 'partition', 'offset', 'dead')
+    r"local had = redis.call('HMGET', KEYS[3], 'generation', 'partition', 'offset', 'dead', 'blocked', 'base', 'pass', 'upto')
 if tonumber(had[1] or '0') > tonumber(ARGV[1]) then return {'fenced'} end
 local was = redis.call('MGET', KEYS[1], KEYS[2])
 local last, counted, offset = tonumber(was[1] or '0'), tonumber(was[2] or '0'), tonumber(had[3] or '-1')
 local dead, same = tonumber(had[4] or '0'), had[2] == ARGV[2]
-local answer, moved = {'ok'}, false
-for at = 3, #ARGV, 4 do
+local base, pass = tonumber(had[6] or last), tonumber(had[7] or last)
+local before = had[8] and string.match(had[8], '^' .. ARGV[2] .. ':(%d+)$')
+if before and tonumber(ARGV[3]) > tonumber(before) then base = pass end
+pass = base
+local answer, moved = {'ok', 0, 0, 0, 0}, false
+for at = 4, #ARGV, 4 do
   local first, many = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local old, new = math.max(0, math.min(many, last + 1 - first)), 0
-  local limit = same and offset or 9007199254740991
-  if old < many and first + old == last + 1 then
+  local again = old
+  if first <= pass + 1 and pass + 1 < first + old then
+    again = pass + 1 - first
+    pass = first + old - 1
+  end
+  if old < many and first + old == last + 1 and pass >= last then
     new = many - old
     last, offset, same, moved = last + new, tonumber(ARGV[at + 2]), true, true
+    pass = math.max(pass, last)
     if ARGV[at + 3] == 'd' then dead = dead + new else counted = counted + new end
   end
   answer[#answer + 1] = old
   answer[#answer + 1] = new
-  answer[#answer + 1] = limit
+  answer[#answer + 1] = again
 end
 if moved then
   redis.call('MSET', KEYS[1], last, KEYS[2], counted)
-  redis.call('HSET', KEYS[3], 'generation', ARGV[1], 'partition', ARGV[2], 'offset', offset, 'dead', dead)
-elseif had[1] ~= ARGV[1] then
-  redis.call('HSET', KEYS[3], 'generation', ARGV[1])
+  redis.call('HSET', KEYS[3], 'partition', ARGV[2], 'offset', offset, 'dead', dead)
+  if had[5] then redis.call('HDEL', KEYS[3], 'blocked') end
 end
+redis.call('HSET', KEYS[3], 'generation', ARGV[1], 'base', base, 'pass', pass, 'upto', ARGV[2] .. ':' .. ARGV[#ARGV - 1])
+local source = redis.call('HMGET', KEYS[4], 'stored', 'acked')
+answer[2], answer[3] = last, same and offset or -1
+answer[4], answer[5] = tonumber(source[1] or '0'), tonumber(source[2] or '0')
 return answer",
 );
 
+/// KEYS last, position, state. Answers the partition of a client's messages (-1 when nothing is known), the last number that was
+/// counted, where it stands in that partition (or -1), stored, acked.
+pub(super) static STANDING: Script = Script::new(
+    r"local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+local at = redis.call('HMGET', KEYS[2], 'partition', 'offset')
+local source = redis.call('HMGET', KEYS[3], 'partition', 'stored', 'acked')
+local partition = source[1] or at[1] or '-1'
+local offset = partition == at[1] and tonumber(at[2] or '-1') or -1
+return {'ok', tonumber(partition), last, offset, tonumber(source[2] or '0'), tonumber(source[3] or '0')}",
+);
+
+/// KEYS position; ARGV generation, partition. The counter of this generation of the partition has committed all that it passed on.
+/// Answers 1 if the client was counted by that counter last.
+pub(super) static SETTLE: Script = Script::new(
+    r"local had = redis.call('HMGET', KEYS[1], 'generation', 'pass', 'upto')
+if had[1] ~= ARGV[1] or not had[2] or not had[3] then return {'ok', 0} end
+if string.match(had[3], '^(%d+):') ~= ARGV[2] then return {'ok', 0} end
+redis.call('HSET', KEYS[1], 'base', had[2])
+return {'ok', 1}",
+);
+
+/// KEYS last, position; ARGV the number of the missing message.
+pub(super) static BLOCK: Script = Script::new(
+    r"if tonumber(redis.call('GET', KEYS[1]) or '0') + 1 == tonumber(ARGV[1]) then
+  redis.call('HSET', KEYS[2], 'blocked', ARGV[1])
+end
+return {'ok'}",
+);
+
+/// KEYS state; ARGV a partition, and a limit that it must not go beyond. Keeps what is there.
+pub(super) static PIN: Script = Script::new(
+    r"local pinned = tonumber(redis.call('HGET', KEYS[1], 'partition') or '-1')
+local limit = tonumber(ARGV[2])
+if pinned < 0 or pinned > limit then
+  pinned = tonumber(ARGV[1])
+  redis.call('HSET', KEYS[1], 'partition', pinned)
+end
+return {'ok', pinned}",
+);
+
 /// KEYS at, count, text, last, by; ARGV partition, the first and the last place of the messages there, how many they are, the
-/// text. Counts all of them or none: when some were counted before, it says up to where. `last` and `by` are of earlier versions.
+/// text, the last place that is known to be counted (or -1). Counts all of them or none: when some were counted before, it says
+/// up to where; when the text is behind what is known, it says so. `last` and `by` are of earlier versions.
 pub(super) static AGGREGATE: Script = Script::new(
     r"local at = redis.call('HGET', KEYS[1], ARGV[1])
+if tonumber(at or '-1') < tonumber(ARGV[6]) and redis.call('EXISTS', KEYS[4], KEYS[5]) == 0 then return {'behind'} end
 if at then
   at = tonumber(at)
   if at >= tonumber(ARGV[3]) then return {'ok', 0} end
@@ -179,10 +267,10 @@ if redis.call('INCRBY', KEYS[2], many) == many then redis.call('SET', KEYS[3], A
 return {'ok', many}",
 );
 
-/// KEYS reading, last; ARGV clients. All of one moment: answers shift and next, and the last number of each client.
+/// KEYS reading, last; ARGV clients. All of one moment: answers shift, next and rebuild, and the last number of each client.
 pub(super) static LOOK: Script = Script::new(
-    r"local to = redis.call('HMGET', KEYS[1], 'shift', 'next')
-local found = {'ok', tonumber(to[1] or '0'), tonumber(to[2] or '0')}
+    r"local to = redis.call('HMGET', KEYS[1], 'shift', 'next', 'rebuild')
+local found = {'ok', tonumber(to[1] or '0'), tonumber(to[2] or '0'), tonumber(to[3] or '0')}
 for from = 1, #ARGV, 1000 do
   local last = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, from, math.min(from + 999, #ARGV)))
   for at = 1, #last do found[#found + 1] = tonumber(last[at] or '0') end

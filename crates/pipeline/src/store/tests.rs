@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use super::*;
 
 /// The few commands that the scripts use.
-#[derive(Default)]
-struct Fake {
+#[derive(Clone, Default)]
+pub(crate) struct Fake {
     strings: HashMap<Vec<u8>, Vec<u8>>,
     hashes: HashMap<Vec<u8>, BTreeMap<Vec<u8>, Vec<u8>>>,
     /// Scores by member.
@@ -76,6 +76,21 @@ impl Fake {
                 let flat =
                     self.hashes.get(&key).into_iter().flatten().flat_map(|(field, value)| [field, value]);
                 Reply::Array(flat.map(|part| Reply::Bytes(part.clone().into())).collect())
+            }
+            b"INCR" => {
+                let sum = self.strings.get(&key).map_or(0, |value| parse(value)) + 1;
+                self.strings.insert(key, sum.to_string().into_bytes());
+                Reply::Int(sum)
+            }
+            b"SADD" => {
+                more.iter().for_each(|member| {
+                    self.sets.entry(key.clone()).or_default().insert(member.clone(), 0);
+                });
+                Reply::Int(0)
+            }
+            b"SMEMBERS" => {
+                let members = self.sets.get(&key).into_iter().flat_map(BTreeMap::keys);
+                Reply::Array(members.map(|member| Reply::Bytes(member.clone().into())).collect())
             }
             b"EXISTS" => Reply::Int(words[1..].iter().filter(|key| self.has(key)).count() as i64),
             b"ZMSCORE" => {
@@ -180,6 +195,24 @@ impl Machine {
         *self.fake.lock().unwrap() = Fake::default();
     }
 
+    /// All there is.
+    pub(crate) fn snapshot(&self) -> Fake {
+        self.fake.lock().unwrap().clone()
+    }
+
+    /// Goes back to a snapshot, as far as these keys are concerned.
+    pub(crate) fn restore(&self, snapshot: &Fake, of: impl Fn(&str) -> bool) {
+        let of = |key: &Vec<u8>| of(std::str::from_utf8(key).unwrap());
+        let mut fake = self.fake.lock().unwrap();
+        fake.strings.retain(|key, _| !of(key));
+        fake.hashes.retain(|key, _| !of(key));
+        fake.sets.retain(|key, _| !of(key));
+        let Fake { strings, hashes, sets } = snapshot.clone();
+        fake.strings.extend(strings.into_iter().filter(|(key, _)| of(key)));
+        fake.hashes.extend(hashes.into_iter().filter(|(key, _)| of(key)));
+        fake.sets.extend(sets.into_iter().filter(|(key, _)| of(key)));
+    }
+
     fn is_dead(&self) -> bool {
         let mut left = self.scripts_left.lock().unwrap();
         match &mut *left {
@@ -250,32 +283,59 @@ pub(crate) fn now<T>(future: impl Future<Output = Result<T, StoreError>>) -> T {
 
 /// What the store knows of a client's counts, and how a message is judged.
 #[derive(Default)]
-struct Counted {
+struct Model {
     generation: u64,
     at: Option<(i32, i64)>,
     last: u64,
     counted: u64,
     dead: u64,
+    /// Passed on by committed transactions, and by the present one.
+    base: u64,
+    pass: u64,
+    upto: Option<(i32, i64)>,
 }
 
-impl Counted {
+impl Model {
     fn judge(&mut self, partition: i32, message: &Counting) -> Verdict {
-        if message.sn == self.last + 1 {
+        if message.sn == self.last + 1 && self.pass >= self.last {
             (self.last, self.at) = (message.sn, Some((partition, message.offset)));
+            self.pass = self.pass.max(self.last);
             *(if message.dead { &mut self.dead } else { &mut self.counted }) += 1;
             return Verdict::Counted;
         }
-        let before = self.at.is_none_or(|(there, offset)| there != partition || message.offset <= offset);
-        if message.sn <= self.last && before { Verdict::Repeated } else { Verdict::Dropped }
+        if message.sn > self.last {
+            return Verdict::Ahead;
+        }
+        if message.sn == self.pass + 1 {
+            self.pass = message.sn;
+            return Verdict::Repeated;
+        }
+        Verdict::Dropped
     }
 
-    fn count(&mut self, by: (u64, i32), messages: &[Counting]) -> Result<Vec<Verdict>, Fenced> {
-        if self.generation > by.0 {
+    fn count(&mut self, by: Batch, messages: &[Counting]) -> Result<Vec<Verdict>, Fenced> {
+        if self.generation > by.generation {
             return Err(Fenced);
         }
-        self.generation = by.0;
-        Ok(messages.iter().map(|message| self.judge(by.1, message)).collect())
+        self.generation = by.generation;
+        if self.upto.is_some_and(|(partition, upto)| partition == by.partition && by.from > upto) {
+            self.base = self.pass;
+        }
+        let upto = messages.last().map(|message| (by.partition, message.offset));
+        (self.pass, self.upto) = (self.base, upto);
+        let mut verdicts: Vec<_> = messages.iter().map(|message| self.judge(by.partition, message)).collect();
+        for (message, verdict) in messages.iter().zip(&mut verdicts) {
+            // The batch has closed the gap before it.
+            if *verdict == Verdict::Ahead && message.sn <= self.last {
+                *verdict = Verdict::Dropped;
+            }
+        }
+        Ok(verdicts)
     }
+}
+
+fn model_after(model: &mut Model, by: Batch, messages: &[Counting]) -> Vec<Verdict> {
+    model.count(by, messages).unwrap()
 }
 
 /// Rows of numbers that follow one by one, as a topic has them after messages went out again.
@@ -299,13 +359,22 @@ proptest! {
 
     #[test]
     fn rows_are_counted_as_their_messages_would_be(
-        batches in vec((1u64..4, 0i32..2, batch()), 1..6),
+        batches in vec((1u64..4, 0i32..2, 0i64..90, batch()), 1..8),
     ) {
         let (store, machine) = store();
-        let mut model = Counted::default();
-        for (generation, partition, messages) in &batches {
-            let by = (*generation, *partition);
-            prop_assert_eq!(now(store.count("c", by, messages)), model.count(by, messages));
+        let mut model = Model::default();
+        for (generation, partition, from, messages) in &batches {
+            let by = Batch { generation: *generation, partition: *partition, from: *from };
+            let counted = now(store.count("c", by, messages));
+            if let Ok(counted) = &counted {
+                let here = model_after(&mut model, by, messages);
+                prop_assert_eq!(&counted.verdicts, &here);
+                let offset = model.at.filter(|(there, _)| *there == by.partition).map(|(_, offset)| offset);
+                let standing = Standing { last: model.last, offset, stored: 0, acked: 0 };
+                prop_assert_eq!(counted.standing, standing);
+            } else {
+                prop_assert_eq!(model.count(by, messages), Err(Fenced));
+            }
         }
         let text = |key: &str| machine.fake.lock().unwrap().strings.get(key.as_bytes()).map(|n| parse(n));
         let number = |n: u64| (model.last > 0).then_some(n.cast_signed());
@@ -333,6 +402,9 @@ proptest! {
                 kept.extend(messages.iter().filter(|(sn, _)| *sn > acked).cloned());
                 acked = (acked + 1..).take_while(|sn| kept.contains_key(sn)).last().unwrap_or(acked);
                 prop_assert_eq!(now(store.keep("c", attempt, &messages)), Ok(acked));
+                let lines = now(store.lines("c"));
+                let digest = |sn: u64| digest_of(format!("m{sn}").as_bytes());
+                prop_assert!((1..=acked).all(|sn| lines.get(&sn) == Some(&digest(sn))), "{:?}", lines);
             } else {
                 // The queue reports only on what it was given, in any order, and perhaps again.
                 let numbers: Vec<u64> = numbers.into_iter().rev().filter(|sn| *sn <= acked).collect();
@@ -359,7 +431,7 @@ proptest! {
 }
 
 fn text(partition: i32) -> Text<'static> {
-    Text { hash: "h", text: b"text", partition }
+    Text { hash: "h", text: b"text", partition, counted_to: None }
 }
 
 /// Messages of one client, whose places are their numbers.
@@ -419,10 +491,10 @@ fn a_partition_of_very_many_clients_fits() {
     let (store, _) = store();
     let names: Vec<String> = (0..3_500).map(|n| format!("client-{n}")).collect();
     let clients: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 7)).collect();
-    let to = ReadTo { shift: 2, next: 9 };
+    let to = ReadTo { shift: 2, next: 9, rebuild: 0 };
     now(store.note_read(3, to, &clients));
     // Whoever is behind changes nothing.
-    now(store.note_read(3, ReadTo { shift: 0, next: 8 }, &[("client-0", 6), ("other", 1)]));
+    now(store.note_read(3, ReadTo { shift: 0, next: 8, rebuild: 0 }, &[("client-0", 6), ("other", 1)]));
     let some = ["client-0", "client-3499", "other", "nobody"];
     assert_eq!(now(store.read_to(3, &some)), (to, vec![7, 7, 1, 0]));
     let all: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -26,6 +26,17 @@ pub struct Text<'a> {
     pub text: &'a [u8],
     /// Where all of its messages stand.
     pub partition: i32,
+    /// The last place that it is known to be counted up to; none when nothing is known.
+    pub counted_to: Option<u64>,
+}
+
+/// What became of messages of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aggregated {
+    /// All of them are counted.
+    Counted,
+    /// The text is counted up to an earlier place than is known: the store went back. None was counted.
+    Behind,
 }
 
 /// Up to where a partition of counted messages has been read.
@@ -35,32 +46,39 @@ pub struct ReadTo {
     pub shift: u64,
     /// The place after the last message.
     pub next: u64,
+    /// The partition is counted again from its beginning up to this place; 0 as a rule.
+    pub rebuild: u64,
 }
 
 impl Store {
     /// Counts messages of a text, each place once.
-    pub async fn aggregate(&self, text: Text<'_>, messages: &[Placed<'_>]) -> Result<(), StoreError> {
+    pub async fn aggregate(&self, text: Text<'_>, messages: &[Placed<'_>]) -> Result<Aggregated, StoreError> {
         let keys = ["at", "count", "text", "last", "by"].map(|part| key(text.hash, part));
         let keys = keys.each_ref().map(String::as_str);
         let partition = text.partition.to_string();
+        let known = text.counted_to.map_or_else(|| "-1".to_owned(), number);
         let mut new = messages;
         while let ([first, ..], [.., last]) = (new, new) {
             let numbers = [number(first.place), number(last.place), number(new.len() as u64)];
             let [first, last, many] = numbers.each_ref().map(|n| n.as_bytes());
-            let args = [partition.as_bytes(), first, last, many, text.text];
+            let args = [partition.as_bytes(), first, last, many, text.text, known.as_bytes()];
             let reply = script::AGGREGATE.run_bytes(self, &keys, &args).await?;
             match (word(&reply), reply.list().get(1).and_then(Reply::int)) {
-                (b"ok", _) => return Ok(()),
+                (b"ok", _) => return Ok(Aggregated::Counted),
+                (b"behind", _) => return Ok(Aggregated::Behind),
                 // Some of them were counted before.
                 (b"apart", Some(at)) => {
                     let counted = new.partition_point(|message| message.place <= at.unsigned_abs());
                     new = &new[counted.max(1)..];
                 }
-                (b"old", _) => return self.aggregate_old(text, new).await,
+                (b"old", _) => {
+                    self.aggregate_old(text, new).await?;
+                    return Ok(Aggregated::Counted);
+                }
                 _ => return Err(StoreError::Strange(format!("{reply:?}"))),
             }
         }
-        Ok(())
+        Ok(Aggregated::Counted)
     }
 
     /// The same for a text that an earlier version has counted: that one kept the last number of each client.
@@ -83,8 +101,8 @@ impl Store {
         let found: Vec<u64> =
             reply.list().iter().skip(1).map(|n| n.int().map_or(0, i64::unsigned_abs)).collect();
         match (word(&reply), found.as_slice()) {
-            (b"ok", [shift, next, last @ ..]) if last.len() == clients.len() => {
-                Ok((ReadTo { shift: *shift, next: *next }, last.to_vec()))
+            (b"ok", [shift, next, rebuild, last @ ..]) if last.len() == clients.len() => {
+                Ok((ReadTo { shift: *shift, next: *next, rebuild: *rebuild }, last.to_vec()))
             }
             _ => Err(StoreError::Strange(format!("{} clients: {reply:?}", clients.len()))),
         }
@@ -105,6 +123,19 @@ impl Store {
         }
         let keys = [reading(partition, "reading"), reading(partition, "last")];
         script::READ.run(self, &[&keys[0], &keys[1]], &args).await.map(drop)
+    }
+
+    /// Notes that a partition is counted again up to this place, or with 0 that it was.
+    pub async fn note_rebuild(&self, partition: i32, until: u64) -> Result<(), StoreError> {
+        let key = reading(partition, "reading");
+        self.call(&[b"HSET", key.as_bytes(), b"rebuild", number(until).as_bytes()]).await.map(drop)
+    }
+
+    /// The last place of a partition that a text is counted up to.
+    pub async fn text_counted_to(&self, hash: &str, partition: i32) -> Result<Option<u64>, StoreError> {
+        let partition = partition.to_string();
+        let at = self.call(&[b"HGET", key(hash, "at").as_bytes(), partition.as_bytes()]).await?;
+        Ok(at.int().map(i64::unsigned_abs))
     }
 
     /// What a text was counted for.
@@ -140,7 +171,7 @@ pub struct CountedFor {
 }
 
 /// Keys or members and what belongs to them: they come as pairs, or one after the other.
-fn pairs(reply: &Reply) -> Vec<(&Reply, &Reply)> {
+pub(super) fn pairs(reply: &Reply) -> Vec<(&Reply, &Reply)> {
     let flat = reply.list().iter().flat_map(|part| match part {
         Reply::Array(pair) => pair.as_slice(),
         other => std::slice::from_ref(other),

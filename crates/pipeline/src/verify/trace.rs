@@ -2,19 +2,15 @@
 //! stage the first of them is missing or comes twice. [`locate`] and [`locate_text`] judge, [`trace`] and [`trace_text`] read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use serde::Serialize;
 
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
 use crate::store::CountedFor;
+use crate::verify::unread::scan;
 use crate::verify::{ClientCounts, WrongMessage};
-
-const CALL: Duration = Duration::from_secs(10);
 
 /// Between which two places a message was lost, or came to be two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -117,7 +113,14 @@ pub fn locate(client: &str, counts: &ClientCounts, seen: &Seen) -> Option<Findin
 
 /// The message of a text with a wrong count that its aggregator has missed, or counted twice. None when the count is what was
 /// passed on.
-pub fn locate_text(wrong: &WrongMessage, passed: &[Passed], counted: &CountedFor) -> Option<Finding> {
+///
+/// `senders` are the messages with this text that were counted for their clients.
+pub fn locate_text(
+    wrong: &WrongMessage,
+    senders: &[(String, u64)],
+    passed: &[Passed],
+    counted: &CountedFor,
+) -> Option<Finding> {
     let distinct: BTreeSet<_> = passed.iter().map(|record| (&record.client, record.sn)).collect();
     let (count, sent) = (wrong.count, distinct.len() as u64);
     let known = |record: &&Passed| {
@@ -125,6 +128,14 @@ pub fn locate_text(wrong: &WrongMessage, passed: &[Passed], counted: &CountedFor
         counted.at.get(&partition).is_some_and(|at| offset <= *at)
             || counted.by.get(&record.client).is_some_and(|last| record.sn <= *last)
     };
+    let of = |(client, sn): &(String, u64)| distinct.contains(&(client, *sn));
+    if let Some((client, sn)) = senders.iter().find(|sender| !of(sender)) {
+        let detail = format!(
+            "it was counted for its client, {MESSAGE_AGGREGATION} does not have its text ({})",
+            wrong.hash
+        );
+        return Some(Finding { client: client.clone(), sn: *sn, stage: Stage::Transaction, detail });
+    }
     let record = match count.cmp(&sent) {
         std::cmp::Ordering::Equal => return None,
         // The first that the store does not know of.
@@ -147,13 +158,13 @@ fn told(places: &[(i32, i64)]) -> String {
 /// Reads what the topics hold of one client. Blocks.
 pub fn trace(options: &QueueOptions, client: &str) -> Result<Seen, KafkaError> {
     let mut seen = Seen::default();
-    scan(options, CLIENT_MESSAGE, |message| {
+    scan(options, CLIENT_MESSAGE, &BTreeMap::new(), |message| {
         if let Some((_, sn)) = queue::origin(message).filter(|(name, _)| *name == client) {
             seen.received.push((sn, message.partition(), message.offset()));
         }
     })?;
     for topic in [MESSAGE_AGGREGATION, DEAD_LETTER] {
-        scan(options, topic, |message| {
+        scan(options, topic, &BTreeMap::new(), |message| {
             if let Some((_, sn)) = queue::origin(message).filter(|(name, _)| *name == client) {
                 seen.passed_on.entry(sn).or_default().push((message.partition(), message.offset()));
             }
@@ -165,7 +176,7 @@ pub fn trace(options: &QueueOptions, client: &str) -> Result<Seen, KafkaError> {
 /// Reads where a text was passed on. Blocks.
 pub fn trace_text(options: &QueueOptions, hash: &str) -> Result<Vec<Passed>, KafkaError> {
     let mut passed = Vec::new();
-    scan(options, MESSAGE_AGGREGATION, |message| {
+    scan(options, MESSAGE_AGGREGATION, &BTreeMap::new(), |message| {
         if message.key() == Some(hash.as_bytes())
             && let Some((client, sn)) = queue::origin(message)
         {
@@ -176,40 +187,12 @@ pub fn trace_text(options: &QueueOptions, hash: &str) -> Result<Vec<Passed>, Kaf
     Ok(passed)
 }
 
-/// Shows every committed record of a topic, partition by partition in order.
-fn scan(
-    options: &QueueOptions,
-    topic: &str,
-    mut show: impl FnMut(&rdkafka::message::BorrowedMessage<'_>),
-) -> Result<(), KafkaError> {
-    let mut config = options.consumer("trace");
-    config.set("enable.partition.eof", "true");
-    let consumer: BaseConsumer = config.create()?;
-    let metadata = consumer.fetch_metadata(Some(topic), CALL)?;
-    let mut partitions = TopicPartitionList::new();
-    let mut left = 0;
-    for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
-        partitions.add_partition_offset(topic, partition.id(), Offset::Beginning)?;
-        left += 1;
-    }
-    consumer.assign(&partitions)?;
-    while left > 0 {
-        match consumer.poll(CALL) {
-            Some(Ok(message)) => show(&message),
-            Some(Err(KafkaError::PartitionEOF(_))) => left -= 1,
-            Some(Err(error)) => return Err(error),
-            None => return Err(KafkaError::Canceled),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn counts(sent: u64, acked: u64, last: u64) -> ClientCounts {
-        ClientCounts { sent, acked, relayed: acked, last, counted: last, dead_lettered: 0 }
+        ClientCounts { sent, acked, relayed: acked, last, counted: last, ..ClientCounts::default() }
     }
 
     fn seen(received: &[u64], passed_on: &[u64]) -> Seen {
@@ -257,7 +240,7 @@ mod tests {
         let check =
             |count, records: &[(&str, u64)], counted: CountedFor, expected: Option<(&str, u64, &str)>| {
                 let wrong = WrongMessage { hash: "h".into(), text: None, count, expected: 2 };
-                let found = locate_text(&wrong, &passed(records), &counted);
+                let found = locate_text(&wrong, &[], &passed(records), &counted);
                 let told =
                     found.as_ref().map(|f| (f.client.as_str(), f.sn, f.detail.rsplit(' ').next().unwrap()));
                 assert_eq!(told, expected, "{found:?}");
@@ -276,5 +259,10 @@ mod tests {
         for one in [at(0), by(&["a"])] {
             check(1, &[("a", 1), ("b", 1)], one, Some(("b", 1, "1")));
         }
+        // What was counted and never passed on is named by itself.
+        let wrong = WrongMessage { hash: "h".into(), text: None, count: 1, expected: 2 };
+        let senders = [("a".to_owned(), 1), ("b".to_owned(), 7)];
+        let found = locate_text(&wrong, &senders, &passed(&[("a", 1)]), &at(0)).unwrap();
+        assert_eq!((found.client.as_str(), found.sn, found.stage), ("b", 7, Stage::Transaction));
     }
 }

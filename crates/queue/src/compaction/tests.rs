@@ -95,3 +95,36 @@ fn a_snapshot_older_than_a_compaction_mentions_no_marker_that_is_gone() {
     let told = still.partition("t").with_producers(|p| p.aborted(0, 4));
     assert_eq!(told, []);
 }
+
+#[test]
+fn a_tombstone_stays_for_its_time_by_the_brokers_clock_and_its_removal_is_on_record() {
+    const SETTINGS: &[(&str, &str)] =
+        &[("cleanup.policy", "compact"), ("delete.retention.ms", "1000"), ("min.cleanable.dirty.ratio", "0")];
+    let still = Still::new();
+    let partition = still.topic("t", SETTINGS);
+    append(&partition, batch(|b| b, "gone", "value"));
+    let mut tombstone = BatchBuilder::new(moim_wire_kafka::compression::Compression::None);
+    // The client's clock is decades behind: that is no reason to forget the tombstone at once.
+    tombstone.push(1_000, Some(b"gone"), None, &[]);
+    append(&partition, tombstone.build());
+    let mut progress = Progress::default();
+    let mut round_at = |now_ms: i64| {
+        partition.journal.roll_if_older(i64::MAX);
+        append(&partition, batch(|b| b, "last", "so that the segment before it is sealed"));
+        still.sync(&partition);
+        let config = partition.config.load();
+        if let Some(done) = compact(&partition, &config, progress.of(&partition), now_ms).unwrap() {
+            progress.note(&partition, done.clean_until);
+        }
+        (offsets(&partition), partition.journal.cleaned_below())
+    };
+    still.sync(&partition);
+    let now_ms = 1_700_000_000_000;
+    let (first, below) = round_at(now_ms);
+    assert_eq!((first[0], below), (1, 0), "the tombstone stays, its key is gone");
+    let (second, below) = round_at(now_ms + 999);
+    assert_eq!((second[0], below), (1, 0));
+    let (third, below) = round_at(now_ms + 1_000);
+    assert!(third[0] > 1, "{third:?}");
+    assert_eq!(below, 2, "a replica that ends below has to be rebuilt");
+}

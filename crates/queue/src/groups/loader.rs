@@ -79,7 +79,7 @@ impl Loader {
     pub fn marker(&mut self, producer_id: i64, _epoch: i16, commit: bool) {
         for group in self.open.remove(&producer_id).unwrap_or_default() {
             if let Some(loaded) = self.groups.get_mut(&group) {
-                loaded.offsets.on_marker(producer_id, commit);
+                loaded.offsets.on_marker(producer_id, PersistToken(u64::MAX), commit);
             }
         }
     }

@@ -98,17 +98,23 @@ impl Offsets {
         self.forget_if_closed(producer_id)
     }
 
-    /// The producer's transaction ended. Returns whether the producer still has an open batch here.
-    pub(super) fn on_marker(&mut self, producer_id: i64, commit: bool) -> bool {
+    /// The producer's transaction ended; the marker is in the log behind the writes below `before`. Returns whether the
+    /// producer still has an open batch here.
+    pub(super) fn on_marker(&mut self, producer_id: i64, before: PersistToken, commit: bool) -> bool {
         let Some(batches) = self.txns.remove(&producer_id) else { return false };
-        let (durable, mut open): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.durable);
-        for batch in &mut open {
-            batch.decided.get_or_insert(commit);
+        let mut open = Vec::new();
+        for mut batch in batches {
+            if batch.write >= before {
+                // Of a later transaction.
+                open.push(batch);
+            } else if !batch.durable {
+                batch.decided.get_or_insert(commit);
+                open.push(batch);
+            } else if commit {
+                self.materialise(batch);
+            }
         }
         self.txns.insert(producer_id, open);
-        if commit {
-            durable.into_iter().for_each(|batch| self.materialise(batch));
-        }
         self.forget_if_closed(producer_id)
     }
 

@@ -34,13 +34,13 @@ pub(crate) async fn handle(
     }
     let mut results = Vec::with_capacity(request.transactions.len());
     for transaction in request.transactions {
-        let topic_results = if transaction.verify_only {
+        let (coordinator_epoch, topic_results) = if transaction.verify_only {
             verify(&broker, &transaction)
         } else {
-            add(&broker, &transaction, context.version).await
+            (-1, add(&broker, &transaction, context.version).await)
         };
-        results
-            .push(AddPartitionsToTxnResult { transactional_id: transaction.transactional_id, topic_results });
+        let transactional_id = transaction.transactional_id;
+        results.push(AddPartitionsToTxnResult { transactional_id, topic_results, coordinator_epoch });
     }
     AddPartitionsToTxnResponse { results_by_transaction: results, ..Default::default() }
 }
@@ -82,16 +82,25 @@ async fn add(
     results(&transaction.topics, |_, _| code)
 }
 
+/// The epoch of the coordinator that verifies, and what it says of each partition.
 fn verify(
     broker: &Broker,
     transaction: &AddPartitionsToTxnTransaction,
-) -> Vec<AddPartitionsToTxnTopicResult> {
+) -> (i32, Vec<AddPartitionsToTxnTopicResult>) {
     let AddPartitionsToTxnTransaction { transactional_id, producer_id, producer_epoch, .. } = transaction;
-    results(&transaction.topics, |topic, index| {
+    let mut coordinator_epoch = -1;
+    let results = results(&transaction.topics, |topic, index| {
         let verified =
             broker.transactions.verify(broker, transactional_id, *producer_id, *producer_epoch, topic, index);
-        verified.err().unwrap_or(ErrorCode::None)
-    })
+        match verified {
+            // The oldest, if it changed hands in between.
+            Ok(epoch) if coordinator_epoch < 0 => coordinator_epoch = epoch,
+            Ok(epoch) => coordinator_epoch = epoch.min(coordinator_epoch),
+            Err(code) => return code,
+        }
+        ErrorCode::None
+    });
+    (coordinator_epoch, results)
 }
 
 fn results(

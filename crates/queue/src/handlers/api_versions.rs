@@ -1,8 +1,12 @@
 //! ApiVersions: what this broker speaks. A version it does not know is answered in version 0 with the error
 //! and the ranges, so that every client can start a conversation.
+//!
+//! Versions are not enough for a client to use transaction version 2: it looks for the feature `transaction.version`, and
+//! uses EndTxn 5, TxnOffsetCommit 5 and Produce 12 only where that is finalized at 2.
 
 use std::io;
 
+use moim_wire_kafka::messages::api_versions::{FinalizedFeatureKey, SupportedFeatureKey};
 use moim_wire_kafka::messages::{ApiVersion, ApiVersionsRequest, ApiVersionsResponse};
 use moim_wire_kafka::{ApiKey, Decoder, ErrorCode};
 
@@ -10,12 +14,18 @@ use crate::connection::Connection;
 use crate::dispatch::{SPOKEN, decode};
 use crate::reply::Call;
 
+/// A feature, the levels that this broker supports, and the one that counts.
+const FEATURES: [(&str, i16, i16, i16); 1] = [("transaction.version", 0, 2, 2)];
+
+/// The first version whose clients can read a feature whose lowest level is 0.
+const KNOWS_LEVEL_0: i16 = 4;
+
 pub(crate) fn handle(connection: &mut Connection, call: Call, body: Decoder) -> io::Result<()> {
     connection.broker.metrics.request(ApiKey::ApiVersions);
     let known =
         SPOKEN.iter().any(|(k, versions)| *k == ApiKey::ApiVersions && versions.contains(&call.version));
     if !known {
-        let response = response(ErrorCode::UnsupportedVersion);
+        let response = response(ErrorCode::UnsupportedVersion, 0);
         return connection.answer(Call { version: 0, ..call }, &response);
     }
     let request: ApiVersionsRequest = decode(body, call.version)?;
@@ -28,7 +38,7 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, body: Decoder) -> 
             error = ErrorCode::InvalidRequest;
         }
     }
-    connection.answer(call, &response(error))
+    connection.answer(call, &response(error, call.version))
 }
 
 /// KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit.
@@ -40,7 +50,7 @@ fn is_software_text(text: &str) -> bool {
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-'))
 }
 
-fn response(error: ErrorCode) -> ApiVersionsResponse {
+fn response(error: ErrorCode, version: i16) -> ApiVersionsResponse {
     let api_keys = SPOKEN
         .iter()
         .map(|(key, versions)| ApiVersion {
@@ -49,7 +59,25 @@ fn response(error: ErrorCode) -> ApiVersionsResponse {
             max_version: *versions.end(),
         })
         .collect();
-    ApiVersionsResponse { error_code: error as i16, api_keys, ..Default::default() }
+    let supported = FEATURES.iter().filter(|(_, min, ..)| *min > 0 || version >= KNOWS_LEVEL_0);
+    let supported = supported.map(|&(name, min_version, max_version, _)| SupportedFeatureKey {
+        name: name.into(),
+        min_version,
+        max_version,
+    });
+    let finalized = FEATURES.iter().map(|&(name, _, _, level)| FinalizedFeatureKey {
+        name: name.into(),
+        max_version_level: level,
+        min_version_level: level,
+    });
+    ApiVersionsResponse {
+        error_code: error as i16,
+        api_keys,
+        supported_features: supported.collect(),
+        finalized_features_epoch: 0,
+        finalized_features: finalized.collect(),
+        ..Default::default()
+    }
 }
 
 #[cfg(test)]
@@ -72,7 +100,7 @@ mod tests {
 
     #[test]
     fn every_api_is_listed_once_in_order() {
-        let response = response(ErrorCode::None);
+        let response = response(ErrorCode::None, 4);
         assert!(response.api_keys.windows(2).all(|w| w[0].api_key < w[1].api_key));
     }
 }

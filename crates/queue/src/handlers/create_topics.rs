@@ -10,7 +10,6 @@ use moim_wire_kafka::messages::{
 use moim_wire_kafka::{ErrorCode, Uuid};
 
 use crate::broker::Broker;
-use crate::brokers::is_live;
 use crate::config;
 use crate::dispatch::Request;
 use crate::handlers::repeated;
@@ -121,13 +120,13 @@ fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refus
     Ok(NewTopic { name: wanted.name.to_string(), partitions, replication_factor, configs, assignment })
 }
 
-/// The replicas a client wants for each partition: brokers that run, none of them twice, as many for one as for the next.
+/// The replicas a client wants for each partition: brokers of the cluster, running or not, none of them twice, as many for one as for the next.
 pub(crate) fn assigned<'a>(
     broker: &Broker,
     assignments: impl Iterator<Item = &'a [i32]>,
     factor: Option<usize>,
 ) -> Result<Vec<Vec<BrokerId>>, Refused> {
-    let live = broker.live();
+    let me = broker.options.node_id;
     let mut factor = factor;
     let place = |brokers: &[i32]| {
         let refuse =
@@ -138,8 +137,8 @@ pub(crate) fn assigned<'a>(
         if brokers.iter().enumerate().any(|(at, id)| brokers[..at].contains(id)) {
             return refuse("a broker is named twice.");
         }
-        if let Some(away) = brokers.iter().find(|id| !is_live(&live, **id)) {
-            return refuse(&format!("broker {away} does not run."));
+        if let Some(unknown) = brokers.iter().find(|id| !broker.brokers.is_registered(me, **id)) {
+            return refuse(&format!("no broker {unknown} is registered."));
         }
         if brokers.len() != *factor.get_or_insert(brokers.len()) {
             return refuse("every partition of a topic has the same number of replicas.");

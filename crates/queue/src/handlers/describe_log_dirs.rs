@@ -6,6 +6,7 @@ use moim_wire_kafka::messages::describe_log_dirs::{
 };
 
 use crate::broker::Broker;
+use crate::partition::Partition;
 use crate::topics::Topic;
 
 pub(crate) fn handle(
@@ -43,10 +44,17 @@ fn describe(topic: &Topic, wanted: Option<&[i32]>) -> DescribeLogDirsTopic {
             .map(|p| DescribeLogDirsPartition {
                 partition_index: p.index,
                 partition_size: i64::try_from(p.journal.size_bytes()).unwrap_or(i64::MAX),
-                // How far a follower is behind what it knows to be committed.
-                offset_lag: p.high_watermark().saturating_sub(p.journal.end()).max(0),
+                offset_lag: offset_lag(p),
                 is_future_key: false,
             })
             .collect(),
     }
+}
+
+/// How far a follower is behind the leader's log, as far as the leader has told; -1 before it has.
+fn offset_lag(partition: &Partition) -> i64 {
+    const UNKNOWN: i64 = -1;
+    let Some(replicated) = partition.replicated().filter(|_| partition.follows()) else { return 0 };
+    let behind = replicated.leader_end().map(|end| end.0.saturating_sub(partition.journal.end()).max(0));
+    behind.unwrap_or(UNKNOWN)
 }

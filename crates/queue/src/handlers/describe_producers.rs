@@ -1,5 +1,7 @@
-//! DescribeProducers: who writes to a partition.
+//! DescribeProducers: who writes to a partition. Any replica answers, from what it has appended: tools that look for hanging
+//! transactions ask every broker about the partitions that it holds.
 
+use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::describe_producers::{
     DescribeProducersRequest, DescribeProducersResponse, PartitionResponse, ProducerState, TopicResponse,
 };
@@ -23,7 +25,8 @@ pub(crate) fn handle(
 }
 
 fn describe(broker: &Broker, topic: &str, index: i32) -> PartitionResponse {
-    let partition = match broker.topics.partition(topic, index) {
+    let known = broker.topics.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition);
+    let partition = match known.and_then(|topic| topic.copy(index)) {
         Ok(partition) => partition,
         Err(code) => {
             return PartitionResponse {

@@ -17,8 +17,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use moim_base::BrokerId;
 use moim_base::rest::grid_point;
+use moim_base::{BrokerId, ConnectionBudget, Exhausted, Permit};
 use moim_journal::Chunk;
 use moim_wire_kafka::messages::fetch::{
     AbortedTransaction, EpochEndOffset, FetchRequest, FetchResponse, FetchableTopicResponse, PartitionData,
@@ -49,6 +49,15 @@ const KEPT_QUESTION: usize = 1024;
 /// Where the correlation id stands in a frame, and in an answer with its length before it.
 const CORRELATION: std::ops::Range<usize> = 4..8;
 
+/// Records in memory up to this size are not counted: every connection may hold so many.
+const UNCOUNTED_BYTES: usize = 64 << 10;
+
+/// The records of one response, at most, unless one batch is larger: a client that does not read holds no more.
+const RESPONSE_BYTES: usize = 8 << 20;
+
+/// How long a fetch waits when there is no memory for its records.
+const STARVED: Duration = Duration::from_millis(20);
+
 /// A fetch that has not been answered yet.
 pub(crate) struct PendingFetch {
     call: Call,
@@ -57,6 +66,8 @@ pub(crate) struct PendingFetch {
     asked: Bytes,
     max_wait_ms: u64,
     pub(crate) deadline: Instant,
+    /// There is no memory for its records; looked at again then.
+    starved: Option<Instant>,
     min_bytes: usize,
     max_bytes: usize,
     stable_only: bool,
@@ -96,6 +107,8 @@ struct Found {
     chunks: Vec<Vec<Chunk>>,
     bytes: usize,
     failed: bool,
+    /// For the chunks that are in memory.
+    permit: Option<Permit>,
     /// The partitions that were read.
     seen: Vec<Wish>,
 }
@@ -119,7 +132,8 @@ pub(crate) fn handle(
         }
     };
     let wait = u64::try_from(request.max_wait_ms).unwrap_or(0).min(broker.options.max_wait_ms);
-    let limit = broker.options.max_fetch_bytes;
+    // A response fits the memory for all of them several times.
+    let limit = broker.options.max_fetch_bytes.min(RESPONSE_BYTES).min(broker.responses.limit() / 4);
     // A session counts its questions, and who has a rack is sent to whoever is nearest at that time.
     let repeats = matches!(plan, Target::Once(_)) && request.rack_id.is_empty();
     let fetch = Box::new(PendingFetch {
@@ -128,7 +142,8 @@ pub(crate) fn handle(
         asked: if repeats && asked.len() <= KEPT_QUESTION { asked } else { Bytes::new() },
         max_wait_ms: wait,
         deadline: deadline(connection.now, broker.started, wait),
-        min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit),
+        starved: None,
+        min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit / 2),
         max_bytes: usize::try_from(request.max_bytes).unwrap_or(0).min(limit),
         stable_only: request.isolation_level == 1,
         rack: (!request.rack_id.is_empty()).then(|| request.rack_id.as_str().into()),
@@ -162,7 +177,18 @@ fn deadline(now: Instant, started: Instant, wait_ms: u64) -> Instant {
 impl PendingFetch {
     /// Looks whether the fetch can be answered; if not, leaves its wish where the data will be.
     /// Without news it does not look again: what it waits for has not come.
-    pub(crate) fn poll(&mut self, broker: &Broker, wake: &Arc<Wake>, now: Instant, news: bool) -> bool {
+    pub(crate) fn poll(
+        &mut self,
+        broker: &Broker,
+        wake: &Arc<Wake>,
+        now: Instant,
+        news: bool,
+        memory: &ConnectionBudget,
+    ) -> bool {
+        if self.starved.is_some_and(|until| now < until) {
+            return false;
+        }
+        self.starved = None;
         let expired = now >= self.deadline;
         if !news && !self.waiting.is_empty() {
             if !expired {
@@ -181,6 +207,18 @@ impl PendingFetch {
             self.kept = None;
             if found.bytes >= self.min_bytes || found.failed || expired {
                 self.forget(wake);
+                let held = in_memory(&found.chunks);
+                if held > UNCOUNTED_BYTES {
+                    match memory.try_take(held) {
+                        Ok(permit) => found.permit = Some(permit),
+                        // One batch alone is larger: it goes by itself, as it is the only way to get past it.
+                        Err(Exhausted::TooLarge) => {}
+                        Err(Exhausted::Layer | Exhausted::Connection) => {
+                            self.starved = Some(now + STARVED);
+                            return false;
+                        }
+                    }
+                }
                 self.answer = Some(Answer::Found(found));
                 return true;
             }
@@ -189,6 +227,11 @@ impl PendingFetch {
                 return false;
             }
         }
+    }
+
+    /// When to look again though nothing has happened.
+    pub(crate) fn alarm(&self) -> Instant {
+        self.starved.unwrap_or(self.deadline)
     }
 
     /// Encodes an answer without records, true for as long as [`Self::stands`]. Not for a session that would have to
@@ -253,6 +296,7 @@ impl PendingFetch {
             chunks: Vec::new(),
             bytes: 0,
             failed: false,
+            permit: None,
             seen: Vec::with_capacity(wanted.len()),
         };
         let mut room = self.max_bytes;
@@ -379,8 +423,17 @@ impl PendingFetch {
         if let Target::Session { session, .. } = &self.plan {
             note(&mut lock(session), &found.response);
         }
+        if let Some(permit) = found.permit {
+            out.hold(permit);
+        }
         out.push_with_chunks(self.call, &found.response, found.chunks)
     }
+}
+
+/// The bytes of records that are not in files.
+fn in_memory(chunks: &[Vec<Chunk>]) -> usize {
+    let bytes = |chunk: &Chunk| if let Chunk::Mem(bytes) = chunk { bytes.len() } else { 0 };
+    chunks.iter().flatten().map(bytes).sum()
 }
 
 /// Remembers what was told; partitions that got records go to the end of the line, so that all get their turn.

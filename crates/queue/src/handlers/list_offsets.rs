@@ -1,13 +1,20 @@
 //! ListOffsets: the offset of a moment, or of an end of the log.
 
-use moim_wire_kafka::ErrorCode;
+use std::io;
+use std::sync::Arc;
+
+use moim_base::task::offload;
 use moim_wire_kafka::messages::{
     ListOffsetsPartition, ListOffsetsPartitionResponse, ListOffsetsRequest, ListOffsetsResponse,
     ListOffsetsTopicResponse,
 };
+use moim_wire_kafka::{ErrorCode, RequestHeader};
 
 use crate::broker::Broker;
+use crate::connection::Connection;
+use crate::dispatch::{Request, spawn_later};
 use crate::partition::Partition;
+use crate::reply::Call;
 
 /// The first version whose clients know OFFSET_NOT_AVAILABLE.
 const KNOWS_NOT_AVAILABLE: i16 = 5;
@@ -18,7 +25,38 @@ const MAX_TIMESTAMP: i64 = -3;
 const EARLIEST_LOCAL: i64 = -4;
 const LATEST_TIERED: i64 = -5;
 
-pub(crate) fn handle(broker: &Broker, request: ListOffsetsRequest, version: i16) -> ListOffsetsResponse {
+/// Serves a request at once if it asks for ends only; a moment is looked for in batches, which are read and decompressed
+/// elsewhere.
+pub(crate) fn dispatch(
+    connection: &mut Connection,
+    call: Call,
+    header: RequestHeader,
+    request: ListOffsetsRequest,
+) -> io::Result<()> {
+    let mut wanted = request.topics.iter().flat_map(|topic| &topic.partitions).map(|p| p.timestamp);
+    if wanted.any(|timestamp| timestamp >= 0 || timestamp == MAX_TIMESTAMP) {
+        spawn_later(connection, call, header, request, search);
+        return Ok(());
+    }
+    let response = handle(&connection.broker, request, call.version);
+    connection.answer(call, &response)
+}
+
+async fn search(broker: Arc<Broker>, request: ListOffsetsRequest, by: Request) -> ListOffsetsResponse {
+    let topics = request.topics.clone();
+    let searched = offload(move || Ok(handle(&broker, request, by.version))).await;
+    searched.unwrap_or_else(|_| {
+        let failed =
+            |p: &ListOffsetsPartition| answer(p.partition_index, Err(ErrorCode::UnknownServerError), 0);
+        let topics = topics.into_iter().map(|topic| ListOffsetsTopicResponse {
+            partitions: topic.partitions.iter().map(failed).collect(),
+            name: topic.name,
+        });
+        ListOffsetsResponse { topics: topics.collect(), ..Default::default() }
+    })
+}
+
+fn handle(broker: &Broker, request: ListOffsetsRequest, version: i16) -> ListOffsetsResponse {
     let stable_only = request.isolation_level == 1;
     let topics = request
         .topics

@@ -14,10 +14,14 @@ use crate::groups::{CommitPartition, CommitTopic, Response, TopicErrors, TxnOffs
 use crate::handlers::{optional, shared};
 use crate::topics::OFFSETS_TOPIC;
 
+/// The first version whose clients do not announce the group (AddOffsetsToTxn): the broker adds it to the transaction
+/// (transaction version 2).
+const ADDS_GROUP: i16 = 5;
+
 pub(crate) async fn handle(
     broker: Arc<Broker>,
     request: TxnOffsetCommitRequest,
-    _: Request,
+    context: Request,
 ) -> TxnOffsetCommitResponse {
     let failed = |code: ErrorCode| {
         let topics = request.topics.iter().map(|t| TopicErrors {
@@ -28,29 +32,30 @@ pub(crate) async fn handle(
     };
     // The group's partition must belong to the transaction, or its marker would never come here.
     let index = broker.groups.partition_of(&request.group_id);
-    broker.groups.before_verifying(&broker, &request.group_id, request.producer_id);
-    let verified = broker
-        .transactions
-        .verify_anywhere(
-            &broker,
-            &request.transactional_id,
-            (request.producer_id, request.producer_epoch),
-            &[(OFFSETS_TOPIC, index)],
-        )
-        .await;
-    if let Some(Err(code)) = verified.into_iter().next() {
-        broker.groups.after_verifying(request.producer_id);
-        return failed(match code {
-            ErrorCode::TransactionAbortable => ErrorCode::InvalidTxnState,
-            ErrorCode::ConcurrentTransactions
-            | ErrorCode::CoordinatorLoadInProgress
-            // Of the transaction's coordinator; the client would look for the group's.
-            | ErrorCode::NotCoordinator
-            | ErrorCode::NetworkException
-            | ErrorCode::RequestTimedOut => ErrorCode::CoordinatorNotAvailable,
-            other => other,
-        });
+    let producer = TxnProducer { id: request.producer_id, epoch: request.producer_epoch };
+    if let Err(code) = broker.groups.ensure_topic(&broker).await {
+        return failed(code);
     }
+    let guard = match broker.groups.begin_verification(&broker, &request.group_id, producer) {
+        Ok(guard) => guard,
+        Err(code) => return failed(code),
+    };
+    let (id, partitions) = (&request.transactional_id, [(OFFSETS_TOPIC, index)]);
+    let claim = (request.producer_id, request.producer_epoch);
+    let verified = if context.version < ADDS_GROUP {
+        broker.transactions.verify_anywhere(&broker, id, claim, &partitions).await
+    } else if guard.is_some() {
+        broker.transactions.add_anywhere(&broker, id, claim, &partitions).await
+    } else {
+        // Open here already, in this epoch.
+        vec![Ok(-1)]
+    };
+    let verified = verified.into_iter().next().unwrap_or(Err(ErrorCode::UnknownServerError));
+    let coordinator_epoch = match verified {
+        Ok(coordinator_epoch) => coordinator_epoch,
+        Err(code) => return failed(refusal(code)),
+    };
+    let guard = guard.map(|guard| guard.verified(coordinator_epoch));
     let topics = request.topics.iter().map(|t| CommitTopic {
         topic: shared(&t.name),
         partitions: t
@@ -65,7 +70,7 @@ pub(crate) async fn handle(
             .collect(),
     });
     let commit = TxnOffsetCommit {
-        producer: TxnProducer { id: request.producer_id, epoch: request.producer_epoch },
+        producer,
         group: shared(&request.group_id),
         generation: request.generation_id,
         member_id: shared(&request.member_id),
@@ -75,13 +80,28 @@ pub(crate) async fn handle(
     let group = Arc::clone(&commit.group);
     let answer = broker
         .groups
-        .call(&broker, &group, |groups, now_ms, token| groups.txn_offset_commit(now_ms, token, commit))
+        .call_verified(&broker, &group, guard, |groups, now_ms, token| {
+            groups.txn_offset_commit(now_ms, token, commit)
+        })
         .await;
-    broker.groups.after_verifying(request.producer_id);
     match answer {
         Ok(Response::OffsetCommit(topics)) => respond(topics),
         Ok(_) => failed(ErrorCode::UnknownServerError),
         Err(code) => failed(code),
+    }
+}
+
+/// How the answer of the transaction's coordinator is told to the client.
+fn refusal(code: ErrorCode) -> ErrorCode {
+    match code {
+        ErrorCode::TransactionAbortable => ErrorCode::InvalidTxnState,
+        ErrorCode::ConcurrentTransactions
+        | ErrorCode::CoordinatorLoadInProgress
+        // Of the transaction's coordinator; the client would look for the group's.
+        | ErrorCode::NotCoordinator
+        | ErrorCode::NetworkException
+        | ErrorCode::RequestTimedOut => ErrorCode::CoordinatorNotAvailable,
+        other => other,
     }
 }
 

@@ -1,6 +1,10 @@
 //! WriteTxnMarkers: ends transactions in single partitions. Brokers send it to each other, and administrators to
 //! end a transaction that hangs.
+//!
+//! All markers of a request are appended when it is read, and their commits are waited for together. So nothing is appended
+//! after the caller may have given up: what is left to do then is waiting.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -10,60 +14,96 @@ use moim_wire_kafka::messages::{
     WritableTxnMarker, WritableTxnMarkerPartitionResult, WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
-use moim_wire_kafka::records::{self, ControlKind};
 
 use crate::broker::Broker;
 use crate::dispatch::Request;
-use crate::partition::Ack;
-use crate::topics::OFFSETS_TOPIC;
+use crate::handlers::shared;
+use crate::partition::TxnMarker;
+use crate::transaction_service::append_marker;
+use crate::transactions::TopicPartition;
 
-pub(crate) async fn handle(
+/// The commit of one marker.
+type Commit = oneshot::Receiver<Result<(), ErrorCode>>;
+
+pub(crate) fn handle(
     broker: Arc<Broker>,
     request: WriteTxnMarkersRequest,
     _: Request,
-) -> WriteTxnMarkersResponse {
-    let mut markers = Vec::with_capacity(request.markers.len());
+) -> impl Future<Output = WriteTxnMarkersResponse> + Send {
+    #[cfg(feature = "planted")]
+    let late = crate::planted::is_on(crate::planted::Bug::LateMarker);
+    #[cfg(not(feature = "planted"))]
+    let late = false;
+    let commits = if late { None } else { Some(append_all(&broker, &request)) };
+    async move {
+        let commits = match commits {
+            Some(commits) => commits,
+            // Planted: often so late that the caller has given up and asks again.
+            None => {
+                tokio::time::sleep(std::time::Duration::from_millis(fastrand::u64(..600))).await;
+                append_all(&broker, &request)
+            }
+        };
+        respond(request, commits).await
+    }
+}
+
+fn append_all(broker: &Broker, request: &WriteTxnMarkersRequest) -> Vec<Commit> {
+    let mut commits = Vec::new();
     for marker in &request.markers {
-        let mut topics = Vec::with_capacity(marker.topics.len());
+        let leader_epoch = (marker.leader_epoch >= 0).then_some(marker.leader_epoch);
         for topic in &marker.topics {
+            let name = shared(&topic.name);
+            for index in &topic.partition_indexes {
+                let at = TopicPartition::new(Arc::clone(&name), *index);
+                commits.push(append(broker, &at, to_write(marker), leader_epoch));
+            }
+        }
+    }
+    commits
+}
+
+fn to_write(marker: &WritableTxnMarker) -> TxnMarker {
+    TxnMarker {
+        producer_id: marker.producer_id,
+        producer_epoch: marker.producer_epoch,
+        commit: marker.transaction_result,
+        coordinator_epoch: marker.coordinator_epoch,
+        epoch_per_transaction: marker.transaction_version >= 2,
+        attempt: u64::try_from(marker.attempt).ok(),
+    }
+}
+
+fn append(broker: &Broker, at: &TopicPartition, marker: TxnMarker, leader_epoch: Option<i32>) -> Commit {
+    let (sender, committed) = oneshot::channel();
+    let done = move |result| {
+        // The request may have been given up meanwhile.
+        let _ = sender.send(result);
+    };
+    append_marker(broker, at, marker, leader_epoch, Box::new(done));
+    committed
+}
+
+/// Waits for all markers; `commits` are in the order of the request.
+async fn respond(request: WriteTxnMarkersRequest, commits: Vec<Commit>) -> WriteTxnMarkersResponse {
+    let mut commits = commits.into_iter();
+    let mut markers = Vec::with_capacity(request.markers.len());
+    for marker in request.markers {
+        let mut topics = Vec::with_capacity(marker.topics.len());
+        for topic in marker.topics {
             let mut partitions = Vec::with_capacity(topic.partition_indexes.len());
-            for &partition_index in &topic.partition_indexes {
-                let code = write(&broker, marker, &topic.name, partition_index).await.err();
-                let error_code = code.unwrap_or(ErrorCode::None) as i16;
+            for partition_index in topic.partition_indexes {
+                let lost = Err(ErrorCode::UnknownServerError);
+                let result = match commits.next() {
+                    Some(commit) => commit.await.unwrap_or(lost),
+                    None => lost,
+                };
+                let error_code = result.err().unwrap_or(ErrorCode::None) as i16;
                 partitions.push(WritableTxnMarkerPartitionResult { partition_index, error_code });
             }
-            topics.push(WritableTxnMarkerTopicResult { name: topic.name.clone(), partitions });
+            topics.push(WritableTxnMarkerTopicResult { name: topic.name, partitions });
         }
         markers.push(WritableTxnMarkerResult { producer_id: marker.producer_id, topics });
     }
     WriteTxnMarkersResponse { markers }
-}
-
-async fn write(
-    broker: &Broker,
-    marker: &WritableTxnMarker,
-    topic: &str,
-    index: i32,
-) -> Result<(), ErrorCode> {
-    let partition = broker.topics.partition(topic, index)?;
-    let kind = if marker.transaction_result { ControlKind::Commit } else { ControlKind::Abort };
-    let wall_ms = broker.clock.wall_ms();
-    let WritableTxnMarker { producer_id, producer_epoch, coordinator_epoch, .. } = *marker;
-    let batch = records::control_batch(kind, producer_id, producer_epoch, coordinator_epoch, wall_ms, 0, 0);
-    if topic == OFFSETS_TOPIC && !broker.groups.is_ready(index) {
-        // Whoever reads the groups now might not read the marker: not before it is done.
-        return Err(ErrorCode::CoordinatorLoadInProgress);
-    }
-    let appended = partition.append_own(batch, wall_ms, None).map_err(|refused| refused.code)?;
-    let (done, committed) = oneshot::channel();
-    let done = move |result| {
-        // The request may have been given up meanwhile.
-        let _ = done.send(result);
-    };
-    partition.when_committed(&appended, Ack::Call(Box::new(done)));
-    committed.await.unwrap_or(Err(ErrorCode::UnknownServerError))?;
-    if topic == OFFSETS_TOPIC {
-        broker.groups.on_marker(broker, index, producer_id, producer_epoch, marker.transaction_result);
-    }
-    Ok(())
 }

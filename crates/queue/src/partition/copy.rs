@@ -21,7 +21,7 @@ use super::waiting::Told;
 use super::{NOT_LEADING, Partition, RoleChange, State};
 use crate::config::TopicConfig;
 use crate::loops::lock;
-use crate::producers::Producers;
+use crate::producers::{Loaded, Producers};
 
 impl Partition {
     /// Has the driver look after this copy. Called once, before it is told of any record.
@@ -153,7 +153,7 @@ impl Owner for Copy {
         let stable = state.producers.lso(high_watermark).max(start);
         partition.last_stable.store(stable, Ordering::Release);
         // What was kept before may be of what was cut off.
-        partition.journal.put_snapshot(state.applied, Bytes::from(state.producers.snapshot()));
+        partition.keep_snapshot(&state);
     }
 
     fn on_drop(&self) {
@@ -162,23 +162,29 @@ impl Owner for Copy {
 }
 
 /// Producer state is the snapshot kept with the journal plus every batch after it.
+///
+/// A snapshot from below the log start is of no use: the batches between it and the log start are gone, and with them the
+/// markers of transactions that it calls open and the sequences that followed on those it knows. Without it a producer that
+/// has nothing in the log is unknown, and any sequence is its first.
 pub(super) fn rebuild(journal: &Journal, config: &TopicConfig, now_ms: i64) -> Result<Producers, ReadError> {
-    let (from, mut producers) = journal
+    let (start, end) = (journal.start(), journal.end());
+    let (from, loaded) = journal
         .snapshot()
-        .filter(|(offset, _)| *offset <= journal.end())
-        .and_then(|(offset, bytes)| Producers::load(&bytes).ok().map(|p| (offset, p)))
-        .unwrap_or_else(|| (journal.start(), Producers::default()));
-    let from = from.max(journal.start());
-    if from < journal.end() {
-        journal.for_each_frame(from, journal.end(), &mut |frame, bytes| {
-            if frame.base >= from
-                && let Some(header) = BatchHeader::parse(bytes)
-            {
-                note(&mut producers, &header, bytes, now_ms);
-            }
-            true
-        })?;
+        .filter(|(offset, _)| (start..=end).contains(offset))
+        .and_then(|(offset, bytes)| Producers::load(&bytes).ok().map(|loaded| (offset, loaded)))
+        .unwrap_or_else(|| (start, Loaded::default()));
+    let mut producers = loaded.producers;
+    if !loaded.has_aborted && start < from {
+        find_aborted(journal, from, &mut producers)?;
     }
+    for_each_whole(journal, from, journal.end(), &mut |frame, bytes| {
+        // The first one may begin below, where the log starts inside of it.
+        if frame.last >= from
+            && let Some(header) = BatchHeader::parse(bytes)
+        {
+            note(&mut producers, &header, bytes, now_ms);
+        }
+    })?;
     producers.on_log_start(journal.start());
     if config.compact {
         forget_compacted(journal, &mut producers)?;
@@ -186,11 +192,49 @@ pub(super) fn rebuild(journal: &Journal, config: &TopicConfig, now_ms: i64) -> R
     Ok(producers)
 }
 
-/// Takes in a batch that somebody else appended, or that was appended before a restart.
+/// Finds the aborted transactions that ended below `until`, for a snapshot that had no room for them.
+fn find_aborted(journal: &Journal, until: i64, producers: &mut Producers) -> Result<(), ReadError> {
+    let mut before = Producers::default();
+    for_each_whole(journal, journal.start(), until, &mut |frame, bytes| {
+        if frame.last < until
+            && let Some(header) = BatchHeader::parse(bytes)
+        {
+            note(&mut before, &header, bytes, 0);
+        }
+    })?;
+    producers.take_aborted(before);
+    Ok(())
+}
+
+/// Walks the batches that can be read. A damaged copy takes no appends; it is known as damaged, and thrown away as soon as
+/// another one counts.
+fn for_each_whole(
+    journal: &Journal,
+    from: i64,
+    until: i64,
+    each: &mut dyn FnMut(&Frame, &[u8]),
+) -> Result<(), ReadError> {
+    let mut next = from;
+    while next < until {
+        let walked = journal.for_each_frame(next, until, &mut |frame, bytes| {
+            each(frame, bytes);
+            true
+        });
+        match walked {
+            Err(ReadError::Damaged { offset, .. }) => {
+                next = journal.next_whole(offset.max(next))?.max(next + 1);
+            }
+            other => return other,
+        }
+    }
+    Ok(())
+}
+
+/// Takes in a batch that a leader appended, or that was appended before a restart. Its producer counts as heard of now:
+/// timestamps of clients say nothing about when a producer may be forgotten.
 fn note(producers: &mut Producers, header: &BatchHeader, batch: &[u8], now_ms: i64) {
     if header.has_producer() {
-        let at = if header.max_timestamp >= 0 { header.max_timestamp.min(now_ms) } else { now_ms };
-        producers.on_append(at, &batch_info(header, batch), header.base_offset, header.last_offset());
+        producers.on_append(now_ms, &batch_info(header, batch), header.base_offset, header.last_offset());
     }
 }
 
@@ -204,7 +248,12 @@ fn forget_compacted(journal: &Journal, producers: &mut Producers) -> Result<(), 
             false
         };
         let looked = journal.for_each_frame(aborted.last_offset, aborted.last_offset + 1, &mut look);
-        failure = looked.err().or(failure.take());
+        match looked {
+            // Whether its marker is still there cannot be told: the transaction stays aborted.
+            Err(ReadError::Damaged { .. }) => return true,
+            Err(error) => failure = Some(error),
+            Ok(()) => {}
+        }
         there
     });
     failure.map_or(Ok(()), Err)

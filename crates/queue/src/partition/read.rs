@@ -106,10 +106,46 @@ impl Partition {
         let Some((timestamp, base)) = self.journal.max_timestamp().map_err(refuse_read)? else {
             return Ok(None);
         };
-        if timestamp < 0 || base >= visible {
+        if timestamp < 0 {
             return Ok(None);
         }
-        self.find_record(base, visible, |t| t >= timestamp)
+        let found = self.find_record(base, visible, |t| t >= timestamp)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        // The newest batch is a marker, or not visible: the newest of the others is looked for, in the segments that may
+        // hold it.
+        match self.newest_batch(visible)? {
+            Some((timestamp, base)) => self.find_record(base, visible, |t| t >= timestamp),
+            None => Ok(None),
+        }
+    }
+
+    /// The greatest timestamp of the batches with records below `visible`, and the base of the first that has it.
+    fn newest_batch(&self, visible: i64) -> Result<Option<(i64, i64)>, ErrorCode> {
+        let mut segments = self.journal.segments();
+        segments.retain(|segment| segment.base < visible && segment.max_timestamp_ms >= 0);
+        segments.sort_unstable_by_key(|segment| (std::cmp::Reverse(segment.max_timestamp_ms), segment.base));
+        let mut best: Option<(i64, i64)> = None;
+        for segment in segments {
+            if best.is_some_and(|(timestamp, _)| timestamp >= segment.max_timestamp_ms) {
+                break;
+            }
+            let mut look = |frame: &moim_journal::Frame, batch: &[u8]| {
+                let has_records =
+                    BatchHeader::parse(batch).is_some_and(|h| !h.is_control() && h.records_count > 0);
+                let newer = best.is_none_or(|(timestamp, _)| frame.max_timestamp_ms > timestamp);
+                if has_records && newer && frame.max_timestamp_ms >= 0 {
+                    best = Some((frame.max_timestamp_ms, frame.base));
+                }
+                true
+            };
+            let (from, until) = (segment.base.max(self.journal.start()), segment.end.min(visible));
+            if from < until {
+                self.journal.for_each_frame(from, until, &mut look).map_err(refuse_read)?;
+            }
+        }
+        Ok(best)
     }
 
     /// Looks through the batches from `base` on for a record whose timestamp pleases.

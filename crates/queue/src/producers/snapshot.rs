@@ -1,6 +1,10 @@
 //! Producer state as bytes, kept with a journal so that a restart need not replay all of it.
 //!
 //! Layout, big-endian: magic `MPRD`, format version, then counted lists, then a CRC32C over all of it.
+//!
+//! A journal keeps at most [`MAX_BYTES`]. A state that does not fit is written with the last batch of each producer only: a
+//! repeat of an earlier one is still known as a duplicate, without its offset. If that is too large as well, the list of
+//! aborted transactions is left out, and whoever loads the snapshot finds them in the log again. Nothing else is left out.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,7 +14,18 @@ use hashbrown::HashMap;
 use super::{AbortedTxn, Inner, Producer, Producers, REMEMBERED, Remembered};
 
 const MAGIC: u32 = u32::from_be_bytes(*b"MPRD");
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
+
+/// The most a journal keeps.
+const MAX_BYTES: usize = 4 << 20;
+
+/// What the bytes stand for.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Loaded {
+    pub(crate) producers: Producers,
+    /// Whether the aborted transactions are among it.
+    pub(crate) has_aborted: bool,
+}
 
 /// Why bytes are no snapshot. The caller then replays the journal instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -26,8 +41,20 @@ pub(crate) enum SnapshotError {
 }
 
 impl Producers {
-    /// The state as bytes.
-    pub(crate) fn snapshot(&self) -> Vec<u8> {
+    /// The state as bytes; none if there are too many producers.
+    pub(crate) fn snapshot(&self) -> Option<Vec<u8>> {
+        self.snapshot_within(MAX_BYTES)
+    }
+
+    fn snapshot_within(&self, max_bytes: usize) -> Option<Vec<u8>> {
+        let forms = [(REMEMBERED, true), (1, true), (1, false)];
+        forms
+            .into_iter()
+            .map(|(batches, aborted)| self.encode(batches, aborted))
+            .find(|b| b.len() <= max_bytes)
+    }
+
+    fn encode(&self, most_batches: usize, with_aborted: bool) -> Vec<u8> {
         let empty = Inner::default();
         let inner = self.inner.as_deref().unwrap_or(&empty);
         let mut out = Vec::with_capacity(64 + inner.producers.len() * 64);
@@ -45,8 +72,9 @@ impl Producers {
             out.put_i64(p.txn_start.unwrap_or(-1));
             out.put_i32(p.proven);
             out.put_u8(u8::from(p.from_zero));
-            out.put_u8(p.batches.len() as u8);
-            for b in &p.batches {
+            let skipped = p.batches.len().saturating_sub(most_batches);
+            out.put_u8((p.batches.len() - skipped) as u8);
+            for b in p.batches.iter().skip(skipped) {
                 out.put_i32(b.base_sequence);
                 out.put_i32(b.last_sequence);
                 out.put_i64(b.base_offset);
@@ -59,8 +87,10 @@ impl Producers {
             out.put_i64(*first);
             out.put_i64(*last);
         }
-        out.put_u32(inner.aborted.len() as u32);
-        for a in &inner.aborted {
+        out.put_u8(u8::from(with_aborted));
+        let aborted = if with_aborted { &inner.aborted[..] } else { &[] };
+        out.put_u32(aborted.len() as u32);
+        for a in aborted {
             out.put_i64(a.producer_id);
             out.put_i64(a.first_offset);
             out.put_i64(a.last_offset);
@@ -71,7 +101,7 @@ impl Producers {
     }
 
     /// The state these bytes stand for.
-    pub(crate) fn load(bytes: &[u8]) -> Result<Self, SnapshotError> {
+    pub(crate) fn load(bytes: &[u8]) -> Result<Loaded, SnapshotError> {
         if bytes.len() < 10 {
             return Err(SnapshotError::Short);
         }
@@ -88,14 +118,16 @@ impl Producers {
             return Err(SnapshotError::Crc);
         }
         let mut inner = Inner::default();
-        read(&mut input, &mut inner).map_err(|_: bytes::TryGetError| SnapshotError::Short)?;
-        let mut loaded = Self { inner: Some(Box::new(inner)) };
-        loaded.shrink();
-        Ok(loaded)
+        let has_aborted =
+            read(&mut input, &mut inner).map_err(|_: bytes::TryGetError| SnapshotError::Short)?;
+        let mut producers = Self { inner: Some(Box::new(inner)) };
+        producers.shrink();
+        Ok(Loaded { producers, has_aborted })
     }
 }
 
-fn read(input: &mut &[u8], inner: &mut Inner) -> Result<(), bytes::TryGetError> {
+/// Reads the lists; whether the aborted transactions are among them.
+fn read(input: &mut &[u8], inner: &mut Inner) -> Result<bool, bytes::TryGetError> {
     let mut producers = HashMap::new();
     let mut open = BTreeMap::new();
     for _ in 0..input.try_get_u32()? {
@@ -129,6 +161,7 @@ fn read(input: &mut &[u8], inner: &mut Inner) -> Result<(), bytes::TryGetError> 
     for _ in 0..input.try_get_u32()? {
         inner.ended.push_back((input.try_get_i64()?, input.try_get_i64()?));
     }
+    let has_aborted = input.try_get_u8()? != 0;
     for _ in 0..input.try_get_u32()? {
         inner.aborted.push(AbortedTxn {
             producer_id: input.try_get_i64()?,
@@ -136,5 +169,62 @@ fn read(input: &mut &[u8], inner: &mut Inner) -> Result<(), bytes::TryGetError> 
             last_offset: input.try_get_i64()?,
         });
     }
-    Ok(())
+    Ok(has_aborted)
+}
+
+#[cfg(test)]
+mod tests {
+    use moim_wire_kafka::records::ControlKind;
+
+    use super::super::{BatchInfo, Check, Marker};
+    use super::*;
+
+    /// A producer with three batches, of which the last transaction was aborted.
+    fn aborted(producers: &mut Producers, producer_id: i64, from: i64) {
+        let batch = |base_sequence: i32, control| BatchInfo {
+            producer_id,
+            producer_epoch: 0,
+            base_sequence,
+            last_sequence: base_sequence,
+            max_timestamp: 0,
+            transactional: true,
+            control,
+        };
+        for sequence in 0..3 {
+            let at = from + i64::from(sequence);
+            producers.on_append(0, &batch(sequence, None), at, at);
+        }
+        let marker = Marker { kind: ControlKind::Abort, coordinator_epoch: 0 };
+        producers.on_append(0, &batch(-1, Some(marker)), from + 3, from + 3);
+        producers.on_watermark(from + 4);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_only_where_the_log_has_it() {
+        let mut producers = Producers::default();
+        for id in 0..10 {
+            aborted(&mut producers, id, id * 4);
+        }
+        let full = producers.snapshot().unwrap();
+        assert_eq!(Producers::load(&full), Ok(Loaded { producers: producers.clone(), has_aborted: true }));
+        let fewer = producers.snapshot_within(full.len() - 1).unwrap();
+        let loaded = Producers::load(&fewer).unwrap();
+        assert!(loaded.has_aborted && fewer.len() < full.len());
+        assert_eq!(loaded.producers.aborted(0, 40), producers.aborted(0, 40));
+        let repeat = BatchInfo {
+            producer_id: 3,
+            producer_epoch: 0,
+            base_sequence: 0,
+            last_sequence: 0,
+            max_timestamp: 0,
+            transactional: true,
+            control: None,
+        };
+        let duplicate = Check::Reject(moim_wire_kafka::ErrorCode::DuplicateSequenceNumber);
+        assert_eq!(loaded.producers.check(0, &repeat), duplicate, "a client takes that for success");
+        let fewest = producers.snapshot_within(fewer.len() - 1).unwrap();
+        let loaded = Producers::load(&fewest).unwrap();
+        assert!(!loaded.has_aborted && loaded.producers.aborted(0, 40).is_empty());
+        assert_eq!(producers.snapshot_within(fewest.len() - 1), None);
+    }
 }

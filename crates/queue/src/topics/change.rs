@@ -71,7 +71,7 @@ impl Topics {
                 format!("Number of partitions must be between 1 and {}.", self.max_per_topic),
             ));
         }
-        let (brokers, factor) = (maker.nodes(), new.factor(maker));
+        let (brokers, factor) = (maker.registered(), new.factor(maker));
         if let Some(refused) = self.refuse_more(new.partitions as usize, factor, brokers) {
             return Some(refused);
         }
@@ -207,7 +207,7 @@ impl Topics {
 
     /// Chooses the nodes of new partitions: evenly, what is there counted.
     fn deal(&self, maker: &mut Maker, count: usize, factor: i16) -> Vec<Vec<BrokerId>> {
-        if maker.nodes() > 1 {
+        if maker.registered() > 1 {
             for topic in self.all() {
                 for seat in topic.seats.load().iter() {
                     if let Some(record) = seat.place.load().record() {
@@ -288,7 +288,7 @@ impl Topics {
             let why = format!("A topic has at most {} partitions.", self.max_per_topic);
             return Some(Refused::new(ErrorCode::InvalidPartitions, why));
         }
-        self.refuse_more((count - have) as usize, 1, maker.nodes())
+        self.refuse_more((count - have) as usize, 1, maker.registered())
     }
 
     /// New partitions are dealt out evenly, so this node speaks for its share of them.
@@ -330,7 +330,7 @@ impl Topics {
                 // Somebody else grew it too: the nodes were named for other partitions.
                 Some(_) => return Err(contended()),
                 None => {
-                    let brokers = i16::try_from(maker.nodes()).unwrap_or(i16::MAX);
+                    let brokers = i16::try_from(maker.registered()).unwrap_or(i16::MAX);
                     let factor = if record.factor_asked {
                         // New partitions are as safe as the old ones, or as safe as they can be now.
                         record.replication_factor.min(brokers)

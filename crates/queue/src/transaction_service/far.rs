@@ -1,8 +1,8 @@
 //! What transactions need of other brokers: markers written there, and questions to the coordinator.
 //!
 //! A marker whose answer got lost is sent again, and may then be there twice. That is harmless for as long as the
-//! transaction after it has not begun, which waits for the answer; the connection of an unanswered marker is closed
-//! before the next try, so that an old one does not arrive behind a new transaction.
+//! transaction after it has not begun. If the first one is handled later than that, the partition refuses it: it carries
+//! the number of its attempt and the leader epoch it was sent to.
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::add_partitions_to_txn::{
@@ -13,13 +13,17 @@ use moim_wire_kafka::messages::{
     WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
 
-use super::FarMarker;
+use super::markers::FarMarker;
+use super::{ADDED, Verification};
 use crate::brokers::LiveBroker;
 use crate::peers::Peers;
 
-const WRITE_MARKERS_VERSION: i16 = 1;
+/// The first version that says whether every transaction of the producer has an epoch of its own.
+const WRITE_MARKERS_VERSION: i16 = 2;
 /// The first version in which brokers may verify without adding.
 const VERIFY_VERSION: i16 = 4;
+/// In which a broker adds partitions on behalf of a producer that does not announce them.
+pub(super) const ADD_VERSION: i16 = 5;
 
 /// Has a broker write markers; one result each, in order.
 pub(super) async fn write_markers(
@@ -38,8 +42,10 @@ pub(super) async fn write_markers(
                     name: (&*far.at.topic).into(),
                     partition_indexes: vec![far.at.partition],
                 }],
-                coordinator_epoch: far.coordinator_epoch,
-                ..Default::default()
+                coordinator_epoch: far.marker.coordinator_epoch,
+                transaction_version: if far.marker.epoch_per_transaction { 2 } else { 1 },
+                attempt: far.marker.attempt.and_then(|attempt| i64::try_from(attempt).ok()).unwrap_or(-1),
+                leader_epoch: far.leader_epoch,
             })
             .collect(),
     };
@@ -62,9 +68,30 @@ pub(super) async fn verify(
     peers: &Peers,
     keeper: &LiveBroker,
     transactional_id: &str,
-    (producer_id, producer_epoch): (i64, i16),
+    producer: (i64, i16),
     partitions: &[(&str, i32)],
-) -> Result<Vec<Result<(), ErrorCode>>, ErrorCode> {
+) -> Result<Vec<Verification>, ErrorCode> {
+    ask(peers, keeper, (transactional_id, producer, true), partitions).await
+}
+
+/// Has the coordinator of a transactional id add partitions to its transaction.
+pub(super) async fn add(
+    peers: &Peers,
+    keeper: &LiveBroker,
+    transactional_id: &str,
+    producer: (i64, i16),
+    partitions: &[(&str, i32)],
+) -> Result<Vec<Verification>, ErrorCode> {
+    let added = ask(peers, keeper, (transactional_id, producer, false), partitions).await?;
+    Ok(added.into_iter().map(|added| added.map(|_| ADDED)).collect())
+}
+
+async fn ask(
+    peers: &Peers,
+    keeper: &LiveBroker,
+    (transactional_id, (producer_id, producer_epoch), verify_only): (&str, (i64, i16), bool),
+    partitions: &[(&str, i32)],
+) -> Result<Vec<Verification>, ErrorCode> {
     let topics = partitions
         .iter()
         .map(|(topic, index)| AddPartitionsToTxnTopic { name: (*topic).into(), partitions: vec![*index] });
@@ -72,17 +99,20 @@ pub(super) async fn verify(
         transactional_id: transactional_id.into(),
         producer_id,
         producer_epoch,
-        verify_only: true,
+        verify_only,
         topics: topics.collect(),
     };
     let request = AddPartitionsToTxnRequest { transactions: vec![transaction], ..Default::default() };
-    let answer: AddPartitionsToTxnResponse = peers.call(keeper, &request, VERIFY_VERSION).await?;
+    let version = if verify_only { VERIFY_VERSION } else { ADD_VERSION };
+    let answer: AddPartitionsToTxnResponse = peers.call(keeper, &request, version).await?;
     of(answer.error_code)?;
     let result = answer.results_by_transaction.into_iter().next().ok_or(ErrorCode::UnknownServerError)?;
     let code_of = |topic: &str, index: i32| {
         let topics = result.topic_results.iter().filter(|t| &*t.name == topic);
         let found = topics.flat_map(|t| &t.results_by_partition).find(|p| p.partition_index == index);
-        found.map_or(Err(ErrorCode::UnknownServerError), |p| of(p.partition_error_code))
+        found.map_or(Err(ErrorCode::UnknownServerError), |p| {
+            of(p.partition_error_code).map(|()| result.coordinator_epoch)
+        })
     };
     Ok(partitions.iter().map(|(topic, index)| code_of(topic, *index)).collect())
 }

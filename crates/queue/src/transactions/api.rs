@@ -53,7 +53,8 @@ pub enum Input {
         fresh_id: i64,
     },
     /// AddPartitionsToTxn, for one transaction. A batched request is several of these; one that only
-    /// verifies is [`super::Coordinator::verify`].
+    /// verifies is [`super::Coordinator::verify`]. From version 4 on a broker sends it on behalf of a producer that has
+    /// an epoch per transaction.
     AddPartitions {
         /// Where the answer goes.
         token: Token,
@@ -83,11 +84,11 @@ pub enum Input {
         /// The partition of `__consumer_offsets` that keeps the group.
         offsets_partition: i32,
     },
-    /// EndTxn.
+    /// EndTxn. From version 5 on every transaction ends under a new epoch, which the answer carries.
     EndTxn {
         /// Where the answer goes.
         token: Token,
-        /// 0 to 4.
+        /// 0 to 5.
         version: i16,
         /// The transaction.
         transactional_id: Arc<str>,
@@ -97,10 +98,12 @@ pub enum Input {
         producer_epoch: i16,
         /// Commit or abort.
         commit: bool,
+        /// From version 5: a producer id that was never used, for a producer whose epochs have run out.
+        fresh_id: i64,
     },
 }
 
-/// An answer. Id and epoch are -1 except in the answer to a successful InitProducerId.
+/// An answer. Id and epoch are -1 except in the answer to a successful InitProducerId, and to EndTxn from version 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The outcome.
@@ -112,6 +115,10 @@ pub struct Reply {
 }
 
 impl Reply {
+    pub(super) fn to((producer_id, producer_epoch): (i64, i16)) -> Self {
+        Self { error: ErrorCode::None, producer_id, producer_epoch }
+    }
+
     pub(super) fn of(error: ErrorCode) -> Self {
         Self { error, producer_id: -1, producer_epoch: -1 }
     }
@@ -134,24 +141,30 @@ pub enum Effect {
         /// To report with.
         token: PersistToken,
     },
-    /// Append a marker to every partition named, then call [`super::Coordinator::on_marker_written`] once
-    /// for each of them, when its marker is durable or has failed.
-    WriteMarkers {
-        /// To report with.
-        token: MarkersToken,
-        /// Whose transaction ends.
-        transactional_id: Arc<str>,
-        /// Its producer.
-        producer_id: i64,
-        /// The epoch that the markers carry.
-        producer_epoch: i16,
-        /// Commit or abort.
-        commit: bool,
-        /// The epoch of this coordinator.
-        coordinator_epoch: i32,
-        /// Topics with their partitions.
-        partitions: Vec<(Arc<str>, Vec<i32>)>,
-    },
+    /// See [`WriteMarkers`].
+    WriteMarkers(WriteMarkers),
+}
+
+/// Append a marker to every partition named, then call [`super::Coordinator::on_marker_written`] once for each of them,
+/// when its marker is durable or has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WriteMarkers {
+    /// To report with. Grows from round to round.
+    pub token: MarkersToken,
+    /// Whose transaction ends.
+    pub transactional_id: Arc<str>,
+    /// Its producer.
+    pub producer_id: i64,
+    /// The epoch that the markers carry.
+    pub producer_epoch: i16,
+    /// Commit or abort.
+    pub commit: bool,
+    /// The epoch of this coordinator.
+    pub coordinator_epoch: i32,
+    /// Whether the markers have a newer epoch than the records of the transaction (transaction version 2).
+    pub epoch_per_transaction: bool,
+    /// Topics with their partitions.
+    pub partitions: Vec<(Arc<str>, Vec<i32>)>,
 }
 
 /// What an operator can set.

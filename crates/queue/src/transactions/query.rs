@@ -97,6 +97,7 @@ pub fn verification_error(error: ErrorCode, knows_abortable: bool) -> ErrorCode 
         | ErrorCode::CoordinatorLoadInProgress
         | ErrorCode::CoordinatorNotAvailable
         | ErrorCode::NetworkException
+        | ErrorCode::OperationNotAttempted
         | ErrorCode::RequestTimedOut
         | ErrorCode::NotCoordinator => ErrorCode::NotEnoughReplicas,
         other => other,

@@ -17,7 +17,11 @@ use super::state::{NONE, State, Transaction, by_topic};
 const KEY_VERSION: i16 = 0;
 const VALUE_VERSION: i16 = 1;
 const TAG_PREVIOUS_ID: u32 = 0;
+const TAG_NEXT_ID: u32 = 1;
+const TAG_VERSION: u32 = 2;
 const TAG_LAST_EPOCH: u32 = 10_000;
+/// The transaction version in which every transaction has an epoch of its own.
+const EPOCH_PER_TRANSACTION: i16 = 2;
 
 /// Why a record could not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,17 +84,21 @@ pub fn encode_value(txn: &Transaction) -> Bytes {
     }
     out.put_i64(txn.updated_ms);
     out.put_i64(txn.start_ms);
-    let (previous, last) = (txn.previous_id != -1, txn.last_epoch != NONE);
-    put_varint(&mut out, u32::from(previous) + u32::from(last));
-    if previous {
-        put_varint(&mut out, TAG_PREVIOUS_ID);
+    let ids = [(TAG_PREVIOUS_ID, txn.previous_id), (TAG_NEXT_ID, txn.next_id)];
+    let ids = ids.into_iter().filter(|(_, id)| *id != -1);
+    let version = if txn.epoch_per_transaction { EPOCH_PER_TRANSACTION } else { 0 };
+    let shorts = [(TAG_VERSION, version, 0), (TAG_LAST_EPOCH, txn.last_epoch, NONE)];
+    let shorts = shorts.into_iter().filter(|(_, value, default)| value != default);
+    put_varint(&mut out, u32::try_from(ids.clone().count() + shorts.clone().count()).unwrap_or(0));
+    for (tag, id) in ids {
+        put_varint(&mut out, tag);
         put_varint(&mut out, 8);
-        out.put_i64(txn.previous_id);
+        out.put_i64(id);
     }
-    if last {
-        put_varint(&mut out, TAG_LAST_EPOCH);
+    for (tag, value, _) in shorts {
+        put_varint(&mut out, tag);
         put_varint(&mut out, 2);
-        out.put_i16(txn.last_epoch);
+        out.put_i16(value);
     }
     out.freeze()
 }
@@ -115,6 +123,11 @@ pub fn decode_value(value: &[u8]) -> Result<Transaction, RecordError> {
     reader.tags(|tag, mut bytes| {
         match tag {
             TAG_PREVIOUS_ID => txn.previous_id = bytes.try_get_i64().map_err(|_| RecordError::Short)?,
+            TAG_NEXT_ID => txn.next_id = bytes.try_get_i64().map_err(|_| RecordError::Short)?,
+            TAG_VERSION => {
+                let version = bytes.try_get_i16().map_err(|_| RecordError::Short)?;
+                txn.epoch_per_transaction = version >= EPOCH_PER_TRANSACTION;
+            }
             TAG_LAST_EPOCH => txn.last_epoch = bytes.try_get_i16().map_err(|_| RecordError::Short)?,
             _ => {}
         }
@@ -284,6 +297,8 @@ mod tests {
                 txn.partitions.clear();
             }
             txn.previous_id = 77;
+            txn.next_id = 78;
+            txn.epoch_per_transaction = true;
             txn.last_epoch = 2;
             let read = decode_value(&encode_value(&txn));
             match state {

@@ -14,7 +14,7 @@ use super::api::TopicPartition;
 /// No producer id, no epoch.
 pub(super) const NONE: i16 = -1;
 /// The last epoch a client is ever given; the one above it is kept for fencing.
-const LAST_EPOCH: i16 = i16::MAX - 1;
+pub const LAST_EPOCH: i16 = i16::MAX - 1;
 
 /// Where a transaction is in its life, with Kafka's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,6 +88,11 @@ pub struct Transaction {
     /// The epoch before the last bump that the producer itself asked for, or -1. Lets it repeat the request
     /// when the answer was lost; any other bump forgets it.
     pub last_epoch: i16,
+    /// The producer id that takes over when the markers are written, because the epochs of this one ran out; or -1.
+    pub next_id: i64,
+    /// Whether the open transaction, or the last one, ends under a newer epoch than its records have (transaction
+    /// version 2).
+    pub epoch_per_transaction: bool,
     /// After how long an open transaction is aborted.
     pub timeout_ms: i32,
     /// See [`State`].
@@ -111,6 +116,8 @@ impl Transaction {
             previous_id: -1,
             epoch: NONE,
             last_epoch: NONE,
+            next_id: -1,
+            epoch_per_transaction: false,
             timeout_ms,
             state: State::Empty,
             partitions: BTreeSet::new(),
@@ -121,13 +128,28 @@ impl Transaction {
 
     /// Checks a client that says which producer it is.
     pub(super) fn check_claim(&self, (producer_id, epoch): Claim) -> Result<(), ErrorCode> {
-        if self.producer_id != producer_id {
+        if self.next_id != -1 && (producer_id, epoch) == (self.next_id, 0) {
+            // It goes on under the id it was given with the end of the transaction whose markers are being written.
+            Err(ErrorCode::ConcurrentTransactions)
+        } else if self.producer_id != producer_id {
             Err(ErrorCode::InvalidProducerIdMapping)
         } else if self.epoch != epoch {
             Err(ErrorCode::ProducerFenced)
         } else {
             Ok(())
         }
+    }
+
+    /// Whether a client repeats the end of a transaction that has an epoch of its own: it names the epoch before.
+    pub(super) fn is_repeated_end(&self, (producer_id, epoch): Claim) -> bool {
+        let bumped = producer_id == self.producer_id && epoch.checked_add(1) == Some(self.epoch);
+        let exhausted = producer_id == self.previous_id && epoch == LAST_EPOCH && self.epoch == 0;
+        self.epoch_per_transaction && epoch >= 0 && (bumped || exhausted)
+    }
+
+    /// What the producer goes on as.
+    pub(super) fn successor(&self) -> Claim {
+        if self.next_id == -1 { (self.producer_id, self.epoch) } else { (self.next_id, 0) }
     }
 
     /// Whether a client that asks for a new epoch and says what it has may get one.
@@ -194,12 +216,19 @@ impl Transaction {
     }
 
     /// Begins or continues a transaction.
-    pub(super) fn add(&self, partitions: Vec<TopicPartition>, wall_ms: i64) -> Self {
+    pub(super) fn add(
+        &self,
+        partitions: Vec<TopicPartition>,
+        epoch_per_transaction: bool,
+        wall_ms: i64,
+    ) -> Self {
         let mut next = self.clone();
         next.partitions.extend(partitions);
         if self.state != State::Ongoing {
             next.start_ms = wall_ms;
+            next.epoch_per_transaction = false;
         }
+        next.epoch_per_transaction |= epoch_per_transaction;
         next.state = State::Ongoing;
         next.updated_ms = wall_ms;
         next
@@ -211,11 +240,31 @@ impl Transaction {
         Self { state, updated_ms: wall_ms, ..self.clone() }
     }
 
+    /// Decides for a producer that gets a new epoch with every transaction (transaction version 2). `fresh_id` is for one
+    /// whose epochs have run out.
+    pub(super) fn end_with_new_epoch(&self, commit: bool, fresh_id: i64, wall_ms: i64) -> Self {
+        let mut next = self.end(commit, wall_ms);
+        next.epoch_per_transaction = true;
+        next.last_epoch = self.epoch;
+        // The one above the last is for the markers alone.
+        next.epoch = self.epoch.saturating_add(1);
+        if self.epoch >= LAST_EPOCH {
+            next.next_id = fresh_id;
+        }
+        next
+    }
+
     /// The decision is on every partition.
     pub(super) fn complete(&self, wall_ms: i64) -> Self {
         let commit = self.state == State::PrepareCommit;
         let state = if commit { State::CompleteCommit } else { State::CompleteAbort };
-        Self { state, partitions: BTreeSet::new(), updated_ms: wall_ms, ..self.clone() }
+        let mut next = Self { state, partitions: BTreeSet::new(), updated_ms: wall_ms, ..self.clone() };
+        if self.next_id != -1 {
+            next.previous_id = self.producer_id;
+            (next.producer_id, next.epoch) = self.successor();
+            next.next_id = -1;
+        }
+        next
     }
 }
 

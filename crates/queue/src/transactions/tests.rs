@@ -534,3 +534,111 @@ fn ids_are_kept_where_kafka_keeps_them() {
         assert_eq!(partition_for(id, 50), partition);
     }
 }
+
+/// A transaction of a client that gets an epoch with every transaction.
+fn ongoing_own_epoch() -> (World, (i64, i16)) {
+    let mut w = World::new();
+    let reply = w.ask(init("x", None));
+    let producer = (reply.producer_id, reply.producer_epoch);
+    assert_eq!(w.ask(add_at(5, "x", producer, &[0, 1])).error, ErrorCode::None);
+    (w, producer)
+}
+
+fn end_own_epoch(w: &mut World, producer: (i64, i16), commit: bool) -> Reply {
+    w.ask(end_at(5, "x", producer, commit))
+}
+
+#[test]
+fn every_end_of_version_2_gives_the_producer_a_new_epoch() {
+    for commit in [true, false] {
+        let (mut w, (id, epoch)) = ongoing_own_epoch();
+        let reply = end_own_epoch(&mut w, (id, epoch), commit);
+        let next = (id, epoch + 1);
+        assert_eq!((reply.error, reply.producer_id, reply.producer_epoch), (ErrorCode::None, id, epoch + 1));
+        let told: Vec<_> = w.markers.iter().map(|m| (m.producer, m.commit, m.own_epoch)).collect();
+        assert_eq!(told, [(next, commit, true); 2], "the markers have the new epoch");
+        // Repeated because the answer was lost.
+        assert_eq!(end_own_epoch(&mut w, (id, epoch), commit).error, ErrorCode::ConcurrentTransactions);
+        assert_eq!(end_own_epoch(&mut w, (id, epoch), !commit).error, ErrorCode::InvalidTxnState);
+        // What was sent before the end comes after it.
+        let late = w.ask(add_at(5, "x", (id, epoch), &[2]));
+        assert_eq!(late.error, ErrorCode::ProducerFenced);
+        assert_eq!(w.ask(add_at(5, "x", next, &[2])).error, ErrorCode::ConcurrentTransactions);
+        w.settle();
+        w.restart();
+        let again = end_own_epoch(&mut w, (id, epoch), commit);
+        assert_eq!((again.error, again.producer_id, again.producer_epoch), (ErrorCode::None, id, epoch + 1));
+        assert_eq!(w.ask(add_at(5, "x", (id, epoch), &[2])).error, ErrorCode::ProducerFenced);
+        assert_eq!(w.ask(add_at(5, "x", next, &[2])).error, ErrorCode::None);
+        assert_eq!(end_own_epoch(&mut w, (id, epoch), commit).error, ErrorCode::ProducerFenced);
+        assert_eq!(end_own_epoch(&mut w, next, true).producer_epoch, epoch + 2);
+    }
+}
+
+#[test]
+fn version_2_ends_what_has_no_partitions() {
+    let mut w = World::new();
+    let reply = w.ask(init("x", None));
+    let producer = (reply.producer_id, reply.producer_epoch);
+    assert_eq!(end_own_epoch(&mut w, producer, true).error, ErrorCode::InvalidTxnState);
+    assert_eq!(end_own_epoch(&mut w, producer, false).producer_epoch, 1, "an abort of nothing is one");
+    w.settle();
+    assert_eq!(w.state("x"), "CompleteAbort");
+    assert_eq!(end_own_epoch(&mut w, (producer.0, 1), false).producer_epoch, 2);
+}
+
+#[test]
+fn a_commit_that_a_timeout_overtook_is_of_an_old_epoch() {
+    let (mut w, (id, epoch)) = ongoing_own_epoch();
+    w.advance(60_000);
+    w.persist_all();
+    assert_eq!(w.state("x"), "PrepareAbort");
+    assert!(w.markers.iter().all(|m| m.own_epoch && m.producer == (id, epoch + 1)));
+    assert_eq!(end_own_epoch(&mut w, (id, epoch), true).error, ErrorCode::InvalidProducerEpoch);
+    assert_eq!(end_own_epoch(&mut w, (id, epoch), false).error, ErrorCode::ConcurrentTransactions);
+    w.settle();
+    assert_eq!(end_own_epoch(&mut w, (id, epoch), true).error, ErrorCode::InvalidProducerEpoch);
+    // It wishes the same, and goes on.
+    let reply = end_own_epoch(&mut w, (id, epoch), false);
+    assert_eq!((reply.error, reply.producer_id, reply.producer_epoch), (ErrorCode::None, id, epoch + 1));
+    assert_eq!(w.ask(add_at(5, "x", (id, epoch + 1), &[0])).error, ErrorCode::None);
+}
+
+#[test]
+fn a_producer_whose_epochs_run_out_goes_on_under_another_id() {
+    let (mut w, (id, _)) = ongoing_own_epoch();
+    w.settle();
+    let mut txn = w.c.transaction("x").unwrap().clone();
+    txn.epoch = LAST_EPOCH;
+    w.log.push((encode_key("x"), Some(encode_value(&txn))));
+    w.restart();
+    let reply = end_own_epoch(&mut w, (id, LAST_EPOCH), true);
+    let next = (reply.producer_id, reply.producer_epoch);
+    assert_eq!((reply.error, next.1), (ErrorCode::None, 0));
+    assert_ne!(next.0, id);
+    assert!(w.markers.iter().all(|m| m.producer == (id, i16::MAX)), "the markers are of the old id");
+    assert_eq!(w.ask(add_at(5, "x", next, &[0])).error, ErrorCode::ConcurrentTransactions);
+    w.restart();
+    w.settle();
+    let again = end_own_epoch(&mut w, (id, LAST_EPOCH), true);
+    assert_eq!((again.error, again.producer_id, again.producer_epoch), (ErrorCode::None, next.0, 0));
+    assert_eq!(w.ask(add_at(5, "x", next, &[0])).error, ErrorCode::None);
+    assert_eq!(end_own_epoch(&mut w, next, true).producer_epoch, 1);
+}
+
+#[test]
+fn a_producer_may_use_version_1_and_then_version_2() {
+    let (mut w, producer) = ongoing();
+    assert_eq!(w.ask(end("x", producer, true)).error, ErrorCode::None);
+    assert!(w.markers.iter().all(|m| !m.own_epoch && m.producer == producer));
+    w.settle();
+    assert_eq!(w.ask(add_at(5, "x", producer, &[0])).error, ErrorCode::None);
+    let reply = end_own_epoch(&mut w, producer, true);
+    assert_eq!(reply.producer_epoch, producer.1 + 1);
+    assert!(w.markers.iter().all(|m| m.own_epoch));
+    w.settle();
+    let next = (producer.0, reply.producer_epoch);
+    assert_eq!(w.ask(add("x", next, &[0])).error, ErrorCode::None);
+    assert_eq!(w.ask(end("x", next, false)).error, ErrorCode::None);
+    assert!(w.markers.iter().all(|m| !m.own_epoch && m.producer == next));
+}

@@ -7,7 +7,11 @@ use std::time::{Duration, Instant};
 use moim_journal::StoreOptions;
 use moim_queue::{MemorySocket, Socket as _};
 use moim_wire_kafka::ErrorCode;
+use moim_wire_kafka::messages::delete_records::{
+    DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsTopic,
+};
 use moim_wire_kafka::messages::fetch::{FetchPartition, FetchTopic};
+use moim_wire_kafka::messages::list_offsets::{ListOffsetsPartition, ListOffsetsTopic};
 use moim_wire_kafka::messages::*;
 
 use crate::support::{Client, batch_of, one_batch, start, start_on, start_with};
@@ -78,12 +82,59 @@ fn a_client_that_never_reads_its_answers_is_cut_off() {
     let partition = FetchPartition { partition: 0, partition_max_bytes: i32::MAX, ..Default::default() };
     let topic = FetchTopic { topic: "t".into(), partitions: vec![partition], ..Default::default() };
     let fetch = FetchRequest { max_bytes: i32::MAX, topics: vec![topic], ..Default::default() };
-    let frame = client.frame(&fetch, 6);
-    client.stream.write_all(&frame).unwrap();
+    // More than all buffers between the broker and its client hold.
+    for _ in 0..4 {
+        let frame = client.frame(&fetch, 6);
+        client.stream.write_all(&frame).unwrap();
+    }
     let deadline = Instant::now() + Duration::from_secs(20);
     while running.broker.summary().connections > 0 {
         assert!(Instant::now() < deadline, "the connection is kept for ever");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn clients_that_never_read_hold_no_more_than_their_share_and_are_cut_off_when_others_wait() {
+    const MEMORY: usize = 4 << 20;
+    // Everything stays in memory, where responses would hold it.
+    let store = StoreOptions { recent_bytes: 256 << 20, ..StoreOptions::default() };
+    let running = start_on(store, |options| {
+        options.response_memory_bytes = MEMORY;
+        options.event_loops = 1;
+    });
+    let mut client = Client::connect(&running);
+    client.create_topic("t", 1);
+    for _ in 0..24 {
+        client.produce("t", &vec![7; 1_000_000]);
+    }
+    let fetch = |offset: i64| {
+        let partition =
+            FetchPartition { fetch_offset: offset, partition_max_bytes: i32::MAX, ..Default::default() };
+        let topic = FetchTopic { topic: "t".into(), partitions: vec![partition], ..Default::default() };
+        FetchRequest { max_bytes: i32::MAX, topics: vec![topic], ..Default::default() }
+    };
+    let mut hung: Vec<Client> = (0..6).map(|_| Client::connect(&running)).collect();
+    for client in &mut hung {
+        for _ in 0..24 {
+            let frame = client.frame(&fetch(0), 6);
+            client.stream.write_all(&frame).unwrap();
+        }
+    }
+    // Another client waits at most until those that read nothing are cut off, and no producer waits for them.
+    for offset in 0..24 {
+        let response: FetchResponse = client.call(&fetch(offset), 6).unwrap();
+        let partition = &response.responses[0].partitions[0];
+        assert_eq!(partition.error_code, 0);
+        assert!(partition.records.as_ref().is_some_and(|records| records.len() >= 1_000_000));
+        assert!(running.broker.response_memory_bytes() <= MEMORY);
+        client.produce("t", b"on");
+    }
+    drop(hung);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while running.broker.response_memory_bytes() > 0 {
+        assert!(Instant::now() < deadline, "memory of clients that left is kept");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -106,13 +157,31 @@ fn a_request_that_names_very_many_topics_does_not_stop_the_loop() {
 
 #[test]
 fn a_client_that_asks_without_a_pause_leaves_others_their_turn() {
-    const REQUESTS: usize = 3_000;
+    others_have_their_turn(3_000, |greedy| {
+        let request = MetadataRequest { topics: None, ..Default::default() };
+        greedy.frame(&request, 9)
+    });
+}
+
+#[test]
+fn a_client_with_many_fetches_in_line_leaves_others_their_turn() {
+    // Taking one in costs nothing, looking it up does: all that stand in line were looked up at once.
+    others_have_their_turn(1_000, |greedy| {
+        let partition =
+            |partition: i32| FetchPartition { partition, partition_max_bytes: 1_000, ..Default::default() };
+        let partitions = (0..500).map(partition).collect();
+        let topic = FetchTopic { topic: "wide".into(), partitions, ..Default::default() };
+        greedy.frame(&FetchRequest { max_bytes: 1_000, topics: vec![topic], ..Default::default() }, 6)
+    });
+}
+
+/// One client sends so many requests at once, another one a single one: few of the first come before it.
+fn others_have_their_turn(requests: usize, frame: impl Fn(&mut Client) -> Vec<u8>) {
     const FAIR: usize = 200;
     let running = start_with(|options| options.event_loops = 1);
     let mut greedy = Client::connect(&running);
     greedy.create_topic("wide", 500);
-    let request = MetadataRequest { topics: None, ..Default::default() };
-    let frames: Vec<u8> = (0..REQUESTS).flat_map(|_| greedy.frame(&request, 9)).collect();
+    let frames: Vec<u8> = (0..requests).flat_map(|_| frame(&mut greedy)).collect();
     let mut writer = greedy.stream.try_clone().unwrap();
     let answered = AtomicUsize::new(0);
     let mut other = Client::connect(&running);
@@ -120,7 +189,7 @@ fn a_client_that_asks_without_a_pause_leaves_others_their_turn() {
     std::thread::scope(|scope| {
         scope.spawn(|| writer.write_all(&frames).unwrap());
         scope.spawn(|| {
-            for _ in 0..REQUESTS {
+            for _ in 0..requests {
                 let mut size = [0; 4];
                 greedy.stream.read_exact(&mut size).unwrap();
                 let mut answer = vec![0; u32::from_be_bytes(size) as usize];
@@ -208,6 +277,7 @@ fn a_broker_out_of_touch_with_its_cluster_sends_clients_away() {
     waiting.stream.write_all(&frame).unwrap();
     let mut idle = Client::connect(&running);
     idle.create_topic("u", 1);
+    let mut early = Client::connect(&running);
 
     running.broker.set_in_touch(false);
     let is_closed = |mut client: Client| match client.stream.read(&mut [0]) {
@@ -216,10 +286,55 @@ fn a_broker_out_of_touch_with_its_cluster_sends_clients_away() {
     };
     assert!(is_closed(waiting), "who waits for records");
     assert!(is_closed(idle), "who waits for nothing");
-    assert!(is_closed(Client::connect(&running)), "who comes now");
+    // Who comes now is told what is spoken: some clients take a connection that ends before that for a broker they cannot
+    // talk to at all, and give up. Whatever else they ask closes it.
+    let mut newcomer = Client::connect(&running);
+    let mut returns = Client::connect(&running);
+    // So is one that connected before and has asked for nothing yet.
+    for client in [&mut newcomer, &mut returns, &mut early] {
+        let spoken: ApiVersionsResponse = client.call(&software(), 3).unwrap();
+        assert!(spoken.error_code == 0 && !spoken.api_keys.is_empty());
+    }
+    let frame = newcomer.frame(&MetadataRequest::default(), 9);
+    newcomer.stream.write_all(&frame).unwrap();
+    assert!(is_closed(newcomer), "who comes now");
 
     running.broker.set_in_touch(true);
-    assert_eq!(Client::connect(&running).produce("t", b"again"), 0);
+    assert_eq!(returns.produce("t", b"on the connection made meanwhile"), 0);
+    running.broker.set_in_touch(false);
+    assert!(is_closed(returns), "it is served like any other by now");
+    running.broker.set_in_touch(true);
+    assert_eq!(Client::connect(&running).produce("t", b"again"), 1);
+}
+
+fn software() -> ApiVersionsRequest {
+    ApiVersionsRequest { client_software_name: "test".into(), client_software_version: "1".into() }
+}
+
+#[test]
+fn a_request_behind_one_that_changes_something_sees_the_change() {
+    const ROUNDS: i64 = 50;
+    let running = start();
+    let mut client = Client::connect(&running);
+    client.create_topic("t", 1);
+    for _ in 0..=ROUNDS {
+        client.produce("t", b"x");
+    }
+    for offset in 1..=ROUNDS {
+        let partition = DeleteRecordsPartition { partition_index: 0, offset };
+        let topic = DeleteRecordsTopic { name: "t".into(), partitions: vec![partition] };
+        let delete = DeleteRecordsRequest { topics: vec![topic], timeout_ms: 10_000 };
+        let partition = ListOffsetsPartition { partition_index: 0, timestamp: -2, ..Default::default() };
+        let topic = ListOffsetsTopic { name: "t".into(), partitions: vec![partition] };
+        let earliest = ListOffsetsRequest { replica_id: -1, topics: vec![topic], ..Default::default() };
+        let mut frames = client.frame(&delete, 1);
+        frames.extend(client.frame(&earliest, 2));
+        client.stream.write_all(&frames).unwrap();
+        let deleted: DeleteRecordsResponse = client.answer(1).unwrap();
+        assert_eq!(deleted.topics[0].partitions[0].error_code, 0);
+        let listed: ListOffsetsResponse = client.answer(2).unwrap();
+        assert_eq!(listed.topics[0].partitions[0].offset, offset, "the log start before the deletion");
+    }
 }
 
 #[test]

@@ -7,4 +7,5 @@ mod connections;
 mod nodes;
 mod replication;
 mod support;
+mod transactions;
 mod versions;

@@ -303,6 +303,66 @@ fn deleted_records_are_gone_from_every_copy() {
     assert_eq!(fetch_near(&cluster, next, 0).error_code, ErrorCode::OffsetOutOfRange as i16);
 }
 
+#[test]
+fn a_partition_whose_log_starts_inside_a_batch_is_moved() {
+    let cluster = Cluster::start(3);
+    let from = cluster.topic(1, "t", 1)[0];
+    let mut batch = BatchBuilder::new(Compression::None);
+    for record in 0..10i64 {
+        batch.push(1_700_000_000_000 + record, Some(b"k"), Some(b"v"), &[]);
+    }
+    let batch = batch.build();
+    for base in [0, 10] {
+        assert_eq!(cluster.produce_somewhere("t", &batch, None).base_offset, base);
+    }
+    let partition = delete_records::DeleteRecordsPartition { partition_index: 0, offset: 13 };
+    let topic = delete_records::DeleteRecordsTopic { name: "t".into(), partitions: vec![partition] };
+    let request = DeleteRecordsRequest { topics: vec![topic], timeout_ms: 10_000 };
+    let answer: DeleteRecordsResponse = cluster.client(from).call(&request, 2).unwrap();
+    assert_eq!(answer.topics[0].partitions[0].low_watermark, 13);
+    let to = from % 3 + 1;
+    let partition = ReassignablePartition { partition_index: 0, replicas: Some(vec![to]) };
+    let topic = ReassignableTopic { name: "t".into(), partitions: vec![partition] };
+    let request = AlterPartitionReassignmentsRequest { topics: vec![topic], ..Default::default() };
+    let answer: AlterPartitionReassignmentsResponse = cluster.client(1).call(&request, 0).unwrap();
+    assert_eq!(answer.responses[0].partitions[0].error_code, 0);
+    until("it stands where it was wanted", || {
+        let shown = cluster.metadata(1, &["t"]);
+        let partition = &shown.topics[0].partitions[0];
+        partition.replica_nodes == [to] && partition.leader_id == to
+    });
+    assert_eq!(cluster.produce_somewhere("t", &batch, None).base_offset, 20);
+    let left = fetch_near(&cluster, to, 13);
+    assert_eq!((left.error_code, left.log_start_offset, left.high_watermark), (0, 13, 30));
+    assert_eq!(fetch_near(&cluster, to, 12).error_code, ErrorCode::OffsetOutOfRange as i16);
+}
+
+#[test]
+fn a_topic_may_ask_for_replicas_on_a_broker_that_is_away() {
+    let mut cluster = Cluster::start(3);
+    let folder = cluster.stop(3, true);
+    until("the others know", || cluster.metadata(1, &[]).brokers.len() == 2);
+    cluster.client(1).create_replicated("three", 2, 3);
+    for partition in &cluster.metadata(1, &["three"]).topics[0].partitions {
+        let mut replicas = partition.replica_nodes.clone();
+        replicas.sort_unstable();
+        assert_eq!(replicas, [1, 2, 3]);
+        assert_ne!(partition.leader_id, 3, "who is away does not lead");
+    }
+    assert_eq!(cluster.produce_somewhere("three", &plain("v"), None).base_offset, 0);
+    let topic = create_topics::CreatableTopic {
+        name: "four".into(),
+        num_partitions: 1,
+        replication_factor: 4,
+        ..Default::default()
+    };
+    let request = CreateTopicsRequest { topics: vec![topic], ..Default::default() };
+    let answer: CreateTopicsResponse = cluster.client(1).call(&request, 5).unwrap();
+    assert_eq!(answer.topics[0].error_code, ErrorCode::InvalidReplicationFactor as i16);
+    cluster.start_again(3, folder);
+    cluster.wait_in_sync("three", 3);
+}
+
 /// A fetch by a client that stands beside the broker.
 fn fetch_near(cluster: &Cluster, broker: i32, offset: i64) -> PartitionData {
     fetch_in_rack(cluster, broker, &format!("zone-{broker}"), offset)
@@ -384,4 +444,26 @@ fn after_a_takeover_batches_may_come_in_the_wrong_order() {
     let forgotten = (4_002, 0);
     until("a producer that was forgotten goes on", || offer(forgotten, 9) == (ErrorCode::None, 6));
     until("a gap is called one", || offer(new, 9).0 == ErrorCode::OutOfOrderSequenceNumber);
+}
+
+#[test]
+fn every_replica_describes_the_producers_of_its_copy() {
+    let cluster = Cluster::start(3);
+    cluster.replicated("t");
+    let producer = crate::nodes::Producer::new(&cluster, "hangs".into());
+    producer.add("t", vec![0]);
+    let batch = transactional(producer.producer, 0, "v");
+    assert_eq!(cluster.produce_somewhere("t", &batch, Some("hangs")).error_code, 0);
+    let topics = vec![describe_producers::TopicRequest { name: "t".into(), partition_indexes: vec![0] }];
+    let request = describe_producers::DescribeProducersRequest { topics };
+    for id in cluster.running() {
+        until("the copy has the transaction", || {
+            let answer: describe_producers::DescribeProducersResponse =
+                cluster.client(id).call(&request, 0).unwrap();
+            let partition = &answer.topics[0].partitions[0];
+            assert_eq!(partition.error_code, 0, "broker {id} has a replica");
+            let active = &partition.active_producers;
+            active.iter().any(|p| p.producer_id == producer.producer.0 && p.current_txn_start_offset == 0)
+        });
+    }
 }

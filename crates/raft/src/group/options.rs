@@ -72,12 +72,22 @@ pub struct GroupOptions {
     pub keep_entries: u64,
     /// How long a proposal, a change or a read is waited for.
     pub proposal_timeout: Duration,
+    /// Whether the member grants no vote, acknowledges no append and does not stand for election before
+    /// [`crate::Group::confirm`]: its folder has to prove first that it is the newest state of this voter.
+    pub unconfirmed: bool,
+}
+
+/// The journals of Raft groups: the first 32 bits of their incarnations.
+const RAFT: u128 = 0x7261_6674 << 96;
+
+/// Whether a journal with this incarnation holds the log or the votes of a Raft group.
+pub fn is_raft_journal(incarnation: u128) -> bool {
+    incarnation >> 96 == RAFT >> 96
 }
 
 impl GroupOptions {
     /// The usual settings.
     pub fn new(group: GroupId, voter: VoterId, tag: u64) -> Self {
-        const RAFT: u128 = 0x7261_6674 << 96;
         Self {
             group,
             voter,
@@ -88,6 +98,7 @@ impl GroupOptions {
             snapshot_after: 50_000,
             keep_entries: 5_000,
             proposal_timeout: Duration::from_secs(5),
+            unconfirmed: false,
         }
     }
 
@@ -118,6 +129,7 @@ impl GroupOptions {
             enable_pre_vote: Some(true),
             // A leader that restarts has lost its state machine; only an election tells it what is committed.
             enable_leader_restore: Some(false),
+            enable_elect: !self.unconfirmed,
             removed_leader_step_down: StepDownPolicy::After(timers.heartbeat_ms),
             backoff: "20ms 40ms 80ms ...500ms".to_owned(),
             ..Config::default()

@@ -1,11 +1,12 @@
 //! Answering a group's peers.
 //!
-//! Bytes from a peer are checked before they reach openraft, whose own checks are assertions. At most one snapshot
+//! Bytes from a peer are checked before they reach openraft, whose own checks are assertions: a peer speaks in its own
+//! name only, and no term is so far ahead that the terms could run out. At most one snapshot
 //! is on its way in at a time; a new transfer takes the place of an old one.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use moim_base::task::offload;
@@ -16,21 +17,36 @@ use openraft::raft::VoteRequest;
 use openraft::storage::Snapshot;
 
 use super::GroupOptions;
+use crate::log::LogStore;
 use crate::machine::Machine;
 use crate::rpc::{ReadIndexReply, Reply, Request, SnapshotPiece, SnapshotReply};
 use crate::snapshot::{SnapshotDir, SnapshotFile};
 use crate::transport::{Router, Transport};
-use crate::types::Types;
+use crate::types::{Types, Vote, VoterId};
+
+/// No election gets this far: terms are counted up from 1.
+const TERM_LIMIT: u64 = 1 << 62;
+/// How far a peer's term may be ahead of this member's: a century of elections, one a second. A group whose members took
+/// over a term near the limit could never elect a leader again.
+const TERM_JUMP: u64 = 1 << 32;
 
 /// What a group's handle and its router share.
 pub(crate) struct Core {
     pub(super) raft: Raft<Types, Machine>,
+    pub(super) log: LogStore,
+    /// Whether this folder is known to be the newest state of its voter.
+    /// Invariant: while it is not, no vote is granted and no append or snapshot acknowledged.
+    pub(super) confirmed: AtomicBool,
     /// Whether there was a log when it was opened: the metrics say so a moment later only.
     pub(super) had_log: bool,
     pub(super) options: GroupOptions,
     pub(super) snapshots: Arc<SnapshotDir>,
     /// Whether the timers stand still, see [`super::Group::rest_while_alone`].
     pub(super) resting: AtomicBool,
+    /// The last term whose leadership this member began to hand over. Invariant: only grows.
+    pub(super) transferred_term: AtomicU64,
+    /// Why appends and heartbeats are withheld, see [`super::Group::step_down`] and [`super::quorum`]; 0 if they are not.
+    pub(super) muted: Arc<AtomicU8>,
     pub(super) incoming: tokio::sync::Mutex<Option<Incoming>>,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) router: Router,
@@ -44,12 +60,19 @@ pub(super) struct Incoming {
 }
 
 impl Core {
-    /// Answers a request.
-    pub(crate) async fn handle(&self, request: Bytes) -> Reply {
+    /// Answers a request; `peer` is the voter that sent it, where that is known.
+    pub(crate) async fn handle(&self, peer: Option<VoterId>, request: Bytes) -> Reply {
         let request = match Request::decode(request) {
             Ok(request) => request,
             Err(error) => return Reply::Failed(error.to_string()),
         };
+        if !self.confirmed.load(Ordering::Acquire) {
+            return Reply::Failed("this member's run is not confirmed yet".to_owned());
+        }
+        if let Err(why) = self.check(peer, &request) {
+            tracing::warn!(group = %self.options.group, ?peer, why, "Raft request refused");
+            return Reply::Failed(why);
+        }
         let failed = |error: String| Reply::Failed(error);
         match request {
             Request::Append(append) => match self.raft.append_entries(append).await {
@@ -73,6 +96,43 @@ impl Core {
                 })
             }
         }
+    }
+
+    /// Refuses a request in another's name and one with a term that no election can have led to, before it reaches any
+    /// state.
+    fn check(&self, peer: Option<VoterId>, request: &Request) -> Result<(), String> {
+        let (vote, newest): (&Vote, u64) = match request {
+            Request::Append(append) => {
+                let terms = append.entries.iter().map(|entry| **entry.log_id.committed_leader_id());
+                (&append.vote, terms.max().unwrap_or(0))
+            }
+            Request::Vote(vote) | Request::PreVote(vote) => {
+                (&vote.vote, vote.last_log_id.map_or(0, |last| **last.committed_leader_id()))
+            }
+            Request::Snapshot(piece) => (&piece.vote, 0),
+            Request::Transfer(transfer) => (transfer.from_leader(), 0),
+            Request::ReadIndex => return Ok(()),
+        };
+        let (term, voter) = (vote.leader_id.term, vote.leader_id.voted_for);
+        if let Some(peer) = peer.filter(|peer| peer.0 != voter) {
+            return Err(format!("voter {peer} sent a request in the name of voter {voter}"));
+        }
+        let known = self.raft.metrics().borrow_watched().current_term;
+        if term >= TERM_LIMIT || term.saturating_sub(known) > TERM_JUMP {
+            return Err(format!("term {term} is too far ahead of term {known}"));
+        }
+        if newest > term {
+            return Err(format!("an entry of term {newest} is newer than term {term}"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn mute(&self, why: u8) {
+        self.muted.fetch_or(why, Ordering::Relaxed);
+    }
+
+    pub(super) fn unmute(&self, why: u8) {
+        self.muted.fetch_and(!why, Ordering::Relaxed);
     }
 
     /// Whether this member is known to have a log.

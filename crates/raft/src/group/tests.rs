@@ -65,10 +65,12 @@ impl StateMachine for Words {
     }
 }
 
-struct Sink(Router);
+/// While a test holds the lock, the disk thread hangs: nothing further becomes durable.
+struct Sink(Router, Arc<Mutex<()>>);
 
 impl DurableSink for Sink {
     fn on_durable(&self, advanced: &[(u64, i64)]) {
+        let _works = self.1.lock().unwrap();
         self.0.on_durable(advanced);
     }
 }
@@ -85,6 +87,7 @@ struct Running {
 struct Node {
     member: Member,
     dir: PathBuf,
+    hang: Arc<Mutex<()>>,
     running: Option<Running>,
 }
 
@@ -124,6 +127,7 @@ impl Cluster {
         let nodes = (1..=count).map(|id| Node {
             member: Member { id: VoterId(id), address: format!("node-{id}") },
             dir: dir.path().join(id.to_string()),
+            hang: Arc::default(),
             running: None,
         });
         let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -160,14 +164,14 @@ impl Cluster {
             }
         });
         let router = Router::new();
-        store.set_sink(Arc::new(Sink(router.clone())));
+        store.set_sink(Arc::new(Sink(router.clone(), Arc::clone(&node.hang))));
         store.start();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let transport: Arc<dyn Transport> = if self.tcp {
             let (address, scope) = (node.member.address.parse().unwrap(), Scope::new(Shutdown::new()));
             let _home = runtime.enter();
-            let local = LocalPeer::member(PeerId { cluster: 5, voter: node.member.id });
+            let local = LocalPeer::member(PeerId { cluster: 5, voter: node.member.id, secret: 9 });
             let server = TcpServer::bind(address, local.clone(), router.clone(), &scope);
             runtime.block_on(server).unwrap();
             Arc::new(TcpTransport::new(local, scope))
@@ -185,7 +189,9 @@ impl Cluster {
         let group = open(1, words.clone());
         let second = self.two_groups.then(|| open(2, Words::default()));
         for resting in [Some(group.clone()), second.clone()].into_iter().flatten() {
+            let leading = resting.clone();
             runtime.spawn(async move { resting.rest_while_alone().await });
+            runtime.spawn(async move { leading.yield_without_quorum().await });
         }
         node.running = Some(Running { runtime, group, second, words });
     }
@@ -430,6 +436,10 @@ fn a_change_of_voters_cut_between_its_steps_is_finished_by_the_next_leader() {
         }
     });
     drop(group);
+    until("the others have the first step", || {
+        let has_it = |at: usize| cluster.group(at).metrics().unfinished.is_some();
+        cluster.alive().into_iter().all(has_it).then_some(())
+    });
     cluster.kill(leader);
 
     // Both sides have a majority left, and both are asked for theirs.
@@ -609,4 +619,127 @@ fn a_member_that_stops_says_so() {
     let refused = cluster.driver.block_on(group.propose("late".into())).unwrap_err();
     assert_eq!(refused, GroupError::Unknown);
     assert!(matches!(cluster.driver.block_on(group.read_index()), Err(GroupError::Stopped(_))));
+}
+
+#[test]
+fn a_term_that_no_election_led_to_and_a_vote_in_anothers_name_change_nothing() {
+    use crate::rpc::{Reply, Request};
+    use crate::types::{LogId, Vote};
+    use openraft::raft::{AppendEntriesRequest, VoteRequest};
+
+    let cluster = Cluster::found(3, 3, usual);
+    cluster.say(0..3);
+    let newest = Some(LogId::new_term_index(1 << 40, 1 << 40));
+    let vote = |term, voter| Request::Vote(VoteRequest::new(Vote::new(term, voter), newest));
+    let append = |term, voter| {
+        let (vote, entries) = (Vote::new_committed(term, voter), Vec::new());
+        Request::Append(AppendEntriesRequest { vote, prev_log_id: None, leader_commit: None, entries })
+    };
+    let before = cluster.group(0).metrics().leadership.term;
+    for (peer, request) in [
+        (None, vote(u64::MAX, 2)),
+        (None, vote((1 << 33) + before, 2)),
+        (None, append(u64::MAX, 2)),
+        (Some(VoterId(3)), vote(before + 1, 2)),
+        (Some(VoterId(99)), append(before + 1, 2)),
+    ] {
+        for at in 0..3 {
+            let core = Arc::clone(&cluster.group(at).core);
+            let reply = cluster.driver.block_on(core.handle(peer, request.encode()));
+            assert!(matches!(reply, Reply::Failed(_)), "{reply:?}");
+        }
+    }
+    cluster.say(3..5);
+    assert!(cluster.group(0).metrics().leadership.term < before + 100, "no member took the term over");
+}
+
+#[test]
+fn an_unconfirmed_member_grants_no_vote_acknowledges_nothing_and_does_not_stand() {
+    let cluster = Cluster::found(3, 3, |options| options.unconfirmed = true);
+    let address = |at: usize| cluster.nodes[at].member.address.clone();
+    cluster.group(0).confirm();
+    let asked = |least: u64| {
+        until("it has asked several times", || (cluster.network.sent_by(&address(0)) >= least).then_some(()));
+        cluster.network.sent_by(&address(1)) + cluster.network.sent_by(&address(2))
+    };
+    // Founding a group makes each of them ask once; later only the first one stands.
+    let others = asked(6);
+    assert_eq!(asked(14), others);
+    assert_eq!(cluster.group(0).leader(), None, "nobody voted for it");
+    cluster.group(1).confirm();
+    for word in words(0..3) {
+        cluster.say_among(&[0, 1], &word);
+    }
+    assert_eq!(cluster.running(2).words.all(), Vec::<String>::new());
+    let settled = until("it is settled", || cluster.group(0).settled_index().filter(|index| *index >= 3));
+    assert!(cluster.group(0).last_index() >= Some(settled));
+    cluster.group(2).confirm();
+    cluster.expect(0..3);
+}
+
+#[test]
+fn a_leader_whose_disk_hangs_steps_down_without_it() {
+    let cluster = Cluster::found(3, 3, usual);
+    cluster.say(0..5);
+    let (old, new) = (cluster.leader(), cluster.follower());
+    let others: Vec<usize> = (0..3).filter(|at| *at != old).collect();
+    let hang = Arc::clone(&cluster.nodes[old].hang);
+    let hung = hang.lock().unwrap();
+    // The others have what it cannot sync: a leader goes on until it hands over.
+    cluster.say_among(&[old], "word 5");
+    cluster.say_among(&[old], "word 6");
+    let to = cluster.nodes[new].member.id;
+    cluster.driver.block_on(cluster.group(old).step_down(to, Duration::from_millis(300)));
+    cluster.leader_among(&others);
+    for word in words(7..10) {
+        cluster.say_among(&others, &word);
+    }
+    drop(hung);
+    cluster.group(old).set_electable(true);
+    cluster.expect(0..10);
+}
+
+#[test]
+fn a_leader_that_finds_no_successor_falls_silent_and_the_others_elect_one() {
+    let cluster = Cluster::found(5, 5, usual);
+    cluster.say(0..5);
+    let (old, deaf) = (cluster.leader(), cluster.follower());
+    cluster.network.isolate(&cluster.nodes[deaf].member.address);
+    let others: Vec<usize> = (0..5).filter(|at| *at != old && *at != deaf).collect();
+    let to = cluster.nodes[deaf].member.id;
+    cluster.driver.block_on(cluster.group(old).step_down(to, Duration::from_millis(300)));
+    cluster.leader_among(&others);
+    for word in words(5..8) {
+        cluster.say_among(&others, &word);
+    }
+    // It follows meanwhile, and may lead again when it is told that it may.
+    until("the old leader has heard", || (cluster.running(old).words.all() == words(0..8)).then_some(()));
+    cluster.network.heal();
+    cluster.group(old).set_electable(true);
+    let leader = cluster.leader();
+    let back = cluster.nodes[old].member.id;
+    until("leadership goes back", || {
+        let moved = cluster.driver.block_on(cluster.group(leader).transfer_leadership(back));
+        (moved.is_ok() || cluster.leader() == old).then_some(())
+    });
+    cluster.say(8..9);
+    cluster.expect(0..9);
+}
+
+#[test]
+fn a_leader_that_hears_nobody_falls_silent_and_is_replaced() {
+    let cluster = Cluster::found(3, 3, usual);
+    cluster.say(0..5);
+    let old = cluster.leader();
+    let others: Vec<usize> = (0..3).filter(|at| *at != old).collect();
+    cluster.network.deafen(&cluster.nodes[old].member.address);
+    // Its heartbeats still reach them.
+    cluster.leader_among(&others);
+    for word in words(5..8) {
+        cluster.say_among(&others, &word);
+    }
+    cluster.network.heal();
+    cluster.expect(0..8);
+    cluster.say(8..10);
+    cluster.expect(0..10);
 }

@@ -57,6 +57,13 @@ impl MemoryNetwork {
         }
     }
 
+    /// Cuts every link from the others to `address`: it is heard and hears nothing.
+    pub fn deafen(&self, address: &str) {
+        let mut wires = self.wires();
+        let others: Vec<String> = wires.members.keys().filter(|other| *other != address).cloned().collect();
+        wires.cut.extend(others.into_iter().map(|other| (other, address.to_owned())));
+    }
+
     /// Mends every link.
     pub fn heal(&self) {
         self.wires().cut.clear();

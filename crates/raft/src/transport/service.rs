@@ -6,7 +6,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{BoxFuture, TransportError};
-use crate::types::GroupId;
+use crate::types::{GroupId, VoterId};
 
 const SERVICES: u64 = 1 << 63;
 const DONE: u8 = 1;
@@ -25,6 +25,9 @@ impl ServiceId {
     /// Replicated journals.
     pub const REPLICATION: Self = Self(3);
 
+    /// Whether the node is well: its disk.
+    pub const HEALTH: Self = Self(4);
+
     pub(super) fn as_group(self) -> GroupId {
         GroupId(SERVICES | u64::from(self.0))
     }
@@ -39,6 +42,12 @@ impl ServiceId {
 pub trait Service: Send + Sync + 'static {
     /// Answers a request. The bytes are a peer's: they are checked, never trusted.
     fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes>;
+
+    /// Answers a request of a member that proved which voter it is; of a visitor for `None`.
+    fn handle_from(&self, peer: Option<VoterId>, request: Bytes) -> BoxFuture<'_, Bytes> {
+        let _ = peer;
+        self.handle(request)
+    }
 }
 
 /// Why a service gave no answer.

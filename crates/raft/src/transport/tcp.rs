@@ -1,17 +1,18 @@
 //! The wire between nodes: one TCP connection per peer for all groups, framed, checked, bounded.
 //!
-//! Whoever connects says who it is and whom it means ([`hello`]); a peer of another cluster or another format is
-//! turned away before it can say anything else. After that, frames: length, kind, call
+//! A dialler says who it is and whom it means and proves that it is a member ([`hello`]); a peer of another cluster or
+//! another format, and one without the proof, is turned away before it can say anything else. After that, frames: length, kind, call
 //! number, group, CRC32C of the payload, payload. Requests and replies of many groups are interleaved; a reply carries
 //! its request's number. The side that listens never calls.
 //!
 //! Bounds: a frame is at most [`MAX_FRAME`]; a connection has at most [`CALLS`] requests of groups and as many of
 //! services under way in either direction, further callers wait for a place within their own timeout. A broken connection fails every call that
 //! was under way on it, and the next call connects anew. So does one on which [`GIVE_UP`] calls in a row stayed without
-//! an answer: a machine that is gone sends no reset. At most [`PEERS`] connections are open at a time, strangers
-//! included.
+//! an answer: a machine that is gone sends no reset. How many connections are open at a time, and why strangers cannot
+//! take those of members, is in [`lanes`].
 
 mod hello;
+mod lanes;
 mod visit;
 
 use std::collections::HashMap;
@@ -27,10 +28,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use self::hello::Hello;
+use self::hello::{Guest, Hello, Standing};
 pub use self::hello::{LocalPeer, PeerId};
+use self::lanes::{Lanes, Place};
 pub use self::visit::visit;
 use super::service::{self, ServiceId};
 use super::{BoxFuture, Router, Transport, TransportError};
@@ -48,8 +51,6 @@ const COPY: usize = 16 << 10;
 const CALLS: usize = 64;
 /// Calls without an answer, in a row, after which a connection is not believed any more.
 const GIVE_UP: u32 = 20;
-/// Connections taken in at a time: many times the nodes a cluster has.
-const PEERS: usize = 1024;
 
 struct Frame {
     kind: u8,
@@ -102,13 +103,13 @@ async fn write_frame(out: &mut (impl AsyncWrite + Unpin), frame: &Frame) -> io::
     out.write_all_buf(&mut head.chain(&frame.payload[..])).await
 }
 
-async fn read_frame(input: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
+async fn read_frame(input: &mut (impl AsyncRead + Unpin), limit: usize) -> io::Result<Frame> {
     let mut head = [0; HEAD];
     input.read_exact(&mut head).await?;
     let mut head = &head[..];
     let len = usize::try_from(head.get_u32_le()).map_err(|_| bad("a frame is too long"))?;
     let (kind, call, group) = (head.get_u8(), head.get_u64_le(), GroupId(head.get_u64_le()));
-    if len > MAX_FRAME {
+    if len > limit {
         return Err(bad("a frame is too long"));
     }
     // Memory grows with what arrives, not with what was announced.
@@ -148,7 +149,10 @@ impl Doors {
     /// From now on it is not.
     pub fn close(&self, id: PeerId) {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
-        members.retain(|(local, _)| local.id() != Some(id));
+        let is_it = |local: &LocalPeer| {
+            local.id().is_some_and(|other| (other.cluster, other.voter) == (id.cluster, id.voter))
+        };
+        members.retain(|(local, _)| !is_it(local));
     }
 
     /// Who is meant by somebody of this cluster, and who answers.
@@ -187,7 +191,7 @@ impl TcpServer {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let (tasks, shutdown) = (scope.clone(), scope.shutdown().clone());
-        let places = Arc::new(Semaphore::new(PEERS));
+        let lanes = Arc::new(Lanes::default());
         scope.spawn("raft-accept", async move {
             let complaints = Arc::new(Complaints::default());
             loop {
@@ -197,15 +201,12 @@ impl TcpServer {
                 };
                 match accepted {
                     Ok((stream, peer)) => {
-                        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-                            complaints.log(peer, &"too many connections");
-                            continue;
-                        };
-                        let (doors, scope) = (doors.clone(), tasks.clone());
+                        // Here, not in the task: the order of the places is the order of arrival.
+                        let place = lanes.lobby.enter();
+                        let (doors, scope, lanes) = (doors.clone(), tasks.clone(), Arc::clone(&lanes));
                         let complaints = Arc::clone(&complaints);
                         tasks.spawn("raft-peer", async move {
-                            let _place = place;
-                            if let Err(error) = serve(stream, &doors, &scope).await {
+                            if let Err(error) = take_in(stream, place, &doors, &lanes, &scope).await {
                                 complaints.on_ended(peer, &error);
                             }
                         });
@@ -253,34 +254,78 @@ impl Complaints {
     }
 }
 
-/// One peer's requests, answered as they finish.
-async fn serve(mut stream: TcpStream, doors: &Doors, scope: &Scope) -> io::Result<()> {
+fn evicted() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "too many connections; this one was the oldest")
+}
+
+/// Hears a connection's hello and serves it as what it proved to be.
+async fn take_in(
+    mut stream: TcpStream,
+    mut place: Place,
+    doors: &Doors,
+    lanes: &Lanes,
+    scope: &Scope,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let (standing, router) = hello::welcome(&mut stream, |cluster| doors.find(cluster)).await?;
-    if standing == hello::Standing::Stream {
-        return router.take_stream(stream.into_std()?);
+    let (guest, router) = tokio::select! {
+        biased;
+        welcomed = hello::welcome(&mut stream, |cluster| doors.find(cluster)) => welcomed?,
+        () = place.evicted() => return Err(evicted()),
+    };
+    drop(place);
+    match guest.standing {
+        Standing::Stream => router.take_stream(stream.into_std()?),
+        Standing::Member => {
+            let Ok(_place) = Arc::clone(&lanes.members).try_acquire_owned() else {
+                return Err(bad("too many connections of members"));
+            };
+            serve(stream, guest, &router, scope).await
+        }
+        Standing::Visitor => {
+            let mut place = lanes.visitors.enter();
+            tokio::select! {
+                biased;
+                served = serve(stream, guest, &router, scope) => served,
+                () = place.evicted() => Err(evicted()),
+                () = tokio::time::sleep(lanes::VISIT) => Err(io::ErrorKind::TimedOut.into()),
+            }
+        }
     }
+}
+
+/// Ends the task that writes replies, however its connection ends.
+struct Writer(JoinHandle<()>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// One peer's requests, answered as they finish.
+async fn serve(stream: TcpStream, guest: Guest, router: &Router, scope: &Scope) -> io::Result<()> {
+    let limit = if guest.standing == Standing::Visitor { visit::MAX_VISIT } else { MAX_FRAME };
     let (input, mut output) = stream.into_split();
     let mut input = BufReader::with_capacity(COPY, input);
     let (replies, mut outbox) = mpsc::channel::<Frame>(2 * CALLS);
-    let writer = scope.spawn("raft-replies", async move {
+    let _writer = Writer(scope.spawn("raft-replies", async move {
         if let Err(error) = write_frames(&mut output, &mut outbox).await {
             tracing::debug!(%error, "a reply could not be sent");
         }
-    });
+    }));
     let (groups, services) = (Arc::new(Semaphore::new(CALLS)), Arc::new(Semaphore::new(CALLS)));
     let shutdown = scope.shutdown().clone();
-    let ended = loop {
+    loop {
         let frame = tokio::select! {
-            frame = read_frame(&mut input) => frame,
-            () = shutdown.stopped() => break Ok(()),
+            frame = read_frame(&mut input, limit) => frame?,
+            () = shutdown.stopped() => return Ok(()),
         };
-        let frame = match frame {
-            Ok(frame) if frame.kind == REQUEST && visit::is_allowed(standing, frame.group) => frame,
-            Ok(frame) if frame.kind == REQUEST => break Err(bad("a visitor asked for what is the members'")),
-            Ok(_) => break Err(bad("a caller sent a reply")),
-            Err(error) => break Err(error),
-        };
+        if frame.kind != REQUEST {
+            return Err(bad("a caller sent a reply"));
+        }
+        if !visit::is_allowed(guest.standing, frame.group) {
+            return Err(bad("a visitor asked for what is the members'"));
+        }
         let place = if ServiceId::of_group(frame.group).is_some() {
             let Ok(place) = Arc::clone(&services).try_acquire_owned() else {
                 // Waiting here would hold up Raft.
@@ -290,20 +335,18 @@ async fn serve(mut stream: TcpStream, doors: &Doors, scope: &Scope) -> io::Resul
             };
             place
         } else {
-            let Ok(place) = Arc::clone(&groups).acquire_owned().await else { break Ok(()) };
+            let Ok(place) = Arc::clone(&groups).acquire_owned().await else { return Ok(()) };
             place
         };
         let (router, replies) = (router.clone(), replies.clone());
         scope.spawn("raft-request", async move {
             let Frame { call, group, payload, .. } = frame;
-            let payload = router.handle(group, payload).await;
+            let payload = router.handle_from(guest.voter, group, payload).await;
             // The connection may be gone; then so is the caller.
             let _ = replies.send(Frame { kind: REPLY, call, group, payload }).await;
             drop(place);
         });
-    };
-    writer.abort();
-    ended
+    }
 }
 
 /// The calls under way on one connection.
@@ -461,7 +504,7 @@ async fn run(
     let connect = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        hello::greet(&mut stream, Hello::to_member(local, to.id)).await?;
+        hello::greet(&mut stream, Hello::to_member(local, to.id), local.secret).await?;
         Ok::<_, io::Error>(stream)
     };
     let connected = tokio::time::timeout(hello::HELLO_TIMEOUT, connect).await;
@@ -474,7 +517,7 @@ async fn run(
     let send = write_frames(&mut output, &mut inbox);
     let receive = async {
         loop {
-            let reply = read_frame(&mut input).await?;
+            let reply = read_frame(&mut input, MAX_FRAME).await?;
             if reply.kind != REPLY {
                 return Err(bad("the listening side called"));
             }
@@ -495,7 +538,7 @@ pub async fn open_stream(local: &LocalPeer, to: &Member) -> io::Result<TcpStream
     let connect = async {
         let mut stream = TcpStream::connect(&to.address).await?;
         stream.set_nodelay(true)?;
-        hello::greet(&mut stream, Hello::to_stream(local, to.id)).await?;
+        hello::greet(&mut stream, Hello::to_stream(local, to.id), local.secret).await?;
         Ok(stream)
     };
     tokio::time::timeout(hello::HELLO_TIMEOUT, connect).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))

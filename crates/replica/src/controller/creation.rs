@@ -19,34 +19,47 @@ use crate::types::{Durability, PartitionId};
 #[derive(Debug, Default)]
 pub struct Maker {
     spots: Spots,
+    /// Nodes of the cluster that do not run now: they get what the others cannot take.
+    offline: Spots,
     members: BTreeMap<BrokerId, Member>,
 }
 
 impl Maker {
-    /// For a cluster of these nodes, of which these run. Nodes with an order get nothing new.
+    /// For a cluster of these nodes, of which these run. Nodes with an order get nothing new, and nodes that do not run only
+    /// replicas that a topic asks for beyond the nodes that do.
     pub fn new(nodes: &[NodeRecord], members: &[LiveMember], orders: &BTreeMap<i32, NodeOrder>) -> Self {
         let members: BTreeMap<BrokerId, Member> =
             members.iter().map(|live| (BrokerId(live.record.node_id), Member::from_live(live))).collect();
-        let usable = |node: &&NodeRecord| {
-            members.contains_key(&BrokerId(node.node_id)) && !orders.contains_key(&node.node_id)
+        let usable = |runs: bool| {
+            let (members, orders) = (&members, &orders);
+            move |node: &&NodeRecord| {
+                members.contains_key(&BrokerId(node.node_id)) == runs && !orders.contains_key(&node.node_id)
+            }
         };
         let spot = |node: &NodeRecord| Spot {
             node: BrokerId(node.node_id),
             zone: node.zone.clone(),
             load: Load::default(),
         };
-        let spots = nodes.iter().filter(usable).map(spot).collect();
-        Self { spots: Spots::new(spots, 0), members }
+        let spots = nodes.iter().filter(usable(true)).map(spot).collect();
+        let offline = nodes.iter().filter(usable(false)).map(spot).collect();
+        Self { spots: Spots::new(spots, 0), offline: Spots::new(offline, 0), members }
     }
 
     /// Counts what a partition has already, so that new ones go elsewhere.
     pub fn count(&mut self, record: &PartitionState) {
         self.spots.count(record);
+        self.offline.count(record);
     }
 
-    /// How many nodes may get replicas.
+    /// How many nodes that run may get replicas.
     pub fn nodes(&self) -> usize {
         self.spots.len()
+    }
+
+    /// How many nodes may get replicas, those that do not run included.
+    pub fn registered(&self) -> usize {
+        self.spots.len() + self.offline.len()
     }
 
     /// The factor of a topic that did not ask for one.
@@ -54,9 +67,14 @@ impl Maker {
         super::ControllerTuning::default().default_factor.min(self.nodes()).max(1)
     }
 
-    /// Replicas for the next partition, the preferred leader first; fewer than `factor` if there are not enough nodes.
+    /// Replicas for the next partition, the preferred leader first; fewer than `factor` if there are not enough nodes. Nodes
+    /// that do not run come last, and only where the others are too few.
     pub fn place(&mut self, factor: usize) -> Vec<BrokerId> {
-        self.spots.place(&[], factor)
+        let mut placed = self.spots.place(&[], factor);
+        if placed.len() < factor && !self.offline.is_empty() {
+            placed.extend(self.offline.place(&[], factor - placed.len()));
+        }
+        placed
     }
 
     /// The creation of a partition: those of `replicas` that run are in sync, the first of them leads. `None` when
@@ -104,6 +122,9 @@ mod tests {
             let placed = maker.place(2);
             assert!(placed.len() == 2 && !placed.contains(&BrokerId(4)), "{placed:?}");
         }
+        let placed = maker.place(4);
+        assert_eq!((placed.len(), placed[3]), (4, BrokerId(4)), "who does not run comes last");
+        assert_eq!((maker.registered(), maker.place(9).len()), (4, 4));
         let mut drained = self::maker(&[(2, NodeOrder::Drain)]);
         assert_eq!(drained.default_factor(), 2);
         assert!(!drained.place(3).contains(&BrokerId(2)));

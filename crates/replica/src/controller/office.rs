@@ -47,6 +47,11 @@ pub trait Peers: Send + Sync + 'static {
     /// Nodes that do not answer, and since when, on the clock of this process.
     fn suspects(&self) -> Vec<(BrokerId, u64)>;
 
+    /// Nodes whose disk hangs or is full, as they say themselves.
+    fn impaired(&self) -> Vec<BrokerId> {
+        Vec::new()
+    }
+
     /// How far the logs of a node's copies go, and in which of its runs; none when it does not answer. A partition is left
     /// out if the node cannot say.
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>>;
@@ -119,6 +124,7 @@ struct Office<'a> {
     /// Nodes that were asked and have not answered.
     asked: Vec<BrokerId>,
     suspected: Vec<BrokerId>,
+    impaired: Vec<BrokerId>,
     /// Changes that failed: decided again at this moment.
     failed: Vec<PartitionId>,
     again_ms: Option<u64>,
@@ -141,6 +147,7 @@ impl<'a> Office<'a> {
             questions: BTreeMap::new(),
             asked: Vec::new(),
             suspected: Vec::new(),
+            impaired: Vec::new(),
             failed: Vec::new(),
             again_ms: None,
             pause_ms: 0,
@@ -258,7 +265,7 @@ impl<'a> Office<'a> {
         }
     }
 
-    /// Passes on who is under suspicion.
+    /// Passes on who is under suspicion, and whose disk does not work.
     fn look_around(&mut self) {
         let suspects = self.parts.peers.suspects();
         for node in std::mem::take(&mut self.suspected) {
@@ -270,6 +277,14 @@ impl<'a> Office<'a> {
             self.controller.on_suspect(node, Some(since_ms));
             self.suspected.push(node);
         }
+        let impaired = self.parts.peers.impaired();
+        for node in self.impaired.iter().filter(|node| !impaired.contains(node)) {
+            self.controller.on_impaired(*node, false);
+        }
+        for node in &impaired {
+            self.controller.on_impaired(*node, true);
+        }
+        self.impaired = impaired;
     }
 
     /// Asks nodes how far their logs go, each once at a time.

@@ -17,6 +17,24 @@ use crate::types::{BrokerEpoch, PartitionId, Versioned};
 /// A question for the end of a log is asked again after this long.
 const ASK_AGAIN_MS: u64 = 200;
 
+/// For so long an election waits for in-sync replicas that do not say how far their logs go. Most that cannot are under
+/// suspicion, or dead, much earlier, and then do not count.
+const ELECTION_WAIT_MS: u64 = 3_000;
+
+/// For so long other changes let elections go first that wait for answers.
+const ELECTIONS_FIRST_MS: u64 = 100;
+
+/// What became of the leadership in a decision.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lead {
+    /// Nothing more is wanted.
+    Decided,
+    /// More is wanted than the budget allows.
+    Again,
+    /// The candidates have to say first how far their logs go.
+    Waits,
+}
+
 /// Which changes go first: clients wait for a leader, then for an in-sync set without the dead.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
@@ -43,6 +61,7 @@ impl Controller {
             leads: self.nodes.iter().map(|(id, node)| (*id, node.load.leads)).collect(),
         };
         let (mut later, mut waiting) = (Vec::new(), Vec::new());
+        let mut elections_since_ms = None;
         for id in std::mem::take(&mut self.dirty) {
             if self.partitions.get(&id).is_none_or(|view| view.busy) {
                 continue;
@@ -53,7 +72,23 @@ impl Controller {
             }
             self.looks += 1;
             let asks = plan.asks.len();
-            let (decided, again) = self.decide_one(id, &mut spots, &mut budget, &mut plan);
+            let (decided, again) = match self.decide_one(id, now_ms, &mut spots, &mut budget, &mut plan) {
+                Some(decided) => {
+                    // An election that fails to be written does not wait once more.
+                    if !decided.0.as_ref().is_some_and(|(_, change)| self.elects(change)) {
+                        self.electing_ms.remove(&id);
+                    }
+                    decided
+                }
+                None => {
+                    let since_ms = *self.electing_ms.entry(id).or_insert(now_ms);
+                    plan.wake_at(since_ms + ELECTION_WAIT_MS);
+                    if self.is_unled(id) {
+                        elections_since_ms = elections_since_ms.max(Some(since_ms));
+                    }
+                    (None, false)
+                }
+            };
             self.pace_questions(asks, now_ms, &mut plan);
             if again {
                 later.push(id);
@@ -70,10 +105,42 @@ impl Controller {
             self.dirty.extend(later);
         }
         self.dirty.extend(waiting);
+        let is_fresh = |since_ms: u64| now_ms < since_ms + ELECTIONS_FIRST_MS;
+        if elections_since_ms.is_some_and(is_fresh) && self.deferred_since_ms.is_none_or(is_fresh) {
+            self.deferred_since_ms.get_or_insert(now_ms);
+            self.defer(&mut ranked);
+            plan.wake_at(now_ms + ELECTIONS_FIRST_MS);
+        } else {
+            self.deferred_since_ms = None;
+        }
         // Stable: within a rank the order of partitions is kept, so that neighbours share transactions.
         ranked.sort_by_key(|(urgency, _)| *urgency);
         plan.changes = ranked.into_iter().map(|(_, change)| change).collect();
         plan
+    }
+
+    /// Whether a change begins a leader epoch.
+    fn elects(&self, change: &Change) -> bool {
+        let before = self.partitions.get(&change.partition).map(|view| view.record.value.leader_epoch);
+        change.next.as_ref().map(|next| next.leader_epoch) > before
+    }
+
+    /// Whether clients of a partition wait for an election. One that ends a move has a leader meanwhile.
+    fn is_unled(&self, id: PartitionId) -> bool {
+        let leader = self.partitions.get(&id).and_then(|view| view.record.value.leader);
+        leader.is_none_or(|leader| self.trusted(leader).is_none())
+    }
+
+    /// Elections wait for a round of answers. Clients wait for them, so all else lets them go first.
+    fn defer(&mut self, ranked: &mut Vec<(Urgency, Change)>) {
+        ranked.retain(|(urgency, change)| {
+            let goes = *urgency == Urgency::Leaderless;
+            if !goes && let Some(view) = self.partitions.get_mut(&change.partition) {
+                view.busy = false;
+                self.deferred.insert(change.partition);
+            }
+            goes
+        });
     }
 
     /// Whether a record belongs to a topic that may be about to appear.
@@ -126,7 +193,15 @@ impl Controller {
 
     /// Questions that were answered by now, or will not be: whoever still needs the answer asks again.
     fn pass_questions(&mut self, now_ms: u64) {
-        let Self { asked, dirty, .. } = self;
+        let Self { asked, dirty, electing_ms, deferred, deferred_since_ms, .. } = self;
+        let is_over = |since_ms: &u64, wait_ms: u64| now_ms >= since_ms + wait_ms;
+        dirty.extend(
+            electing_ms.iter().filter(|(_, since)| is_over(since, ELECTION_WAIT_MS)).map(|(id, _)| *id),
+        );
+        let has_deferred = deferred_since_ms.is_some_and(|since_ms| is_over(&since_ms, ELECTIONS_FIRST_MS));
+        if has_deferred || electing_ms.values().all(|since| is_over(since, ELECTIONS_FIRST_MS)) {
+            dirty.append(deferred);
+        }
         asked.retain(|(id, _), (_, due_ms)| {
             let waits = now_ms < *due_ms;
             if !waits {
@@ -179,17 +254,18 @@ impl Controller {
         }
     }
 
-    /// One record. Also answers whether it wants to be looked at again, for lack of budget.
+    /// One record. Also answers whether it wants to be looked at again, for lack of budget. `None` while an election has to wait.
     fn decide_one(
         &self,
         id: PartitionId,
+        now_ms: u64,
         spots: &mut Spots,
         budget: &mut Budget,
         plan: &mut Plan,
-    ) -> (Option<(Urgency, Change)>, bool) {
-        let Some(view) = self.partitions.get(&id) else { return (None, false) };
+    ) -> Option<(Option<(Urgency, Change)>, bool)> {
+        let Some(view) = self.partitions.get(&id) else { return Some((None, false)) };
         let Some(topic) = self.topics.get(&id.topic) else {
-            return (Some((Urgency::Rest, Change::delete(id, view.record.revision))), false);
+            return Some((Some((Urgency::Rest, Change::delete(id, view.record.revision))), false));
         };
         let leaderless = |state: &PartitionState| state.leader.is_none();
         let mut draft = Draft::new(&view.record);
@@ -205,7 +281,12 @@ impl Controller {
         }
         let was_leaderless = leaderless(draft.state());
         let mut again = self.maybe_move(topic, &mut draft, spots, budget);
-        again |= self.maybe_lead(id, topic, &mut draft, budget, plan);
+        match self.maybe_lead(id, now_ms, topic, &mut draft, budget, plan) {
+            Lead::Decided => {}
+            Lead::Again => again = true,
+            // One change for all of it, when it is known who leads.
+            Lead::Waits => return None,
+        }
         let urgency = match (was_leaderless, members_changed) {
             (true, _) => Urgency::Leaderless,
             (false, true) => Urgency::Members,
@@ -215,7 +296,7 @@ impl Controller {
             change.fence = change.fence.filter(|_| topic.fenced);
             (urgency, change)
         });
-        (change, again)
+        Some((change, again))
     }
 
     /// Who is dead leaves; who came back in a new run is judged.
@@ -256,17 +337,18 @@ impl Controller {
         }
     }
 
-    /// Who leads, if that is to change. Answers whether more is wanted than the budget allows.
+    /// Who leads, if that is to change.
     fn maybe_lead(
         &self,
         id: PartitionId,
+        now_ms: u64,
         topic: &Topic,
         draft: &mut Draft,
         budget: &mut Budget,
         plan: &mut Plan,
-    ) -> bool {
+    ) -> Lead {
         let state = draft.state();
-        let serves = |node: &BrokerId| self.order(*node) == Order::Serve;
+        let serves = |node: &BrokerId| self.order(*node) == Order::Serve && !self.is_impaired(*node);
         let in_sync = |node: &BrokerId| state.in_sync(*node).is_some();
         let mut ready: Vec<BrokerId> = state.replicas.iter().copied().filter(in_sync).collect();
         // Who is under suspicion leads only if nobody else can.
@@ -279,29 +361,94 @@ impl Controller {
                 let preferred = state.replicas[0];
                 let settled = self.nodes.get(&preferred).is_some_and(|node| node.settled);
                 if preferred == leader || !ready.contains(&preferred) || !serves(&preferred) || !settled {
-                    return false;
+                    return Lead::Decided;
                 }
                 if budget.returns == 0 {
-                    return true;
+                    return Lead::Again;
                 }
                 budget.returns -= 1;
                 budget.elect(preferred, draft);
             }
-            Some(_) => {
+            Some(leader) => {
                 if let Some(best) = budget.least_busy(serving) {
+                    budget.elect(best, draft);
+                    // Its disk would hold up the next leader too. Later the leader decides whom it waits for.
+                    let state = draft.state();
+                    if self.is_impaired(leader) && state.isr.len() > state.effective_min() {
+                        draft.lose(leader);
+                    }
+                }
+            }
+            None => {
+                let serving: Vec<BrokerId> = serving.collect();
+                // One that is about to be drained may lead for a moment; one whose disk hangs only if no other can.
+                let sound = |node: &BrokerId| !self.is_impaired(*node);
+                let candidates: Vec<BrokerId> = ready.iter().copied().filter(sound).collect();
+                let candidates = if candidates.is_empty() { ready } else { candidates };
+                let has_waited =
+                    self.electing_ms.get(&id).is_some_and(|since_ms| now_ms >= since_ms + ELECTION_WAIT_MS);
+                if candidates.is_empty() {
+                    return self.elect_out_of_sync(id, has_waited, topic, draft, plan);
+                }
+                let Some(longest) = self.longest(id, candidates, has_waited, plan) else {
+                    return Lead::Waits;
+                };
+                let preferred = longest.iter().copied().filter(|node| serving.contains(node));
+                if let Some(best) = budget.least_busy(preferred).or(longest.first().copied()) {
                     budget.elect(best, draft);
                 }
             }
-            None => match budget.least_busy(serving).or(ready.first().copied()) {
-                Some(best) => budget.elect(best, draft),
-                None => self.elect_out_of_sync(id, topic, draft, plan),
-            },
         }
-        false
+        Lead::Decided
+    }
+
+    /// Those of the candidates whose logs go furthest; `None` while that is not known. All of them are in sync and should have
+    /// everything that is committed. But one whose last group of writes rotted away on its disk, or whose directory was put
+    /// back from a copy that is seconds old, cannot know that it lacks something: the others do.
+    fn longest(
+        &self,
+        id: PartitionId,
+        candidates: Vec<BrokerId>,
+        has_waited: bool,
+        plan: &mut Plan,
+    ) -> Option<Vec<BrokerId>> {
+        if candidates.len() < 2 {
+            return Some(candidates);
+        }
+        let (mut longest, mut furthest, mut is_missing) = (Vec::new(), None, false);
+        for node in &candidates {
+            let run = self.alive(*node).map(|member| member.epoch);
+            match self.log_ends.get(&(id, *node)) {
+                Some((of, end)) if Some(*of) == run => {
+                    if Some(*end) > furthest {
+                        furthest = Some(*end);
+                        longest.clear();
+                    }
+                    if Some(*end) == furthest {
+                        longest.push(*node);
+                    }
+                }
+                _ => {
+                    is_missing = true;
+                    plan.asks.push((*node, id));
+                }
+            }
+        }
+        if is_missing && !has_waited {
+            return None;
+        }
+        Some(if longest.is_empty() { candidates } else { longest })
     }
 
     /// Nobody is in sync: an eligible replica, or the best of those that last were, or, where it is allowed, any.
-    fn elect_out_of_sync(&self, id: PartitionId, topic: &Topic, draft: &mut Draft, plan: &mut Plan) {
+    fn elect_out_of_sync(
+        &self,
+        id: PartitionId,
+        has_waited: bool,
+        topic: &Topic,
+        draft: &mut Draft,
+        plan: &mut Plan,
+    ) -> Lead {
         let replicas = draft.state().replicas.clone();
         let eligible: Vec<InSync> = draft.candidates().copied().collect();
         let current = |node: &BrokerId| {
@@ -309,12 +456,18 @@ impl Controller {
             let member = self.trusted(*node);
             entry.zip(member).is_some_and(|(entry, member)| entry.epoch == member.epoch)
         };
-        if let Some(node) = replicas.iter().find(|node| current(node)) {
-            draft.elect(*node);
-            return;
+        let candidates: Vec<BrokerId> = replicas.iter().copied().filter(|node| current(node)).collect();
+        if !candidates.is_empty() {
+            // All of them may be about to come back, and one may know more than those that were first.
+            let is_missed = candidates.len() < eligible.len() && !has_waited;
+            match self.longest(id, candidates, has_waited, plan).filter(|_| !is_missed) {
+                Some(longest) => draft.elect(longest[0]),
+                None => return Lead::Waits,
+            };
+            return Lead::Decided;
         }
         if eligible.is_empty() && self.elect_last_known(id, draft, plan) {
-            return;
+            return Lead::Decided;
         }
         if topic.unclean {
             let usable = |node: &BrokerId| self.trusted(*node).filter(|member| !member.is_damaged(id));
@@ -324,6 +477,7 @@ impl Controller {
                 draft.elect_anyway(member.in_sync(), true);
             }
         }
+        Lead::Decided
     }
 
     /// Nobody is left who surely has everything. When all who last had it are back, the longest log has the most.
@@ -364,6 +518,10 @@ impl Controller {
         self.nodes.get(&node).map_or(Order::Serve, |state| state.node.order)
     }
 
+    fn is_impaired(&self, node: BrokerId) -> bool {
+        self.nodes.get(&node).is_some_and(|state| state.impaired)
+    }
+
     /// A member whose key exists.
     pub(super) fn alive(&self, node: BrokerId) -> Option<&Member> {
         self.nodes.get(&node)?.member.as_ref()
@@ -402,7 +560,7 @@ impl Budget {
 impl NodeState {
     /// Whether new replicas may go there.
     fn is_usable(&self) -> bool {
-        self.member.is_some() && !self.suspect && self.node.order == Order::Serve
+        self.member.is_some() && !self.suspect && !self.impaired && self.node.order == Order::Serve
     }
 }
 

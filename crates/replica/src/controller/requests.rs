@@ -137,9 +137,13 @@ pub async fn elect(
                 if state.leader == Some(preferred) {
                     return Err(RequestError::ElectionNotNeeded);
                 }
-                let entry = state.in_sync(preferred);
-                let current = entry.zip(alive(&preferred)).is_some_and(|(entry, m)| entry.epoch == m.epoch);
-                if !current || !draft.elect(preferred) {
+                let is_current = |node: BrokerId| {
+                    let entry = state.in_sync(node).zip(alive(&node));
+                    entry.is_some_and(|(entry, member)| entry.epoch == member.epoch)
+                };
+                // Without a leader that has kept the in-sync set the logs have to be compared: the controller does.
+                let is_led = state.leader.is_some_and(is_current);
+                if !is_led || !is_current(preferred) || !draft.elect(preferred) {
                     return Err(RequestError::PreferredNotAvailable);
                 }
             }

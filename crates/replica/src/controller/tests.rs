@@ -12,6 +12,8 @@ struct World {
     revision: i64,
     now_ms: u64,
     asks: Vec<(BrokerId, PartitionId)>,
+    /// How far logs go, where a test says so; all others are equal. `None` does not answer.
+    ends: BTreeMap<BrokerId, Option<LogEnd>>,
 }
 
 const TOPIC: TopicId = TopicId(1);
@@ -45,6 +47,7 @@ impl World {
             revision: 1_000,
             now_ms: 0,
             asks: Vec::new(),
+            ends: BTreeMap::new(),
         };
         for node in 1..=nodes {
             world.start(node, None);
@@ -83,8 +86,9 @@ impl World {
         let mut transactions = 0;
         for _ in 0..1_000 {
             let plan = self.controller.decide(self.now_ms);
+            let answered = self.answer(&plan.asks);
             self.asks.extend(plan.asks);
-            if plan.changes.is_empty() {
+            if plan.changes.is_empty() && !answered {
                 return transactions;
             }
             for batch in batch::pack(plan.changes, Some(self.controller.term())) {
@@ -96,6 +100,19 @@ impl World {
             }
         }
         panic!("the controller never rests");
+    }
+
+    fn answer(&mut self, asks: &[(BrokerId, PartitionId)]) -> bool {
+        let equal = LogEnd { epoch: LeaderEpoch(0), end: Offset(0) };
+        let mut answered = false;
+        for (node, partition) in asks {
+            let end = self.ends.get(node).copied().unwrap_or(Some(equal));
+            if let (Some(member), Some(end)) = (self.members.get(node), end) {
+                self.controller.on_log_end(*partition, *node, member.epoch, end);
+                answered = true;
+            }
+        }
+        answered
     }
 
     fn write(&mut self, change: Change) {
@@ -199,8 +216,9 @@ fn ten_thousand_partitions_fail_over_in_a_bounded_number_of_steps() {
     let before = world.controller.looks();
     world.kill(1);
     let transactions = world.settle();
-    // Every record names node 1; each is looked at when the node goes and once more when its change is seen.
-    assert!(world.controller.looks() - before <= 20_000, "{} looks", world.controller.looks() - before);
+    // Every record names node 1; each is looked at when the node goes, once more when its candidates have answered or it has let
+    // elections go first, and once more when its change is seen.
+    assert!(world.controller.looks() - before <= 30_000, "{} looks", world.controller.looks() - before);
     assert!(transactions <= 82, "{transactions} transactions");
     assert_eq!(world.leaders(), [(Some(2), 5_000), (Some(3), 5_000)].into());
     // The first transactions are for those without a leader.
@@ -211,12 +229,16 @@ fn ten_thousand_partitions_fail_over_in_a_bounded_number_of_steps() {
     world.kill(1);
     let plan = world.controller.decide(world.now_ms);
     assert_eq!(world.controller.looks() - before, 300, "only what node 1 has a part in");
+    assert!(plan.changes.is_empty(), "all else waits for the elections");
+    assert!(world.answer(&plan.asks));
+    let plan = world.controller.decide(world.now_ms);
     let led = |change: &Change| {
         let state = change.next.as_ref().unwrap();
         world.records[&change.partition].value.leader != state.leader
     };
-    assert_eq!(plan.changes.iter().take_while(|change| led(change)).count(), 100);
     assert_eq!(plan.changes.iter().filter(|change| led(change)).count(), 100);
+    assert_eq!(plan.changes.len(), 100);
+    assert_eq!(world.controller.decide(world.now_ms + 100).changes.len(), 200);
 }
 
 #[test]
@@ -254,6 +276,7 @@ fn under_replicated_durability_a_crash_costs_the_place() {
 #[test]
 fn when_all_crashed_the_longest_log_of_all_is_elected_once_all_are_back() {
     let mut world = World::new(3);
+    world.ends = (1..=3).map(|node| (BrokerId(node), None)).collect();
     world.controller.on_topic(Topic { durability: Durability::Replicated, ..topic(1) });
     world.settle();
     for node in 1..=3 {
@@ -283,6 +306,33 @@ fn when_all_crashed_the_longest_log_of_all_is_elected_once_all_are_back() {
 }
 
 #[test]
+fn after_a_cold_start_the_longest_log_of_those_in_sync_is_elected() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(1));
+    world.settle();
+    let before = world.state(0).clone();
+    // All of them are back in new runs, and each believes to have everything: 1 lacks what rotted away.
+    let end = |epoch, end| Some(LogEnd { epoch: LeaderEpoch(epoch), end: Offset(end) });
+    world.ends = [(BrokerId(1), end(2, 900)), (BrokerId(2), None), (BrokerId(3), end(1, 5_000))].into();
+    (1..=3).for_each(|node| world.start(node, None));
+    world.settle();
+    assert_eq!(*world.state(0), before, "2 has not answered yet");
+    world.ends.insert(BrokerId(2), end(2, 1_000));
+    world.now_ms += 300;
+    world.settle();
+    assert_eq!(world.state(0).leader, Some(BrokerId(2)), "the newest epoch, then the longest log");
+    assert_eq!(World::nodes(&world.state(0).isr), [1, 2, 3]);
+    // One that never answers is not waited for for ever.
+    world.ends = [(BrokerId(1), end(3, 7)), (BrokerId(3), None)].into();
+    world.kill(2);
+    world.settle();
+    assert_eq!(world.state(0).leader, Some(BrokerId(2)));
+    world.now_ms += 3_000;
+    world.settle();
+    assert_eq!(world.state(0).leader, Some(BrokerId(1)));
+}
+
+#[test]
 fn an_empty_or_damaged_copy_is_never_elected() {
     for change in [(|member: &mut Member| member.directory = DirectoryId(99)) as fn(&mut Member), |member| {
         member.damaged = vec![id(0)]
@@ -308,6 +358,9 @@ fn an_empty_or_damaged_copy_is_never_elected() {
         assert_eq!(world.state(0).leader, None);
         assert_eq!(World::nodes(&world.state(0).eligible), [2, 3]);
         world.start(2, None);
+        world.settle();
+        assert_eq!(world.state(0).leader, None, "the other one may be about to come back");
+        world.now_ms += 3_000;
         world.settle();
         assert_eq!(world.state(0).leader, Some(BrokerId(2)));
     }
@@ -585,6 +638,8 @@ fn a_change_that_failed_is_decided_again() {
     world.controller.on_failed(id(0));
     world.settle();
     world.kill(world.state(0).leader.unwrap().0);
+    let asked = world.controller.decide(0);
+    assert!(asked.changes.is_empty() && world.answer(&asked.asks));
     let lost = world.controller.decide(0);
     assert_eq!((lost.changes.len(), world.controller.decide(0).changes.len()), (1, 0));
     world.controller.on_failed(id(0));
@@ -655,4 +710,40 @@ fn damage_found_while_a_node_runs_takes_its_place_away_but_never_the_last_one() 
     world.controller.on_member(Member { damaged: vec![id(damaged)], ..member }, 0);
     world.settle();
     assert_eq!(world.state(damaged).leader, Some(last));
+}
+
+#[test]
+fn a_node_whose_disk_hangs_leads_only_what_no_other_in_sync_replica_can() {
+    let mut world = World::new(3);
+    world.controller.on_topic(topic(6));
+    world.settle();
+    world.rewrite(id(5), |state| {
+        // Only the leader has everything.
+        let leader = state.leader;
+        state.isr.retain(|member| Some(member.node) == leader);
+    });
+    let sole = world.records[&id(5)].value.leader.unwrap();
+    world.controller.on_impaired(sole, true);
+    world.settle();
+    for index in 0..5 {
+        let state = &world.records[&id(index)].value;
+        assert_ne!(state.leader, Some(sole), "partition {index}");
+        assert!(state.leader.is_some(), "partition {index}");
+    }
+    assert_eq!(world.records[&id(5)].value.leader, Some(sole), "the last in-sync replica leads on");
+    // A stall of storage that all nodes share moves nothing.
+    let before = world.records.clone();
+    for node in 1..=3 {
+        world.controller.on_impaired(BrokerId(node), true);
+    }
+    world.settle();
+    assert_eq!(world.records, before);
+    // Back: what prefers it returns.
+    for node in 1..=3 {
+        world.controller.on_impaired(BrokerId(node), false);
+    }
+    world.catch_up();
+    world.now_ms += 10_000;
+    world.settle();
+    assert_eq!(world.controller.leaderships_of(sole), 2);
 }

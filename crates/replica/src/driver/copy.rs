@@ -11,6 +11,7 @@
 //! Lock order: the copy, then its owner's own lock, then the lists of connections. Never the other way round.
 
 mod log;
+mod repair;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -50,6 +51,10 @@ pub struct Replicated {
     advanced: AtomicBool,
     /// A reassignment brings this copy in, and it is not in sync yet.
     arriving: AtomicBool,
+    /// The member record says that it is damaged.
+    damage_told: AtomicBool,
+    /// It was damaged, began anew and has not reached the leader's high watermark yet.
+    repairing: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -155,6 +160,8 @@ impl Replicated {
             knows_the_end: AtomicBool::new(false),
             advanced: AtomicBool::new(false),
             arriving: AtomicBool::new(false),
+            damage_told: AtomicBool::new(false),
+            repairing: AtomicBool::new(false),
             state: Mutex::new(State {
                 owner: Some(owner),
                 replica: None,
@@ -456,6 +463,9 @@ impl Replicated {
             });
             return;
         }
+        if let Ok(answer) = &answer {
+            self.maybe_end_repair(answer);
+        }
         self.step(state, |replica, log, now_ms, effects| {
             let Some(follower) = replica.follower() else { return };
             match answer {
@@ -717,14 +727,16 @@ impl Replicated {
             }
             Effect::Propose(proposal) => self.shared.propose(Arc::clone(self), *proposal),
             Effect::Refresh => self.shared.refresh(Arc::clone(self)),
-            // A log with damage in it takes nothing more, and is not to count as in sync for having everything else.
-            Effect::Fetch { to, .. } if self.journal.is_damaged() => self.shared.outbound(to).forget(self.id),
+            Effect::Fetch { to, id, .. } if self.journal.is_damaged() => self.hold_off(state, to, id),
+            Effect::Report { .. } if self.journal.is_damaged() => {}
             Effect::Fetch { to, id, fetch } => self.shared.outbound(to).fetch(self, id, fetch),
             Effect::Report { to, report } => self.shared.outbound(to).report(self, report),
             Effect::FetchSnapshot { to, fetch } => self.shared.outbound(to).fetch_snapshot(self, fetch),
             Effect::Truncate { to } => self.change(state, Change::Truncate(to)),
             Effect::Reset { start } => self.change(state, Change::Reset(start)),
             Effect::Install(snapshot) => self.change(state, Change::Install(snapshot)),
+            Effect::NoteCleaned { below } => self.change(state, Change::NoteCleaned(below)),
+            Effect::Rebuild { below, start } => self.change(state, Change::Rebuild(below, start)),
             Effect::SetStart { start } => self.set_start(state, start),
             Effect::Drop => {
                 if let Some(owner) = &state.owner {

@@ -22,12 +22,12 @@ use crate::message::{Answer, Fetch, Refusal, Report, Sender};
 use crate::types::{BrokerEpoch, DirectoryId, PartitionId};
 
 const MAGIC: u32 = 0x4d52_504c; // "MRPL"
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const FIXED: usize = 13;
 /// The largest head: a few hundred thousand entries.
 const MAX_HEAD: usize = 16 << 20;
-/// The largest frame: the largest batch a journal takes, and some.
-const MAX_FRAME: usize = 300 << 20;
+/// The largest frame: the largest frame of a journal, and its head.
+const MAX_FRAME: usize = moim_journal::PlainFraming::MAX + MAX_HEAD;
 
 /// A frame that has arrived.
 pub(super) struct Frame {
@@ -162,6 +162,7 @@ impl ToLeader {
                     out.put_i64(fetch.written.0);
                     out.put_i64(fetch.durable.0);
                     out.put_i64(fetch.log_start.0);
+                    out.put_i64(fetch.cleaned_below.0);
                 }
             }),
             Self::Reports(reports) => put(out, kind::REPORTS, 0, |out| {
@@ -198,14 +199,24 @@ impl ToLeader {
             kind::BEAT => Self::Beat,
             kind::NAMES => Self::Names(head.list(24, |head| Ok((head.u32()?, head.partition()?)))?),
             kind::FORGET => Self::Forget(head.list(4, Input::u32)?),
-            kind::WANTS => Self::Wants(head.list(60, |head| {
+            kind::WANTS => Self::Wants(head.list(68, |head| {
                 let (slot, id) = (head.u32()?, head.u64()?);
                 let (leader_epoch, record) = (head.epoch()?, head.i64()?);
                 let offset = head.offset()?;
                 let last_epoch = Some(head.epoch()?).filter(|epoch| epoch.0 >= 0);
                 let (written, durable, log_start) = (head.offset()?, head.offset()?, head.offset()?);
-                let fetch =
-                    Fetch { from, leader_epoch, record, offset, last_epoch, written, durable, log_start };
+                let cleaned_below = head.offset()?;
+                let fetch = Fetch {
+                    from,
+                    leader_epoch,
+                    record,
+                    offset,
+                    last_epoch,
+                    written,
+                    durable,
+                    log_start,
+                    cleaned_below,
+                };
                 Ok((slot, id, fetch))
             })?),
             kind::REPORTS => Self::Reports(head.list(40, |head| {
@@ -254,6 +265,7 @@ pub(super) fn put_answer(
             Err(Refusal::NotLeader) => (5, [0; 3], 0),
             Err(Refusal::NotReplica) => (6, [0; 3], 0),
             Err(Refusal::StaleBroker) => (7, [0; 3], 0),
+            Ok(Answer::Cleaned { below, log_start }) => (8, [below.0, log_start.0, 0], 0),
         };
         out.put_u8(what);
         numbers.iter().for_each(|number| out.put_i64(*number));
@@ -359,6 +371,7 @@ impl ToFollower {
             5 => Err(Refusal::NotLeader),
             6 => Err(Refusal::NotReplica),
             7 => Err(Refusal::StaleBroker),
+            8 => Ok(Answer::Cleaned { below: one, log_start: two }),
             _ => return Err(bad("an answer of an unknown kind")),
         };
         head.end(&[])?;
@@ -473,6 +486,7 @@ mod tests {
             written: Offset(99),
             durable: Offset(98),
             log_start: Offset(7),
+            cleaned_below: Offset(6),
         };
         let (written, durable, log_start) = (Offset(9), Offset(8), Offset(3));
         let report = Report { from, leader_epoch: LeaderEpoch(4), record: 7, written, durable, log_start };
@@ -506,6 +520,7 @@ mod tests {
             (Ok(Answer::Diverging { epoch: Some(LeaderEpoch(2)), end: Offset(5) }), none.clone()),
             (Ok(Answer::Diverging { epoch: None, end: Offset(5) }), none.clone()),
             (Ok(Answer::OutOfRange { log_start: Offset(5) }), none.clone()),
+            (Ok(Answer::Cleaned { below: Offset(5), log_start: Offset(3) }), none.clone()),
             (Err(Refusal::FencedEpoch(LeaderEpoch(8))), none.clone()),
             (Err(Refusal::UnknownEpoch(LeaderEpoch(8))), none.clone()),
             (Err(Refusal::NotLeader), none.clone()),

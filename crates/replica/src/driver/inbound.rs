@@ -456,12 +456,12 @@ fn read(
 ) -> Result<Read, ReadError> {
     let committed = high_watermark.min(end);
     let mut read = match committed > from {
-        true => journal.read(from.0, committed.0, max_bytes)?,
+        true => journal.read_for_replica(from.0, committed.0, max_bytes)?,
         false => Read { next: from.0, ..Read::default() },
     };
     let rest = max_bytes.saturating_sub(read.bytes);
     if read.next < end.0 && (rest > 0 || read.bytes == 0) {
-        let tail = journal.read(read.next, end.0, rest)?;
+        let tail = journal.read_for_replica(read.next, end.0, rest)?;
         if read.bytes == 0 || tail.bytes <= rest {
             for chunk in tail.chunks {
                 read.chunks.push(moim_journal::Chunk::Mem(chunk.bytes()?));

@@ -39,6 +39,11 @@ pub trait Owner: Send + Sync + 'static {
     /// slow: called on a thread for that, without the copy's lock, and nothing is appended until it returns.
     fn on_cut(&self, end: Offset);
 
+    /// The copy is damaged and begins anew, empty: what is kept beside the journal goes, too.
+    fn forget_snapshots(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// The newest state this copy can give to a follower that begins anew, for [`ResetPolicy::InstallSnapshot`]. Its end
     /// is not below the journal's start. May be slow: called like [`Owner::on_cut`].
     ///

@@ -27,6 +27,7 @@ fn follow(log: &ToyLog, hw: i64, policy: ResetPolicy) -> (Follower, Vec<Effect>)
         mutants: Mutants::default(),
         record: 1,
         next_id: 1,
+        rebuilding: false,
     };
     let mut effects = Vec::new();
     let follower = Follower::become_follower(how, LEADER, log, Offset(hw), 0, &mut effects);
@@ -39,6 +40,14 @@ fn fetched(effects: &[Effect]) -> (u64, i64, Option<i32>) {
         [Effect::Fetch { to: BrokerId(1), id, fetch }] => {
             (*id, fetch.offset.0, fetch.last_epoch.map(|epoch| epoch.0))
         }
+        other => panic!("not one fetch: {other:?}"),
+    }
+}
+
+/// The one fetch in these effects, and its id.
+fn fetch_in(effects: &[Effect]) -> (u64, Fetch) {
+    match effects {
+        [Effect::Fetch { id, fetch, .. }] => (*id, *fetch),
         other => panic!("not one fetch: {other:?}"),
     }
 }
@@ -214,4 +223,44 @@ fn a_snapshot_comes_in_parts_and_begins_anew_when_the_leader_took_another() {
         Snapshot { end: Offset(50), last_epoch: LeaderEpoch(6), bytes: Bytes::from_static(b"uvwxyz") };
     assert_eq!(step(chunk(50, 3, "xyz")), [Effect::Install(snapshot)]);
     assert_eq!(follower.high_watermark(), Offset(50), "what a snapshot holds is committed");
+}
+
+#[test]
+fn a_log_that_ends_below_what_compaction_removed_is_rebuilt_once() {
+    let mut log = log(&[1; 4]);
+    let (mut follower, mut effects) = follow(&log, 0, ResetPolicy::LogStart);
+    let (id, fetch) = fetch_in(&effects);
+    assert_eq!(fetch.cleaned_below, Offset(0));
+    effects.clear();
+    let cleaned = Answer::Cleaned { below: Offset(9), log_start: Offset(2) };
+    follower.on_answer(id, cleaned, &log, 1, &mut effects);
+    assert_eq!(effects, [Effect::Rebuild { below: Offset(9), start: Offset(2) }]);
+    // The driver notes it and begins anew: from there on the log may end below.
+    log.reset(Offset(2));
+    log.note_cleaned(Offset(9));
+    effects.clear();
+    follower.on_changed(&log, 2, &mut effects);
+    let (id, fetch) = fetch_in(&effects);
+    assert_eq!((fetch.offset, fetch.cleaned_below), (Offset(2), Offset(9)));
+    // A cut makes it a log like any other that ends too early.
+    effects.clear();
+    let apart = Answer::Diverging { epoch: None, end: Offset(2) };
+    follower.on_answer(id, apart, &log, 3, &mut effects);
+    effects.clear();
+    follower.on_changed(&log, 4, &mut effects);
+    assert_eq!(fetch_in(&effects).1.cleaned_below, Offset(0));
+}
+
+#[test]
+fn a_log_that_reaches_what_compaction_removed_only_notes_it() {
+    let mut log = log(&[1; 4]);
+    let (mut follower, mut effects) = follow(&log, 0, ResetPolicy::LogStart);
+    let (id, _) = fetch_in(&effects);
+    effects.clear();
+    follower.on_answer(id, Answer::Cleaned { below: Offset(4), log_start: Offset(0) }, &log, 1, &mut effects);
+    assert_eq!(effects, [Effect::NoteCleaned { below: Offset(4) }]);
+    log.note_cleaned(Offset(4));
+    effects.clear();
+    follower.on_changed(&log, 2, &mut effects);
+    assert_eq!(fetch_in(&effects).1.cleaned_below, Offset(4));
 }

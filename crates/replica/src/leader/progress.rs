@@ -28,6 +28,10 @@ pub(super) struct Progress {
     mark: (Offset, u64),
     /// Since when its connection is broken.
     pub(super) disconnected_ms: Option<u64>,
+    /// Its log end as its last fetch said it: what it has received, durable or not.
+    received: Offset,
+    /// Since when it has received more than commits may count on, with no progress.
+    stalled_since_ms: Option<u64>,
 }
 
 impl Progress {
@@ -43,6 +47,8 @@ impl Progress {
             caught_up_ms: now_ms,
             mark: (Offset(i64::MAX), now_ms),
             disconnected_ms: None,
+            received: Offset(0),
+            stalled_since_ms: None,
         }
     }
 
@@ -74,14 +80,15 @@ impl Progress {
     /// A fetch is the follower's own word on its log and may be less than what we knew.
     pub(super) fn on_fetch(
         &mut self,
-        written: Offset,
-        durable: Offset,
+        (received, written, durable): (Offset, Offset, Offset),
         measure: bool,
         end: Offset,
         now_ms: u64,
     ) {
+        let had = self.measure(measure);
         self.matched = true;
-        (self.written, self.durable) = (written, durable);
+        (self.received, self.written, self.durable) = (received, written, durable);
+        self.note_progress(had, measure, now_ms);
         self.note_caught_up(measure, end, now_ms);
     }
 
@@ -94,9 +101,33 @@ impl Progress {
         end: Offset,
         now_ms: u64,
     ) {
+        let had = self.measure(measure);
         self.written = self.written.max(written);
         self.durable = self.durable.max(durable);
+        self.note_progress(had, measure, now_ms);
         self.note_caught_up(measure, end, now_ms);
+    }
+
+    /// Starts, restarts or ends the time for which it makes no progress with what it has received.
+    fn note_progress(&mut self, had: Offset, measure: bool, now_ms: u64) {
+        let has = self.measure(measure);
+        self.stalled_since_ms = match self.stalled_since_ms {
+            _ if has >= self.received => None,
+            Some(since_ms) if has <= had => Some(since_ms),
+            _ => Some(now_ms),
+        };
+    }
+
+    /// The leader itself stood still for this long: nothing that a follower said meanwhile was heard.
+    pub(super) fn excuse(&mut self, slept_ms: u64, now_ms: u64) {
+        if let Some(since_ms) = &mut self.stalled_since_ms {
+            *since_ms = (*since_ms + slept_ms).min(now_ms);
+        }
+    }
+
+    /// For how long its disk has made no progress with what it has received; zero if it has.
+    pub(super) fn stalled_ms(&self, now_ms: u64) -> u64 {
+        self.stalled_since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms))
     }
 
     /// Where its log starts now. It never goes back but with another log, which a fetch speaks of.

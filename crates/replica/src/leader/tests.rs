@@ -76,6 +76,7 @@ impl Led {
                 written: Offset(offset),
                 durable: Offset(durable),
                 log_start: Offset(0),
+                cleaned_below: Offset(0),
             },
             now_ms,
         )
@@ -159,6 +160,7 @@ fn another_epoch_is_refused() {
         written: Offset(5),
         durable: Offset(5),
         log_start: Offset(0),
+        cleaned_below: Offset(0),
     };
     assert_eq!(led.fetch_as(fetch(2), 0), Err(Refusal::FencedEpoch(EPOCH)));
     assert_eq!(led.fetch_as(fetch(4), 0), Err(Refusal::UnknownEpoch(EPOCH)));
@@ -185,6 +187,7 @@ fn a_log_that_is_no_beginning_of_ours_is_told_where_it_parts() {
             written: Offset(offset),
             durable: Offset(offset),
             log_start: Offset(0),
+            cleaned_below: Offset(0),
         };
         assert_eq!(led.fetch_as(fetch, 0), Ok(expected), "{offset} in {last_epoch:?}");
     };
@@ -221,6 +224,7 @@ fn a_log_of_epochs_that_are_forgotten_has_to_begin_anew() {
         written: Offset(5),
         durable: Offset(5),
         log_start: Offset(0),
+        cleaned_below: Offset(0),
     };
     assert_eq!(led.fetch_as(fetch, 0), Ok(Answer::OutOfRange { log_start: Offset(5) }));
     let empty = Fetch { last_epoch: None, ..fetch };
@@ -360,6 +364,7 @@ fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy()
         written: Offset(2),
         durable: Offset(2),
         log_start: Offset(0),
+        cleaned_below: Offset(0),
     };
     let mut without = record(&[1, 2], 2);
     without.revision = 11;
@@ -381,6 +386,7 @@ fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy()
         written: Offset(0),
         durable: Offset(0),
         log_start: Offset(0),
+        cleaned_below: Offset(0),
         ..late
     };
     assert!(matches!(led.fetch_as(new, 0), Ok(Answer::Records { .. })));
@@ -406,6 +412,7 @@ fn a_follower_in_a_new_run_starts_from_nothing() {
         written: Offset(1),
         durable: Offset(1),
         log_start: Offset(0),
+        cleaned_below: Offset(0),
     };
     led.fetch_as(fetch, 0).unwrap();
     assert_eq!(led.proposals(), [(1, vec![1, 2])], "the entry is to name the new run");
@@ -450,4 +457,76 @@ fn records_are_gone_everywhere_when_every_log_in_sync_starts_later() {
     // A follower that begins anew may be behind again.
     led.fetch(2, 5, 5, 0).unwrap();
     assert_eq!(led.leader.low_watermark(Offset(3)), Offset(0));
+}
+
+#[test]
+fn a_follower_that_syncs_nothing_of_what_it_received_leaves_alone_and_above_the_minimum() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 0);
+    led.append(4);
+    let fetch = |led: &mut Led, node: i32, offset: i64, durable: i64, now_ms: u64| {
+        let fetch = Fetch {
+            from: sender(node),
+            leader_epoch: EPOCH,
+            record: 10,
+            offset: Offset(offset),
+            last_epoch: (offset > 0).then_some(EPOCH),
+            written: Offset(durable),
+            durable: Offset(durable),
+            log_start: Offset(0),
+            cleaned_below: Offset(0),
+        };
+        led.leader.on_fetch(&fetch, &led.log, now_ms, &mut led.effects).unwrap();
+    };
+    let proposed = |led: &mut Led| {
+        let proposals = led.effects.drain(..).filter_map(|effect| match effect {
+            Effect::Propose(proposal) => proposal.change.next,
+            _ => None,
+        });
+        proposals.map(|next| next.isr.iter().map(|member| member.node.0).collect()).collect::<Vec<Vec<i32>>>()
+    };
+    for now_ms in (200..1_000).step_by(200) {
+        led.leader.on_tick(now_ms, &mut led.effects);
+    }
+    // Both have received everything; the disk of neither gets anywhere.
+    for node in [2, 3] {
+        fetch(&mut led, node, 4, 0, 1_000);
+    }
+    for now_ms in (1_200..=2_400).step_by(200) {
+        led.leader.on_tick(now_ms, &mut led.effects);
+        assert_eq!(proposed(&mut led), Vec::<Vec<i32>>::new(), "{now_ms}");
+    }
+    // Progress of one, however small, restarts its time.
+    led.leader.on_report(&report(sender(3), 1, 1), 2_400, &mut led.effects).unwrap();
+    led.leader.on_tick(2_600, &mut led.effects);
+    assert_eq!(proposed(&mut led), [[1, 3]]);
+    // The other one is the last above the minimum: it is waited for.
+    led.leader.on_outcome(1, Outcome::Done { revision: 11 }, 2_610, &mut led.effects);
+    for now_ms in (2_800..6_000).step_by(200) {
+        led.leader.on_tick(now_ms, &mut led.effects);
+    }
+    assert_eq!(proposed(&mut led), Vec::<Vec<i32>>::new());
+}
+
+#[test]
+fn a_leader_that_stood_still_itself_blames_no_follower() {
+    let mut led = Led::new(record(&[1, 2, 3], 2), 0);
+    led.append(4);
+    for node in [2, 3] {
+        let fetch = Fetch {
+            from: sender(node),
+            leader_epoch: EPOCH,
+            record: 10,
+            offset: Offset(4),
+            last_epoch: Some(EPOCH),
+            written: Offset(0),
+            durable: Offset(0),
+            log_start: Offset(0),
+            cleaned_below: Offset(0),
+        };
+        led.leader.on_fetch(&fetch, &led.log, 100, &mut led.effects).unwrap();
+    }
+    led.leader.on_tick(200, &mut led.effects);
+    led.leader.on_tick(5_000, &mut led.effects);
+    led.leader.on_tick(5_200, &mut led.effects);
+    assert!(!led.effects.iter().any(|effect| matches!(effect, Effect::Propose(_))), "{:?}", led.effects);
 }

@@ -32,6 +32,9 @@ impl World {
         if self.calm {
             return;
         }
+        if self.scenario.hangs {
+            return self.hang();
+        }
         let next = self.rng.u64(50..900);
         self.after(next, Happening::Fault);
         if self.is_spoiled_unnoticed() {
@@ -63,6 +66,16 @@ impl World {
             86..94 => self.reassign(),
             _ => self.retain(node),
         }
+    }
+
+    /// The disk of one node hangs; the next one does after it has been well for a while.
+    fn hang(&mut self) {
+        let node = self.rng.usize(0..self.nodes.len());
+        let lasts = self.rng.u64(2_000..8_000);
+        let yields = self.rng.bool();
+        let me = &mut self.nodes[node];
+        (me.hung_since_ms, me.hung_until_ms, me.yields) = (self.now_ms, self.now_ms + lasts, yields);
+        self.after(lasts + 3_000, Happening::Fault);
     }
 
     pub(super) fn heal(&mut self, heal: Heal) {
@@ -119,6 +132,7 @@ impl World {
             self.set_order(node, Order::Serve);
             self.nodes[node].up = true;
             self.nodes[node].paused_until_ms = 0;
+            self.nodes[node].hung_until_ms = 0;
             self.set_suspect(node, None);
         }
     }

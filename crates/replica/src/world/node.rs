@@ -4,15 +4,14 @@ use moim_base::{BrokerId, Offset};
 use moim_cluster::{Compare, Event, LeaseId, Txn, TxnOutcome};
 
 use super::{
-    Ask, Happening, Message, PARK_MS, PARTITIONS, TTL_MS, World, is_written_only, outcome_of, part_of,
-    partition, topics,
+    Ask, Happening, IMPAIRED_MS, Message, PARK_MS, PARTITIONS, TTL_MS, World, is_written_only, outcome_of,
+    part_of, partition, topics,
 };
 use crate::acks::Waiting;
 use crate::controller::batch::{Conflict, pack};
 use crate::controller::{Controller, ControllerTuning, LogEnd, Node};
 use crate::follower::{FollowerTuning, ResetPolicy};
 use crate::keys;
-use crate::leader::LeaderTuning;
 use crate::log::LogView;
 use crate::message::{Answer, Fetch, Sender};
 use crate::mutant::Mutant;
@@ -30,6 +29,11 @@ pub(super) struct SimNode {
     /// Counts processes: what was started by an earlier one is void.
     pub(super) life: u64,
     pub(super) paused_until_ms: u64,
+    /// Since when and until when its disk hangs.
+    pub(super) hung_since_ms: u64,
+    pub(super) hung_until_ms: u64,
+    /// Whether it stops renewing its lease while its disk hangs; one that has the only copy of something does not.
+    pub(super) yields: bool,
     pub(super) disks: Vec<ToyLog>,
     pub(super) directory: u64,
     /// Kept on disk: the oldest run since which nothing was lost; forgotten by an unclean stop.
@@ -52,6 +56,9 @@ impl SimNode {
             up: true,
             life: 1,
             paused_until_ms: 0,
+            hung_since_ms: 0,
+            hung_until_ms: 0,
+            yields: false,
             disks: vec![ToyLog::default(); PARTITIONS],
             directory: 1 + index as u64,
             intact_since: None,
@@ -72,6 +79,11 @@ impl SimNode {
             epoch: self.epoch,
             directory: DirectoryId(self.directory),
         }
+    }
+
+    /// Whether a sync has been under way for too long.
+    pub(super) fn is_impaired(&self, now_ms: u64) -> bool {
+        now_ms < self.hung_until_ms && now_ms >= self.hung_since_ms + IMPAIRED_MS
     }
 
     /// What a process forgets.
@@ -108,6 +120,12 @@ impl World {
 
     fn keep_session(&mut self, node: usize) {
         let until = self.now_ms + TTL_MS;
+        if self.nodes[node].yields && self.nodes[node].is_impaired(self.now_ms) {
+            if let Some(lease) = self.nodes[node].lease.take() {
+                self.store.revoke(lease);
+            }
+            return;
+        }
         if let Some(lease) = self.nodes[node].lease
             && self.store.keep_alive(lease, until)
         {
@@ -136,7 +154,7 @@ impl World {
             let me = &mut self.nodes[node];
             let replica = Replica::new(me.sender(), partition(part), ResetPolicy::LogStart, hw)
                 .tuned(
-                    LeaderTuning { lag_ms: 1_500, disconnect_grace_ms: 300, retry_ms: 100 },
+                    self.scenario.leader_tuning(),
                     FollowerTuning {
                         backoff_ms: 10,
                         max_backoff_ms: 200,
@@ -226,7 +244,11 @@ impl World {
 
     fn control(&mut self, node: usize) {
         let now = self.now_ms;
+        let impaired: Vec<bool> = self.nodes.iter().map(|other| other.is_impaired(now)).collect();
         let Some(controller) = &mut self.nodes[node].controller else { return };
+        for (id, impaired) in (1..).zip(impaired) {
+            controller.on_impaired(BrokerId(id), impaired);
+        }
         let term = controller.term();
         let plan = controller.decide(now);
         for (to, id) in plan.asks {
@@ -400,7 +422,7 @@ impl World {
     /// Has the disk write and sync what the log holds now, some time.
     fn write_out(&mut self, node: usize, part: usize) {
         let (life, to) = (self.nodes[node].life, self.nodes[node].disks[part].end());
-        let stalls = !self.calm && self.rng.u32(0..200) == 0;
+        let stalls = !self.calm && !self.scenario.hangs && self.rng.u32(0..200) == 0;
         let slow = if stalls { self.rng.u64(200..3_000) } else { 0 };
         let write = slow + self.rng.u64(0..4);
         let replicated = is_written_only(part);
@@ -486,6 +508,7 @@ impl World {
                 self.changed(node, part, now, more);
             }
             Effect::SetStart { start } => me.disks[part].set_start(start),
+            Effect::NoteCleaned { .. } | Effect::Rebuild { .. } => unreachable!("toy logs are not compacted"),
             Effect::Drop => {
                 me.disks[part] = ToyLog::default();
             }

@@ -46,6 +46,24 @@ fn nothing_promised_is_lost_or_doubled_while_nodes_come_and_go() {
 }
 
 #[test]
+fn a_disk_that_hangs_stalls_commits_for_three_seconds_at_most() {
+    let seeds = seeds();
+    let reports = run_as(Scenario::hanging, 0..seeds, None);
+    let violations: Vec<&String> = reports.iter().filter_map(|report| report.violation.as_ref()).collect();
+    assert_eq!(violations, Vec::<&String>::new());
+    let acked: usize = reports.iter().map(|report| report.acked).sum();
+    assert!(acked > seeds as usize * 200, "only {acked} records were acknowledged");
+}
+
+#[test]
+fn a_leader_that_waits_for_a_hung_follower_is_caught() {
+    let seed = caught(Scenario::hanging, Mutant::KeepStalledFollower, 20);
+    let violation =
+        run_as(Scenario::hanging, seed..seed + 1, Some(Mutant::KeepStalledFollower))[0].violation.clone();
+    assert!(violation.is_some_and(|violation| violation.contains("no record was acknowledged")));
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
     assert_eq!(run(7..10, None), run(7..10, None));
     assert_ne!(run(7..8, None)[0].trace, run(8..9, None)[0].trace);

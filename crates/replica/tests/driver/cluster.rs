@@ -277,9 +277,19 @@ impl Cluster {
 
     /// Starts a node on what its folder holds, and registers it.
     pub(crate) async fn up(&mut self, node: i32) {
+        self.up_with(node, |_| ()).await;
+    }
+
+    /// The same, with something done to the journal of the first partition before the node registers.
+    pub(crate) async fn up_with(&mut self, node: i32, prepare: impl FnOnce(&Journal)) {
         let shutdown = Shutdown::new();
         let scope = Scope::new(shutdown.clone());
-        let leader = LeaderTuning { lag_ms: self.kind.lag_ms, disconnect_grace_ms: 50, retry_ms: 20 };
+        let leader = LeaderTuning {
+            lag_ms: self.kind.lag_ms,
+            disconnect_grace_ms: 50,
+            stall_ms: self.kind.lag_ms,
+            retry_ms: 20,
+        };
         let driver = Driver::start(DriverParts {
             node: BrokerId(node),
             repository: self.repository.clone(),
@@ -289,6 +299,7 @@ impl Cluster {
             tuning: DriverTuning { leader, tick_ms: 10, ..DriverTuning::default() },
         });
         let (store, copies) = self.open(node, &driver);
+        prepare(copies[&ID].0.journal());
         self.listen(node, &driver, &scope).await;
         let others: Vec<BrokerId> = (1..=3).filter(|other| *other != node).map(BrokerId).collect();
         driver.set_peers(&others);
@@ -433,6 +444,27 @@ impl Cluster {
                 Err(error) => panic!("{error}"),
             }
         })
+    }
+
+    /// Appends one frame of several offsets, as a batch of several records is.
+    pub(crate) fn append_batch(&self, node: i32, records: i64, payload: &[u8]) -> i64 {
+        let copy = self.copy(node);
+        let appended = copy.lead(true, |epoch| {
+            let journal = copy.journal();
+            let (base, epoch) = (journal.end(), epoch.0);
+            let last = base + records - 1;
+            let body = PlainFraming::encode(base, last, epoch, 1, payload);
+            journal
+                .append(Append { base, last, epoch, max_timestamp_ms: 1, prefix: &[], body: &body })
+                .unwrap();
+            base
+        });
+        appended.unwrap()
+    }
+
+    /// Throws the folder of a node that does not run away.
+    pub(crate) fn wipe(&mut self, node: i32) {
+        self.dirs[node as usize - 1] = TempDir::new().unwrap();
     }
 
     pub(crate) fn append_to(&self, node: i32, id: PartitionId, payload: &[u8]) -> Result<i64, AckError> {

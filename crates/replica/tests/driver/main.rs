@@ -181,21 +181,42 @@ fn records_are_gone_when_they_are_gone_from_everybody_in_sync() {
 }
 
 #[test]
-fn a_copy_with_damage_does_not_come_back_into_the_in_sync_set() {
+fn a_copy_with_damage_comes_back_into_the_in_sync_set_only_whole() {
     run(async {
-        let cluster = Cluster::start(Kind::default()).await;
-        cluster.leads(1).await;
-        cluster.fill(1, 300, 10_000).await;
-        cluster.committed(3, 300).await;
-        cluster.damage(3);
-        // What the controller does when it reads the member's record.
-        cluster.change(|draft| draft.forget(BrokerId(3))).await;
-        cluster.append(1, b"commits without it").unwrap();
-        cluster.committed(1, 301).await;
-        cluster.committed(2, 301).await;
-        cluster.in_sync(&[1, 2]).await;
-        assert_eq!(cluster.copy(1).record().unwrap().value.in_sync(BrokerId(3)), None);
-        assert_eq!(cluster.journal(3).end(), 300);
+        for (policy, log_start) in [
+            (ResetPolicy::LogStart, 0),
+            (ResetPolicy::LogStart, 250),
+            (ResetPolicy::InstallSnapshot, 0),
+            (ResetPolicy::InstallSnapshot, 250),
+        ] {
+            let cluster = Cluster::start(Kind { policy, ..Kind::default() }).await;
+            cluster.leads(1).await;
+            cluster.fill(1, 300, 10_000).await;
+            cluster.committed(3, 300).await;
+            cluster.journal(1).set_start(log_start).unwrap();
+            cluster.damage(3);
+            let driver = &cluster.node(3).driver;
+            assert_eq!((cluster.journal(3).is_damaged(), driver.repairing()), (true, vec![]));
+            assert_eq!(cluster.journal(3).end(), 300, "a record counts on it");
+            // What the controller does when it reads the member's record.
+            cluster.change(|draft| draft.forget(BrokerId(3))).await;
+            cluster.append(1, b"commits without it").unwrap();
+            cluster.committed(1, 301).await;
+            cluster.committed(2, 301).await;
+            cluster.in_sync(&[1, 2]).await;
+            assert_eq!((cluster.journal(3).end(), driver.repairs()), (300, 0), "the leader was not told");
+            driver.on_damage_told(&[ID]);
+            cluster.in_sync(&[1, 2, 3]).await;
+            cluster.committed(3, 301).await;
+            assert!(!cluster.journal(3).is_damaged());
+            until("the end of the repair", || cluster.node(3).driver.repairing().is_empty()).await;
+            assert_eq!(cluster.node(3).driver.repairs(), 2, "it began, and it ended");
+            let installed = policy == ResetPolicy::InstallSnapshot && log_start > 0;
+            assert_eq!(cluster.told(3).installs.load(Ordering::SeqCst), usize::from(installed));
+            if !installed {
+                cluster.same(1, 3).await;
+            }
+        }
     });
 }
 
@@ -220,6 +241,121 @@ fn a_follower_below_the_leaders_log_start_begins_anew_there() {
         assert_eq!(cluster.told(3).cuts.load(Ordering::SeqCst), 1);
         cluster.append(1, b"and on").unwrap();
         cluster.committed(3, 303).await;
+    });
+}
+
+#[test]
+fn a_new_replica_begins_with_the_batch_that_holds_the_log_start() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append_batch(1, 10, b"ten records");
+        cluster.append_batch(1, 10, b"ten more");
+        cluster.committed(3, 20).await;
+        cluster.kill(3).await;
+        cluster.wipe(3);
+        // What DeleteRecords does: the log starts in the middle of the second batch.
+        cluster.journal(1).set_start(13).unwrap();
+        cluster.append_batch(1, 5, b"and on");
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        until("the log start", || cluster.journal(3).start() == 13).await;
+        assert_eq!(frames(cluster.journal(3)), frames(cluster.journal(1)));
+        assert_eq!(frames(cluster.journal(3))[0].0, 10, "the whole batch is there");
+        until("an answer", || cluster.copy(3).leader_end() == Some(Offset(25))).await;
+    });
+}
+
+#[test]
+fn a_replica_that_was_away_while_the_log_start_moved_into_a_batch_comes_back() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append_batch(1, 4, b"four");
+        cluster.committed(3, 4).await;
+        cluster.kill(3).await;
+        cluster.append_batch(1, 30, b"thirty");
+        cluster.committed(1, 34).await;
+        cluster.journal(1).set_start(20).unwrap();
+        cluster.append_batch(1, 2, b"two");
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        cluster.same(1, 3).await;
+        until("the log start", || cluster.journal(3).start() == 20).await;
+        assert_eq!(
+            cluster.told(3).cuts.load(Ordering::SeqCst),
+            0,
+            "its log reaches the batch: nothing is given up"
+        );
+    });
+}
+
+#[test]
+fn a_log_cut_down_to_a_start_inside_of_a_batch_begins_with_that_batch_again() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append_batch(1, 10, b"ten records");
+        cluster.committed(3, 10).await;
+        cluster.journal(3).set_start(6).unwrap();
+        cluster.kill(3).await;
+        cluster.append_batch(1, 5, b"five");
+        cluster.up(3).await;
+        // As a cut that a new leader asks for leaves it: empty, from the middle of a batch on.
+        cluster.in_sync(&[1, 2, 3]).await;
+        cluster.kill(3).await;
+        cluster.up_with(3, |journal| journal.truncate(8).unwrap()).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        cluster.append_batch(1, 1, b"one");
+        cluster.committed(3, 16).await;
+        assert_eq!(frames(cluster.journal(3)).len(), 3);
+    });
+}
+
+#[test]
+fn a_replica_away_for_longer_than_tombstones_are_kept_is_rebuilt() {
+    run(async {
+        let mut cluster = Cluster::start(Kind::default()).await;
+        cluster.leads(1).await;
+        cluster.append(1, b"key=value").unwrap();
+        cluster.committed(3, 1).await;
+        cluster.kill(3).await;
+        cluster.append(1, b"key deleted").unwrap();
+        cluster.append(1, b"another").unwrap();
+        cluster.committed(1, 3).await;
+        // The value and, later, its tombstone go; what is gone is on record before.
+        let journal = cluster.journal(1).clone();
+        journal.roll_if_older(i64::MAX);
+        let mut cleaned = journal.cleaned();
+        cleaned.below = 2;
+        journal.note_cleaned(cleaned).unwrap();
+        let both = &mut |frame: &[u8]| match PlainFraming.peek(frame).unwrap().base {
+            0 | 1 => Rewrite::Drop,
+            _ => Rewrite::Keep,
+        };
+        journal.compact(3, both).unwrap();
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        let content = |node: i32| {
+            let all = frames(cluster.journal(node)).into_iter();
+            let told = |frame: &bytes::Bytes| frame.windows(9).any(|part| part == b"key=value");
+            all.filter(|(_, _, frame)| told(frame)).count()
+        };
+        assert_eq!(content(3), 0, "a deleted key is back");
+        assert_eq!(cluster.journal(3).cleaned_below(), 2);
+        // Who was there hears of it with the next record.
+        cluster.append(1, b"next").unwrap();
+        until("a note", || cluster.journal(2).cleaned_below() == 2).await;
+        assert_eq!(cluster.told(3).cuts.load(Ordering::SeqCst), 1);
+        assert_eq!(cluster.told(2).cuts.load(Ordering::SeqCst), 0, "who was there is not rebuilt");
+        // Once more, with everything that was removed on record there: nothing to rebuild.
+        cluster.kill(3).await;
+        cluster.append(1, b"on").unwrap();
+        cluster.up(3).await;
+        cluster.in_sync(&[1, 2, 3]).await;
+        assert_eq!(cluster.told(3).cuts.load(Ordering::SeqCst), 0);
+        cluster.committed(3, 5).await;
+        until("everybody has it", || cluster.copy(1).removable_below() == Offset(5)).await;
     });
 }
 

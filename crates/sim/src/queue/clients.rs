@@ -216,11 +216,16 @@ pub(super) async fn found(crowd: Arc<Crowd>) {
     }
 }
 
+/// Every other client uses transaction version 2.
+fn own_epochs(number: u64) -> bool {
+    number % 2 == 1
+}
+
 /// Writes transactions, commits most of them and aborts the others.
 pub(super) async fn write(crowd: Arc<Crowd>, writer: u64) {
     let mut number = 0;
     while let Some(mut producer) =
-        Producer::begin(&crowd.wire, &format!("writer-{writer}"), &crowd.writing).await
+        Producer::begin(&crowd.wire, &format!("writer-{writer}"), own_epochs(writer), &crowd.writing).await
     {
         while !crowd.writing.is_off() {
             number += 1;
@@ -272,7 +277,7 @@ async fn one_transaction(crowd: &Crowd, producer: &mut Producer<'_>, which: (u64
 pub(super) async fn copy(crowd: Arc<Crowd>, number: u64) {
     let mut member = group::Member::default();
     while let Some(mut producer) =
-        Producer::begin(&crowd.wire, &format!("copier-{number}"), &crowd.copying).await
+        Producer::begin(&crowd.wire, &format!("copier-{number}"), own_epochs(number), &crowd.copying).await
     {
         let mut sound = true;
         while sound && !crowd.copying.is_off() {

@@ -82,6 +82,9 @@ fn options(host: usize) -> BrokerOptions {
         group_initial_rebalance_delay_ms: 20,
         group_min_session_timeout_ms: 200,
         compaction_check_ms: 500,
+        // Shorter than machines stand still and disks are slow: brokers give up on each other, ask again, and what they
+        // asked first is done later.
+        peer_timeout_ms: 150,
         ..BrokerOptions::default()
     }
 }

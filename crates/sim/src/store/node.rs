@@ -137,6 +137,8 @@ pub(super) async fn open(
         // Snapshots go to a real disk, and no journal here grows so large that one is written.
         data: PathBuf::from("/nowhere"),
         max_memory: 0,
+        frames: shared.frames,
+        check_interval_ms: 500,
     };
     let service = Service::recover_here(options, parts, process.scope.clone())?;
     process.store.set_sink(Arc::new(Sink(Arc::clone(&driver))));

@@ -25,7 +25,7 @@ const fn server(
 const KEY_2: Keys = Keys::Range { first: 2, last: 2, step: 1 };
 
 pub(crate) const COMMANDS: &[Spec] = &[
-    server("config", -2, 0, "A container for server configuration commands.", |ctx| Err(super::unknown_subcommand(ctx)))
+    server("config", -2, 0, "A container for server configuration commands.", |ctx| Err(super::unknown_subcommand(&ctx.args)))
         .with(&[
             server("config|get", -3, ADMIN | NOSCRIPT | ANY, "Returns the effective values of configuration parameters.", config_get),
             server("config|set", -4, ADMIN | NOSCRIPT | ANY, "Sets configuration parameters in-flight.", config_set),
@@ -57,7 +57,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
         ctx.out.bulk((now % 1_000 * 1_000).to_string().as_bytes());
         Ok(())
     }),
-    server("slowlog", -2, 0, "A container for slow log commands.", |ctx| Err(super::unknown_subcommand(ctx))).with(&[
+    server("slowlog", -2, 0, "A container for slow log commands.", |ctx| Err(super::unknown_subcommand(&ctx.args))).with(&[
         server("slowlog|get", -2, ADMIN | ANY, "Returns the slow log's entries.", slowlog_get),
         server("slowlog|len", 2, ADMIN | ANY, "Returns the number of entries in the slow log.", |ctx| {
             ctx.out.integer(lock(&ctx.shared.slow).entries.len() as i64);
@@ -77,7 +77,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
             ])
         }),
     ]),
-    server("memory", -2, 0, "A container for memory diagnostics commands.", |ctx| Err(super::unknown_subcommand(ctx))).with(&[
+    server("memory", -2, 0, "A container for memory diagnostics commands.", |ctx| Err(super::unknown_subcommand(&ctx.args))).with(&[
         Spec::new("memory|usage", -3, READONLY, KEY_2, "server", "Estimates the memory usage of a key.", memory_usage),
         server("memory|doctor", 2, 0, "Outputs a memory problems report.", |ctx| {
             ctx.out.verbatim(b"txt", b"Sam, I detected a few issues in this Redis instance memory implants: none.");
@@ -98,7 +98,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
             ])
         }),
     ]),
-    server("latency", -2, 0, "A container for latency diagnostics commands.", |ctx| Err(super::unknown_subcommand(ctx))).with(&[
+    server("latency", -2, 0, "A container for latency diagnostics commands.", |ctx| Err(super::unknown_subcommand(&ctx.args))).with(&[
         server("latency|latest", 2, ADMIN | ANY, "Returns the latest latency samples for all events.", none),
         server("latency|history", 3, ADMIN | ANY, "Returns timestamp-latency samples for an event.", none),
         server("latency|reset", -2, ADMIN | ANY, "Resets the latency data for one or more events.", |ctx| {
@@ -114,7 +114,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
     server("debug", -2, ADMIN | NOSCRIPT | ANY, "A container for debugging commands.", debug),
     server("role", 1, ANY | FAST | NOSCRIPT, "Returns the replication role.", role),
     Spec::new("wait", 3, BLOCKING, Keys::None, "generic", "Blocks until the asynchronous replication of all preceding write commands sent by the connection is completed.", wait),
-    server("acl", -2, 0, "A container for Access List Control commands.", |ctx| Err(super::unknown_subcommand(ctx))).with(&[
+    server("acl", -2, 0, "A container for Access List Control commands.", |ctx| Err(super::unknown_subcommand(&ctx.args))).with(&[
         server("acl|whoami", 2, NOSCRIPT | ANY, "Returns the authenticated username of the current connection.", |ctx| {
             ctx.out.bulk(b"default");
             Ok(())
@@ -313,7 +313,7 @@ fn debug(ctx: &mut Ctx<'_>) -> Done {
                 .simple("Value at:0x0 refcount:1 encoding:raw serializedlength:1 lru:0 lru_seconds_idle:0");
             return Ok(());
         }
-        _ => return Err(super::unknown_subcommand(ctx)),
+        _ => return Err(super::unknown_subcommand(&ctx.args)),
     }
     ctx.out.ok();
     Ok(())

@@ -34,15 +34,20 @@ pub(crate) const COMMANDS: &[Spec] = &[
     Spec::new("bzmpop", -5, WRITE | BLOCKING, COUNTED, ZSET, "Takes members from the first sorted set that has some, and waits for them", bzmpop),
 ];
 
-/// Waits for one of the keys, or answers at once that there is nothing where nobody may wait.
-fn wait(ctx: &mut Ctx<'_>, keys: &[&[u8]], timeout_ms: i64, on_timeout: OnTimeout) {
-    if ctx.may_block() {
-        return ctx.block(keys.iter().map(|&key| key.into()).collect(), timeout_ms, on_timeout);
+/// Waits for one of the keys; false where the command must not block, inside EXEC or a script.
+fn wait(ctx: &mut Ctx<'_>, keys: &[&[u8]], timeout_ms: i64) -> bool {
+    let may_block = ctx.may_block();
+    if may_block {
+        // Every blocking command that times out answers a null array, BLMOVE included.
+        ctx.block(keys.iter().map(|&key| key.into()).collect(), timeout_ms, OnTimeout::NullArray);
     }
-    match on_timeout {
-        OnTimeout::NullArray => ctx.out.null_array(),
-        OnTimeout::Null => ctx.out.null(),
-        OnTimeout::Number(number) => ctx.out.integer(number),
+    may_block
+}
+
+/// Waits for one of the keys, or answers a null array at once where the command must not block.
+fn wait_or_null_array(ctx: &mut Ctx<'_>, keys: &[&[u8]], timeout_ms: i64) {
+    if !wait(ctx, keys, timeout_ms) {
+        ctx.out.null_array();
     }
 }
 
@@ -71,7 +76,7 @@ fn bpop(ctx: &mut Ctx<'_>, end: End) -> Done {
         ctx.rewrite(&[pop_event(end).as_bytes(), key]);
         return Ok(());
     }
-    wait(ctx, &keys, timeout, OnTimeout::NullArray);
+    wait_or_null_array(ctx, &keys, timeout);
     Ok(())
 }
 
@@ -91,8 +96,8 @@ fn move_or_wait(ctx: &mut Ctx<'_>, from: End, to: End, timeout: i64) -> Done {
     let (source, target) = (ctx.arg(1), ctx.arg(2));
     if !looked_at::<List>(ctx, &[source]).is_empty() && lists::move_element(ctx, from, to)? {
         ctx.rewrite(&[b"LMOVE", source, target, word(from), word(to)]);
-    } else {
-        wait(ctx, &[source], timeout, OnTimeout::Null);
+    } else if !wait(ctx, &[source], timeout) {
+        ctx.out.null();
     }
     Ok(())
 }
@@ -105,7 +110,7 @@ fn blmpop(ctx: &mut Ctx<'_>) -> Done {
         Some((key, taken)) => {
             ctx.rewrite(&[pop_event(from).as_bytes(), key, taken.to_string().as_bytes()]);
         }
-        None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
+        None => wait_or_null_array(ctx, &keys, timeout),
     }
     Ok(())
 }
@@ -116,7 +121,7 @@ fn bzpop(ctx: &mut Ctx<'_>, extreme: Extreme) -> Done {
     let zsets = looked_at::<Zset>(ctx, &keys);
     match zsets::pop_one(ctx, &zsets, extreme)? {
         Some(key) => ctx.rewrite(&[extreme.pop_name().as_bytes(), key]),
-        None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
+        None => wait_or_null_array(ctx, &keys, timeout),
     }
     Ok(())
 }
@@ -129,7 +134,7 @@ fn bzmpop(ctx: &mut Ctx<'_>) -> Done {
         Some((key, taken)) => {
             ctx.rewrite(&[from.pop_name().as_bytes(), key, taken.to_string().as_bytes()]);
         }
-        None => wait(ctx, &keys, timeout, OnTimeout::NullArray),
+        None => wait_or_null_array(ctx, &keys, timeout),
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
     Keys::None,
     "connection",
     "A container for client connection commands.",
-    |ctx| Err(super::unknown_subcommand(ctx)),
+    |ctx| Err(super::unknown_subcommand(&ctx.args)),
 )
 .with(&[
     sub("client|id", 2, 0, "Returns the unique client ID of the connection.", |ctx| {

@@ -24,7 +24,7 @@ const fn ask(
 
 pub(crate) const COMMANDS: &[Spec] =
     &[ask("cluster", -2, 0, "A container for Redis Cluster commands.", |ctx| {
-        Err(super::unknown_subcommand(ctx))
+        Err(super::unknown_subcommand(&ctx.args))
     })
     .with(&[
         ask("cluster|slots", 2, ANY, "Returns the mapping of cluster slots to nodes.", slots),
@@ -258,22 +258,12 @@ fn setslot(ctx: &mut Ctx<'_>) -> Done {
         return Err(Error::err("Please use SETSLOT only with masters."));
     }
     let slot = slot_arg(ctx, 2)?;
-    let mine = ctx.session.shard.as_ref().map_or(0, |shard| shard.index);
     let how = ctx.arg(3).to_ascii_uppercase();
     let change = match (how.as_slice(), ctx.argc()) {
         (b"STABLE", 4) => MapChange::Stable(slot),
         (b"MIGRATING", 5) => MapChange::Migrate(slot, primary_node(ctx, 4)?),
         (b"IMPORTING", 5) => MapChange::Import(slot, primary_node(ctx, 4)?),
-        (b"NODE", 5) => {
-            let to = primary_node(ctx, 4)?;
-            let owns = ctx.shared.view.load().owner(slot) == Some(mine);
-            if owns && to != mine && ctx.db.slot_len(slot) > 0 {
-                return Err(Error::err(format_args!(
-                    "Can't assign hashslot {slot} to a different node while I still hold keys for this hash slot."
-                )));
-            }
-            MapChange::Assign(slot, to)
-        }
+        (b"NODE", 5) => MapChange::Assign(slot, primary_node(ctx, 4)?),
         _ => {
             return Err(Error::err(
                 "Invalid CLUSTER SETSLOT action or number of arguments. Try CLUSTER HELP",

@@ -565,6 +565,52 @@ fn places_answer_as_in_redis() {
 }
 
 #[test]
+fn edges_answer_as_in_redis() {
+    let Some(mut redis) = Redis::start() else {
+        eprintln!("skipped: no redis-server here");
+        return;
+    };
+    let mut ours = Trial::new();
+    let mut wrong = Vec::new();
+    for line in include_str!("edges.txt").lines() {
+        let args: Vec<Vec<u8>> = line.split(' ').map(|word| word.as_bytes().to_vec()).collect();
+        let answer = ours.run_args(&OwnedArgs::from_slices(&args)).map_or("(waits)".into(), |a| show(&a));
+        let wanted = show(&redis.run(&args));
+        if answer != wanted {
+            wrong.push(format!("{line}\n   ours {answer}\n  redis {wanted}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// First key, last key and step of every command, as `COMMAND` shows them.
+#[test]
+fn first_keys_in_command_are_those_of_redis() {
+    let Some(mut redis) = Redis::start() else {
+        eprintln!("skipped: no redis-server here");
+        return;
+    };
+    let mut ours = Trial::new();
+    let mut wrong = Vec::new();
+    for spec in super::all() {
+        let args = [b"command".to_vec(), b"info".to_vec(), spec.name.as_bytes().to_vec()];
+        let positions = |answer: Value| match answer {
+            Value::Array(found) => match found.first() {
+                Some(Value::Array(parts)) => Some([3, 4, 5].map(|at| show(&parts[at]))),
+                _ => None,
+            },
+            _ => None,
+        };
+        let answer = positions(ours.run_args(&OwnedArgs::from_slices(&args)).unwrap());
+        let wanted = positions(redis.run(&args));
+        if wanted.is_some() && answer != wanted {
+            wrong.push(format!("{}: ours {answer:?}, redis {wanted:?}", spec.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn scripts_answer_as_in_redis() {
     let Some(mut redis) = Redis::start() else {
         eprintln!("skipped: no redis-server here");

@@ -23,7 +23,7 @@ const READS: u32 = NOSCRIPT | SKIP_MONITOR | NO_MANDATORY_KEYS | STALE | READONL
 pub(crate) const COMMANDS: &[Spec] = &[
     Spec::new("fcall", -3, RUNS, KEYS, GROUP, "Runs a function", |ctx| fcall(ctx, false)),
     Spec::new("fcall_ro", -3, READS, KEYS, GROUP, "Runs a function that does not write", |ctx| fcall(ctx, true)),
-    Spec::new("function", -2, 0, Keys::None, GROUP, "Manages libraries of functions", |ctx| Err(unknown_subcommand(ctx))).with(&[
+    Spec::new("function", -2, 0, Keys::None, GROUP, "Manages libraries of functions", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
         Spec::new("function|load", -3, NOSCRIPT | WRITE | DENYOOM, Keys::None, GROUP, "Loads a library", load),
         Spec::new("function|delete", 3, NOSCRIPT | WRITE, Keys::None, GROUP, "Forgets a library", delete),
         Spec::new("function|flush", -2, NOSCRIPT | WRITE, Keys::None, GROUP, "Forgets all libraries", flush),

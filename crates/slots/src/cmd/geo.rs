@@ -14,7 +14,7 @@ use crate::events::class;
 use crate::value::zset::Zset;
 
 const GROUP: &str = "geo";
-const STORES: Keys = Keys::Found(keys_with_store);
+const STORES: Keys = Keys::Found { first: 1, find: keys_with_store };
 const RADIUS: u32 = WRITE | DENYOOM | MOVABLEKEYS;
 
 /// The commands of this file.

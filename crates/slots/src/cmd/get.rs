@@ -118,10 +118,11 @@ fn getex(ctx: &mut Ctx<'_>) -> Done {
             return Err(Error::SYNTAX);
         }
     }
-    let expires_at = expiry.map(|expiry: Expiry| expiry.at(ctx, "getex")).transpose()?;
+    // A missing key is answered before the value of the expiry is looked at.
     if !answer_string(ctx, key)? {
         return Ok(());
     }
+    let expires_at = expiry.map(|expiry: Expiry| expiry.at(ctx, "getex")).transpose()?;
     match expires_at {
         Some(at) if at <= ctx.now => {
             ctx.delete(key);

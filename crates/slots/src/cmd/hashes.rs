@@ -179,7 +179,7 @@ fn hincrby(ctx: &mut Ctx<'_>) -> Done {
 
 fn hincrbyfloat(ctx: &mut Ctx<'_>) -> Done {
     let (key, field, by) = (ctx.arg(1), ctx.arg(2), ctx.arg(3));
-    if ctx.float(3)?.is_infinite() {
+    if number::is_infinite_long(by).ok_or(Error::NOT_FLOAT)? {
         return Err(Error::err("value is NaN or Infinity"));
     }
     let old = typed::get::<Hash>(ctx.db, key)?.and_then(|hash| hash.get(field)).unwrap_or(b"0");

@@ -95,7 +95,7 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
 
 fn command(ctx: &mut Ctx<'_>) -> Done {
     if ctx.argc() > 1 {
-        return Err(super::unknown_subcommand(ctx));
+        return Err(super::unknown_subcommand(&ctx.args));
     }
     ctx.out.array(super::all().count());
     super::all().for_each(|spec| describe(ctx, spec));
@@ -141,7 +141,8 @@ pub(super) fn categories(spec: &Spec) -> Vec<&'static str> {
 
 fn range(keys: &Keys) -> (i64, i64, i64) {
     match *keys {
-        Keys::None | Keys::Found(_) => (0, 0, 0),
+        Keys::None | Keys::Found { first: 0, .. } => (0, 0, 0),
+        Keys::Found { first, .. } => (first as i64, first as i64, 1),
         Keys::Range { first, last, step } => (first as i64, i64::from(last), step as i64),
         Keys::Counted { also: 0, .. } => (0, 0, 0),
         Keys::Counted { also, .. } => (also as i64, also as i64, 1),
@@ -152,7 +153,7 @@ fn describe(ctx: &mut Ctx<'_>, spec: &Spec) {
     ctx.out.array(10);
     ctx.out.bulk(spec.name.as_bytes());
     ctx.out.integer(i64::from(spec.arity));
-    let movable = matches!(spec.keys, Keys::Counted { .. } | Keys::Found(_));
+    let movable = matches!(spec.keys, Keys::Counted { .. } | Keys::Found { .. });
     let flags = spec.flags | if movable { MOVABLEKEYS } else { 0 };
     let names: Vec<_> = flag::NAMES.iter().filter(|(bit, _)| flags & bit != 0).collect();
     ctx.out.set(names.len());
@@ -174,7 +175,7 @@ fn describe(ctx: &mut Ctx<'_>, spec: &Spec) {
 /// How to find the keys, in the words of COMMAND INFO.
 fn key_specs(ctx: &mut Ctx<'_>, spec: &Spec) {
     let (begin, find): (usize, [(&str, i64); 3]) = match spec.keys {
-        Keys::None | Keys::Found(_) => {
+        Keys::None | Keys::Found { .. } => {
             ctx.out.set(0);
             return;
         }

@@ -392,5 +392,5 @@ fn object_help(ctx: &mut Ctx<'_>) -> Done {
 
 fn unknown_object(ctx: &mut Ctx<'_>) -> Done {
     debug_assert!(ctx.mode != Mode::Replay, "questions are not recorded");
-    Err(super::unknown_subcommand(ctx))
+    Err(super::unknown_subcommand(&ctx.args))
 }

@@ -20,7 +20,7 @@ use crate::error::{Done, Error};
 /// The commands of this file.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("migrate", -6, WRITE | MOVABLEKEYS, Keys::Found(migrate_keys), "generic", "Moves keys to another server", migrate),
+    Spec::new("migrate", -6, WRITE | MOVABLEKEYS, Keys::Found { first: 3, find: migrate_keys }, "generic", "Moves keys to another server", migrate),
 ];
 
 /// How often a key that keeps changing is sent.

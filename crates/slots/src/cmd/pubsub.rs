@@ -1,5 +1,8 @@
 //! SUBSCRIBE, PUBLISH and their families.
 
+use bytes::BytesMut;
+use moim_wire_resp::Encoder;
+
 use super::flag::{FAST, LOADING, MAY_REPLICATE, NOSCRIPT, PUBSUB, STALE};
 use super::{Keys, Spec, help};
 use crate::ctx::Ctx;
@@ -21,7 +24,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
     Spec::new("ssubscribe", -2, LISTENS, Keys::ALL, GROUP, "Listens to channels of a slot", |ctx| subscribe(ctx, Kind::Sharded)),
     Spec::new("unsubscribe", -1, LISTENS, Keys::None, GROUP, "Listens to channels no more", |ctx| unsubscribe(ctx, Kind::Channel)),
     Spec::new("punsubscribe", -1, LISTENS, Keys::None, GROUP, "Listens to patterns no more", |ctx| unsubscribe(ctx, Kind::Pattern)),
-    Spec::new("sunsubscribe", -1, LISTENS, Keys::None, GROUP, "Listens to channels of a slot no more", |ctx| unsubscribe(ctx, Kind::Sharded)),
+    Spec::new("sunsubscribe", -1, LISTENS, Keys::ALL, GROUP, "Listens to channels of a slot no more", |ctx| unsubscribe(ctx, Kind::Sharded)),
     Spec::new("publish", 3, SAYS, Keys::None, GROUP, "Sends a message to a channel", publish),
     Spec::new("spublish", 3, SAYS, Keys::ONE, GROUP, "Sends a message to a channel of a slot", spublish),
     Spec::new("pubsub", -2, 0, Keys::None, GROUP, "Says who listens", unknown).with(&[
@@ -90,6 +93,21 @@ fn unsubscribe(ctx: &mut Ctx<'_>, kind: Kind) -> Done {
     Ok(())
 }
 
+/// The slot of a sharded channel has left: the client is told, and leaves subscriber mode if it was the last channel.
+pub(crate) fn leave_channel(shared: &Shared, session: &mut Session, channel: &[u8], out: &mut BytesMut) {
+    if shared.pubsub.is_listening(Kind::Sharded, channel, session.id) {
+        // The slot has come back and the client has subscribed again.
+        return;
+    }
+    session.listens[Kind::Sharded as usize].remove(channel);
+    update(session);
+    let mut to = Encoder::new(out, session.protocol);
+    to.push(3);
+    to.bulk(words(Kind::Sharded).1);
+    to.bulk(channel);
+    to.integer(count(session, Kind::Sharded));
+}
+
 /// Everything that a client listened to is let go: it left, or said RESET.
 pub(crate) fn leave(shared: &Shared, session: &mut Session) {
     for kind in [Kind::Channel, Kind::Pattern, Kind::Sharded] {
@@ -102,24 +120,22 @@ pub(crate) fn leave(shared: &Shared, session: &mut Session) {
 
 /// A message may tell of changes that the command, a script or a transaction, made just before.
 fn gate(ctx: &Ctx<'_>) -> Gate {
-    if ctx.fx.is_empty() {
-        return Gate::OPEN;
-    }
-    Gate { shard: ctx.session.shard.as_ref().map(|shard| shard.index), end: ctx.events.hazards.batch }
+    let Some(shard) = &ctx.session.shard else { return Gate::OPEN };
+    shard.message_gate(if ctx.fx.is_empty() { 0 } else { ctx.events.hazards.batch })
 }
 
 fn publish(ctx: &mut Ctx<'_>) -> Done {
     let gate = gate(ctx);
-    let reached = ctx.shared.pubsub.publish(ctx.arg(1), ctx.arg(2), gate);
-    ctx.shared.pubsub.tell_others(false, ctx.arg(1), ctx.arg(2), gate);
+    let reached = ctx.shared.pubsub.publish(ctx.arg(1), ctx.arg(2), &gate);
+    ctx.shared.pubsub.tell_others(false, ctx.arg(1), ctx.arg(2), &gate);
     ctx.out.integer(reached as i64);
     Ok(())
 }
 
 fn spublish(ctx: &mut Ctx<'_>) -> Done {
     let gate = gate(ctx);
-    let reached = ctx.shared.pubsub.publish_sharded(ctx.arg(1), ctx.arg(2), gate);
-    ctx.shared.pubsub.tell_others(true, ctx.arg(1), ctx.arg(2), gate);
+    let reached = ctx.shared.pubsub.publish_sharded(ctx.arg(1), ctx.arg(2), &gate);
+    ctx.shared.pubsub.tell_others(true, ctx.arg(1), ctx.arg(2), &gate);
     ctx.out.integer(reached as i64);
     Ok(())
 }

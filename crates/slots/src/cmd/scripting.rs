@@ -1,8 +1,10 @@
 //! EVAL and its family: scripts, by text or by name.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
+use moim_wire_resp::{Encoder, OwnedArgs};
 
 use super::flag::{
     ALLOW_BUSY, LOADING, MAY_REPLICATE, NO_MANDATORY_KEYS, NOSCRIPT, READONLY, SKIP_MONITOR, STALE,
@@ -37,6 +39,9 @@ pub(crate) const COMMANDS: &[Spec] = &[
     ]),
 ];
 
+/// To hash and to compile a longer script takes more than a millisecond: that is not for an event loop.
+const LARGE: usize = 64 << 10;
+
 pub(super) type Words<'a> = Vec<&'a [u8]>;
 
 /// Splits the arguments behind the script into keys and others.
@@ -67,20 +72,38 @@ pub(super) fn left(ctx: &mut Ctx<'_>, ran: Ran) -> Done {
     }
 }
 
+/// Whether a command names keys, so that a node that does not own them refuses it.
+fn names_keys(command: &OwnedArgs) -> bool {
+    let (args, mut keys) = (command.args(), Vec::new());
+    if let Some(spec) = super::resolve(&args) {
+        spec.keys.positions(&args, &mut keys);
+    }
+    !keys.is_empty()
+}
+
 /// Runs the command away from the loops; false where that cannot be.
 fn leave(ctx: &mut Ctx<'_>) -> bool {
     let command = ctx.args.to_owned();
-    away::run(ctx, move |away| {
+    away::run(ctx, move |mut away| {
         let (mut session, mut out) = (away.session(), BytesMut::new());
+        let (shard, since_ms) = (Arc::clone(&away.shard), away.shared.clock.monotonic_ms());
         let gate = loop {
-            away.shard.scripts_away.fetch_add(1, Ordering::AcqRel);
-            let mut turn = away.turn();
-            let running = Running { command: command.clone(), since_ms: away.shared.clock.monotonic_ms() };
-            *lock(&away.shard.running) = Some(running);
-            let gate = turn.execute(&mut session, &command.args(), &mut out);
-            *lock(&away.shard.running) = None;
+            shard.scripts_away.fetch_add(1, Ordering::AcqRel);
+            let (mut turn, is_primary) = away.begin();
+            session.asking = is_primary;
+            let gate = if is_primary || names_keys(&command) {
+                // Where the lead ended before it ran, keys lead to an error that says where they are.
+                *lock(&shard.running) = Some(Running { command: command.clone(), since_ms });
+                let gate = turn.execute(&mut session, &command.args(), &mut out);
+                *lock(&shard.running) = None;
+                gate
+            } else {
+                session.held = false;
+                Encoder::new(&mut out, session.protocol).error(Error::UNBLOCKED.0.as_bytes());
+                0
+            };
             turn.finish();
-            away.shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
+            shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
             if !session.held {
                 break gate;
             }
@@ -94,6 +117,14 @@ fn leave(ctx: &mut Ctx<'_>) -> bool {
 fn eval(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     let (keys, args) = parts(ctx)?;
     let source = ctx.arg(1);
+    if source.len() > LARGE && !ctx.session.away {
+        if ctx.shared.monitors.any() && ctx.may_block() {
+            ctx.show_to_monitors();
+        }
+        if leave(ctx) {
+            return Ok(());
+        }
+    }
     let sha = sha1::hex(source);
     if leaves(ctx, &sha) {
         return Ok(());
@@ -125,6 +156,9 @@ fn unknown(ctx: &mut Ctx<'_>) -> Done {
 
 fn load(ctx: &mut Ctx<'_>) -> Done {
     let source = ctx.arg(2);
+    if source.len() > LARGE && !ctx.session.away && leave(ctx) {
+        return Ok(());
+    }
     script::check(source)?;
     let sha = sha1::hex(source);
     ctx.shared.scripts.add(&sha, source, true);

@@ -17,7 +17,7 @@ use crate::value::number::parse_f64;
 /// The commands of this file.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("sort", -2, WRITE | DENYOOM | MOVABLEKEYS, Keys::Found(sort_keys), "generic", "Sorts a list, a set or a sorted set", |ctx| sort(ctx, true)),
+    Spec::new("sort", -2, WRITE | DENYOOM | MOVABLEKEYS, Keys::Found { first: 1, find: sort_keys }, "generic", "Sorts a list, a set or a sorted set", |ctx| sort(ctx, true)),
     Spec::new("sort_ro", -2, READONLY | MOVABLEKEYS, Keys::ONE, "generic", "Sorts a list, a set or a sorted set and keeps nothing", |ctx| sort(ctx, false)),
 ];
 

@@ -22,7 +22,7 @@ const KEY: Keys = Keys::Range { first: 2, last: 2, step: 1 };
 /// The commands of this file.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("xgroup", -2, 0, Keys::None, GROUP, "Creates, changes and removes groups of consumers", |ctx| Err(unknown_subcommand(ctx))).with(&[
+    Spec::new("xgroup", -2, 0, Keys::None, GROUP, "Creates, changes and removes groups of consumers", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
         Spec::new("xgroup|create", -5, WRITE | DENYOOM, KEY, GROUP, "Creates a group", create),
         Spec::new("xgroup|setid", -5, WRITE, KEY, GROUP, "Sets how far a group has read", setid),
         Spec::new("xgroup|destroy", 4, WRITE, KEY, GROUP, "Removes a group", destroy),

@@ -18,7 +18,7 @@ const KEY: Keys = Keys::Range { first: 2, last: 2, step: 1 };
 /// The commands of this file.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("xinfo", -2, 0, Keys::None, GROUP, "Says what is known about streams", |ctx| Err(unknown_subcommand(ctx))).with(&[
+    Spec::new("xinfo", -2, 0, Keys::None, GROUP, "Says what is known about streams", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
         Spec::new("xinfo|stream", -3, READONLY, KEY, GROUP, "Says what is known about a stream", stream),
         Spec::new("xinfo|groups", 3, READONLY, KEY, GROUP, "Lists the groups of a stream", groups),
         Spec::new("xinfo|consumers", 4, READONLY, KEY, GROUP, "Lists the consumers of a group", consumers),

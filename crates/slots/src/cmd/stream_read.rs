@@ -25,8 +25,8 @@ const MOST_AFTER_WAITING: usize = 1000;
 /// The commands of this file.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("xread", -4, READONLY | BLOCKING, Keys::Found(keys), GROUP, "Gives entries that came after an id, and waits for them", |ctx| xread(ctx, false)),
-    Spec::new("xreadgroup", -7, WRITE | BLOCKING, Keys::Found(keys), GROUP, "Gives entries of a group to a consumer, and waits for them", |ctx| xread(ctx, true)),
+    Spec::new("xread", -4, READONLY | BLOCKING, Keys::Found { first: 0, find: keys }, GROUP, "Gives entries that came after an id, and waits for them", |ctx| xread(ctx, false)),
+    Spec::new("xreadgroup", -7, WRITE | BLOCKING, Keys::Found { first: 0, find: keys }, GROUP, "Gives entries of a group to a consumer, and waits for them", |ctx| xread(ctx, true)),
 ];
 
 /// The keys are the first half of what follows STREAMS.

@@ -3,9 +3,11 @@
 //! EXEC runs its commands under one lock and records them in one frame: others see all of them or none, also after a
 //! crash. As in Redis, a command that fails does not undo the others.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::{Keys, Spec, flag::*};
+use crate::cluster::{Asked, route};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
 use crate::session::{Multi, Session};
@@ -132,17 +134,19 @@ fn exec(ctx: &mut Ctx<'_>) -> Done {
 
 /// The keys of all commands are of one slot, and it is still ours.
 fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
-    let (mut slot, mut keys) = (None, Vec::new());
+    let (mut slot, mut keys, mut places) = (None, BTreeSet::new(), Vec::new());
     for (spec, command) in &multi.commands {
         let args = command.args();
-        keys.clear();
-        spec.keys.positions(&args, &mut keys);
-        for at in &keys {
-            let found = crate::slot_of(&args[*at]);
+        places.clear();
+        spec.keys.positions(&args, &mut places);
+        for at in &places {
+            let key = command.args().get(*at).unwrap_or_default();
+            let found = crate::slot_of(key);
             if slot.is_some_and(|slot| slot != found) {
                 return Err(Error::CROSS_SLOT);
             }
             slot = Some(found);
+            keys.insert(key);
         }
     }
     let Some(shard) = &ctx.session.shard else { return Ok(()) };
@@ -157,12 +161,16 @@ fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
     };
     let view = ctx.shared.view.load();
     let is_moving = view.moving.iter().any(|(moving, ..)| *moving == slot);
-    match view.owner(slot) {
-        Some(owner) if may_run && (owner == shard.index || is_moving) => Ok(()),
-        Some(owner) => match view.primary(owner) {
-            Some(node) => Err(Error::coded(format!("MOVED {slot} {}:{}", node.host, node.port))),
-            None => Err(Error::SLOT_DOWN),
-        },
-        None => Err(Error::SLOT_DOWN),
-    }
+    // Keys may have left since the commands were queued.
+    let missing = keys.iter().filter(|key| is_moving && !ctx.db.contains(key)).count();
+    let asked = Asked {
+        slot,
+        shard: shard.index,
+        is_primary: ctx.mode == Mode::Primary,
+        asking: ctx.session.asking,
+        reads_replica: ctx.session.readonly && !writes,
+        keys: keys.len(),
+        missing,
+    };
+    route(&view, asked).check()
 }

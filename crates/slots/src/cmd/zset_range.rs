@@ -191,6 +191,10 @@ impl<'a> Query<'a> {
             let text = "syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX";
             return Err(Error::err(text));
         }
+        if by == By::Rank {
+            // `LIMIT n -1` is accepted and ignored.
+            offset = 0;
+        }
         if with_scores && by == By::Lex {
             return Err(Error::err("syntax error, WITHSCORES not supported in combination with BYLEX"));
         }

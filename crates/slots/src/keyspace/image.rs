@@ -1,13 +1,14 @@
 //! The keyspace of one moment, written down while it goes on changing.
 //!
-//! Slots are written one after the other. Before a slot changes that has not been written, it is written first: what
-//! comes out is the keyspace as it was when the image was begun. Every change of the keyspace goes through
-//! [`Keyspace::before_change`], so nothing slips by.
+//! Slots are written one after the other, a large one in several steps. Before a slot changes that has not been written, or
+//! not all of it, what is missing is written first: what comes out is the keyspace as it was when the image was begun. Every
+//! change of the keyspace goes through [`Keyspace::before_change`], so nothing slips by.
 //!
-//! Limit: the first change of a slot that holds very much pays for writing all of it.
+//! Limit: the first change of a slot that holds very much pays for writing all of it; so does a very large key.
 
 use std::collections::VecDeque;
 
+use super::arena::Ref;
 use super::{Item, Keyspace, LOOK_AHEAD, SLOTS};
 use crate::slot_set::SlotSet;
 
@@ -26,8 +27,10 @@ pub(super) struct Image {
     of: u64,
     /// Which slots are still to be written.
     pending: Vec<bool>,
-    /// Everything before is written.
+    /// Everything before is written, apart from what is left of one slot.
     next: usize,
+    /// A slot that is written in part, and its entries that are not. They stay where they are until the slot changes.
+    partial: Option<(usize, Vec<Ref>)>,
     /// What was written before its time, in parts that were full.
     early: VecDeque<Vec<u8>>,
     out: Vec<u8>,
@@ -41,7 +44,7 @@ impl Keyspace {
         let wanted = |slot: u16| slots.is_none_or(|slots| slots.contains(slot));
         let pending = (0..SLOTS as u16).map(|slot| !self.index.is_empty(slot) && wanted(slot)).collect();
         let early = VecDeque::new();
-        self.images.push(Image { of, pending, next: 0, early, out: Vec::new(), write });
+        self.images.push(Image { of, pending, next: 0, partial: None, early, out: Vec::new(), write });
     }
 
     /// Gives an image up.
@@ -68,34 +71,48 @@ impl Keyspace {
         if out.len() < until {
             out.append(&mut image.out);
             std::mem::swap(out, &mut image.out);
-            while image.next < SLOTS && image.out.len() < until {
-                let slot = image.next;
-                image.next += 1;
-                self.write_slot(&mut image, slot);
+            while image.out.len() < until && (image.partial.is_some() || image.next < SLOTS) {
+                if image.partial.is_none() {
+                    let slot = image.next;
+                    image.next += 1;
+                    image.partial = self.entries_of(&mut image.pending, slot);
+                }
+                self.write_partial(&mut image, until);
             }
             std::mem::swap(out, &mut image.out);
         }
-        let done = image.next == SLOTS && image.early.is_empty() && image.out.is_empty();
+        let is_written = image.next == SLOTS && image.partial.is_none();
+        let done = is_written && image.early.is_empty() && image.out.is_empty();
         if !done {
             self.images.push(image);
         }
         Some(done)
     }
 
-    fn write_slot(&self, image: &mut Image, slot: usize) {
-        if !std::mem::take(&mut image.pending[slot]) {
-            return;
+    /// The entries of a slot, last first, if it is still to be written.
+    fn entries_of(&self, pending: &mut [bool], slot: usize) -> Option<(usize, Vec<Ref>)> {
+        if !std::mem::take(&mut pending[slot]) {
+            return None;
         }
-        let (out, write) = (&mut image.out, image.write);
         let mut entries = Vec::with_capacity(self.index.len(slot as u16));
         self.index.for_each(slot as u16, |at| entries.push(at));
-        for some in entries.chunks(LOOK_AHEAD) {
+        entries.reverse();
+        Some((slot, entries))
+    }
+
+    /// Goes on with the slot that is written in part, until there are so many bytes.
+    fn write_partial(&self, image: &mut Image, until: usize) {
+        let Some((slot, mut entries)) = image.partial.take() else { return };
+        let (out, write) = (&mut image.out, image.write);
+        while !entries.is_empty() && out.len() < until {
+            let some = entries.split_off(entries.len().saturating_sub(LOOK_AHEAD));
             // They are all over the memory, and waited for together.
-            self.bring(some);
-            for at in some {
+            self.bring(&some);
+            for at in some.iter().rev() {
                 write(out, self.key_at(*at), self.item(*at), self.expiry_at(*at));
             }
         }
+        image.partial = Some((slot, entries)).filter(|(_, entries)| !entries.is_empty());
     }
 
     /// A slot is about to change.
@@ -111,7 +128,12 @@ impl Keyspace {
         let mut images = std::mem::take(&mut self.images);
         for image in &mut images {
             for slot in slots.clone() {
-                self.write_slot(image, slot);
+                let later = image.partial.take_if(|(partial, _)| *partial != slot);
+                if image.partial.is_none() {
+                    image.partial = self.entries_of(&mut image.pending, slot);
+                }
+                self.write_partial(image, usize::MAX);
+                image.partial = later;
                 if image.out.len() >= PART {
                     image.early.push_back(std::mem::take(&mut image.out));
                 }

@@ -4,6 +4,10 @@ use bytes::Bytes;
 use mlua::{Lua, Result, Table, Value};
 use moim_wire_resp::{Protocol, Value as Reply};
 
+use super::patterns::Failed;
+use super::{MAX_MEMORY, watch};
+use crate::error::Error;
+
 /// Deeper tables are an error: a script can make one that contains itself.
 const MAX_DEPTH: usize = 1000;
 
@@ -55,20 +59,41 @@ pub(super) fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> Result<Val
     }
 }
 
-/// What a script gave back, as an answer.
-pub(super) fn to_reply(value: &Value, protocol: Protocol, depth: usize) -> Reply {
-    if depth > MAX_DEPTH {
-        return Reply::Error(Bytes::from_static(b"ERR reached lua stack limit"));
-    }
-    match value {
-        Value::String(text) => Reply::Bulk(Bytes::copy_from_slice(&text.as_bytes())),
-        Value::Boolean(truth) if protocol == Protocol::Resp3 => Reply::Boolean(*truth),
-        Value::Boolean(true) => Reply::Integer(1),
-        Value::Boolean(false) => Reply::Null,
-        Value::Integer(number) => Reply::Integer(*number),
-        Value::Number(number) => Reply::Integer(truncate(*number)),
-        Value::Table(table) => of_table(table, protocol, depth),
-        _ => Reply::Null,
+/// What a script gave back, as an answer. A table that contains another many times can stand for an answer of any size: what does
+/// not fit into the memory of scripts is an error.
+pub(super) fn to_reply(value: &Value, protocol: Protocol) -> std::result::Result<Reply, Error> {
+    Converter { protocol, bytes: 0 }.value(value, 0).map_err(|why| Error::err(format_args!("{why}")))
+}
+
+/// Bytes that a value in an answer takes, beside its text.
+const VALUE_BYTES: usize = 64;
+
+struct Converter {
+    protocol: Protocol,
+    bytes: usize,
+}
+
+impl Converter {
+    fn value(&mut self, value: &Value, depth: usize) -> std::result::Result<Reply, Failed> {
+        if depth > MAX_DEPTH {
+            return Ok(Reply::Error(Bytes::from_static(b"ERR reached lua stack limit")));
+        }
+        watch::work(16)?;
+        let text = if let Value::String(text) = value { text.as_bytes().len() } else { 0 };
+        self.bytes += VALUE_BYTES + text;
+        if self.bytes > MAX_MEMORY {
+            return Err("Error running script: the answer takes more memory than scripts may use".to_owned());
+        }
+        Ok(match value {
+            Value::String(text) => Reply::Bulk(Bytes::copy_from_slice(&text.as_bytes())),
+            Value::Boolean(truth) if self.protocol == Protocol::Resp3 => Reply::Boolean(*truth),
+            Value::Boolean(true) => Reply::Integer(1),
+            Value::Boolean(false) => Reply::Null,
+            Value::Integer(number) => Reply::Integer(*number),
+            Value::Number(number) => Reply::Integer(truncate(*number)),
+            Value::Table(table) => self.table(table, depth)?,
+            _ => Reply::Null,
+        })
     }
 }
 
@@ -77,55 +102,60 @@ fn truncate(number: f64) -> i64 {
     if (-9.3e18..9.223_372_036_854_775e18).contains(&number) { number as i64 } else { i64::MIN }
 }
 
-fn of_table(table: &Table, protocol: Protocol, depth: usize) -> Reply {
-    let field = |name: &str| table.raw_get::<Value>(name).unwrap_or(Value::Nil);
-    let line = |text: &mlua::LuaString| -> Bytes {
-        text.as_bytes().iter().map(|&byte| if byte == b'\r' || byte == b'\n' { b' ' } else { byte }).collect()
-    };
-    if let Value::String(text) = field("err") {
-        return Reply::Error(line(&text));
-    }
-    if let Value::String(text) = field("ok") {
-        return Reply::Simple(line(&text));
-    }
-    match field("double") {
-        Value::Number(number) => return Reply::Double(number),
-        Value::Integer(number) => return Reply::Double(number as f64),
-        _ => {}
-    }
-    if let Value::String(digits) = field("big_number") {
-        return Reply::BigNumber(line(&digits));
-    }
-    if let Value::Table(verbatim) = field("verbatim_string")
-        && let (Ok(Value::String(kind)), Ok(Value::String(text))) =
-            (verbatim.raw_get("format"), verbatim.raw_get("string"))
-    {
-        let mut letters = *b"txt";
-        let kind = kind.as_bytes();
-        let count = kind.len().min(3);
-        letters[..count].copy_from_slice(&kind[..count]);
-        return Reply::Verbatim { kind: letters, text: Bytes::copy_from_slice(&text.as_bytes()) };
-    }
-    if let Value::Table(map) = field("map") {
-        let pairs = map.pairs::<Value, Value>().flatten();
-        return Reply::Map(
-            pairs
-                .map(|(key, value)| {
-                    (to_reply(&key, protocol, depth + 1), to_reply(&value, protocol, depth + 1))
-                })
-                .collect(),
-        );
-    }
-    if let Value::Table(set) = field("set") {
-        let members = set.pairs::<Value, Value>().flatten();
-        return Reply::Set(members.map(|(member, _)| to_reply(&member, protocol, depth + 1)).collect());
-    }
-    let mut parts = Vec::new();
-    for at in 1.. {
-        match table.raw_get::<Value>(at) {
-            Ok(Value::Nil) | Err(_) => break,
-            Ok(part) => parts.push(to_reply(&part, protocol, depth + 1)),
+impl Converter {
+    fn table(&mut self, table: &Table, depth: usize) -> std::result::Result<Reply, Failed> {
+        let field = |name: &str| table.raw_get::<Value>(name).unwrap_or(Value::Nil);
+        let line = |text: &mlua::LuaString| -> Bytes {
+            text.as_bytes()
+                .iter()
+                .map(|&byte| if byte == b'\r' || byte == b'\n' { b' ' } else { byte })
+                .collect()
+        };
+        if let Value::String(text) = field("err") {
+            return Ok(Reply::Error(line(&text)));
         }
+        if let Value::String(text) = field("ok") {
+            return Ok(Reply::Simple(line(&text)));
+        }
+        match field("double") {
+            Value::Number(number) => return Ok(Reply::Double(number)),
+            Value::Integer(number) => return Ok(Reply::Double(number as f64)),
+            _ => {}
+        }
+        if let Value::String(digits) = field("big_number") {
+            return Ok(Reply::BigNumber(line(&digits)));
+        }
+        if let Value::Table(verbatim) = field("verbatim_string")
+            && let (Ok(Value::String(kind)), Ok(Value::String(text))) =
+                (verbatim.raw_get("format"), verbatim.raw_get("string"))
+        {
+            let mut letters = *b"txt";
+            let kind = kind.as_bytes();
+            let count = kind.len().min(3);
+            letters[..count].copy_from_slice(&kind[..count]);
+            return Ok(Reply::Verbatim { kind: letters, text: Bytes::copy_from_slice(&text.as_bytes()) });
+        }
+        if let Value::Table(map) = field("map") {
+            let mut pairs = Vec::new();
+            for (key, value) in map.pairs::<Value, Value>().flatten() {
+                pairs.push((self.value(&key, depth + 1)?, self.value(&value, depth + 1)?));
+            }
+            return Ok(Reply::Map(pairs));
+        }
+        if let Value::Table(set) = field("set") {
+            let mut members = Vec::new();
+            for (member, _) in set.pairs::<Value, Value>().flatten() {
+                members.push(self.value(&member, depth + 1)?);
+            }
+            return Ok(Reply::Set(members));
+        }
+        let mut parts = Vec::new();
+        for at in 1.. {
+            match table.raw_get::<Value>(at) {
+                Ok(Value::Nil) | Err(_) => break,
+                Ok(part) => parts.push(self.value(&part, depth + 1)?),
+            }
+        }
+        Ok(Reply::Array(parts))
     }
-    Reply::Array(parts)
 }

@@ -8,7 +8,8 @@ use std::rc::Rc;
 
 use mlua::{LightUserData, Lua, MultiValue, Result, Table, Value};
 
-use super::{Answer, argument, raise, wrong};
+use super::strings::check_size;
+use super::{Answer, argument, raise, watch, wrong};
 use crate::value::number::format_g;
 
 /// Deepest nesting that is written or read, whatever a script sets: both are done on this thread's stack.
@@ -218,6 +219,8 @@ struct Writer {
 impl Writer {
     /// Writes a value that is inside so many tables.
     fn write(&mut self, value: &Value, depth: usize) -> Outcome<()> {
+        watch::work(16)?;
+        check_size(&self.to)?;
         match value {
             Value::Nil | Value::LightUserData(_) => self.to.extend_from_slice(b"null"),
             Value::Boolean(truth) => self.to.extend_from_slice(if *truth { b"true" } else { b"false" }),
@@ -250,6 +253,7 @@ impl Writer {
         let (mut highest, mut items) = (0i64, 0i64);
         for pair in table.pairs::<Value, Value>() {
             let (key, _) = pair.map_err(|error| error.to_string())?;
+            watch::work(8)?;
             let key = match key {
                 Value::Integer(key) if key > 0 => key,
                 Value::Number(key) if key > 0.0 && key.fract() == 0.0 && key < 1e15 => key as i64,
@@ -389,6 +393,7 @@ impl Parser<'_> {
 
     /// Reads a value that is inside so many others.
     fn value(&mut self, depth: usize) -> Outcome<Value> {
+        watch::work(16)?;
         self.spaces();
         let memory = |error: mlua::Error| error.to_string();
         match self.peek() {

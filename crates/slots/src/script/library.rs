@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mlua::chunk::ChunkMode;
-use mlua::{Function, HookTriggers, Lua, MultiValue, Table, Value, VmState};
+use mlua::{Function, Lua, MultiValue, Table, Value};
 use moim_base::Clock;
 
-use super::{Call, LOOK_EVERY, Machine, Ran, argument, one_line, raise_coded, sha1, with_machine};
+use super::{Call, Machine, Ran, argument, one_line, raise_coded, sha1, with_machine};
 use crate::ctx::Ctx;
 use crate::error::Error;
 use crate::functions::{self, About, FLAGS, Library};
@@ -93,10 +93,13 @@ impl Machine {
             Error::err(format_args!("Error compiling function: {}", one_line(&text)))
         })?;
         if let Some(clock) = clock {
-            self.limit_load(clock).map_err(|error| super::failed(&error))?;
+            let begun = self.watch.begin_load(&self.lua, clock, clock.monotonic_ms() + LOAD_MS);
+            begun.map_err(|error| super::failed(&error))?;
         }
         let registered = self.register(&function);
-        self.watch.remove(&self.lua);
+        if let Some(why) = self.watch.end(&self.lua) {
+            return Err(Error::err(format_args!("Error registering functions: {}", why.text())));
+        }
         let registered = registered
             .map_err(|text| Error::err(format_args!("Error registering functions: {}", one_line(&text))))?;
         if self.libraries.len() >= MOST {
@@ -106,16 +109,6 @@ impl Machine {
         let callbacks = registered.into_iter().map(|found| (found.name, found.callback)).collect();
         self.libraries.insert(sha.to_owned(), callbacks);
         Ok(abouts)
-    }
-
-    fn limit_load(&self, clock: &Arc<dyn Clock>) -> mlua::Result<()> {
-        let (clock, until) = (Arc::clone(clock), clock.monotonic_ms() + LOAD_MS);
-        self.lua.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |_, _| {
-            if clock.monotonic_ms() > until {
-                return Err(mlua::Error::runtime("FUNCTION LOAD timeout"));
-            }
-            Ok(VmState::Continue)
-        })
     }
 
     /// Runs the code of a library and collects what it registers.

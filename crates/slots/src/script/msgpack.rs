@@ -2,10 +2,13 @@
 
 use mlua::{Lua, MultiValue, Result, Table, Value};
 
-use super::{Answer, Answers, argument, raise, wrong};
+use super::strings::check_size;
+use super::{Answer, Answers, argument, raise, watch, wrong};
 
 /// Deeper tables are written as nil.
 const MAX_DEPTH: usize = 16;
+/// Values that one call can give back: what fits on the machine's stack.
+const MAX_VALUES: usize = 7_900;
 /// Deepest nesting that is read.
 const MAX_READ_DEPTH: usize = 200;
 
@@ -38,6 +41,8 @@ fn pack(lua: &Lua, args: &MultiValue) -> Answer {
 }
 
 fn write(to: &mut Vec<u8>, value: &Value, depth: usize) -> Outcome<()> {
+    watch::work(16)?;
+    check_size(to)?;
     match value {
         Value::Boolean(truth) => to.push(if *truth { 0xc3 } else { 0xc2 }),
         Value::Integer(number) => write_int(to, *number),
@@ -106,6 +111,7 @@ fn write_table(to: &mut Vec<u8>, table: &Table, depth: usize) -> Outcome<()> {
     let mut pairs = 0;
     for pair in table.pairs::<Value, Value>() {
         pair.map_err(text)?;
+        watch::work(8)?;
         pairs += 1;
     }
     let length = table.raw_len();
@@ -161,6 +167,9 @@ fn unpack(lua: &Lua, args: &MultiValue, part: Part) -> Answers {
     let mut reader = Reader { lua, bytes: &bytes, at: offset };
     let mut values = Vec::new();
     while reader.at < bytes.len() && (values.len() as i64) < limit {
+        if values.len() == MAX_VALUES {
+            return failed("stack overflow (too many results to unpack)".to_owned());
+        }
         match reader.value(0) {
             Ok(value) => values.push(value),
             Err(text) => return failed(text),
@@ -203,6 +212,7 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, depth: usize) -> Outcome<Value> {
+        watch::work(16)?;
         if depth > MAX_READ_DEPTH {
             return Err("Too many nested structures in input.".into());
         }

@@ -1,11 +1,16 @@
-//! Looks at a running script from time to time: whether it takes long, and whether somebody wants it to end.
+//! Looks at a running script from time to time: whether it takes long, whether a client wants it to end, and whether this
+//! node still leads the shard.
 //!
-//! The hook that looks stays in the machine from one script to the next; what it looks at is put before it when a script
+//! Two things call for a look: a hook that counts instructions of the machine, and the functions that scripts call, which report
+//! their work ([`work`]): an instruction can take microseconds or, on large values, milliseconds. So the hook follows the time
+//! that its last instructions took: it begins after few, comes more seldom while they are quick, and more often when they are not.
+//!
+//! The hook stays in the machine from one script to the next; what it looks at is put before it when a script
 //! begins. Most scripts are over before the first look.
 //!
-//! A script on an event loop keeps everybody there waiting, also whoever wants to end it. One that takes long and has changed
-//! nothing is stopped and begins anew away from the loops; in a transaction or on a replica, where it cannot leave, it ends with
-//! an error.
+//! A script on an event loop holds up the clients of that loop, also the one that wants to end it. One that takes long and has
+//! changed nothing is stopped and begins anew away from the loops; in a transaction or on a replica, where it cannot leave, it ends
+//! with an error. One whose node has lost the lead ends whatever it has done: its effects can never be committed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,27 +20,65 @@ use std::sync::atomic::Ordering;
 use mlua::{HookTriggers, Lua, VmState};
 use moim_base::Clock;
 
-use super::LOOK_EVERY;
-use crate::ctx::Ctx;
+use super::patterns::Failed;
+use crate::ctx::{Ctx, Mode};
 use crate::shard::Shard;
 
 /// How long a script may run before it lets others run at every look. A lower priority does not do that: a thread that wakes up
 /// still waits for the end of its share of the processor, which is milliseconds, and the script takes very long to hear that it
-/// is to end. One that yields has used its share up, and goes on at once where nobody else wants to run.
+/// is to end. One that yields has used its share up, and goes on at once where no other thread wants to run.
 const PATIENCE_MS: u64 = 50;
+/// Instructions before the first look, between looks at most, and at least.
+const FIRST: u32 = 256;
+const MOST: u32 = 20_000;
+const LEAST: u32 = 16;
+/// Instructions between two looks that took less than this are quick; more than that, and they are slow.
+const QUICK_NS: u64 = 200_000;
+const SLOW_NS: u64 = 2_000_000;
+/// Work between two looks: bytes compared, values converted, about a nanosecond to ten each.
+const WORK: usize = 50_000;
+
 const KILLED: &str = "Script killed by user with SCRIPT KILL.";
 const TOO_LONG: &str =
     "Script stopped: it ran longer than busy-reply-threshold in a transaction or on a replica.";
 
+thread_local! {
+    /// The watch of this thread's machine.
+    static CURRENT: RefCell<Option<Rc<Watch>>> = const { RefCell::new(None) };
+    static DONE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A function that scripts call has done so much work. Fails when the script is to end.
+pub(super) fn work(units: usize) -> Result<(), Failed> {
+    let done = DONE.get() + units;
+    if done < WORK {
+        DONE.set(done);
+        return Ok(());
+    }
+    DONE.set(0);
+    CURRENT.with_borrow(|watch| match watch {
+        Some(watch) => watch.check(),
+        None => Ok(()),
+    })
+}
+
 /// Why a script was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// Somebody wanted it to end.
+    /// SCRIPT KILL or FUNCTION KILL.
     Killed,
     /// It is to run elsewhere.
     Left,
-    /// It cannot run elsewhere, and nobody could end it.
+    /// It cannot run elsewhere, and no client could end it.
     TooLong,
+    /// This node does not lead the shard any more.
+    LostLeadership,
+    /// SHUTDOWN NOSAVE: what it has written is discarded.
+    Abandoned,
+    /// The node is about to stop.
+    ShuttingDown,
+    /// The code of a library did not end.
+    LoadTimeout,
 }
 
 impl Stop {
@@ -44,7 +87,16 @@ impl Stop {
             Self::Killed => KILLED,
             Self::Left => "The script goes on elsewhere.",
             Self::TooLong => TOO_LONG,
+            Self::LostLeadership => "Script stopped: the shard has another primary.",
+            Self::Abandoned => "Script stopped by SHUTDOWN NOSAVE; its writes are discarded.",
+            Self::ShuttingDown => "Script stopped: the node shuts down.",
+            Self::LoadTimeout => "FUNCTION LOAD timeout",
         }
+    }
+
+    /// Whether what the script has written must never be appended.
+    pub(super) fn discards_effects(self) -> bool {
+        matches!(self, Self::LostLeadership | Self::Abandoned | Self::ShuttingDown)
     }
 }
 
@@ -53,13 +105,28 @@ impl Stop {
 pub(super) struct Watch {
     watched: RefCell<Option<Watched>>,
     stopped: Cell<Option<Stop>>,
-    /// Whether the machine has the hook.
-    is_installed: Cell<bool>,
+    /// Every instruction is an error by now.
+    is_ending: Cell<bool>,
+    /// Instructions between two looks of the hook that the machine has; 0 while it has none.
+    every: Cell<u32>,
+    looked_ns: Cell<u64>,
 }
 
 struct Watched {
-    shard: Arc<Shard>,
     clock: Arc<dyn Clock>,
+    what: What,
+}
+
+enum What {
+    Script(Box<Script>),
+    /// The code of a library, which may run until then.
+    Load {
+        until_ms: u64,
+    },
+}
+
+struct Script {
+    shard: Arc<Shard>,
     /// When it begins to let others run.
     patience_ms: u64,
     /// When others are told that the shard is busy.
@@ -70,13 +137,59 @@ struct Watched {
     may_leave: bool,
     /// It did what cannot be done twice.
     acted: Cell<bool>,
+    /// The lead under which it runs, and the shard's count of voided answers; none on a replica.
+    lead: Option<(Option<i32>, u64)>,
+}
+
+impl Script {
+    fn verdict(&self, clock: &dyn Clock) -> Option<Stop> {
+        let shard = &self.shard;
+        if shard.script_killed.load(Ordering::Acquire) {
+            return Some(Stop::Killed);
+        }
+        if shard.script_abandoned.load(Ordering::Acquire) {
+            return Some(Stop::Abandoned);
+        }
+        if let Some(lead) = self.lead
+            && (shard.log.leads(), shard.voided()) != lead
+        {
+            return Some(Stop::LostLeadership);
+        }
+        if shard.gone.is_stopped() {
+            return Some(Stop::ShuttingDown);
+        }
+        let now = clock.monotonic_ms();
+        let (is_late, is_busy) = (now >= self.patience_ms, now >= self.deadline_ms);
+        let ends_elsewhere = self.may_leave || is_busy;
+        if (is_late || is_busy)
+            && ends_elsewhere
+            && self.on_loop
+            && !self.acted.get()
+            && tokio::runtime::Handle::try_current().is_ok()
+        {
+            return Some(if self.may_leave { Stop::Left } else { Stop::TooLong });
+        }
+        if is_late {
+            std::thread::yield_now();
+        }
+        if is_busy {
+            shard.busy.store(true, Ordering::Release);
+        }
+        None
+    }
 }
 
 impl Watch {
+    /// Makes it the watch of this thread.
+    pub(super) fn install_here(self: &Rc<Self>) {
+        CURRENT.set(Some(Rc::clone(self)));
+    }
+
     /// A script begins.
     pub(super) fn begin(self: &Rc<Self>, lua: &Lua, ctx: &Ctx<'_>) -> mlua::Result<()> {
         let Some(shard) = ctx.session.shard.clone() else { return Ok(()) };
         shard.script_killed.store(false, Ordering::Release);
+        shard.script_abandoned.store(false, Ordering::Release);
         shard.script_wrote.store(false, Ordering::Release);
         let clock = Arc::clone(&ctx.shared.clock);
         let limit = u64::try_from(ctx.shared.settings.number("busy-reply-threshold")).unwrap_or(0);
@@ -84,58 +197,88 @@ impl Watch {
         let now = clock.monotonic_ms();
         let (patience_ms, deadline_ms) = (now.saturating_add(PATIENCE_MS), now.saturating_add(limit));
         let (on_loop, may_leave) = (!ctx.session.away, !ctx.session.away && ctx.may_block());
+        let lead = (ctx.mode == Mode::Primary).then(|| (shard.log.leads(), shard.voided()));
         let acted = Cell::new(false);
-        let watched = Watched { shard, clock, patience_ms, deadline_ms, on_loop, may_leave, acted };
-        *self.watched.borrow_mut() = Some(watched);
-        if !self.is_installed.replace(true) {
-            let watch = Rc::clone(self);
-            let triggers = HookTriggers::new().every_nth_instruction(LOOK_EVERY);
-            lua.set_global_hook(triggers, move |lua, _| watch.look(lua))?;
-        }
-        Ok(())
+        let script = Script { shard, patience_ms, deadline_ms, on_loop, may_leave, acted, lead };
+        self.start(lua, Watched { clock, what: What::Script(Box::new(script)) })
     }
 
-    fn look(&self, lua: &Lua) -> mlua::Result<VmState> {
+    /// The code of a library begins, and may run until then.
+    pub(super) fn begin_load(
+        self: &Rc<Self>,
+        lua: &Lua,
+        clock: &Arc<dyn Clock>,
+        until_ms: u64,
+    ) -> mlua::Result<()> {
+        self.start(lua, Watched { clock: Arc::clone(clock), what: What::Load { until_ms } })
+    }
+
+    fn start(self: &Rc<Self>, lua: &Lua, watched: Watched) -> mlua::Result<()> {
+        self.looked_ns.set(watched.clock.monotonic_ns());
+        *self.watched.borrow_mut() = Some(watched);
+        DONE.set(0);
+        if self.every.get() == FIRST { Ok(()) } else { self.install(lua, FIRST) }
+    }
+
+    fn install(self: &Rc<Self>, lua: &Lua, every: u32) -> mlua::Result<()> {
+        self.every.set(every);
+        let watch = Rc::clone(self);
+        let triggers = HookTriggers::new().every_nth_instruction(every);
+        lua.set_global_hook(triggers, move |lua, _| watch.look(lua))
+    }
+
+    fn verdict(&self) -> Option<Stop> {
         let watched = self.watched.borrow();
-        let Some(watched) = &*watched else { return Ok(VmState::Continue) };
-        if watched.shard.script_killed.load(Ordering::Acquire) {
-            return self.stop(lua, Stop::Killed);
+        let watched = watched.as_ref()?;
+        match &watched.what {
+            What::Script(script) => script.verdict(watched.clock.as_ref()),
+            What::Load { until_ms } => {
+                (watched.clock.monotonic_ms() > *until_ms).then_some(Stop::LoadTimeout)
+            }
         }
-        let now = watched.clock.monotonic_ms();
-        let (is_late, is_busy) = (now >= watched.patience_ms, now >= watched.deadline_ms);
-        let ends_elsewhere = watched.may_leave || is_busy;
-        if (is_late || is_busy)
-            && ends_elsewhere
-            && watched.on_loop
-            && !watched.acted.get()
-            && tokio::runtime::Handle::try_current().is_ok()
-        {
-            return self.stop(lua, if watched.may_leave { Stop::Left } else { Stop::TooLong });
+    }
+
+    /// A look from inside a function that the script has called. The hook ends the script after it.
+    fn check(&self) -> Result<(), Failed> {
+        let why = self.stopped.get().or_else(|| self.verdict());
+        self.stopped.set(why);
+        why.map_or(Ok(()), |why| Err(why.text().to_owned()))
+    }
+
+    fn look(self: &Rc<Self>, lua: &Lua) -> mlua::Result<VmState> {
+        if let Some(why) = self.stopped.get().or_else(|| self.verdict()) {
+            self.stopped.set(Some(why));
+            if !self.is_ending.replace(true) {
+                // A script may catch the error and go on: from now on every instruction is one.
+                let every = HookTriggers::new().every_nth_instruction(1);
+                lua.set_global_hook(every, move |_, _| Err(mlua::Error::runtime(why.text())))?;
+            }
+            return Err(mlua::Error::runtime(why.text()));
         }
-        if is_late {
-            std::thread::yield_now();
-        }
-        if is_busy {
-            watched.shard.busy.store(true, Ordering::Release);
-        }
+        self.adapt(lua)?;
         Ok(VmState::Continue)
     }
 
-    fn stop(&self, lua: &Lua, why: Stop) -> mlua::Result<VmState> {
-        if self.stopped.replace(Some(why)).is_none() {
-            // A script may catch the error and go on: from now on every instruction is one.
-            let every = HookTriggers::new().every_nth_instruction(1);
-            lua.set_global_hook(every, move |_, _| Err(mlua::Error::runtime(why.text())))?;
-        }
-        Err(mlua::Error::runtime(why.text()))
+    fn adapt(self: &Rc<Self>, lua: &Lua) -> mlua::Result<()> {
+        let Some(now) = self.watched.borrow().as_ref().map(|watched| watched.clock.monotonic_ns()) else {
+            return Ok(());
+        };
+        let took = now.saturating_sub(self.looked_ns.replace(now));
+        let every = self.every.get();
+        let next = match took {
+            ..QUICK_NS => (every * 2).min(MOST),
+            SLOW_NS.. => (every / 8).max(LEAST),
+            _ => every,
+        };
+        if next == every { Ok(()) } else { self.install(lua, next) }
     }
 
-    /// The script has run a command. One that has written is not to be killed any more; what was said cannot be said again.
+    /// The script has run a command. One that has written is not to be killed any more; a message cannot be sent again.
     pub(super) fn on_command(&self, ctx: &Ctx<'_>, wrote: bool, said: bool) {
         if (wrote || said)
-            && let Some(watched) = &*self.watched.borrow()
+            && let Some(Watched { what: What::Script(script), .. }) = &*self.watched.borrow()
         {
-            watched.acted.set(true);
+            script.acted.set(true);
         }
         if wrote && let Some(shard) = &ctx.session.shard {
             shard.script_wrote.store(true, Ordering::Release);
@@ -144,19 +287,13 @@ impl Watch {
 
     /// The script is over; says why, if it was stopped.
     pub(super) fn end(&self, lua: &Lua) -> Option<Stop> {
-        if let Some(watched) = self.watched.take() {
-            watched.shard.busy.store(false, Ordering::Release);
+        if let Some(Watched { what: What::Script(script), .. }) = self.watched.take() {
+            script.shard.busy.store(false, Ordering::Release);
         }
-        let stopped = self.stopped.take();
-        if stopped.is_some() {
-            self.remove(lua);
+        if self.is_ending.take() {
+            lua.remove_global_hook();
+            self.every.set(0);
         }
-        stopped
-    }
-
-    /// Takes the hook away, or whatever took its place.
-    pub(super) fn remove(&self, lua: &Lua) {
-        lua.remove_global_hook();
-        self.is_installed.set(false);
+        self.stopped.take()
     }
 }

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use super::map::{Move, Phase};
 use super::{Service, pace};
 use crate::cmd::{self, Keys};
-use crate::effects::{self, Effects};
+use crate::effects::{self, Effects, Groups};
 use crate::log;
-use crate::moves::{self, FREEZE, WIPE};
+use crate::moves::{self, CLOCK, FREEZE, WIPE};
 use crate::shard::{Role, Shard};
 use crate::shared::lock;
 use crate::slot_set::SlotSet;
@@ -27,7 +27,9 @@ use crate::snapshot::write_key;
 
 /// What is written under the lock at a time, and given in one answer.
 const STEP_BYTES: usize = 256 << 10;
-/// What is read of the journal for one answer.
+/// The most that is given in one answer: one key may be any number of these.
+const GIVE_BYTES: usize = 8 << 20;
+/// What is read of the journal for one answer, and at least one batch.
 const TAIL_BYTES: usize = 1 << 20;
 /// How long the journal may take to commit.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -39,6 +41,24 @@ pub(super) struct Giving {
     pub(super) moves: BTreeMap<u16, u64>,
     /// The keys that were given last.
     pub(super) last: Option<Bytes>,
+    /// What was written of the keys of a move, but did not fit the last answer; and whether nothing comes after.
+    pub(super) rest: BTreeMap<u64, (Bytes, bool)>,
+}
+
+impl Giving {
+    /// A move is given from its beginning.
+    fn begin(&mut self, shard: u16, id: u64) {
+        self.moves.insert(shard, id);
+        self.rest.remove(&id);
+    }
+
+    /// A move of this shard is over.
+    pub(super) fn end(&mut self, shard: u16) {
+        if let Some(id) = self.moves.remove(&shard) {
+            self.rest.remove(&id);
+        }
+        self.last = None;
+    }
 }
 
 /// A question of the target.
@@ -52,8 +72,12 @@ pub(super) enum Ask {
     Tail { id: u64, from: i64 },
     /// Nothing shall be done to them any more.
     Freeze { id: u64, attempt: u32 },
+    /// How many keys the primary of a shard has in a slot, by a slot map of at least this epoch.
+    CountKeys { shard: u16, slot: u16, map_epoch: u64 },
     /// A message for the subscribers of this node; there is no answer. The bytes are channel and message.
     Publish { sharded: bool, channel: usize },
+    /// What the wall clock shows.
+    Clock,
 }
 
 /// What the source says.
@@ -61,7 +85,7 @@ pub(super) enum Ask {
 pub(super) enum Said {
     /// The keys show the journal up to this position.
     Begun { position: i64 },
-    /// Keys: pieces, each with its length before it; by how much the source's clients waited longer for them, and whether there
+    /// Keys: the next bytes of them, cut anywhere; by how much the source's clients waited longer for them, and whether there
     /// were any.
     Keys {
         is_last: bool,
@@ -74,8 +98,12 @@ pub(super) enum Said {
     Tail { next: i64, is_all: bool },
     /// Everything that was done is below this position.
     Frozen { end: i64 },
+    /// So many keys.
+    Count { keys: u64 },
     /// The keys or the journal that were asked for are not there: from the beginning, please.
     Gone,
+    /// Milliseconds since 1970.
+    Clock { wall_ms: i64 },
     /// This node cannot say: it does not lead the shard, or knows no such move.
     NotHere,
 }
@@ -86,6 +114,10 @@ impl Service {
         let nothing = |said| Ok((said, Bytes::new()));
         let id = match ask {
             Ask::Begin { id } | Ask::More { id } | Ask::Tail { id, .. } | Ask::Freeze { id, .. } => id,
+            Ask::Clock => return nothing(Said::Clock { wall_ms: self.parts.clock.wall_ms() }),
+            Ask::CountKeys { shard, slot, map_epoch } => {
+                return nothing(self.count_keys(shard, slot, map_epoch).await);
+            }
             Ask::Publish { .. } => return nothing(Said::NotHere),
         };
         let Some((one, shard)) = self.giving(id).await else { return nothing(Said::NotHere) };
@@ -97,7 +129,17 @@ impl Service {
                 offload(move || tail(&shard, &one, from)).await
             }
             Ask::Freeze { attempt, .. } => self.freeze(&shard, &one, attempt).await,
-            Ask::Publish { .. } => nothing(Said::NotHere),
+            Ask::Publish { .. } | Ask::Clock | Ask::CountKeys { .. } => nothing(Said::NotHere),
+        }
+    }
+
+    async fn count_keys(&self, shard: u16, slot: u16, map_epoch: u64) -> Said {
+        if self.map().epoch < map_epoch && self.refresh(0).await.is_err() || self.map().epoch < map_epoch {
+            return Said::NotHere;
+        }
+        match self.primary_here(shard) {
+            Some(shard) => Said::Count { keys: shard.look(|state| state.db.slot_len(slot) as u64).await },
+            None => Said::NotHere,
         }
     }
 
@@ -122,7 +164,7 @@ impl Service {
         let begun = offload(move || {
             let mut turn = whose.turn_away(&shared);
             turn.append();
-            let fits = whose.role() == Role::Primary && turn.state.fx.is_empty();
+            let fits = whose.role() == Role::Primary && turn.state.fx.is_settled();
             if fits {
                 turn.state.db.begin_image(of, Some(&slots), write_key);
                 whose.keep_from(turn.state.applied);
@@ -132,7 +174,7 @@ impl Service {
             Ok(fits.then_some((position, whose.voided())))
         });
         let Some((position, voided)) = begun.await? else { return Ok((Said::NotHere, Bytes::new())) };
-        lock(&self.giving).moves.insert(shard.index, one.id);
+        lock(&self.giving).begin(shard.index, one.id);
         let said = match self.commits(shard, position, voided).await {
             true => Said::Begun { position },
             false => Said::NotHere,
@@ -141,10 +183,27 @@ impl Service {
     }
 
     async fn more(&self, shard: Arc<Shard>, id: u64) -> io::Result<(Said, Bytes)> {
-        let (before, index) = (lock(&self.giving).last.take(), shard.index);
-        let read = offload(move || Ok(more(&shard, id, before)));
+        let (before, rest) = {
+            let mut giving = lock(&self.giving);
+            (giving.last.take(), giving.rest.remove(&id))
+        };
+        let index = shard.index;
+        let read = async {
+            match rest {
+                Some((rest, is_last)) => Ok(Some((is_last, rest))),
+                None => offload(move || Ok(more(&shard, id, before))).await,
+            }
+        };
         let (given, late_us) = pace::watched(self.parts.clock.as_ref(), read).await;
-        let Some((is_last, keys)) = given? else { return Ok((Said::Gone, Bytes::new())) };
+        let Some((mut is_last, mut keys)) = given? else { return Ok((Said::Gone, Bytes::new())) };
+        if keys.len() > GIVE_BYTES {
+            let rest = keys.split_off(GIVE_BYTES);
+            let mut giving = lock(&self.giving);
+            if giving.moves.get(&index) == Some(&id) {
+                giving.rest.insert(id, (rest, is_last));
+            }
+            is_last = false;
+        }
         let served = self.shared.stats.commands.get();
         let is_shared = self.served_before.swap(served, Ordering::Relaxed) != served;
         let mut giving = lock(&self.giving);
@@ -193,10 +252,14 @@ impl Service {
         shard.voided() == voided
     }
 
-    /// Waits until a shard's journal is committed up to there; false when its lead has ended, or patience.
+    /// Waits until a shard's journal is committed up to there; false when its lead has ended, or nothing was committed for long.
     pub(super) async fn commits(&self, shard: &Shard, end: i64, voided: u64) -> bool {
-        let until = tokio::time::Instant::now() + PATIENCE;
+        let (mut until, mut before) = (tokio::time::Instant::now() + PATIENCE, shard.committed());
         while shard.committed() < end {
+            let committed = shard.committed();
+            if committed > before {
+                (until, before) = (tokio::time::Instant::now() + PATIENCE, committed);
+            }
             if shard.voided() != voided || tokio::time::Instant::now() >= until {
                 return false;
             }
@@ -222,16 +285,9 @@ fn more(shard: &Shard, id: u64, before: Option<Bytes>) -> Option<(bool, Bytes)> 
         }
         _ => Vec::new(),
     };
-    // A slot is written whole, so a piece may be somewhat larger than a step.
+    // A key is written whole, so this may be somewhat larger than a step.
     out.reserve(STEP_BYTES * 5 / 4);
-    out.extend_from_slice(&[0; 4]);
     let is_last = shard.lock().db.image_step(id, STEP_BYTES, &mut out)?;
-    let len = (out.len() - 4) as u32;
-    if len == 0 {
-        out.clear();
-    } else {
-        out[..4].copy_from_slice(&len.to_le_bytes());
-    }
     Some((is_last, out.into()))
 }
 
@@ -241,33 +297,65 @@ fn tail(shard: &Shard, one: &Move, from: i64) -> io::Result<(Said, Bytes)> {
     if from < journal.start() || from > until {
         return Ok((Said::Gone, Bytes::new()));
     }
-    let mut next = from;
-    let mut effects = Effects::default();
-    if from < until {
-        for (offset, payload) in log::read(journal, from, until, TAIL_BYTES).map_err(io::Error::other)? {
-            let (_, commands) = effects::read(&payload).map_err(io::Error::other)?;
-            commands.iter().for_each(|command| pick(&mut effects, &command.args(), one));
-            next = offset + 1;
+    // Everything below `next` is whole batches; `at` is what has been read.
+    let (mut next, mut at) = (from, from);
+    let (mut picked, mut groups) = (Picked::default(), Groups::default());
+    while next == from && at < until {
+        let frames = log::read(journal, at, until, TAIL_BYTES).map_err(io::Error::other)?;
+        if frames.is_empty() {
+            return Err(io::Error::other(format!("no frame at {at} of a journal that ends at {until}")));
+        }
+        for (offset, payload) in frames {
+            at = offset + 1;
+            let frame = effects::parse(&payload).map_err(io::Error::other)?;
+            if let Some((time_ms, commands)) = groups.take(frame).map_err(io::Error::other)? {
+                picked.begin(time_ms);
+                commands.iter().for_each(|command| picked.take(&command.args(), one));
+                next = at;
+            }
         }
     }
-    let bytes = Bytes::copy_from_slice(effects.payload(0));
-    Ok((Said::Tail { next, is_all: next >= until }, bytes))
+    let bytes = Bytes::copy_from_slice(picked.effects.payload(0));
+    // The rest of a group that is not committed yet comes before the freeze, or never.
+    let is_all = next >= until || at >= until && groups.is_open();
+    Ok((Said::Tail { next, is_all }, bytes))
 }
 
-/// Takes a command along if it changed one of the slots.
-fn pick(effects: &mut Effects, args: &moim_wire_resp::Args<'_>, one: &Move) {
-    if moves::is_step(args.name()) {
-        return;
+/// The effects on the slots of a move, with the times at which they happened.
+#[derive(Default)]
+struct Picked {
+    effects: Effects,
+    /// When the next one happened, and what the effects so far say about that.
+    time_ms: i64,
+    said_ms: Option<i64>,
+}
+
+impl Picked {
+    fn begin(&mut self, time_ms: i64) {
+        self.time_ms = time_ms;
     }
-    let Some(spec) = cmd::resolve(args) else { return };
-    if matches!(spec.keys, Keys::None) {
-        if matches!(spec.name, "flushall" | "flushdb") {
-            effects.push_slices(&[WIPE, one.id.to_string().as_bytes()]);
+
+    /// Takes a command along if it changed one of the slots.
+    fn take(&mut self, args: &moim_wire_resp::Args<'_>, one: &Move) {
+        if moves::is_step(args.name()) {
+            if let Some(time_ms) = moves::clock(args) {
+                self.time_ms = time_ms;
+            }
+            return;
         }
-        return;
-    }
-    if touches(spec, args, &one.slots) {
-        effects.push(args.iter());
+        let Some(spec) = cmd::resolve(args) else { return };
+        if matches!(spec.keys, Keys::None) {
+            if matches!(spec.name, "flushall" | "flushdb") {
+                self.effects.push_slices(&[WIPE, one.id.to_string().as_bytes()]);
+            }
+            return;
+        }
+        if touches(spec, args, &one.slots) {
+            if self.said_ms.replace(self.time_ms) != Some(self.time_ms) {
+                self.effects.push_slices(&[CLOCK, self.time_ms.to_string().as_bytes()]);
+            }
+            self.effects.push(args.iter());
+        }
     }
 }
 
@@ -290,22 +378,37 @@ mod tests {
         let slots = SlotSet::from_iter([slot_of(b"{a}")]);
         let from = map.owners()[usize::from(slot_of(b"{a}"))];
         let map = map.with_move(from, 1 - from, &slots).unwrap();
-        let mut effects = Effects::default();
-        for command in [
-            &["SET", "{a}1", "x"][..],
-            &["SET", "{b}1", "x"],
-            &["DEL", "{a}1", "{a}2"],
-            &["FLUSHALL"],
-            &["\0freeze", "1", "0", "5"],
-            &["RPUSH", "{a}l", "1", "2"],
-        ] {
-            pick(&mut effects, &OwnedArgs::from_slices(command).args(), &map.moves[0]);
+        let mut picked = Picked::default();
+        let batches = [
+            (7, vec![&["SET", "{a}1", "x"][..], &["SET", "{b}1", "x"], &["DEL", "{a}1", "{a}2"]]),
+            (7, vec![&["FLUSHALL"], &["\0freeze", "1", "0", "5"], &["APPEND", "{a}1", "x"]]),
+            (8, vec![&["SET", "{b}1", "x"]]),
+            // Effects of a move that brought other slots here before.
+            (9, vec![&["\0clock", "3"], &["SET", "{a}2", "x"], &["\0at", "1", "9"]]),
+            (9, vec![&["RPUSH", "{a}l", "1", "2"]]),
+        ];
+        for (time_ms, commands) in batches {
+            picked.begin(time_ms);
+            for command in commands {
+                picked.take(&OwnedArgs::from_slices(command).args(), &map.moves[0]);
+            }
         }
-        let (_, commands) = effects::read(effects.payload(0)).unwrap();
-        let names: Vec<_> = commands
-            .iter()
-            .map(|command| String::from_utf8_lossy(command.args().name()).into_owned())
-            .collect();
-        assert_eq!(names, ["SET", "DEL", "\0wipe", "RPUSH"]);
+        let (_, commands) = effects::read(picked.effects.payload(0)).unwrap();
+        let words = |command: &OwnedArgs| {
+            command.args().iter().map(|arg| String::from_utf8_lossy(arg).into_owned()).collect::<Vec<_>>()
+        };
+        let commands: Vec<_> = commands.iter().map(|command| words(command).join(" ")).collect();
+        let wanted = [
+            "\0clock 7",
+            "SET {a}1 x",
+            "DEL {a}1 {a}2",
+            "\0wipe 1",
+            "APPEND {a}1 x",
+            "\0clock 3",
+            "SET {a}2 x",
+            "\0clock 9",
+            "RPUSH {a}l 1 2",
+        ];
+        assert_eq!(commands, wanted);
     }
 }

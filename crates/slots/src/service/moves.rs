@@ -19,7 +19,7 @@ use moim_cluster::{Compare, RepositoryError, Txn, TxnOutcome};
 use super::map::{Move, Phase, Side, SlotMap};
 use super::{MAP, PROGRESS, Service};
 use crate::moves::{DISCARD, DROP, Moves, OWN, THAW};
-use crate::shard::{Role, Shard, State, Turn};
+use crate::shard::{Role, Shard, Turn};
 use crate::shared::lock;
 use crate::slot_set::SlotSet;
 
@@ -144,8 +144,7 @@ impl Service {
         let mut giving = lock(&self.giving);
         let Some(id) = giving.moves.get(&shard.index).copied() else { return };
         if map.find(id).is_none_or(|one| one.phase != Phase::Copying) {
-            giving.moves.remove(&shard.index);
-            giving.last = None;
+            giving.end(shard.index);
             shard.keep_from(i64::MAX);
             if let Some(mut state) = shard.lock_soon() {
                 state.db.drop_image(id);
@@ -234,8 +233,7 @@ impl Service {
 
     /// Notes in the map that a side has done its part, once that is committed.
     async fn settle_move(&self, shard: &Arc<Shard>, id: u64, side: Side) -> std::io::Result<()> {
-        let end = |state: &mut State| state.applied + i64::from(!state.fx.is_empty());
-        let (end, voided) = shard.look(|state| (end(state), shard.voided())).await;
+        let (end, voided) = shard.look(|state| (state.end(), shard.voided())).await;
         if !self.commits(shard, end, voided).await {
             return Ok(());
         }
@@ -314,6 +312,7 @@ mod tests {
 
     use super::*;
     use crate::moves::{FREEZE, STAGE};
+    use crate::shard::State;
 
     fn moves(steps: &[&[&[u8]]]) -> Moves {
         let mut state = State::empty();

@@ -1,19 +1,25 @@
 //! Carries out what commands ask of the cluster.
 
+mod loops;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::BrokerId;
 use moim_base::task::Scope;
 use moim_cluster::{Compare, Txn, TxnOutcome};
 use moim_replica::PartitionId;
-use moim_replica::controller::requests::{self, ElectionKind};
+use moim_replica::controller::requests::{self, ElectionKind, RequestError};
 use moim_replica::keys::SHARDS;
 use tokio::sync::mpsc;
 
+use super::give::{Ask, Said};
 use super::map::SlotMap;
 use super::{MAP, Service};
+use crate::cluster::NOBODY;
 use crate::error::Error;
 use crate::ops::{MapChange, Op, OpKind, Step};
+use crate::peer::Wire;
 use crate::shared::lock;
 
 /// How long a change of the cluster may take.
@@ -25,6 +31,9 @@ const TRIES: usize = 50;
 
 /// Takes requests until the shutdown.
 pub(super) async fn run(service: Arc<Service>, mut ops: mpsc::Receiver<Op>, scope: Scope) {
+    if !service.server.is_here() {
+        scope.spawn("slots-loops", loops::watch(Arc::clone(&service)));
+    }
     while let Some(op) = ops.recv().await {
         let service = Arc::clone(&service);
         scope.spawn("slots-op", async move { service.carry_out(op).await });
@@ -72,8 +81,114 @@ impl Service {
         }
     }
 
-    /// Changes the slot map; several may do so at once.
+    /// Changes the slot map as the shard `me` asks. It is the map of the whole cluster: a slot is taken from its owner only by the
+    /// owner or by the shard that it moves to, and never while the owner holds keys of it.
     async fn change_map(&self, me: u16, change: &MapChange) -> Result<(), Error> {
+        match change {
+            MapChange::Assign(slot, to) => self.assign(me, *slot, *to).await,
+            MapChange::Remove(slots) => self.remove(me, slots).await,
+            _ => self.apply(me, change).await,
+        }
+    }
+
+    /// SETSLOT NODE. While the slot is migrating no key comes into it at its owner, so that a slot that was found empty stays so.
+    async fn assign(&self, me: u16, slot: u16, to: u16) -> Result<(), Error> {
+        let (_, map) = self.read_map().await.map_err(Error::err)?;
+        let owner = map.owners()[usize::from(slot)];
+        let assign = MapChange::Assign(slot, to);
+        if owner == to || owner == NOBODY {
+            return self.apply(me, &assign).await;
+        }
+        if me != owner && me != to {
+            return Err(Error::err(format_args!("I'm not the owner of hash slot {slot}")));
+        }
+        let is_marked = !map.moving.contains(&(slot, owner, to));
+        if is_marked {
+            self.apply(owner, &MapChange::Migrate(slot, to)).await?;
+        }
+        if self.keys_in(owner, slot).await? > 0 {
+            if is_marked {
+                self.apply(owner, &MapChange::Stable(slot)).await?;
+            }
+            let whose = if me == owner { "I still hold" } else { "its owner still holds" };
+            return Err(Error::err(format_args!(
+                "Can't assign hashslot {slot} to a different node while {whose} keys for this hash slot."
+            )));
+        }
+        self.apply(me, &assign).await
+    }
+
+    /// DELSLOTS. A key may come into a slot between the look and the change. From the change on no key does, so the slots are
+    /// looked at once more, and are given back if one has keys.
+    async fn remove(&self, me: u16, slots: &[u16]) -> Result<(), Error> {
+        self.check_unused(me, slots).await?;
+        let owners = self.read_map().await.map_err(Error::err)?.1.owners();
+        let ours: Vec<u16> = slots.iter().copied().filter(|slot| owners[usize::from(*slot)] == me).collect();
+        self.apply(me, &MapChange::Remove(slots.to_vec())).await?;
+        let refusal = match self.check_empty(me, &ours).await {
+            Ok(()) => return Ok(()),
+            Err(refusal) => refusal,
+        };
+        self.apply(me, &MapChange::Add(ours)).await?;
+        Err(refusal)
+    }
+
+    async fn check_empty(&self, me: u16, slots: &[u16]) -> Result<(), Error> {
+        let refusal = |slot: u16| {
+            Error::err(format_args!(
+                "Can't remove hashslot {slot} while I still hold keys for this hash slot."
+            ))
+        };
+        if let Some(shard) = self.primary_here(me) {
+            let held =
+                shard.look(|state| slots.iter().copied().find(|slot| state.db.slot_len(*slot) > 0)).await;
+            return held.map_or(Ok(()), |slot| Err(refusal(slot)));
+        }
+        for slot in slots {
+            if self.keys_in(me, *slot).await? > 0 {
+                return Err(refusal(*slot));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all of these slots are this shard's, or no shard's, and empty.
+    async fn check_unused(&self, me: u16, slots: &[u16]) -> Result<(), Error> {
+        let owners = self.read_map().await.map_err(Error::err)?.1.owners();
+        for slot in slots {
+            let owner = owners[usize::from(*slot)];
+            if owner != me && owner != NOBODY {
+                return Err(Error::err(format_args!("I'm not the owner of hash slot {slot}")));
+            }
+            if owner == me {
+                self.check_empty(me, std::slice::from_ref(slot)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many keys the primary of a shard has in a slot, by a slot map that is not older than this node's.
+    async fn keys_in(&self, shard: u16, slot: u16) -> Result<u64, Error> {
+        if let Some(shard) = self.primary_here(shard) {
+            return Ok(shard.look(|state| state.db.slot_len(slot) as u64).await);
+        }
+        let leader = lock(&self.records).get(&shard).and_then(|state| state.leader);
+        let ask = Ask::CountKeys { shard, slot, map_epoch: self.map().epoch };
+        let asked = async {
+            let node = leader.ok_or(std::io::ErrorKind::NotConnected)?;
+            let mut wire = Wire::open(self.parts.dialler.dial(node).await?).await?;
+            wire.send(&ask, &[]).await?;
+            wire.receive::<Said>().await
+        };
+        match asked.await {
+            Ok(Some((Said::Count { keys }, _))) => Ok(keys),
+            Ok(_) => Err(Error::coded("TRYAGAIN The owner of the slot has another primary")),
+            Err(error) => Err(Error::err(format_args!("the owner of the slot cannot be asked: {error}"))),
+        }
+    }
+
+    /// One change of the slot map; several may make some at once.
+    async fn apply(&self, me: u16, change: &MapChange) -> Result<(), Error> {
         let repository = self.parts.repository.as_ref();
         for _ in 0..TRIES {
             let Ok(Some(entry)) = repository.get(MAP).await else { return Err(late()) };
@@ -87,7 +202,7 @@ impl Service {
                     Err(error) => return Err(Error::err(error)),
                 }
             }
-            // Whoever asked goes on with the new map at once.
+            // The client goes on with the new map at once.
             return self.refresh(0).await.map(drop).map_err(Error::err);
         }
         Err(Error::err("the slot map was changed by others at the same time; try again"))
@@ -95,16 +210,52 @@ impl Service {
 
     /// Makes this node the primary of a shard it is in sync with.
     async fn take_lead(&self, shard: u16) -> Result<(), Error> {
-        let repository = self.parts.repository.as_ref();
-        let id = PartitionId { topic: SHARDS, index: u32::from(shard) };
         let me = self.options.node;
-        let mut replicas = lock(&self.records).get(&shard).map(|state| state.target()).unwrap_or_default();
-        let Some(at) = replicas.iter().position(|node| *node == me) else {
+        let state = lock(&self.records).get(&shard).cloned();
+        let Some(state) = state.filter(|state| state.target().contains(&me)) else {
             return Err(Error::err("You should send CLUSTER FAILOVER to a replica"));
         };
+        // Before anything is changed: what is refused must not happen later.
+        if state.in_sync(me).is_none() {
+            return Err(Error::err("This replica is not in sync with its master; try again later"));
+        }
+        self.move_lead(shard, me).await
+    }
+
+    /// Has another in-sync replica lead a shard that this node leads; none where there is no other.
+    async fn give_lead(&self, shard: u16) -> Result<Option<BrokerId>, Error> {
+        let me = self.options.node;
+        let up = lock(&self.others).clone();
+        let state = lock(&self.records).get(&shard).cloned();
+        let Some(state) = state.filter(|state| state.leader == Some(me)) else { return Ok(None) };
+        let fits = |node: &&BrokerId| up.contains(&node.0) && state.in_sync(**node).is_some();
+        let Some(to) = state.target().iter().find(fits).copied() else { return Ok(None) };
+        in_time(self.move_lead(shard, to)).await.map(|()| Some(to))
+    }
+
+    async fn move_lead(&self, shard: u16, to: BrokerId) -> Result<(), Error> {
+        let repository = self.parts.repository.as_ref();
+        let id = PartitionId { topic: SHARDS, index: u32::from(shard) };
+        let mut replicas = lock(&self.records).get(&shard).map(|state| state.target()).unwrap_or_default();
+        let at = replicas.iter().position(|node| *node == to).unwrap_or(0);
         replicas[..=at].rotate_right(1);
         requests::reassign(repository, id, Some(&replicas)).await.map_err(Error::err)?;
-        requests::elect(repository, id, ElectionKind::Preferred).await.map_err(Error::err)?;
-        self.refresh(0).await.map(drop).map_err(Error::err)
+        loop {
+            let elected = requests::elect(repository, id, ElectionKind::Preferred).await;
+            self.refresh(0).await.map_err(Error::err)?;
+            // The controller sees the new order too, and may have held the election already, or not have settled the order yet.
+            if lock(&self.records).get(&shard).is_some_and(|state| state.leader == Some(to)) {
+                return Ok(());
+            }
+            match elected {
+                Ok(())
+                | Err(
+                    RequestError::ElectionNotNeeded
+                    | RequestError::PreferredNotAvailable
+                    | RequestError::Contended,
+                ) => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(Error::err(error)),
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Keeps the right to answer: reads this node's fence key, and says to the shards until when they may speak.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use moim_base::rest::rest;
@@ -37,6 +38,16 @@ pub(super) async fn keep(service: Arc<Service>) {
 }
 
 impl Service {
+    /// This node's disk does not work and others serve in its place, or it works again. Meanwhile connections of clients
+    /// are closed: what this node says of the slots may be old, and a client that waits for it finds no other node.
+    pub fn set_withdrawn(&self, withdrawn: bool) {
+        let was = self.shared.withdrawn.swap(withdrawn, Ordering::AcqRel);
+        if withdrawn && !was {
+            tracing::warn!("disk impaired: clients of the store are sent to the other nodes");
+            self.shared.clients().values().for_each(|client| client.mailbox.kill());
+        }
+    }
+
     /// Tells the shards until when they may answer.
     fn extend_right(&self) {
         let until = lock(&self.right).until_ms();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::{Bytes, BytesMut};
 use moim_base::BrokerId;
 use moim_base::task::offload;
 use moim_cluster::{Compare, RepositoryError, Txn, TxnOutcome};
@@ -24,9 +24,12 @@ use crate::effects;
 use crate::moves::{AT, STAGE};
 use crate::peer::Wire;
 use crate::session::Session;
-use crate::shard::{Role, Shard, State, Turn};
+use crate::shard::{Role, Shard, Turn};
 use crate::shared::lock;
+use crate::snapshot::whole_keys;
 
+/// Keys that are taken in at a time; a larger one alone.
+const LOAD_BYTES: usize = 512 << 10;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(100);
 /// For one answer of the source.
@@ -110,6 +113,8 @@ struct Taking<'a> {
     lead: i32,
     progress: Progress,
     told_ms: u64,
+    /// The beginning of a key of which the rest has not come.
+    partial: BytesMut,
 }
 
 impl Service {
@@ -138,7 +143,15 @@ impl Service {
         let mut giver = self.giver(one.from).await?;
         let (service, shard) = (self, Arc::clone(shard));
         let told_ms = self.parts.clock.monotonic_ms();
-        let mut taking = Taking { service, shard, one, lead, progress: Progress::default(), told_ms };
+        let mut taking = Taking {
+            service,
+            shard,
+            one,
+            lead,
+            progress: Progress::default(),
+            told_ms,
+            partial: BytesMut::new(),
+        };
         let mut position = match taking.staged_at().await.filter(|_| !*anew) {
             Some(position) => position,
             None => taking.load(&mut giver).await?,
@@ -211,24 +224,24 @@ impl Taking<'_> {
     }
 
     /// Changes the shard in a turn, under the lead with which this began.
-    async fn turn(&self, act: impl FnOnce(&mut Turn<'_>) + Send + 'static) -> Result<(), Halt> {
+    async fn turn<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Turn<'_>) -> T + Send + 'static,
+    ) -> Result<T, Halt> {
         let (shard, shared, lead) = (Arc::clone(&self.shard), Arc::clone(&self.service.shared), self.lead);
         let led = offload(move || {
             let mut turn = shard.turn_away(&shared);
             let leads = shard.role() == Role::Primary && turn.state.epoch == lead;
-            if leads {
-                act(&mut turn);
-            }
+            let done = leads.then(|| act(&mut turn));
             turn.finish();
-            Ok(leads)
+            Ok(done)
         });
-        if led.await? { Ok(()) } else { Err(Halt::Over) }
+        led.await?.ok_or(Halt::Over)
     }
 
     /// Where the journal ends.
     async fn end(&self) -> End {
-        let end = |state: &mut State| state.applied + i64::from(!state.fx.is_empty());
-        self.shard.look(|state| End { position: end(state), voided: self.shard.voided() }).await
+        self.shard.look(|state| End { position: state.end(), voided: self.shard.voided() }).await
     }
 
     /// Waits until everything that was taken in is committed.
@@ -252,7 +265,8 @@ impl Taking<'_> {
         let (number, slots) = (id.to_string(), self.one.slots.to_string());
         self.turn(move |turn| turn.step(&[STAGE, number.as_bytes(), slots.as_bytes()])).await?;
         self.progress.bytes = 0;
-        let (mut pace, mut end_before) = (Pace::default(), None);
+        self.partial.clear();
+        let (service, mut pace, mut end_before) = (self.service, Pace::default(), None);
         let mut answer = giver.ask(Ask::More { id }).await?;
         while let (Said::Keys { is_last, late_us, is_shared }, keys) = answer {
             self.progress.bytes += keys.len() as u64;
@@ -269,7 +283,7 @@ impl Taking<'_> {
                 }
                 next
             };
-            let (next, late_here_us) = pace::watched(self.service.parts.clock.as_ref(), work).await;
+            let (next, late_here_us) = pace::watched(service.parts.clock.as_ref(), work).await;
             let is_shared_here = self.service.shared.stats.commands.get() != served_before;
             let here = Strain { late_us: late_here_us, is_shared: is_shared_here };
             if let Some(rest) = pace.on_piece(here.and(Strain { late_us, is_shared })) {
@@ -277,6 +291,8 @@ impl Taking<'_> {
             }
             match next? {
                 Some(next) => answer = next,
+                // The last key has no end.
+                None if !self.partial.is_empty() => return Err(Halt::Anew),
                 None => {
                     self.note(position).await?;
                     return Ok(position);
@@ -287,14 +303,27 @@ impl Taking<'_> {
     }
 
     /// Takes keys in; gives what must be committed for them to be safe.
-    async fn take_in(&self, mut keys: Bytes) -> Result<End, Halt> {
-        while keys.remaining() >= 4 {
-            let len = keys.get_u32_le() as usize;
-            if len > keys.len() {
-                return Err(Halt::Anew);
+    async fn take_in(&mut self, mut keys: Bytes) -> Result<End, Halt> {
+        if !self.partial.is_empty() {
+            self.partial.extend_from_slice(&keys);
+            keys = match whole_keys(&self.partial, LOAD_BYTES) {
+                0 => Bytes::new(),
+                _ => std::mem::take(&mut self.partial).freeze(),
+            };
+        }
+        loop {
+            let piece = keys.split_to(whole_keys(&keys, LOAD_BYTES));
+            if piece.is_empty() {
+                break;
             }
-            let (piece, id) = (keys.split_to(len), self.one.id.to_string());
-            self.turn(move |turn| turn.load(&id, &piece)).await?;
+            let id = self.one.id.to_string();
+            self.turn(move |turn| turn.load(&id, &piece)).await?.map_err(|error| {
+                tracing::error!(%error, "slot migration: keys of the source cannot be read");
+                Halt::Anew
+            })?;
+        }
+        if !keys.is_empty() {
+            self.partial = BytesMut::from(&keys[..]);
         }
         Ok(self.end().await)
     }
@@ -320,17 +349,28 @@ impl Taking<'_> {
             false => effects::read(&bytes).map_err(|error| Halt::Again(error.to_string()))?.1,
         };
         let (id, shared) = (self.one.id.to_string(), Arc::clone(&self.service.shared));
-        self.turn(move |turn| {
+        let slots = self.one.slots.to_string();
+        let replayed = self.turn(move |turn| {
             // In one frame with its position: a new primary does it once.
             turn.append();
+            turn.state.fx.mark();
             let now = turn.now;
-            turn.state.replay(&shared, &mut Session::nobody(), now, &commands);
+            let replayed = turn.state.replay(&shared, &mut Session::nobody(), now, &commands);
+            if replayed.is_err() {
+                // A part of it was done, to slots that nobody sees: they are taken in anew.
+                turn.step(&[STAGE, id.as_bytes(), slots.as_bytes()]);
+                return replayed;
+            }
             for command in &commands {
                 turn.state.fx.push(command.args().iter());
             }
             turn.step(&[AT, id.as_bytes(), next.to_string().as_bytes()]);
-        })
-        .await?;
+            Ok(())
+        });
+        if let Err(error) = replayed.await? {
+            tracing::error!(%error, id = self.one.id, "slot migration: effects of the source cannot be replayed");
+            return Err(Halt::Anew);
+        }
         *position = next;
         Ok(is_all)
     }

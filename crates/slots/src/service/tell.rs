@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) async fn run(service: Arc<Service>, mut told: mpsc::Receiver<Told>, scope: Scope) {
     let mut nodes: BTreeMap<i32, mpsc::Sender<Arc<Told>>> = BTreeMap::new();
     while let Some(message) = told.recv().await {
-        if !service.is_committed(message.gate).await {
+        if !service.is_committed(&message.gate).await {
             continue;
         }
         let up = lock(&service.others).clone();
@@ -102,8 +102,8 @@ impl Service {
                     return Err(io::ErrorKind::InvalidData.into());
                 };
                 match sharded {
-                    true => self.shared.pubsub.publish_sharded(channel, message, Gate::OPEN),
-                    false => self.shared.pubsub.publish(channel, message, Gate::OPEN),
+                    true => self.shared.pubsub.publish_sharded(channel, message, &Gate::OPEN),
+                    false => self.shared.pubsub.publish(channel, message, &Gate::OPEN),
                 };
                 continue;
             }
@@ -114,11 +114,11 @@ impl Service {
     }
 
     /// Waits until what a message tells of is committed; false when it never will be.
-    async fn is_committed(&self, gate: Gate) -> bool {
+    async fn is_committed(&self, gate: &Gate) -> bool {
         let Some(index) = gate.shard.filter(|_| gate.end > 0) else { return true };
         let Some(shard) = lock(&self.locals).get(&index).map(|local| Arc::clone(&local.shard)) else {
             return false;
         };
-        self.commits(&shard, gate.end, shard.voided()).await
+        self.commits(&shard, gate.end, gate.voided).await
     }
 }

@@ -4,6 +4,11 @@ use moim_base::ManualClock;
 use moim_journal::Journal;
 
 use super::*;
+use crate::log::LogError;
+
+pub(super) mod frames;
+mod moving;
+mod time;
 
 /// Nothing here looks at a journal.
 struct NoLog;

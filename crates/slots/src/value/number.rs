@@ -34,26 +34,21 @@ pub fn from_i64(number: i64) -> Vec<u8> {
     number.to_string().into_bytes()
 }
 
-/// A float as C's `strtod` takes it when it must take all of it; never NaN.
+/// A float as C's `strtod` takes it when it must take all of it; never NaN. One that is too large is infinite, as in bounds
+/// of ranges.
 ///
 /// Hexadecimal floats and infinities in any case are accepted; leading spaces are not.
 pub fn parse_f64(bytes: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(bytes).ok()?;
-    if text.is_empty() || text.len() > 320 || text.starts_with(|c: char| c.is_ascii_whitespace()) {
-        return None;
-    }
-    let (sign, body) = match text.as_bytes()[0] {
+    let (sign, body) = match text.as_bytes().first()? {
         b'-' => (-1.0, &text[1..]),
         b'+' => (1.0, &text[1..]),
         _ => (1.0, text),
     };
-    if body.starts_with(['+', '-']) {
-        return None;
-    }
-    if let Some(hex) = body.strip_prefix("0x").or_else(|| body.strip_prefix("0X")) {
+    if let Some(hex) = strip_hex(body) {
         return parse_hex(hex).map(|number| sign * number);
     }
-    if body.eq_ignore_ascii_case("inf") || body.eq_ignore_ascii_case("infinity") {
+    if is_infinity(body) {
         return Some(sign * f64::INFINITY);
     }
     if !body.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
@@ -62,25 +57,89 @@ pub fn parse_f64(bytes: &[u8]) -> Option<f64> {
     body.parse::<f64>().ok().filter(|number| !number.is_nan()).map(|number| sign * number)
 }
 
+/// The same for a value (a score, an increment, a coordinate): a number that is out of range, above or below, is none.
+pub fn parse_f64_in_range(bytes: &[u8]) -> Option<f64> {
+    let number = parse_f64(bytes)?;
+    let is_out = match number {
+        0.0 => !is_zero(bytes),
+        number => number.is_infinite() && !is_infinity(unsigned(bytes)),
+    };
+    (!is_out).then_some(number)
+}
+
+/// The timeout of a blocking command, which Redis reads as a float of 80 bits: one that only those can hold is infinite here.
+pub fn parse_timeout(bytes: &[u8]) -> Option<f64> {
+    extended(bytes).and_then(|_| parse_f64(bytes))
+}
+
+/// Whether a float of 80 bits is infinite; none where it is no float.
+pub fn is_infinite_long(bytes: &[u8]) -> Option<bool> {
+    extended(bytes).map(|number| number.is_err())
+}
+
+fn unsigned(bytes: &[u8]) -> &str {
+    let bytes = bytes.strip_prefix(b"-").or_else(|| bytes.strip_prefix(b"+")).unwrap_or(bytes);
+    std::str::from_utf8(bytes).unwrap_or_default()
+}
+
+fn is_infinity(text: &str) -> bool {
+    text.eq_ignore_ascii_case("inf") || text.eq_ignore_ascii_case("infinity")
+}
+
+fn strip_hex(text: &str) -> Option<&str> {
+    text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"))
+}
+
+/// Whether all digits of a float are zero.
+fn is_zero(bytes: &[u8]) -> bool {
+    let body = unsigned(bytes);
+    let (digits, exponents) = strip_hex(body).map_or((body, ['e', 'E']), |hex| (hex, ['p', 'P']));
+    let digits = digits.split(exponents).next().unwrap_or_default();
+    digits.bytes().all(|digit| matches!(digit, b'0' | b'.'))
+}
+
+/// The digits behind `0x`: rounded once, to the nearest double.
 fn parse_hex(hex: &str) -> Option<f64> {
     let (digits, exponent) = match hex.find(['p', 'P']) {
-        Some(at) => (&hex[..at], hex[at + 1..].parse::<i32>().ok()?),
+        Some(at) => (&hex[..at], binary_exponent(&hex[at + 1..])?),
         None => (hex, 0),
     };
     let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
     if whole.is_empty() && part.is_empty() {
         return None;
     }
-    let mut number = 0.0f64;
-    for digit in whole.chars() {
-        number = number * 16.0 + f64::from(digit.to_digit(16)?);
+    // Sixteen digits and, in the lowest bit, whether any behind them is not zero.
+    let (mut number, mut dropped) = (0u64, 0i64);
+    for digit in whole.chars().chain(part.chars()) {
+        let digit = u64::from(digit.to_digit(16)?);
+        if number >> 60 == 0 {
+            number = number << 4 | digit;
+        } else {
+            number |= u64::from(digit != 0);
+            dropped += 4;
+        }
     }
-    let mut scale = 1.0 / 16.0;
-    for digit in part.chars() {
-        number += f64::from(digit.to_digit(16)?) * scale;
-        scale /= 16.0;
+    Some(scale(number as f64, exponent + dropped - 4 * part.len() as i64))
+}
+
+/// A decimal exponent of two; one that no double has is cut.
+fn binary_exponent(text: &str) -> Option<i64> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
     }
-    Some(number * 2f64.powi(exponent))
+    let size = digits.parse::<i64>().unwrap_or(i64::MAX).min(1 << 40);
+    Some(if text.starts_with('-') { -size } else { size })
+}
+
+/// A number times a power of two.
+fn scale(mut number: f64, mut exponent: i64) -> f64 {
+    while exponent != 0 && number != 0.0 && number.is_finite() {
+        let step = exponent.clamp(-1_000, 1_000);
+        number *= 2f64.powi(step as i32);
+        exponent -= step;
+    }
+    number
 }
 
 /// A float as sorted sets and RESP show it: whole numbers without a point, else the shortest digits
@@ -186,6 +245,17 @@ mod tests {
             ("-.5", Some(-0.5)),
             ("1e3", Some(1000.0)),
             ("0x10", Some(16.0)),
+            ("0x1.8p3", Some(12.0)),
+            ("0x.8", Some(0.5)),
+            ("-0X1F", Some(-31.0)),
+            ("0x1p-1074", Some(5e-324)),
+            ("0x20000000000001", Some(9_007_199_254_740_992.0)),
+            ("0x200000000000010000000000001", Some(4.056481920730335e31)),
+            ("0x1p99999999999999999999", Some(f64::INFINITY)),
+            ("0x", None),
+            ("0x1p", None),
+            ("0x1g", None),
+            ("1e400", Some(f64::INFINITY)),
             ("-inf", Some(f64::NEG_INFINITY)),
             ("+Infinity", Some(f64::INFINITY)),
             ("nan", None),
@@ -196,6 +266,25 @@ mod tests {
             ("--1", None),
         ] {
             assert_eq!(parse_f64(text.as_bytes()), number, "{text}");
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_no_floats() {
+        for (text, number) in [
+            ("1e400", None),
+            ("-1e400", None),
+            ("1e-400", None),
+            ("0x1p2000", None),
+            ("0x1p-2000", None),
+            ("1e-320", Some(1e-320)),
+            ("0e400", Some(0.0)),
+            ("0x0p9999", Some(0.0)),
+            ("-inf", Some(f64::NEG_INFINITY)),
+            ("0x10", Some(16.0)),
+            ("nan", None),
+        ] {
+            assert_eq!(parse_f64_in_range(text.as_bytes()), number, "{text}");
         }
     }
 

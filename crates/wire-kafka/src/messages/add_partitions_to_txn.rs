@@ -1,5 +1,7 @@
 //! AddPartitionsToTxn (24): say which partitions a transaction will write.
 //! Versions 4+ are for brokers and take several transactions.
+//!
+//! The tagged field 10000 is not Kafka's: a coordinator of this cluster says in which epoch it answers.
 
 use crate::KString;
 use crate::codec::messages;
@@ -41,6 +43,7 @@ messages! {
     AddPartitionsToTxnResult {
         transactional_id: KString,
         topic_results: Vec<AddPartitionsToTxnTopicResult>,
+        coordinator_epoch: i32 [4.., tag 10000, ignorable] = -1,
     }
 
     /// An entry of [`AddPartitionsToTxnResult::topic_results`].

@@ -1,4 +1,7 @@
 //! WriteTxnMarkers (27): the coordinator tells partition leaders how a transaction ended.
+//!
+//! The tagged fields from 10000 on are not Kafka's: a broker of this cluster adds them, so that the partition leader can
+//! recognise a marker that arrives after its sender has sent a newer one.
 
 use crate::KString;
 use crate::codec::messages;
@@ -17,6 +20,8 @@ messages! {
         topics: Vec<WritableTxnMarkerTopic>,
         coordinator_epoch: i32,
         transaction_version: i8 [2.., ignorable],
+        attempt: i64 [1.., tag 10000, ignorable] = -1,
+        leader_epoch: i32 [1.., tag 10001, ignorable] = -1,
     }
 
     /// An entry of [`WritableTxnMarker::topics`].

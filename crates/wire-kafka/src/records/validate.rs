@@ -27,6 +27,14 @@ pub struct ValidateLimits {
 /// [`repair_max_timestamp`](super::repair_max_timestamp) makes the batch agree. Control batches pass; whether their
 /// sender may send them is for the caller to say.
 pub fn validate_batch(batch: &Bytes, limits: &ValidateLimits) -> Result<BatchHeader, RecordsError> {
+    validate_batch_sized(batch, limits).map(|(header, _)| header)
+}
+
+/// Like [`validate_batch`], and answers how many bytes of records there were to look at, decompressed.
+pub fn validate_batch_sized(
+    batch: &Bytes,
+    limits: &ValidateLimits,
+) -> Result<(BatchHeader, usize), RecordsError> {
     let mut header = BatchHeader::read(batch)?;
     if header.total_len() != batch.len() {
         return Err(if header.total_len() > batch.len() {
@@ -43,10 +51,11 @@ pub fn validate_batch(batch: &Bytes, limits: &ValidateLimits) -> Result<BatchHea
     if header.records_count.checked_sub(1) != Some(header.last_offset_delta) {
         return Err(RecordsError::Count);
     }
-    header.max_timestamp = with_payload(&header, batch, limits.max_decompressed_bytes, |payload| {
-        check_records(payload, &header, limits.require_keys)
+    let (max_timestamp, size) = with_payload(&header, batch, limits.max_decompressed_bytes, |payload| {
+        Ok((check_records(payload, &header, limits.require_keys)?, payload.len()))
     })?;
-    Ok(header)
+    header.max_timestamp = max_timestamp;
+    Ok((header, size))
 }
 
 fn check_flags(header: &BatchHeader) -> Result<(), RecordsError> {

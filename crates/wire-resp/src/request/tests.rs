@@ -63,7 +63,7 @@ fn what_is_wrong_is_answered_in_the_words_of_redis() {
     let line = "x".repeat(MAX_LINE + 1);
     for (text, expected) in [
         ("*3000000000\r\n", "invalid multibulk length"),
-        ("*1048577\r\n", "invalid multibulk length"),
+        ("*2147483648\r\n", "invalid multibulk length"),
         ("*x\r\n", "invalid multibulk length"),
         ("*\r\n", "invalid multibulk length"),
         ("*3\r\n$3\r\nSET\r\n$1\r\nx\r\nfooz\r\n", "expected '$', got 'f'"),

@@ -109,6 +109,25 @@ fn a_waiter_whose_lease_ends_does_not_get_the_lock() {
 }
 
 #[test]
+fn a_candidate_whose_lease_ends_does_not_win() {
+    Ports::with_client(1, async |_, client| {
+        lease(&client, 0xa).await;
+        lease(&client, 0xb).await;
+        let campaign = |lease| election::CampaignRequest { name: "e".into(), lease, value: "v".into() };
+        let _: election::CampaignResponse =
+            client.call(method::election::CAMPAIGN, &campaign(0xa)).await.unwrap();
+        let mut candidate = client.open(method::election::CAMPAIGN, &[]).await;
+        candidate.send(&campaign(0xb), true);
+        until_keys(&client, "e/", &["e/a", "e/b"]).await;
+        let revoke = wire::LeaseRevokeRequest { id: 0xb };
+        let _: wire::LeaseRevokeResponse = client.call(method::lease::REVOKE, &revoke).await.unwrap();
+        // Told while the leader is still there, and never named as the winner.
+        let outcome = candidate.answer().await.map(|_| ());
+        assert_eq!(refusal(outcome), "Unknown: election: session expired before leadership was won");
+    });
+}
+
+#[test]
 fn an_election_has_one_leader_who_may_speak_and_leave() {
     Ports::with_client(1, async |_, client| {
         lease(&client, 0xa).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions, Error, GetResponse, Txn, TxnOp, TxnOpResponse};
 use moim_history::{Compare, Found, Op, Outcome, Seen, Step};
 
-use super::World;
+use super::{PAUSE, World};
 use crate::support::{connect, revision};
 
 /// Keys of a round.
@@ -36,6 +36,9 @@ pub(super) async fn run(world: Arc<World>, client: usize, seed: u64) {
             if !ask(&world, &mut connection, client, op).await {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 break;
+            }
+            if !PAUSE.is_zero() {
+                tokio::time::sleep(PAUSE).await;
             }
             if random.u8(..50) == 0 {
                 break; // another node for a change

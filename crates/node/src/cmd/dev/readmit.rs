@@ -76,3 +76,27 @@ pub(super) async fn replace(nodes: &[Member], id: i32) -> Outcome<Place> {
     let message = format!("node {id} cannot be let in again\n{}", said.trim());
     Err(Failure::new(status, message).hint("most of the other nodes must run"))
 }
+
+/// Whether the cluster has this node among its members, as the others say.
+pub(super) async fn is_member(nodes: &[Member], id: i32) -> Outcome<bool> {
+    #[derive(serde::Deserialize)]
+    struct Report {
+        nodes: Vec<Known>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Known {
+        node_id: i32,
+    }
+    let others: Vec<Member> =
+        nodes.iter().filter(|node| node.id != id && node.pid.is_some()).cloned().collect();
+    let output = Command::new(std::env::current_exe()?)
+        .args(["cluster", "status", "-o", "json", "--admin", &listed(&others, |node| &node.admin)])
+        .stdin(Stdio::null())
+        .output()
+        .await?;
+    let report: Report = serde_json::from_slice(&output.stdout).map_err(|error| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        Failure::error(format!("the cluster does not say who its members are: {error}\n{}", said.trim()))
+    })?;
+    Ok(report.nodes.iter().any(|node| node.node_id == id))
+}

@@ -231,6 +231,7 @@ async fn bring_up(cluster: &Cluster, lost: &[i32], patience: Duration, output: O
     }
     let mut waiting: Vec<i32> = cluster.runners.iter().map(|runner| runner.id).collect();
     let (mut lost, mut is_up) = (lost.to_vec(), false);
+    let mut refused: Vec<(i32, Failure)> = Vec::new();
     while !waiting.is_empty() {
         if since.elapsed() > patience {
             let message = format!("{} not ready within {} s", named(&waiting), patience.as_secs());
@@ -253,12 +254,12 @@ async fn bring_up(cluster: &Cluster, lost: &[i32], patience: Duration, output: O
                     }
                 }
             }
-            // The cluster does not want it any more: the others do without it.
+            // If the cluster does not want it any more the others do without it; whether that is so, they tell.
             Ok(Some((id, Err(failure))))
                 if failure.status == Status::Conflict && (is_up || waiting.len() > 1) =>
             {
                 waiting.retain(|other| *other != id);
-                note(failure);
+                refused.push((id, failure));
             }
             Ok(Some((_, Err(failure)))) => return Err(failure),
             Ok(None) => return Err(Failure::error("the nodes cannot be started")),
@@ -267,9 +268,26 @@ async fn bring_up(cluster: &Cluster, lost: &[i32], patience: Duration, output: O
             }
         }
     }
+    let is_refused = |id: i32| refused.iter().any(|(refused, _)| *refused == id);
+    let nodes = cluster.roster.listing().nodes;
+    if let Some(node) = nodes.iter().find(|node| node.pid.is_none() && !is_refused(node.id)) {
+        let message = format!("node {} ended while the others started", node.id);
+        return Err(Failure::error(message).hint(format!(
+            "its log is {}/node-{}.log",
+            data.display(),
+            node.id
+        )));
+    }
+    for (id, failure) in refused {
+        if readmit::is_member(&cluster.roster.listing().nodes, id).await? {
+            return Err(failure);
+        }
+        note(failure);
+    }
     let listing = cluster.roster.listing();
+    let running: Vec<Member> = listing.nodes.iter().filter(|node| node.pid.is_some()).cloned().collect();
     match output.format {
-        Format::Table => print(&welcome(&listing.nodes, data, since.elapsed())),
+        Format::Table => print(&welcome(&running, data, since.elapsed())),
         Format::Json => output.print(&listing),
     }
 }

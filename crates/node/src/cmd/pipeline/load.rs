@@ -91,20 +91,23 @@ pub(super) async fn run(common: &CommonArgs, args: &LoadArgs, output: Output) ->
     let total = lines.len() as u64 * clients.len() as u64;
     let bar = progress(total);
     let since = Instant::now();
-    let sends = clients.iter().zip(&watched).map(|(options, watched)| client::send(options, &lines, watched));
+    // A client with a message missing is told of in the end: the others go on meanwhile.
+    let sends = clients.iter().zip(&watched).map(|(options, watched)| async {
+        match client::send(options, &lines, watched).await {
+            Err(missing @ ClientError::Missing(..)) => Ok(Some(missing)),
+            other => other.map(|()| None),
+        }
+    });
     let all = futures_util::future::try_join_all(sends);
     tokio::pin!(all);
     let sum = |of: fn(&Sending) -> u64| watched.iter().map(|sending| of(sending)).sum::<u64>();
     let mut tick = tokio::time::interval(Duration::from_millis(100));
-    loop {
+    let missing = loop {
         tokio::select! {
-            done = &mut all => {
-                done.map_err(failure)?;
-                break;
-            }
+            done = &mut all => break done.map_err(failure)?.into_iter().flatten().next(),
             _ = tick.tick() => bar.set_position(sum(|s| s.acked.load(Ordering::Relaxed))),
         }
-    }
+    };
     bar.finish_and_clear();
     let written = sum(|s| s.written.load(Ordering::Relaxed));
     output.print(&Sent {
@@ -113,7 +116,8 @@ pub(super) async fn run(common: &CommonArgs, args: &LoadArgs, output: Output) ->
         resent: written.saturating_sub(total),
         reconnects: sum(|s| s.reconnects.load(Ordering::Relaxed)),
         seconds: since.elapsed().as_secs_f64(),
-    })
+    })?;
+    missing.map_or(Ok(()), |missing| Err(failure(missing)))
 }
 
 fn tls(args: &LoadArgs) -> Outcome<Option<ClientTls>> {
@@ -218,6 +222,8 @@ async fn typed(args: &LoadArgs, secret: Secret) -> Outcome {
 fn failure(error: ClientError) -> Failure {
     match &error {
         ClientError::Refused(_) => Failure::new(Status::NotAllowed, error.to_string()),
+        ClientError::Missing(..) => Failure::new(Status::Unhealthy, error.to_string())
+            .hint("`moim pipeline verify` says where it went"),
         ClientError::GaveUp { .. } => Failure::new(Status::Unreachable, error.to_string()),
         ClientError::NoGateway => Failure::usage(error.to_string()),
     }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use moim_pipeline::store::hex;
 use moim_pipeline::verify::{
-    Observed, Verdict, judge, locate, locate_text, name_wrong, observe, observe_clients, trace, trace_text,
+    Observed, Verdict, committed, judge, locate, locate_text, name_wrong, observe, observe_clients, trace,
+    trace_text, unread,
 };
-use moim_pipeline::{QueueOptions, Store, StoreError};
+use moim_pipeline::{KafkaError, QueueOptions, Store, StoreError};
 use tokio::time::Instant;
 
 use super::live::grouped;
@@ -20,6 +22,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A run that has not moved for so long will not: a counter whose client has forgotten it is replaced after 12 s, and has to
 /// find its place in the group.
 const STUCK: Duration = Duration::from_secs(30);
+/// So often the store and the topics are read until they fit together.
+const TRIES: usize = 5;
+/// Of so many wrong messages the topics are searched for the first record.
+const EXPLAINED: usize = 3;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct VerifyArgs {
@@ -47,9 +53,11 @@ impl Report for Verdict {
         let summary = Section::pairs([
             ("distinct messages", self.messages.distinct.to_string()),
             ("expected of each", each),
+            ("in flight", self.in_flight.to_string()),
             ("lost", self.lost.to_string()),
             ("duplicated", self.duplicated.to_string()),
             ("dead-lettered", self.dead_lettered.to_string()),
+            ("behind a missing one", self.parked.to_string()),
             ("verdict", self.verdict.to_owned()),
         ]);
         let mut sections = vec![clients, summary];
@@ -63,6 +71,14 @@ impl Report for Verdict {
                     message.expected.to_string(),
                     text,
                 ]);
+            }
+            sections.push(wrong);
+        }
+        if !self.wrong_clients.is_empty() {
+            let mut wrong = Section::new(&["WRONG CLIENT", ">COUNTED", ">EXPECTED", "WHY"]);
+            for client in &self.wrong_clients {
+                let (counted, expected) = (client.counted.to_string(), client.expected.to_string());
+                wrong.row(vec![client.client.clone(), counted, expected, client.detail.clone()]);
             }
             sections.push(wrong);
         }
@@ -90,11 +106,16 @@ pub(crate) fn conclude(verdict: &Verdict) -> Outcome {
     if verdict.is_ok() {
         return Ok(());
     }
+    if verdict.is_pending() {
+        let message = format!("nothing is wrong, {} messages are on their way", grouped(verdict.in_flight));
+        return Err(Failure::new(Status::Timeout, message).hint("--wait 60s waits for them"));
+    }
     let message = format!(
-        "verification failed: {} lost, {} duplicated, {} wrong messages",
+        "verification failed: {} lost, {} duplicated, {} wrong messages, {} wrong clients",
         grouped(verdict.lost),
         grouped(verdict.duplicated),
-        verdict.messages.wrong.len()
+        verdict.messages.wrong.len(),
+        verdict.wrong_clients.len()
     );
     Err(Failure::new(Status::Unhealthy, message))
 }
@@ -141,43 +162,79 @@ pub(crate) async fn settle(
         if last.replace(mark) != Some(mark) {
             moved = Instant::now();
         }
-        let verdict = judge(&observed, expect_each);
-        if whole && (verdict.is_ok() || over) {
-            return explain(store, queue, verdict).await;
+        // Dead letters are only known from their topic.
+        let is_dead = observed.clients.values().any(|client| client.dead_lettered > 0);
+        if whole && judge(&observed, expect_each).is_ok() {
+            return Ok(judge(&observed, expect_each));
+        }
+        if over || (whole && is_dead) {
+            let verdict = judge(&look_well(store, queue).await?, expect_each);
+            if over || verdict.is_ok() {
+                return explain(store, queue, verdict).await;
+            }
         }
         tokio::time::sleep(LOOK).await;
     }
 }
 
+/// Reads the store and the topics. While something is committed between the two, they do not fit together: then what the topics
+/// hold is left out, and nothing that is missing counts as lost.
+async fn look_well(store: &Store, queue: &QueueOptions) -> Outcome<Observed> {
+    let mut observed = Observed::default();
+    for _ in 0..TRIES {
+        let before = blocking(queue, committed).await?;
+        observed = observe(store).await.map_err(|e| Failure::new(Status::Unreachable, e.to_string()))?;
+        let unknown = observed.unknown();
+        let found = blocking(queue, move |queue| unread(queue, &unknown)).await?;
+        if found.is_settled_since(&before) {
+            observed.unread = Some(found);
+            break;
+        }
+    }
+    Ok(observed)
+}
+
+async fn blocking<T: Send + 'static>(
+    queue: &QueueOptions,
+    ask: impl FnOnce(&QueueOptions) -> Result<T, KafkaError> + Send + 'static,
+) -> Outcome<T> {
+    let queue = queue.clone();
+    let asked = tokio::task::spawn_blocking(move || ask(&queue)).await;
+    asked.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| kafka_failure(&e))
+}
+
 async fn explain(store: &Store, queue: &QueueOptions, mut verdict: Verdict) -> Outcome<Verdict> {
-    if verdict.is_ok() {
+    if verdict.is_ok() || verdict.is_pending() {
         return Ok(verdict);
     }
     if let Err(error) = name_wrong(store, &mut verdict).await {
         tracing::debug!(%error, "cannot read the texts of wrong messages");
     }
-    let short = verdict.clients.iter().find(|(_, counts)| counts.in_flight() > 0);
-    let suspects: Vec<String> = match short {
-        Some((client, _)) => vec![client.clone()],
-        None => verdict.clients.keys().cloned().collect(),
-    };
+    let suspects: Vec<String> = verdict.wrong_clients.iter().map(|wrong| wrong.client.clone()).collect();
     for client in suspects {
-        let (queue, name) = (queue.clone(), client.clone());
-        let seen = tokio::task::spawn_blocking(move || trace(&queue, &name)).await;
-        let seen = seen.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| kafka_failure(&e))?;
+        let name = client.clone();
+        let seen = blocking(queue, move |queue| trace(queue, &name)).await?;
         let counts = &verdict.clients[&client];
         if let Some(found) = locate(&client, counts, &seen) {
             verdict.first_wrong = Some(found);
             return Ok(verdict);
         }
     }
-    if let Some(wrong) = verdict.messages.wrong.first() {
-        let (queue, hash) = (queue.clone(), wrong.hash.clone());
-        let passed = tokio::task::spawn_blocking(move || trace_text(&queue, &hash)).await;
-        let passed = passed.map_err(|e| Failure::error(e.to_string()))?.map_err(|e| kafka_failure(&e))?;
-        let counted = store.counted_for(&wrong.hash).await;
-        let counted = counted.map_err(|e| Failure::new(Status::Unreachable, e.to_string()))?;
-        verdict.first_wrong = locate_text(wrong, &passed, &counted);
+    for wrong in verdict.messages.wrong.iter().take(EXPLAINED) {
+        let hash = wrong.hash.clone();
+        let passed = blocking(queue, move |queue| trace_text(queue, &hash)).await?;
+        let unreachable = |error: StoreError| Failure::new(Status::Unreachable, error.to_string());
+        let counted = store.counted_for(&wrong.hash).await.map_err(unreachable)?;
+        let mut senders = Vec::new();
+        for (client, counts) in &verdict.clients {
+            let lines = store.lines(client).await.map_err(unreachable)?;
+            let sent = lines.range(1..=counts.last).filter(|(_, digest)| hex(&digest[..]) == wrong.hash);
+            senders.extend(sent.map(|(sn, _)| (client.clone(), *sn)));
+        }
+        verdict.first_wrong = locate_text(wrong, &senders, &passed, &counted);
+        if verdict.first_wrong.is_some() {
+            return Ok(verdict);
+        }
     }
     Ok(verdict)
 }

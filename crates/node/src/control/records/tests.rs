@@ -15,7 +15,12 @@ fn repository() -> MemoryRepository {
 }
 
 fn founder(node_id: i32) -> Founder {
-    Founder { node_id, directory_id: format!("d{node_id}"), peer: format!("h{node_id}:1") }
+    Founder {
+        node_id,
+        directory_id: format!("d{node_id}"),
+        peer: format!("h{node_id}:1"),
+        nonce: String::new(),
+    }
 }
 
 fn card(node_id: i32, directory_id: &str) -> Card {

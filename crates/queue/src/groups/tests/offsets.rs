@@ -136,7 +136,8 @@ fn marker_that_arrives_before_the_news_of_the_write_still_counts() {
         let mut groups = Groups::new(config(), 1);
         let effects = groups.txn_offset_commit(0, Token(1), txn_commit(&[("t", 0, 8)]));
         let [Effect::Persist { then, .. }] = effects[..] else { panic!("{effects:?}") };
-        groups.on_txn_marker(PRODUCER.id, PRODUCER.epoch, commits);
+        let before = groups.begin_txn_marker();
+        groups.on_txn_marker(PRODUCER.id, before, commits);
         assert_eq!(groups.on_persisted(0, then, Ok(())).len(), 1);
         let all = OffsetFetch { group: "g".into(), topics: None, require_stable: true };
         assert_eq!(groups.offset_fetch(&all).topics.len(), usize::from(commits));
@@ -159,10 +160,26 @@ fn failed_transactional_write_leaves_nothing_open() {
 fn marker_of_another_partition_leaves_the_group_alone() {
     let mut world = World::new(config());
     world.ask_now(|token| Input::TxnOffsetCommit(token, txn_commit(&[("t", 0, 8)])));
-    world.groups.on_txn_marker_in(PRODUCER.id, PRODUCER.epoch, true, |group| group != "g");
+    let before = world.groups.begin_txn_marker();
+    world.groups.on_txn_marker_in(PRODUCER.id, before, true, |group| group != "g");
     assert_eq!(offset(&world, 0), -1);
-    world.groups.on_txn_marker_in(PRODUCER.id, PRODUCER.epoch, true, |group| group == "g");
+    world.groups.on_txn_marker_in(PRODUCER.id, before, true, |group| group == "g");
     assert_eq!(offset(&world, 0), 8);
+}
+
+#[test]
+fn marker_committed_late_leaves_the_offsets_of_the_next_transaction_open() {
+    let mut world = World::new(config());
+    world.ask_now(|token| Input::TxnOffsetCommit(token, txn_commit(&[("t", 0, 8)])));
+    // Sent twice; the next transaction begins when the second one is committed, before the news of the first.
+    let first = world.groups.begin_txn_marker();
+    let second = world.groups.begin_txn_marker();
+    world.groups.on_txn_marker(PRODUCER.id, second, true);
+    assert_eq!(offset(&world, 0), 8);
+    world.ask_now(|token| Input::TxnOffsetCommit(token, txn_commit(&[("t", 0, 9)])));
+    world.groups.on_txn_marker(PRODUCER.id, first, true);
+    assert_eq!(offset(&world, 0), 8, "nothing has decided over the next transaction");
+    assert_eq!(fetch(&world, "t", 0, true).error, ErrorCode::UnstableOffsetCommit);
 }
 
 #[test]

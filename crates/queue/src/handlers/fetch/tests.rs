@@ -19,6 +19,7 @@ fn pending(still: &Still) -> PendingFetch {
         asked: Bytes::from_static(b"\0\x01\0\x06\0\0\0\x01the question"),
         max_wait_ms: 60_000,
         deadline: Instant::now() + Duration::from_secs(60),
+        starved: None,
         min_bytes: 1,
         max_bytes: 1 << 20,
         stable_only: false,
@@ -27,6 +28,10 @@ fn pending(still: &Still) -> PendingFetch {
         kept: None,
         waiting: Vec::new(),
     }
+}
+
+fn memory(still: &Still) -> ConnectionBudget {
+    still.broker.responses.connection(usize::MAX)
 }
 
 /// What the client gets.
@@ -57,12 +62,12 @@ fn a_wait_that_ends_without_news_gives_the_answer_of_its_first_look() {
     still.topic("t", &[]);
     let wake = Wake::new(0, 1);
     let (now, mut fetch, mut fresh) = (Instant::now(), pending(&still), pending(&still));
-    assert!(!fetch.poll(&still.broker, &wake, now, false));
-    assert!(!fetch.poll(&still.broker, &wake, now, false), "time has not passed");
-    assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false));
+    assert!(!fetch.poll(&still.broker, &wake, now, false, &memory(&still)));
+    assert!(!fetch.poll(&still.broker, &wake, now, false, &memory(&still)), "time has not passed");
+    assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false, &memory(&still)));
     assert!(matches!(fetch.answer, Some(Answer::Kept)));
     fresh.deadline = now;
-    assert!(fresh.poll(&still.broker, &wake, now, false));
+    assert!(fresh.poll(&still.broker, &wake, now, false, &memory(&still)));
     assert_eq!(written(&mut fetch, &still), written(&mut fresh, &still));
 }
 
@@ -73,19 +78,22 @@ fn records_that_come_during_the_wait_are_answered_with_and_not_what_was_kept() {
     let wake = Wake::new(0, 1);
     let mut fetch = pending(&still);
     let now = Instant::now();
-    assert!(!fetch.poll(&still.broker, &wake, now, false));
+    assert!(!fetch.poll(&still.broker, &wake, now, false, &memory(&still)));
     append(&partition, batch(|b| b, "k", "v"));
     still.sync(&partition);
-    assert!(!fetch.poll(&still.broker, &wake, now, false), "it looks again when it is told of news");
-    assert!(fetch.poll(&still.broker, &wake, now, true));
+    assert!(
+        !fetch.poll(&still.broker, &wake, now, false, &memory(&still)),
+        "it looks again when it is told of news"
+    );
+    assert!(fetch.poll(&still.broker, &wake, now, true, &memory(&still)));
     assert!(matches!(&fetch.answer, Some(Answer::Found(found)) if found.bytes > 0));
 }
 
 /// A fetch that was answered with nothing.
 fn answered_empty(still: &Still, wake: &Arc<Wake>) -> PendingFetch {
     let mut fetch = pending(still);
-    assert!(!fetch.poll(&still.broker, wake, Instant::now(), false));
-    assert!(fetch.poll(&still.broker, wake, fetch.deadline, false));
+    assert!(!fetch.poll(&still.broker, wake, Instant::now(), false, &memory(still)));
+    assert!(fetch.poll(&still.broker, wake, fetch.deadline, false, &memory(still)));
     written(&mut fetch, still);
     assert!(fetch.can_repeat());
     fetch
@@ -104,14 +112,14 @@ fn the_same_question_goes_on_with_the_fetch_before_it() {
     let same = b"\0\x01\0\x06\0\0\x01\x02the question";
     assert!(fetch.repeat(same, &still.broker, now));
     assert!(fetch.deadline >= now + Duration::from_secs(60));
-    assert!(!fetch.poll(&still.broker, &wake, now, false));
-    assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false));
+    assert!(!fetch.poll(&still.broker, &wake, now, false, &memory(&still)));
+    assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false, &memory(&still)));
     assert_eq!(written(&mut fetch, &still)[CORRELATION], [0, 0, 1, 2]);
     // Its wish was there all the time.
     assert!(fetch.repeat(same, &still.broker, now));
     append(&partition, batch(|b| b, "k", "v"));
     still.sync(&partition);
-    assert!(fetch.poll(&still.broker, &wake, now, true));
+    assert!(fetch.poll(&still.broker, &wake, now, true, &memory(&still)));
     assert!(matches!(&fetch.answer, Some(Answer::Found(found)) if found.bytes > 0));
     assert!(!fetch.can_repeat(), "who got records asks for others");
 }
@@ -127,8 +135,8 @@ fn a_question_does_not_go_on_after_anything_changed_that_its_answer_tells() {
         let mut fetch = pending(&still);
         let Target::Once(wanted) = &mut fetch.plan else { panic!("no session was asked for") };
         wanted[0].fetch_offset = partition.high_watermark();
-        assert!(!fetch.poll(&still.broker, &wake, Instant::now(), false));
-        assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false));
+        assert!(!fetch.poll(&still.broker, &wake, Instant::now(), false, &memory(&still)));
+        assert!(fetch.poll(&still.broker, &wake, fetch.deadline, false, &memory(&still)));
         fetch
     };
     let same = b"\0\x01\0\x06\0\0\0\x02the question";

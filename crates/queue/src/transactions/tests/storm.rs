@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use moim_wire_kafka::ErrorCode;
 
 use super::super::*;
-use super::world::{World, add, end, init};
+use super::world::{World, add, add_at, end, end_at, init};
 
 const IDS: [&str; 2] = ["x", "y"];
 
@@ -24,6 +24,17 @@ enum Step {
         partition: i32,
     },
     End {
+        id: usize,
+        claim: usize,
+        commit: bool,
+    },
+    /// The same of a client that gets an epoch with every transaction and does not announce its partitions.
+    AddOwnEpoch {
+        id: usize,
+        claim: usize,
+        partition: i32,
+    },
+    EndOwnEpoch {
         id: usize,
         claim: usize,
         commit: bool,
@@ -52,7 +63,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (id.clone(), prop::option::of(claim.clone())).prop_map(|(id, claim)| Step::Init { id, claim }),
         5 => (id.clone(), claim.clone(), 0..4i32)
             .prop_map(|(id, claim, partition)| Step::Add { id, claim, partition }),
-        4 => (id, claim, any::<bool>()).prop_map(|(id, claim, commit)| Step::End { id, claim, commit }),
+        4 => (id.clone(), claim.clone(), any::<bool>())
+            .prop_map(|(id, claim, commit)| Step::End { id, claim, commit }),
+        3 => (id.clone(), claim.clone(), 0..4i32)
+            .prop_map(|(id, claim, partition)| Step::AddOwnEpoch { id, claim, partition }),
+        3 => (id, claim, any::<bool>())
+            .prop_map(|(id, claim, commit)| Step::EndOwnEpoch { id, claim, commit }),
         12 => prop::bool::weighted(0.9).prop_map(|ok| Step::Persist { ok }),
         8 => (0..8usize, prop::bool::weighted(0.8)).prop_map(|(which, ok)| Step::Mark { which, ok }),
         1 => prop_oneof![Just(1u64), Just(2_000), Just(60_000)].prop_map(|ms| Step::Advance { ms }),
@@ -96,6 +112,16 @@ impl Storm {
                 if producer != self.claim(IDS[id], 0) {
                     self.zombies.insert(token);
                 }
+            }
+            Step::AddOwnEpoch { id, claim, partition } => {
+                let producer = self.claim(IDS[id], claim);
+                self.w.send(add_at(5, IDS[id], producer, &[partition]));
+            }
+            Step::EndOwnEpoch { id, claim, commit } => {
+                let producer = self.claim(IDS[id], claim);
+                let token = self.w.send(end_at(5, IDS[id], producer, commit));
+                // Whoever ends a transaction goes on under the epoch of the answer.
+                self.inits.insert(token, IDS[id]);
             }
             Step::Persist { ok } => {
                 self.w.persist(if ok { Ok(()) } else { Err(ErrorCode::NotEnoughReplicas) });
@@ -167,7 +193,10 @@ fn decisions(w: &World, id: &str) -> Vec<Decision> {
         let legal = match txn.state {
             State::Empty => !from.is_running(),
             State::Ongoing => !from.is_preparing(),
-            State::PrepareCommit | State::PrepareAbort => from == State::Ongoing,
+            State::PrepareCommit => from == State::Ongoing,
+            State::PrepareAbort => {
+                from == State::Ongoing || (txn.epoch_per_transaction && !from.is_preparing())
+            }
             State::CompleteCommit => from == State::PrepareCommit,
             State::CompleteAbort => from == State::PrepareAbort,
             State::Dead | State::PrepareEpochFence => false,
@@ -176,7 +205,12 @@ fn decisions(w: &World, id: &str) -> Vec<Decision> {
         if let Some(before) = before.filter(|b| b.producer_id == txn.producer_id) {
             assert!(before.epoch <= txn.epoch, "{id}: the epoch went back");
             let bumped = before.epoch < txn.epoch;
-            assert!(!(bumped && txn.state == State::PrepareCommit), "{id}: only its own producer commits");
+            let by_itself = txn.epoch_per_transaction && txn.last_epoch == before.epoch;
+            let commits = bumped && txn.state == State::PrepareCommit;
+            assert!(!commits || by_itself, "{id}: only its own producer commits");
+            if txn.epoch_per_transaction && txn.state.is_preparing() && !before.state.is_preparing() {
+                assert!(bumped, "{id}: every end has a newer epoch than its records");
+            }
             if txn.state.is_preparing() {
                 assert_eq!(before.partitions, txn.partitions, "{id}: decided on what was open");
             }

@@ -19,6 +19,7 @@ pub(super) struct Marker {
     pub(super) id: Arc<str>,
     pub(super) producer: (i64, i16),
     pub(super) commit: bool,
+    pub(super) own_epoch: bool,
     pub(super) at: TopicPartition,
 }
 
@@ -77,15 +78,16 @@ impl World {
                     assert_eq!(decode_key(&key), Ok(Some(transactional_id)));
                     self.writes.push_back((token, key, value));
                 }
-                Effect::WriteMarkers {
+                Effect::WriteMarkers(WriteMarkers {
                     token,
                     transactional_id,
                     producer_id,
                     producer_epoch,
                     commit,
                     coordinator_epoch,
+                    epoch_per_transaction,
                     partitions,
-                } => {
+                }) => {
                     assert_eq!(coordinator_epoch, 7);
                     let all = partitions
                         .into_iter()
@@ -95,6 +97,7 @@ impl World {
                         id: transactional_id.clone(),
                         producer: (producer_id, producer_epoch),
                         commit,
+                        own_epoch: epoch_per_transaction,
                         at: TopicPartition { topic, partition },
                     }));
                 }
@@ -214,12 +217,13 @@ pub(super) fn end_at(
     (producer_id, producer_epoch): (i64, i16),
     commit: bool,
 ) -> impl FnOnce(Token, i64) -> Input {
-    move |token, _| Input::EndTxn {
+    move |token, fresh_id| Input::EndTxn {
         token,
         version,
         transactional_id: id.into(),
         producer_id,
         producer_epoch,
         commit,
+        fresh_id,
     }
 }

@@ -1,12 +1,19 @@
 //! Who is at the other end of a connection, settled before anything else is said.
 //!
-//! Both sides send a hello: magic, format version, cluster, the voter they are, and the voter they want to reach.
-//! Invariant: after [`greet`] a *member* connection joins two nodes of one cluster, and the one that was dialled is
-//! the voter the dialler meant. A message for voter 2 is never answered by a voter that took over its address: a vote
-//! given in another's name could elect a second history.
+//! Both sides send a hello: magic, format version, cluster, the voter they are, the voter they want to reach, and a
+//! challenge. Then both prove that they know the secret of the cluster: an HMAC-SHA256 of both hellos under it, the
+//! listener first. A cluster's id is public (every client is told it), its secret is only told to members.
 //!
-//! A node that is in no cluster yet, and whoever asks a node to let it in, is a *visitor*: it may talk to the node's
-//! own service and to no group.
+//! Invariant: after [`greet`] and [`welcome`] a *member* connection joins two nodes of one cluster, and the one that was
+//! dialled is the voter the dialler meant. A message for voter 2 is never answered by a voter that took over its address:
+//! a vote given in another's name could elect a second history. Nothing that a connection without the proof sends
+//! reaches a group, a service or a stream.
+//!
+//! A node that is in no cluster yet, or that asks to join one, is a *visitor*: it may talk to the node's own service and
+//! to no group.
+//!
+//! Limits: the proof covers the beginning of a connection, not its bytes; on a network that strangers can write to, TLS
+//! is needed. A cluster whose directories were made before there were secrets has the secret 0, which proves nothing.
 //!
 //! A hello that begins with another magic asks for the bare connection: what travels on it afterwards is the business of
 //! whoever takes such *streams* at the other end (replication of journals). Only members get one.
@@ -16,15 +23,21 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::types::VoterId;
 
 const MAGIC: [u8; 8] = *b"moimpeer";
 const STREAM_MAGIC: [u8; 8] = *b"moimdata";
-const VERSION: u32 = 1;
-pub(super) const HELLO: usize = 44;
+const VERSION: u32 = 2;
+pub(super) const HELLO: usize = 60;
+pub(super) const PROOF: usize = 32;
+/// For the dialling side.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// For the listening side: a dialler sends its hello as soon as it is connected.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A node as its peers know it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +46,8 @@ pub struct PeerId {
     pub cluster: u128,
     /// The voter. Never 0.
     pub voter: VoterId,
+    /// What only members of the cluster know.
+    pub secret: u128,
 }
 
 /// Who this process is; nobody until it has joined a cluster.
@@ -89,6 +104,8 @@ pub(super) enum Unwelcome {
     NotJoined,
     #[error("voter {wanted} was meant, but voter {found} is there")]
     OtherVoter { wanted: VoterId, found: VoterId },
+    #[error("it does not prove that it is a member of the cluster")]
+    Unproven,
 }
 
 impl From<Unwelcome> for io::Error {
@@ -104,12 +121,21 @@ pub(super) struct Hello {
     cluster: u128,
     from: u64,
     to: u64,
+    challenge: u128,
+}
+
+/// What the listening side knows of a dialler that it lets in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Guest {
+    pub(super) standing: Standing,
+    /// The voter it is; 0 for a visitor.
+    pub(super) voter: VoterId,
 }
 
 impl Hello {
     /// Of a dialler that means this voter.
     pub(super) fn to_member(id: PeerId, to: VoterId) -> Self {
-        Self { stream: false, cluster: id.cluster, from: id.voter.0, to: to.0 }
+        Self { stream: false, cluster: id.cluster, from: id.voter.0, to: to.0, challenge: fastrand::u128(..) }
     }
 
     /// Of a dialler that wants the bare connection to this voter.
@@ -119,13 +145,13 @@ impl Hello {
 
     /// Of a dialler that is a visitor.
     pub(super) fn visitor() -> Self {
-        Self { stream: false, cluster: 0, from: 0, to: 0 }
+        Self { stream: false, cluster: 0, from: 0, to: 0, challenge: 0 }
     }
 
     /// Of the side that listens.
     fn listener(id: Option<PeerId>) -> Self {
         match id {
-            Some(id) => Self { stream: false, cluster: id.cluster, from: id.voter.0, to: 0 },
+            Some(id) => Self::to_member(id, VoterId(0)),
             None => Self::visitor(),
         }
     }
@@ -137,6 +163,7 @@ impl Hello {
         out.put_u128_le(self.cluster);
         out.put_u64_le(self.from);
         out.put_u64_le(self.to);
+        out.put_u128_le(self.challenge);
         out
     }
 
@@ -151,7 +178,13 @@ impl Hello {
         if version != VERSION {
             return Err(Unwelcome::Version(version));
         }
-        Ok(Self { stream, cluster: bytes.get_u128_le(), from: bytes.get_u64_le(), to: bytes.get_u64_le() })
+        Ok(Self {
+            stream,
+            cluster: bytes.get_u128_le(),
+            from: bytes.get_u64_le(),
+            to: bytes.get_u64_le(),
+            challenge: bytes.get_u128_le(),
+        })
     }
 }
 
@@ -172,31 +205,74 @@ fn judge(dialler: Hello, listener: Hello) -> Result<Standing, Unwelcome> {
     Ok(if dialler.stream { Standing::Stream } else { Standing::Member })
 }
 
+/// One side's proof that it knows the secret, bound to both hellos.
+fn proof(secret: u128, side: &[u8], dialler: Hello, listener: Hello) -> Hmac<Sha256> {
+    let mut mac =
+        Hmac::<Sha256>::new_from_slice(&secret.to_le_bytes()).expect("HMAC takes a key of any length");
+    mac.update(side);
+    mac.update(&dialler.encode());
+    mac.update(&listener.encode());
+    mac
+}
+
+const DIALLER: &[u8] = b"moim dialler";
+const LISTENER: &[u8] = b"moim listener";
+
+async fn check_proof(stream: &mut (impl AsyncRead + Unpin), wanted: Hmac<Sha256>) -> io::Result<()> {
+    let mut bytes = [0; PROOF];
+    stream.read_exact(&mut bytes).await?;
+    Ok(wanted.verify_slice(&bytes).map_err(|_| Unwelcome::Unproven)?)
+}
+
 /// The listening side's half: `local` says who listens for the cluster that the dialler names, 0 for a visitor. It answers
 /// before it judges, so that the dialler can tell why it is turned away.
 pub(super) async fn welcome<T>(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     local: impl FnOnce(u128) -> (Option<PeerId>, T),
-) -> io::Result<(Standing, T)> {
-    in_time(async {
+) -> io::Result<(Guest, T)> {
+    in_time(WELCOME_TIMEOUT, async {
         let theirs = read_hello(stream).await?;
         let (id, found) = local(theirs.cluster);
         let ours = Hello::listener(id);
-        stream.write_all(&ours.encode()).await?;
-        Ok((judge(theirs, ours)?, found))
+        let mut answer = ours.encode();
+        let judged = judge(theirs, ours);
+        if let (Ok(Standing::Member | Standing::Stream), Some(id)) = (&judged, id) {
+            answer.put_slice(&proof(id.secret, LISTENER, theirs, ours).finalize().into_bytes());
+        }
+        stream.write_all(&answer).await?;
+        let standing = judged?;
+        match (standing, id) {
+            (Standing::Visitor, _) => {}
+            (_, Some(id)) => check_proof(stream, proof(id.secret, DIALLER, theirs, ours)).await?,
+            (_, None) => return Err(Unwelcome::NotJoined.into()),
+        }
+        Ok((Guest { standing, voter: VoterId(theirs.from) }, found))
     })
     .await
 }
 
-/// The dialling side's half.
+/// The dialling side's half, of a member.
 pub(super) async fn greet(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     ours: Hello,
-) -> io::Result<Standing> {
-    in_time(async {
+    secret: u128,
+) -> io::Result<()> {
+    in_time(HELLO_TIMEOUT, async {
         stream.write_all(&ours.encode()).await?;
         let theirs = read_hello(stream).await?;
-        Ok(judge(ours, theirs)?)
+        judge(ours, theirs)?;
+        check_proof(stream, proof(secret, LISTENER, ours, theirs)).await?;
+        stream.write_all(&proof(secret, DIALLER, ours, theirs).finalize().into_bytes()).await
+    })
+    .await
+}
+
+/// The dialling side's half, of a visitor.
+pub(super) async fn greet_as_visitor(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    in_time(HELLO_TIMEOUT, async {
+        stream.write_all(&Hello::visitor().encode()).await?;
+        let theirs = read_hello(stream).await?;
+        Ok(judge(Hello::visitor(), theirs).map(drop)?)
     })
     .await
 }
@@ -212,8 +288,8 @@ async fn read_hello(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Hello> 
     Ok(Hello::decode(bytes)?)
 }
 
-async fn in_time<T>(greeting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::time::timeout(HELLO_TIMEOUT, greeting).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
+async fn in_time<T>(patience: Duration, greeting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(patience, greeting).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
 }
 
 #[cfg(test)]
@@ -222,7 +298,7 @@ mod tests {
 
     #[test]
     fn only_the_voter_that_was_meant_is_talked_to() {
-        let at = |cluster, voter| PeerId { cluster, voter: VoterId(voter) };
+        let at = |cluster, voter| PeerId { cluster, voter: VoterId(voter), secret: 7 };
         let listener = |id| Hello::listener(id);
         let cases = [
             (Hello::to_member(at(5, 1), VoterId(2)), listener(Some(at(5, 2))), Ok(Standing::Member)),
@@ -249,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_hello_survives_the_wire_and_nothing_else_does() {
-        let hello = Hello::to_member(PeerId { cluster: 7, voter: VoterId(1) }, VoterId(3));
+        let hello = Hello::to_member(PeerId { cluster: 7, voter: VoterId(1), secret: 7 }, VoterId(3));
         let bytes: [u8; HELLO] = hello.encode()[..].try_into().unwrap();
         assert_eq!(Hello::decode(bytes), Ok(hello));
         let stream = Hello { stream: true, ..hello };

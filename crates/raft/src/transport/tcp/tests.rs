@@ -7,6 +7,7 @@ use crate::rpc::Reply;
 use crate::transport::{Service, ServiceError};
 
 const CLUSTER: u128 = 0xC0FFEE;
+const SECRET: u128 = 0x5EC2E7;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn block_on<F: Future>(future: F) -> F::Output {
@@ -18,7 +19,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 const LISTENER: VoterId = VoterId(1);
 
 fn local(cluster: u128, voter: VoterId) -> LocalPeer {
-    LocalPeer::member(PeerId { cluster, voter })
+    LocalPeer::member(PeerId { cluster, voter, secret: SECRET })
 }
 
 /// A transport of voter 2.
@@ -119,11 +120,11 @@ fn visitors_reach_the_node_service_in_any_cluster_and_nothing_else() {
             assert_eq!(answer, Ok(Bytes::from_static(b"hi")));
 
             let mut stream = TcpStream::connect(&address).await.unwrap();
-            hello::greet(&mut stream, Hello::visitor()).await.unwrap();
+            hello::greet_as_visitor(&mut stream).await.unwrap();
             let group = ServiceId::COORDINATOR.as_group();
             let frame = Frame { kind: REQUEST, call: 0, group, payload: Bytes::new() };
             write_frame(&mut stream, &frame).await.unwrap();
-            assert!(read_frame(&mut stream).await.is_err(), "it is closed without an answer");
+            assert!(read_frame(&mut stream, MAX_FRAME).await.is_err(), "it is closed without an answer");
         }
     });
 }
@@ -143,35 +144,127 @@ fn a_node_that_has_not_joined_neither_calls_nor_is_called_as_a_member() {
     });
 }
 
+/// The hello of voter 2.
+fn hello() -> Hello {
+    Hello::to_member(PeerId { cluster: CLUSTER, voter: VoterId(2), secret: SECRET }, LISTENER)
+}
+
 #[test]
 fn garbage_ends_its_own_connection_only() {
-    let hello = Hello::to_member(PeerId { cluster: CLUSTER, voter: VoterId(2) }, LISTENER).encode();
-    let after_hello = |bytes: &[u8]| [&hello[..], bytes].concat();
     let mut damaged = [0; HEAD];
     damaged[0] = 1;
+    let mut reply = vec![0; HEAD];
+    reply[4] = REPLY;
+    // Whether a hello and its proof go before.
     let cases = [
-        b"GET / HTTP/1.1\r\nHost: somewhere else entirely\r\n\r\n".to_vec(),
-        after_hello(&[0xFF; HEAD]),
-        after_hello(&[&damaged[..], b"x"].concat()),
-        after_hello(&{
-            let mut reply = vec![0; HEAD];
-            reply[4] = REPLY;
-            reply
-        }),
+        (false, b"GET / HTTP/1.1\r\nHost: somewhere else entirely\r\n\r\n".to_vec()),
+        (false, [&hello().encode()[..], &[0xFF; HEAD]].concat()),
+        (false, [&hello().encode()[..], &[0xFF; 2 * hello::PROOF]].concat()),
+        (true, vec![0xFF; HEAD]),
+        (true, [&damaged[..], b"x"].concat()),
+        (true, reply),
     ];
     block_on(async {
         let scope = scope();
         let peer = listen("127.0.0.1:0", &scope).await;
         let transport = caller(CLUSTER, scope);
         assert!(ask(&transport, &peer, 1).await.is_ok());
-        for (case, bytes) in cases.into_iter().enumerate() {
+        for (case, (proved, bytes)) in cases.into_iter().enumerate() {
             let mut stream = TcpStream::connect(&peer.address).await.unwrap();
+            if proved {
+                hello::greet(&mut stream, hello(), SECRET).await.unwrap();
+            }
             stream.write_all(&bytes).await.unwrap();
             let mut answer = Vec::new();
             // Closed or reset, but ended.
             let _ = stream.read_to_end(&mut answer).await;
-            assert!(answer.len() <= hello::HELLO, "case {case}");
+            assert!(answer.len() <= hello::HELLO + hello::PROOF, "case {case}");
             assert!(ask(&transport, &peer, 1).await.is_ok(), "case {case}");
+        }
+    });
+}
+
+/// Counts what reaches it.
+#[derive(Default)]
+struct Count(AtomicU64);
+
+impl Service for Count {
+    fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move { request })
+    }
+}
+
+#[test]
+fn a_dialler_that_does_not_know_the_secret_reaches_nothing() {
+    block_on(async {
+        let scope = scope();
+        let (router, count) = (Router::new(), Arc::new(Count::default()));
+        router.serve(ServiceId::COORDINATOR, count.clone());
+        let streams = Arc::new(AtomicU64::new(0));
+        let taken = Arc::clone(&streams);
+        router.serve_streams(move |_| {
+            taken.fetch_add(1, Ordering::Relaxed);
+        });
+        let address = "127.0.0.1:0".parse().unwrap();
+        let server = TcpServer::bind(address, local(CLUSTER, LISTENER), router, &scope).await.unwrap();
+        let address = server.address().to_string();
+        let group = ServiceId::COORDINATOR.as_group();
+        let frame = Frame { kind: REQUEST, call: 0, group, payload: Bytes::from_static(b"?") };
+        // It knows everything that is public: the cluster, the voter it means, the voter it claims to be. It does not
+        // care what the listener proves, and sends its request whatever the answer.
+        for wrong in [SECRET + 1, 0] {
+            for stream_wanted in [false, true] {
+                let mut stream = TcpStream::connect(&address).await.unwrap();
+                let id = PeerId { cluster: CLUSTER, voter: VoterId(2), secret: wrong };
+                let ours = if stream_wanted {
+                    Hello::to_stream(id, LISTENER)
+                } else {
+                    Hello::to_member(id, LISTENER)
+                };
+                let refused = hello::greet(&mut stream, ours, wrong).await.unwrap_err().to_string();
+                assert!(refused.contains("does not prove"), "{refused}");
+                let _ = stream.write_all(&[0; hello::PROOF]).await;
+                let _ = write_frame(&mut stream, &frame).await;
+                let mut rest = Vec::new();
+                let _ = stream.read_to_end(&mut rest).await;
+                assert!(rest.is_empty(), "{rest:?}");
+            }
+        }
+        assert_eq!((count.0.load(Ordering::Relaxed), streams.load(Ordering::Relaxed)), (0, 0));
+        let member = Member { id: LISTENER, address };
+        let asked = caller(CLUSTER, scope);
+        assert!(asked.ask(&member, ServiceId::COORDINATOR, Bytes::from_static(b"?"), PATIENCE).await.is_ok());
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn half_a_hello_of_thousands_keeps_no_member_and_no_visitor_out() {
+    block_on(async {
+        let scope = scope();
+        let router = Router::new();
+        router.serve(ServiceId::NODE, Arc::new(Echo));
+        let address = "127.0.0.1:0".parse().unwrap();
+        let server = TcpServer::bind(address, local(CLUSTER, LISTENER), router, &scope).await.unwrap();
+        let peer = Member { id: LISTENER, address: server.address().to_string() };
+        let open = caller(CLUSTER, scope.clone());
+        assert!(ask(&open, &peer, 1).await.is_ok());
+        let mut strangers = Vec::new();
+        for number in 0..1_500 {
+            let mut stream = TcpStream::connect(&peer.address).await.unwrap();
+            let bytes = hello().encode();
+            stream.write_all(&bytes[..number % hello::HELLO]).await.unwrap();
+            strangers.push(stream);
+        }
+        // The connection that was open, a new one, and a visitor, while they hold theirs.
+        assert!(ask(&open, &peer, 1).await.is_ok());
+        assert!(ask(&caller(CLUSTER, scope), &peer, 1).await.is_ok());
+        let answer = visit(&peer.address, Bytes::from_static(b"hi"), PATIENCE).await;
+        assert_eq!(answer, Ok(Bytes::from_static(b"hi")));
+        // All of them are closed, the last ones when their time is over.
+        for mut stream in strangers {
+            let _ = stream.read_to_end(&mut Vec::new()).await;
         }
     });
 }
@@ -185,7 +278,7 @@ fn a_call_on_a_broken_connection_fails_and_the_next_connects_anew() {
         let breaks = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             hello::welcome(&mut stream, |_| (local(CLUSTER, LISTENER).id(), ())).await.unwrap();
-            read_frame(&mut stream).await.unwrap();
+            read_frame(&mut stream, MAX_FRAME).await.unwrap();
         };
         let (broken, ()) = tokio::join!(ask(&transport, &peer, 1), breaks);
         assert!(matches!(broken, Err(TransportError::Broken(_))), "{broken:?}");

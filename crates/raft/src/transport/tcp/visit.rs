@@ -8,11 +8,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
-use super::hello::{self, Hello, Standing};
+use super::hello::{self, Standing};
 use super::{Frame, MAX_FRAME, REPLY, REQUEST, bad, read_frame, write_frame};
 use crate::transport::TransportError;
 use crate::transport::service::{self, ServiceError, ServiceId};
 use crate::types::GroupId;
+
+/// The largest question of a visitor: visitors are not trusted with more memory.
+pub(super) const MAX_VISIT: usize = 256 << 10;
 
 /// Whether a connection of this standing may ask this group or service.
 pub(super) fn is_allowed(standing: Standing, group: GroupId) -> bool {
@@ -25,16 +28,16 @@ pub(super) fn is_allowed(standing: Standing, group: GroupId) -> bool {
 
 /// Asks the node service of whoever listens at `address`, `timeout` at most. Works in every cluster and in none.
 pub async fn visit(address: &str, request: Bytes, timeout: Duration) -> Result<Bytes, ServiceError> {
-    if request.len() > MAX_FRAME {
+    if request.len() > MAX_VISIT {
         return Err(TransportError::Broken("a request is too long".to_owned()).into());
     }
     let asked = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        hello::greet(&mut stream, Hello::visitor()).await?;
+        hello::greet_as_visitor(&mut stream).await?;
         let frame = Frame { kind: REQUEST, call: 0, group: ServiceId::NODE.as_group(), payload: request };
         write_frame(&mut stream, &frame).await?;
-        let reply = read_frame(&mut stream).await?;
+        let reply = read_frame(&mut stream, MAX_FRAME).await?;
         if reply.kind == REPLY { Ok(reply.payload) } else { Err(bad("the listening side called")) }
     };
     let answer: io::Result<Bytes> = match tokio::time::timeout(timeout, asked).await {

@@ -5,23 +5,47 @@
 //! checked, nor call the state machine before a change is durable.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use moim_base::{LeaderEpoch, Offset};
-use moim_journal::{Append, AppendError, Frame};
+use moim_journal::{Append, AppendError, Cleaned, Frame};
 
 use super::{Records, Replicated, State};
 use crate::driver::owner::Owner;
 use crate::machine::Snapshot;
 use crate::message::{Answer, Refusal};
+use crate::replica::Replica;
+
+/// Before a fetch that will have the same noted again, after the disk refused it.
+const NOTE_PAUSE: Duration = Duration::from_millis(500);
 
 /// How a log is to be changed.
 pub(super) enum Change {
     Truncate(Offset),
     Reset(Offset),
+    /// Throw a damaged copy away: an empty log from 0.
+    Repair,
     Install(Snapshot),
+    NoteCleaned(Offset),
+    Rebuild(Offset, Offset),
 }
 
 impl Replicated {
+    /// How far the log of the leader that this copy follows reaches at least; none before it has answered.
+    pub fn leader_end(&self) -> Option<Offset> {
+        self.locked().replica.as_mut()?.follower()?.leader_end()
+    }
+
+    /// Compaction may remove tombstones and markers below this. A leader waits for the followers that fetch; a follower
+    /// removes what its leader may have removed.
+    pub fn removable_below(&self) -> Offset {
+        let mut state = self.locked();
+        match state.replica.as_mut().and_then(Replica::leader) {
+            Some(leader) => leader.fetched_everywhere(),
+            None => Offset(self.journal.cleaned_below()),
+        }
+    }
+
     /// The frames of what a leader sent, checked, without the lock.
     pub(super) fn check(
         &self,
@@ -58,6 +82,13 @@ impl Replicated {
         let mut rest = records.bytes.clone();
         for frame in frames {
             let body = rest.split_to(frame.len);
+            if frame.base < self.journal.end()
+                && self.journal.filler(frame.base, frame.last, frame.epoch) == Some(body.clone())
+            {
+                // The leader filled a larger hole than the one before it did: what is left of it is filled here.
+                self.fill(frame.last + 1, frame.epoch)?;
+                continue;
+            }
             self.fill(frame.base, frame.epoch)?;
             self.journal.append(Append {
                 base: frame.base,
@@ -131,6 +162,28 @@ impl Replicated {
                 tracing::info!(partition = %self.id, %start, "the log begins anew");
                 self.journal.reset(start.0, None)
             }
+            Change::NoteCleaned(below) => {
+                self.note_cleaned(below, self.journal.cleaned());
+                return Ok(());
+            }
+            Change::Rebuild(below, start) => {
+                tracing::warn!(
+                    partition = %self.id, end = self.journal.end(), cleaned_below = %below, %start,
+                    "replica rebuilt: away for longer than the leader keeps tombstones and markers"
+                );
+                // First: a crash in between leaves a log that ends below what was removed, and is rebuilt then.
+                if !self.note_cleaned(below, Cleaned::default()) {
+                    return Ok(());
+                }
+                self.journal.reset(start.0, None)
+            }
+            Change::Repair => {
+                let emptied = self.journal.reset(0, None);
+                if emptied.is_ok() {
+                    owner.forget_snapshots().map_err(|error| error.to_string())?;
+                }
+                emptied
+            }
             Change::Install(snapshot) => {
                 let (end, epoch) = (snapshot.end, snapshot.last_epoch);
                 tracing::info!(partition = %self.id, %end, "the leader's snapshot is installed");
@@ -142,6 +195,17 @@ impl Replicated {
         result.map_err(|error| error.to_string())?;
         owner.on_cut(Offset(self.journal.end()));
         Ok(())
+    }
+
+    /// Answers whether it is noted; if not, the leader says the same again to the next fetch.
+    fn note_cleaned(&self, below: Offset, mut cleaned: Cleaned) -> bool {
+        cleaned.below = cleaned.below.max(below.0);
+        let noted = self.journal.note_cleaned(cleaned);
+        if let Err(error) = &noted {
+            tracing::warn!(partition = %self.id, %error, "compaction state not noted; it is tried again");
+            std::thread::sleep(NOTE_PAUSE);
+        }
+        noted.is_ok()
     }
 
     fn on_log_changed(self: &Arc<Self>) {

@@ -182,10 +182,14 @@ impl Square {
     }
 
     /// The square so many to the east and to the north, around the globe if need be.
+    ///
+    /// A coordinate that does not move keeps its bits: longitude 180 and the greatest latitude lie one square past the last
+    /// one, and members there have such scores.
     fn moved(self, east: i32, north: i32) -> Square {
         let mask = ((1u64 << self.step) - 1) as u32;
-        let longitude = gather(self.bits >> 1).wrapping_add_signed(east) & mask;
-        let latitude = gather(self.bits).wrapping_add_signed(north) & mask;
+        let moved = |at: u32, by: i32| if by == 0 { at } else { at.wrapping_add_signed(by) & mask };
+        let longitude = moved(gather(self.bits >> 1), east);
+        let latitude = moved(gather(self.bits), north);
         Square { bits: spread(latitude) | spread(longitude) << 1, ..self }
     }
 

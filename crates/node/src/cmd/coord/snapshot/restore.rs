@@ -66,6 +66,7 @@ pub(super) fn run(file: &Path, data: &Path, node_id: i32, output: Output) -> Out
     let cluster_id = random_id();
     let identity = Identity {
         cluster_id: cluster_id.clone(),
+        secret: random_id(),
         voter: 1,
         admission: Admission::Member,
         ..made.identity()

@@ -1,0 +1,289 @@
+//! Reading the commit log back: where it ends, and whether what is missing was ever there.
+//!
+//! A group is written only after everything before it was synced, so every record of a group vouches for all bytes
+//! before the group. Only the last group of the log can be torn. Hence a record that cannot be read is
+//! - the end of the log, when no later group is there: a torn group, remnants of an earlier use of the file, or zeros;
+//! - damage, when a later group of the same file use is there, or when the first record of a later use says that the
+//!   log went on past this place.
+//!
+//! The first record of a file use ([`Kind::Begin`]) says where the log before it was found to end; bytes past that
+//! place are remnants, whatever they look like. So the plan is made backwards, from the newest use to the floor of the
+//! checkpoint, and read forwards.
+//!
+//! Limit: nothing vouches for the last group. A seal ([`Kind::Seal`]) is written after it when the log falls idle.
+
+use std::io;
+
+use super::log::LogFile;
+use super::{BLOCK, Kind, RECORD_HEADER, RawRecord, Record};
+use crate::checkpoint::LogPoint;
+use crate::disk::write_at;
+
+/// A record found in the log.
+pub(crate) struct LogEntry {
+    pub(crate) lsn: u64,
+    pub(crate) record: Record,
+}
+
+/// Synced records that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogDamage {
+    /// Number of the file; none when the file itself is missing.
+    pub(crate) file: Option<u64>,
+    pub(crate) position: u64,
+    pub(crate) what: String,
+}
+
+/// What reading the log back told.
+pub(crate) struct Scan {
+    pub(crate) next_lsn: u64,
+    pub(crate) bytes: u64,
+    pub(crate) files: u64,
+    /// The first damage; nothing past it was read.
+    pub(crate) damage: Option<LogDamage>,
+    /// Where the last record ends, if there was any.
+    end: Option<(LogFile, u64)>,
+}
+
+impl Scan {
+    /// Writes the last records once more and syncs them. After a failed sync the kernel may show bytes as clean
+    /// that never reached the disk; at most one group can be in that state, and no group is larger than this.
+    pub(crate) fn rewrite_tail(&self, max_group: u64) -> io::Result<()> {
+        let Some((file, end)) = &self.end else { return Ok(()) };
+        let from = end.saturating_sub(max_group).max(BLOCK) / BLOCK * BLOCK;
+        let mut bytes = vec![0; usize::try_from(end - from).expect("at most one group")];
+        let got = file.file.pread(from, &mut bytes)?;
+        write_at(&*file.file, from, &bytes[..got])?;
+        file.file.sync_data()
+    }
+
+    /// Where the log ends: (generation, position).
+    pub(crate) fn end(&self, floor: LogPoint) -> (u64, u64) {
+        match &self.end {
+            Some((file, position)) => (file.generation, *position),
+            None => (floor.generation, floor.position),
+        }
+    }
+}
+
+/// A part of the log in one file.
+struct Part<'a> {
+    file: &'a LogFile,
+    from: u64,
+    /// Where it ends and the LSN there, if a later part says so.
+    end: Option<(u64, u64)>,
+}
+
+/// Calls `each` for every record past `floor`, in order, with its payload; stops at the end of the log, or at damage.
+pub(crate) fn scan(
+    files: &[LogFile],
+    floor: LogPoint,
+    each: &mut dyn FnMut(LogEntry, &[u8]) -> io::Result<()>,
+) -> io::Result<Scan> {
+    let mut scan = Scan { next_lsn: floor.next_lsn, bytes: 0, files: 0, damage: None, end: None };
+    match plan(files, floor)? {
+        Err(damage) => scan.damage = Some(damage),
+        Ok(parts) => {
+            for part in parts {
+                scan.damage = scan.read(&part, each)?;
+                if scan.damage.is_some() {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(scan)
+}
+
+/// The parts of the log past the floor, oldest first.
+fn plan(files: &[LogFile], floor: LogPoint) -> io::Result<Result<Vec<Part<'_>>, LogDamage>> {
+    let mut parts = Vec::new();
+    let mut end: Option<(u64, u64)> = None;
+    // The generation that the part after it names as its predecessor.
+    let mut wanted: Option<u64> = None;
+    let missing = |generation: u64, position: u64| LogDamage {
+        file: None,
+        position,
+        what: format!("the file of generation {generation} is missing"),
+    };
+    let past = files.iter().rev().filter(|file| file.generation >= floor.generation);
+    for file in past {
+        if let Some(wanted) = wanted {
+            if file.generation > wanted {
+                continue; // remnants: a use that never got to its first group
+            }
+            if file.generation < wanted {
+                return Ok(Err(missing(wanted, end.map_or(0, |end| end.0))));
+            }
+        }
+        if file.generation == floor.generation {
+            parts.push(Part { file, from: floor.position.max(BLOCK), end });
+            parts.reverse();
+            return Ok(Ok(parts));
+        }
+        let mut reader = LogReader::new(file);
+        let damaged =
+            |what: &str| LogDamage { file: Some(file.number), position: BLOCK, what: what.to_owned() };
+        let Some((before, lsn)) = reader.begin()? else {
+            if wanted.is_some() || reader.is_vouched_past(BLOCK)? {
+                return Ok(Err(damaged("the first record of the file cannot be read")));
+            }
+            continue;
+        };
+        parts.push(Part { file, from: BLOCK + RECORD_HEADER as u64, end });
+        if before.0 == floor.generation && before.1 <= floor.position {
+            if lsn != floor.next_lsn {
+                return Ok(Err(damaged("records between the checkpoint and this file are missing")));
+            }
+            parts.reverse();
+            return Ok(Ok(parts));
+        }
+        (wanted, end) = (Some(before.0), Some((before.1, lsn)));
+    }
+    if let Some(wanted) = wanted {
+        return Ok(Err(missing(wanted, end.map_or(0, |end| end.0))));
+    }
+    if floor.position > BLOCK {
+        return Ok(Err(missing(floor.generation, floor.position)));
+    }
+    Ok(Ok(parts))
+}
+
+impl Scan {
+    /// Reads one part; answers the damage in it.
+    fn read(
+        &mut self,
+        part: &Part<'_>,
+        each: &mut dyn FnMut(LogEntry, &[u8]) -> io::Result<()>,
+    ) -> io::Result<Option<LogDamage>> {
+        self.files += 1;
+        let mut reader = LogReader::new(part.file);
+        let mut position = part.from;
+        let damaged =
+            |position, what: String| Some(LogDamage { file: Some(part.file.number), position, what });
+        while part.end.is_none_or(|end| position < end.0) {
+            let Some((raw, start)) = reader.record(position, self.next_lsn)? else {
+                if part.end.is_some() || reader.is_vouched_past(position)? {
+                    let what = format!("record {} was synced and cannot be read", self.next_lsn);
+                    return Ok(damaged(position, what));
+                }
+                break;
+            };
+            let payload_at = usize::try_from(start - reader.at).expect("inside the buffer") + RECORD_HEADER;
+            let payload = &reader.buffer[payload_at..payload_at + raw.payload_len];
+            if raw.record.kind.has_lsn() {
+                each(LogEntry { lsn: raw.stamp.lsn, record: raw.record }, payload)?;
+                self.next_lsn += 1;
+            }
+            let next = start + (RECORD_HEADER + raw.payload_len) as u64;
+            self.bytes += next - position;
+            position = next;
+        }
+        if position > part.from {
+            self.end = Some((part.file.clone(), position));
+        }
+        Ok(match part.end {
+            Some((_, lsn)) if lsn != self.next_lsn => {
+                damaged(position, format!("record {lsn} follows record {}", self.next_lsn))
+            }
+            _ => None,
+        })
+    }
+}
+
+/// Reads records of one file.
+pub(super) struct LogReader<'a> {
+    file: &'a LogFile,
+    buffer: Vec<u8>,
+    at: u64,
+    filled: usize,
+}
+
+impl<'a> LogReader<'a> {
+    pub(super) fn new(file: &'a LogFile) -> Self {
+        Self { file, buffer: Vec::new(), at: 0, filled: 0 }
+    }
+
+    fn fill(&mut self, position: u64, need: usize) -> io::Result<bool> {
+        let inside = position >= self.at && position + need as u64 <= self.at + self.filled as u64;
+        if inside {
+            return Ok(true);
+        }
+        self.buffer.resize(need.max(1 << 20), 0);
+        self.filled = self.file.file.pread(position, &mut self.buffer)?;
+        self.at = position;
+        Ok(self.filled >= need)
+    }
+
+    /// The record at `start`, if there is a whole one that `wanted` likes.
+    fn at(&mut self, start: u64, wanted: impl Fn(&RawRecord) -> bool) -> io::Result<Option<RawRecord>> {
+        if !self.fill(start, RECORD_HEADER)? {
+            return Ok(None);
+        }
+        let from = usize::try_from(start - self.at).expect("inside the buffer");
+        let raw = RawRecord::decode(&self.buffer[from..]).filter(|raw| wanted(raw));
+        let Some(raw) = raw else { return Ok(None) };
+        let whole = RECORD_HEADER + raw.payload_len;
+        if whole as u64 > self.file.size.saturating_sub(start) || !self.fill(start, whole)? {
+            return Ok(None);
+        }
+        let from = usize::try_from(start - self.at).expect("inside the buffer");
+        let (header, payload) = self.buffer[from..from + whole].split_at(RECORD_HEADER);
+        Ok(raw.matches(header, payload).then_some(raw))
+    }
+
+    /// The record with this LSN, at `position` or at the next block boundary; with its start.
+    fn record(&mut self, position: u64, lsn: u64) -> io::Result<Option<(RawRecord, u64)>> {
+        let generation = self.file.generation;
+        for start in [position, position.next_multiple_of(BLOCK)] {
+            let wanted = |raw: &RawRecord| (raw.stamp.generation, raw.stamp.lsn) == (generation, lsn);
+            if let Some(raw) = self.at(start, wanted)? {
+                return Ok(Some((raw, start)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What the first record of this use says: where the log before it ends, and the LSN of what follows.
+    fn begin(&mut self) -> io::Result<Option<((u64, u64), u64)>> {
+        let generation = self.file.generation;
+        let first = |raw: &RawRecord| raw.stamp.generation == generation && raw.record.kind == Kind::Begin;
+        let Some(raw) = self.at(BLOCK, first)? else { return Ok(None) };
+        let before = u64::try_from(raw.record.base).ok().zip(u64::try_from(raw.record.last).ok());
+        Ok(before.map(|before| (before, raw.stamp.lsn)))
+    }
+
+    /// Whether a later group of this use was written after the record at `position`, or in the block after it, was
+    /// synced. Groups start at blocks, so looking there finds every one.
+    fn is_vouched_past(&mut self, position: u64) -> io::Result<bool> {
+        let generation = self.file.generation;
+        let next = position.next_multiple_of(BLOCK);
+        let mut start = next;
+        while start < self.file.size {
+            // A record inside the group at `next` says nothing: that group may be the torn one, and `position` the padding
+            // before it. Its first record does: it has another LSN than the one that was expected there.
+            let vouches = |raw: &RawRecord| {
+                raw.stamp.generation == generation
+                    && (raw.stamp.group > next || (raw.stamp.group == next && start == next))
+            };
+            if self.at(start, vouches)?.is_some() {
+                return Ok(true);
+            }
+            start += BLOCK;
+        }
+        Ok(false)
+    }
+
+    /// The greatest generation of any group in the file, for one whose header cannot be read: a file is only ever used
+    /// again under a greater one.
+    pub(super) fn newest_generation(&mut self) -> io::Result<Option<u64>> {
+        let (mut newest, mut start) = (None, BLOCK);
+        while start < self.file.size {
+            if let Some(raw) = self.at(start, |_| true)? {
+                newest = newest.max(Some(raw.stamp.generation));
+            }
+            start += BLOCK;
+        }
+        Ok(newest)
+    }
+}

@@ -1,0 +1,182 @@
+//! A bit flips on the disk of a stopped node, in a healthy cluster of three: no client ever sees it, the replica is
+//! repaired from the others, and the cluster tells of it. A node whose commit log or Raft log is damaged does not start.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+
+use crate::cluster::eventually;
+use crate::nodes::{Peer, founders};
+use crate::slots::{Client, addresses};
+use crate::support::{Done, moim_with_input};
+
+const TOPIC: &str = "orders";
+
+fn brokers(peers: &[Peer]) -> String {
+    peers.iter().map(Peer::kafka_address).collect::<Vec<_>>().join(",")
+}
+
+fn produce(peers: &[Peer], lines: std::ops::Range<u32>) -> Done {
+    let text: String = lines.map(|line| format!("{line:0>100}\n")).collect();
+    moim_with_input(&["topic", "produce", TOPIC, "--kafka", &brokers(peers)], &text)
+}
+
+/// Everything that is in the topic, in order of its numbers; `None` while it cannot be read.
+fn consumed(peers: &[Peer]) -> Option<Vec<u32>> {
+    let done = moim_with_input(&["topic", "consume", TOPIC, "-e", "--kafka", &brokers(peers)], "");
+    let mut lines: Vec<u32> = done.stdout.lines().map(|line| line.parse().expect("a number")).collect();
+    lines.sort_unstable();
+    (done.status == 0).then_some(lines)
+}
+
+fn all() -> Option<Vec<u32>> {
+    Some((0..500).collect())
+}
+
+fn flip(path: &Path, byte: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(path).expect("a file");
+    let mut bytes = [0];
+    file.read_exact_at(&mut bytes, byte).expect("a byte of it");
+    file.write_all_at(&[bytes[0] ^ 0x04], byte).expect("a byte of it");
+}
+
+/// The segments of a journal, oldest first.
+fn segments(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("a file").path());
+    let mut logs: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "log")).collect();
+    logs.sort();
+    logs
+}
+
+/// Flips a bit in the middle of the newest segment that holds anything.
+fn flip_in_journal(folder: &Path) {
+    let len = |path: &PathBuf| path.metadata().expect("a file").len();
+    let active = segments(folder).into_iter().rfind(|path| len(path) > 200).expect("a segment");
+    flip(&active, 64 + (len(&active) - 64) / 2);
+}
+
+fn stopped(peer: &mut Peer) {
+    peer.signal(Signal::TERM);
+    assert_eq!(peer.wait(), 0, "{}", peer.log());
+}
+
+fn events(peer: &Peer) -> String {
+    peer.cluster(&["events", "-o", "json"]).stdout
+}
+
+/// Everything that was acknowledged is read as it was written.
+fn check(peers: &[Peer], written: &BTreeMap<String, String>) {
+    let mut client = Client::new(&addresses(peers));
+    for (key, value) in written {
+        assert_eq!(&client.run(&["GET", key]), value, "{key}");
+    }
+    assert_eq!(consumed(peers), all());
+}
+
+#[test]
+fn a_flipped_bit_in_a_replica_is_never_served_and_the_replica_is_repaired() {
+    let (mut peers, list) = founders();
+    assert_eq!(peers[0].kafka(&["topic", "create", TOPIC, "-p", "1"]).status, 0);
+    assert_eq!(produce(&peers, 0..500).status, 0);
+    let mut client = Client::new(&addresses(&peers));
+    let written: BTreeMap<_, _> = (0..300).map(|n| (format!("key:{n}"), format!("{n:0>200}"))).collect();
+    for (key, value) in &written {
+        assert_eq!(client.run(&["SET", key, value]), "+OK");
+    }
+    peers[0].healthy_with(3, 3);
+    stopped(&mut peers[2]);
+    let data = peers[2].data();
+    flip_in_journal(&data.join("queue").join(TOPIC).join("Partition-0"));
+    for shard in 0..3 {
+        flip_in_journal(&data.join("slots").join(format!("shard-{shard}")));
+    }
+    peers[2].start_ready(&["--initial-cluster", &list]);
+    check(&peers, &written);
+    eventually("the damage and its repair are told", || {
+        let told = events(&peers[0]);
+        ["damaged on node 3", "repaired on node 3"].iter().all(|what| told.contains(what))
+            && peers[2].log().matches("damaged replica repaired").count() == 4
+    });
+    peers[0].healthy_with(3, 3);
+    check(&peers, &written);
+    // The others' copies are not needed any more: what is served now is the repaired one.
+    for node in ["1", "2"] {
+        assert_eq!(peers[2].cluster(&["drain", node]).status, 0);
+    }
+    check(&peers, &written);
+}
+
+/// The newest use of a commit-log file: the places of its groups.
+fn groups(data: &Path) -> (PathBuf, Vec<u64>) {
+    let mut newest = (0, PathBuf::new(), Vec::new());
+    for path in segments(&data.join("commit")) {
+        let bytes = std::fs::read(&path).expect("a file");
+        for at in (4096..bytes.len().saturating_sub(96)).step_by(4096) {
+            let generation = u64::from_le_bytes(bytes[at + 16..at + 24].try_into().expect("eight bytes"));
+            let block = u32::from_le_bytes([bytes[at + 9], bytes[at + 10], bytes[at + 11], 0]);
+            if &bytes[at..at + 4] != b"MMC2" || u64::from(block) * 4096 != at as u64 {
+                continue;
+            }
+            if generation > newest.0 {
+                newest = (generation, path.clone(), Vec::new());
+            }
+            if generation == newest.0 {
+                newest.2.push(at as u64);
+            }
+        }
+    }
+    (newest.1, newest.2)
+}
+
+#[test]
+fn a_replica_with_a_damaged_commit_log_is_not_elected_and_nothing_is_lost() {
+    let (mut peers, list) = founders();
+    // Both are needed for an acknowledgement: whichever is missed first, the other may lead.
+    let settings = ["-p", "1", "-r", "2", "-c", "min.insync.replicas=2"];
+    assert_eq!(peers[0].kafka(&[&["topic", "create", TOPIC], &settings[..]].concat()).status, 0);
+    assert_eq!(produce(&peers, 0..500).status, 0);
+    let described = peers[0].kafka(&["topic", "describe", TOPIC, "-o", "json"]).json();
+    let replicas = described["topics"][0]["partitions"][0]["replicas"].as_array().expect("replicas").clone();
+    let at = |place: usize| replicas[place].as_i64().expect("a node") as usize - 1;
+    let (damaged, whole) = (at(0), at(1));
+    peers[damaged].signal(Signal::KILL);
+    peers[whole].signal(Signal::KILL);
+    peers[damaged].wait();
+    peers[whole].wait();
+    let (file, groups) = groups(&peers[damaged].data());
+    assert!(groups.len() > 3, "{groups:?}");
+    // In a record that was synced: a group follows it.
+    flip(&file, groups[groups.len() - 3] + 50);
+
+    peers[damaged].start(&["--initial-cluster", &list]);
+    assert_ne!(peers[damaged].wait(), 0);
+    let log = peers[damaged].log();
+    assert!(log.contains("commit log damaged") && log.contains("moim cluster replace"), "{log}");
+    peers[whole].start_ready(&["--initial-cluster", &list]);
+
+    // The remedy it names.
+    peers[damaged].wipe();
+    let node = peers[damaged].id.to_string();
+    peers[damaged].start(&["--initial-cluster", &list]);
+    eventually("it is let in", || peers[whole].cluster(&["replace", &node, "--yes"]).status == 0);
+    peers[damaged].ready();
+    peers[whole].healthy_with(3, 3);
+    eventually("everything is committed again", || consumed(&peers) == all());
+}
+
+#[test]
+fn a_node_with_a_damaged_raft_log_stops_and_names_the_remedy() {
+    let (mut peers, list) = founders();
+    (0..40).for_each(|n| peers[0].put(&format!("key{n}"), "a value that is long enough to be hit"));
+    stopped(&mut peers[1]);
+    let raft = std::fs::read_dir(peers[1].data().join("raft")).expect("a folder");
+    let groups: Vec<_> = raft.map(|entry| entry.expect("an entry").path().join("log")).collect();
+    groups.iter().filter(|folder| folder.is_dir()).for_each(|folder| flip_in_journal(folder));
+    peers[1].start(&["--initial-cluster", &list]);
+    assert_ne!(peers[1].wait(), 0);
+    let log = peers[1].log();
+    assert!(log.contains("is damaged") && log.contains("moim cluster replace"), "{log}");
+    peers[0].put("the others", "go on");
+}

@@ -1,0 +1,252 @@
+//! The verdict itself, as a pure function: what the sources say was sent, line by line, against what the sinks have counted.
+//!
+//! Per client the source is the list of its lines (by hash) that gateways have accepted, and what the client said it has sent in
+//! all, with a digest of it. The sinks are the client's count and every text's. Every difference is a loss, a duplicate, or a
+//! message on its way; the last needs a place where it stands ([`Unread`]): with the client, with its relay, or in a topic.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{ClientCounts, Messages, Observed, Unread, Verdict, WrongClient, WrongMessage};
+
+/// At most so many messages and clients are named.
+pub const MAX_WRONG: usize = 100;
+
+/// Judges. `expected_each` is how often every message was sent, where a caller knows it as well.
+pub fn judge(observed: &Observed, expected_each: Option<u64>) -> Verdict {
+    let mut case = Case::new(observed);
+    for (client, counts) in &observed.clients {
+        case.on_client(client, counts);
+    }
+    case.on_texts(expected_each);
+    case.conclude(expected_each)
+}
+
+/// The evidence.
+struct Case<'a> {
+    observed: &'a Observed,
+    /// How often each text must come out in the end.
+    expected: BTreeMap<&'a str, u64>,
+    /// How often each text is on its way.
+    on_the_way: BTreeMap<&'a str, u64>,
+    /// Messages that were sent, and whose text is not known.
+    unknown: u64,
+    in_flight: u64,
+    texts_in_flight: u64,
+    lost: [u64; 2],
+    duplicated: [u64; 2],
+    wrong_clients: Vec<WrongClient>,
+    wrong: Vec<WrongMessage>,
+    /// Something is missing, and it is not known whether it is on its way.
+    is_open: bool,
+}
+
+impl<'a> Case<'a> {
+    fn new(observed: &'a Observed) -> Self {
+        let mut case = Self {
+            observed,
+            expected: BTreeMap::new(),
+            on_the_way: BTreeMap::new(),
+            unknown: 0,
+            in_flight: 0,
+            texts_in_flight: 0,
+            lost: [0; 2],
+            duplicated: [0; 2],
+            wrong_clients: Vec::new(),
+            wrong: Vec::new(),
+            is_open: false,
+        };
+        if let Some(unread) = &observed.unread {
+            for (_, _, text) in &unread.clients {
+                *case.on_the_way.entry(text).or_default() += 1;
+            }
+            for (text, count) in &unread.texts {
+                *case.on_the_way.entry(text).or_default() += count;
+            }
+        }
+        case
+    }
+
+    fn unread(&self) -> Option<&'a Unread> {
+        self.observed.unread.as_ref()
+    }
+
+    fn wrong_client(&mut self, client: &str, counts: &ClientCounts, detail: String) {
+        let (client, counted) = (client.to_owned(), counts.counted);
+        self.wrong_clients.push(WrongClient { client, counted, expected: counts.expected(), detail });
+    }
+
+    fn on_client(&mut self, client: &'a str, counts: &ClientCounts) {
+        let done = counts.counted + counts.dead_lettered;
+        if done != counts.last {
+            let detail = format!(
+                "the last message counted is {}, {} were counted and {} dead-lettered",
+                counts.last, counts.counted, counts.dead_lettered
+            );
+            self.wrong_client(client, counts, detail);
+            self.lost[0] += counts.last.saturating_sub(done);
+            self.duplicated[0] += done.saturating_sub(counts.last);
+        }
+        if counts.last > counts.sent {
+            let detail = format!("{} messages were sent, {} are counted", counts.sent, counts.last);
+            self.wrong_client(client, counts, detail);
+            self.duplicated[0] += counts.last - counts.sent;
+        }
+        if counts.acked > counts.sent {
+            let detail = format!("{} messages were accepted of {} that were sent", counts.acked, counts.sent);
+            self.wrong_client(client, counts, detail);
+        }
+        self.on_the_way_of(client, counts);
+        self.expect(client, counts);
+    }
+
+    /// Messages of a client that were sent and not counted: where each of them stands.
+    fn on_the_way_of(&mut self, client: &'a str, counts: &ClientCounts) {
+        let missing = counts.sent.saturating_sub(counts.last);
+        if missing == 0 {
+            return;
+        }
+        let Some(unread) = self.unread() else {
+            self.in_flight += missing;
+            self.is_open = true;
+            return;
+        };
+        // With the client, and with its relay.
+        let at_client = counts.sent.saturating_sub(counts.acked.max(counts.last));
+        let at_relay = counts.acked.saturating_sub(counts.relayed.max(counts.last));
+        let in_topic: BTreeSet<u64> = unread
+            .clients
+            .iter()
+            .filter(|(of, sn, _)| of == client && *sn > counts.last && *sn <= counts.relayed)
+            .map(|(_, sn, _)| *sn)
+            .collect();
+        let known = (at_client + at_relay + in_topic.len() as u64).min(missing);
+        self.in_flight += known;
+        if known < missing {
+            self.lost[0] += missing - known;
+            let parked = unread.parked.get(client).map_or(0, BTreeSet::len);
+            let detail = format!(
+                "messages from {} on are not counted: {} of them are nowhere on their way, {parked} are dead letters",
+                counts.last + 1,
+                missing - known
+            );
+            self.wrong_client(client, counts, detail);
+        }
+    }
+
+    /// What must come out of a client's lines in the end.
+    fn expect(&mut self, client: &'a str, counts: &ClientCounts) {
+        let lines = self.observed.lines.get(client);
+        let from_topic = self.unread().and_then(|unread| unread.lines.get(client));
+        let dead = self.unread().and_then(|unread| unread.dead.get(client));
+        let mut unknown_dead = counts.dead_lettered;
+        for sn in 1..=counts.acked.max(counts.last) {
+            if dead.is_some_and(|dead| dead.contains(&sn)) {
+                unknown_dead = unknown_dead.saturating_sub(1);
+                continue;
+            }
+            let text = lines.and_then(|lines| lines.get(&sn)).or_else(|| from_topic?.get(&sn));
+            let Some(text) = text else {
+                self.unknown += 1;
+                continue;
+            };
+            *self.expected.entry(text).or_default() += 1;
+            if sn > counts.relayed.max(counts.last) {
+                *self.on_the_way.entry(text).or_default() += 1;
+            }
+        }
+        // Dead letters that were not read: their texts are among those that are missing.
+        if unknown_dead > 0 && self.unread().is_none() {
+            self.is_open = true;
+        } else if unknown_dead > 0 {
+            let detail = format!("{unknown_dead} of its dead letters are not in the topic");
+            self.wrong_client(client, counts, detail);
+            self.lost[0] += unknown_dead;
+        }
+        if let Some((until, digest)) = &counts.digest
+            && let Some(lines) = lines
+            && *until <= counts.acked
+            && super::digest_of_lines(lines, *until).as_ref() != Some(digest)
+        {
+            let detail = format!("lines 1 to {until} that were accepted are not those that it says it sent");
+            self.wrong_client(client, counts, detail);
+        }
+    }
+
+    fn on_texts(&mut self, expected_each: Option<u64>) {
+        let counts = &self.observed.messages;
+        let names: BTreeSet<&str> =
+            counts.keys().map(String::as_str).chain(self.expected.keys().copied()).collect();
+        let mut unknown = self.unknown;
+        for hash in names {
+            let count = counts.get(hash).copied().unwrap_or(0);
+            let expected = self.expected.get(hash).copied().unwrap_or(0);
+            // Texts of messages that nothing else is known of.
+            let granted = count.saturating_sub(expected).min(unknown);
+            unknown -= granted;
+            let surplus = count.saturating_sub(expected + granted);
+            let missing = expected.saturating_sub(count);
+            let on_the_way = missing.min(self.on_the_way.get(hash).copied().unwrap_or(0));
+            let lost = missing - on_the_way;
+            self.texts_in_flight += on_the_way;
+            self.duplicated[1] += surplus;
+            let is_certain = self.unread().is_some();
+            if lost > 0 && !is_certain {
+                self.is_open = true;
+                self.texts_in_flight += lost;
+            } else {
+                self.lost[1] += lost;
+            }
+            // With messages on their way to the gateways, not all that is expected has been accepted.
+            let of_each = expected_each.filter(|_| self.in_flight == 0).unwrap_or(expected);
+            let is_wrong = surplus > 0 || (lost > 0 && is_certain) || (expected != of_each && granted == 0);
+            if is_wrong {
+                let expected = if expected == 0 { 0 } else { of_each.max(expected) };
+                self.wrong.push(WrongMessage { hash: hash.to_owned(), text: None, count, expected });
+            }
+        }
+        // Messages whose texts are not known, and for which no count is left that could be theirs.
+        let uncounted = unknown.saturating_sub(self.in_flight);
+        if uncounted > 0 && self.unread().is_none() {
+            self.is_open = true;
+        } else {
+            self.lost[1] += uncounted;
+        }
+    }
+
+    fn conclude(mut self, expected_each: Option<u64>) -> Verdict {
+        let clients = &self.observed.clients;
+        let total = |of: fn(&ClientCounts) -> u64| clients.values().map(of).sum::<u64>();
+        let each: BTreeSet<u64> = self.expected.values().copied().collect();
+        let same = each.first().copied().filter(|_| each.len() == 1 && self.unknown == 0);
+        // A message that its client lacks is lacking in its text's count as well: it is one loss.
+        let (lost, duplicated) = (self.lost[0].max(self.lost[1]), self.duplicated[0].max(self.duplicated[1]));
+        let in_flight = self.in_flight.max(self.texts_in_flight);
+        let is_wrong = lost > 0 || duplicated > 0 || !self.wrong.is_empty() || !self.wrong_clients.is_empty();
+        let verdict = match (is_wrong, in_flight > 0 || self.is_open) {
+            (true, _) => "failed",
+            (false, true) => "pending",
+            (false, false) => "ok",
+        };
+        self.wrong.truncate(MAX_WRONG);
+        self.wrong_clients.truncate(MAX_WRONG);
+        let parked = self.unread().map_or(0, |unread| unread.parked.values().map(BTreeSet::len).sum());
+        Verdict {
+            messages: Messages {
+                distinct: self.observed.messages.len() as u64,
+                expected_each: expected_each.or(same),
+                wrong: self.wrong,
+            },
+            clients: clients.clone(),
+            wrong_clients: self.wrong_clients,
+            sent: total(|c| c.sent),
+            counted: total(|c| c.counted),
+            in_flight,
+            lost,
+            duplicated,
+            dead_lettered: total(|c| c.dead_lettered),
+            parked: parked as u64,
+            verdict,
+            first_wrong: None,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Expiry when the wall clock is stepped.
+
+use std::sync::atomic::Ordering;
+
+use super::frames::Bed;
+
+fn answer(bed: &mut Bed, command: &[&str]) -> String {
+    bed.turn(&[command]).remove(0).0
+}
+
+#[test]
+fn keys_expire_although_the_wall_clock_was_stepped_back() {
+    let mut bed = Bed::new();
+    answer(&mut bed, &["SET", "k", "v", "PX", "1000"]);
+    bed.clock.jump_wall_to_ms(1_000);
+    bed.clock.advance_ms(1_000);
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$1\r\nv\r\n", "half of its time has passed");
+    bed.clock.advance_ms(1_100);
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$-1\r\n");
+}
+
+#[test]
+fn a_clock_that_is_far_ahead_is_followed_only_with_a_majority() {
+    let mut bed = Bed::new();
+    bed.shared.time_agreed_until_ns.store(0, Ordering::Release);
+    answer(&mut bed, &["SET", "k", "v", "PX", "1000"]);
+    bed.clock.jump_wall_to_ms(99_000_000);
+    assert_eq!(answer(&mut bed, &["SET", "l", "v", "PX", "5000"]), "+OK\r\n");
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$1\r\nv\r\n");
+    // The clock is set right: what was written meanwhile has not moved the time of the shard.
+    bed.clock.jump_wall_to_ms(1_000_000);
+    bed.clock.advance_ms(1_100);
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$-1\r\n");
+    assert_eq!(answer(&mut bed, &["GET", "l"]), "$1\r\nv\r\n");
+    bed.clock.jump_wall_to_ms(99_000_000);
+    bed.shared.time_agreed_until_ns.store(u64::MAX, Ordering::Release);
+    assert_eq!(answer(&mut bed, &["GET", "l"]), "$-1\r\n", "the others have the same time");
+}
+
+#[test]
+fn an_agreement_is_about_the_clock_as_it_was() {
+    let mut bed = Bed::new();
+    let (now_ns, wall_ms) = (bed.shared.clock.monotonic_ns(), bed.shared.clock.wall_ms());
+    bed.shared.agree_on_time(now_ns, wall_ms, 10_000_000_000);
+    answer(&mut bed, &["SET", "k", "v", "PX", "4000"]);
+    bed.clock.advance_ms(1_000);
+    bed.clock.jump_wall_to_ms(wall_ms + 61_000);
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$1\r\nv\r\n", "stepped after the others were asked");
+    bed.clock.advance_ms(3_100);
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$-1\r\n");
+}
+
+#[test]
+fn a_new_primary_waits_for_the_others_where_the_wall_clock_is_far_ahead() {
+    let bed = Bed::new();
+    let agreed = &bed.shared.time_agreed_until_ns;
+    agreed.store(0, Ordering::Release);
+    let mut state = bed.shard.lock();
+    assert!(!state.waits_for_time(&bed.shared), "a journal without a time");
+    bed.clock.jump_wall_to_ms(90_000_000);
+    assert!(state.waits_for_time(&bed.shared));
+    agreed.store(u64::MAX, Ordering::Release);
+    assert!(!state.waits_for_time(&bed.shared));
+    assert_eq!(state.time_ms, 90_000_000);
+    agreed.store(0, Ordering::Release);
+    bed.clock.jump_wall_to_ms(900_000_000);
+    assert!(state.waits_for_time(&bed.shared));
+    bed.clock.advance_ms(3_000);
+    assert!(!state.waits_for_time(&bed.shared), "no node answers: it serves, at its own pace");
+    assert_eq!(state.time_ms, 90_003_000);
+}
