@@ -155,20 +155,20 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
             if epoch != -1 && epoch != lead {
                 // Another node may have led between the two: answers that were made before may be old by now.
                 shard.void_answers();
-                shard.lock().epoch = -1;
+                shard.lock_on_loop().await.epoch = -1;
             }
             let is_ahead = {
-                let state = shard.lock();
+                let state = shard.lock_on_loop().await;
                 !state.fx.is_settled() || state.applied > shard.log.journal().end()
             };
             if is_ahead {
                 // Memory shows what a former lead did and the journal does not have.
-                step_down(shard, -1);
+                step_down(shard, -1).await;
             }
             // Everything up to the end is ours to lead; what is not committed yet will be, or the lead ends.
             let until = shard.log.journal().end();
             catch_up(shared, shard, until).await?;
-            let mut state = shard.lock();
+            let mut state = shard.lock_on_loop().await;
             let is_current = state.applied == shard.log.journal().end() && shard.log.leads() == Some(lead);
             if is_current && !shard.has_viewed(lead) {
                 shared.look.notify_one();
@@ -190,7 +190,7 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
             let committed = shard.committed();
             // Dirty: the log refused what a turn did, so memory shows what no journal has.
             if epoch != -1 || applied > committed || is_dirty {
-                step_down(shard, committed);
+                step_down(shard, committed).await;
             }
             catch_up(shared, shard, committed).await?;
             if shard.role() != Role::Replica && shard.log.follows() {
@@ -202,10 +202,10 @@ async fn follow_role(shared: &Arc<Shared>, shard: &Arc<Shard>) -> std::io::Resul
 }
 
 /// The lead is over: what was not committed is forgotten.
-fn step_down(shard: &Arc<Shard>, committed: i64) {
+async fn step_down(shard: &Arc<Shard>, committed: i64) {
     shard.set_role(Role::Loading);
     shard.void_answers();
-    let mut state = shard.lock();
+    let mut state = shard.lock_on_loop().await;
     if state.applied > committed || !state.fx.is_settled() {
         tracing::info!(shard = shard.index, applied = state.applied, committed, "a shard is read anew");
         state.forget();
@@ -223,7 +223,7 @@ fn step_down(shard: &Arc<Shard>, committed: i64) {
 async fn catch_up(shared: &Arc<Shared>, shard: &Arc<Shard>, until: i64) -> std::io::Result<()> {
     read_snapshot(shard).await?;
     loop {
-        let from = shard.lock().applied;
+        let from = shard.lock_on_loop().await.applied;
         if from >= until {
             return Ok(());
         }
@@ -234,12 +234,12 @@ async fn catch_up(shared: &Arc<Shared>, shard: &Arc<Shard>, until: i64) -> std::
 
 /// Takes in the newest snapshot, once.
 async fn read_snapshot(shard: &Arc<Shard>) -> std::io::Result<()> {
-    if shard.lock().is_read {
+    if shard.lock_on_loop().await.is_read {
         return Ok(());
     }
     let whose = Arc::clone(shard);
     let loaded = offload(move || snapshot::load(&whose)).await?;
-    let mut state = shard.lock();
+    let mut state = shard.lock_on_loop().await;
     if let Some(loaded) = loaded.filter(|loaded| loaded.end > state.applied) {
         tracing::info!(shard = shard.index, end = loaded.end, keys = loaded.db.len(), "read a snapshot");
         // Only what is committed becomes a snapshot; otherwise it would be taken for a lead's leftovers, and read again.

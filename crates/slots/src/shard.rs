@@ -13,13 +13,15 @@ mod script_control;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::Guard;
 use bytes::BytesMut;
 use moim_base::Clock;
 use moim_base::task::Shutdown;
 use moim_wire_resp::{Batch, Encoder};
+use parking_lot::{Mutex as StateMutex, MutexGuard};
 use tokio::sync::Notify;
 
 pub use self::blocked::Blocked;
@@ -59,6 +61,9 @@ pub enum Role {
 
 /// No leader epoch.
 const NO_EPOCH: i64 = -1;
+/// How long a thread that serves others waits for the state, and when a task on its loop tries again.
+const LOCK_SOON: Duration = Duration::from_millis(2);
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// One shard on this node.
 pub struct Shard {
@@ -70,7 +75,7 @@ pub struct Shard {
     pub log: Arc<dyn ShardLog>,
     /// Where its snapshots are, if it has any.
     folder: Option<PathBuf>,
-    state: Mutex<State>,
+    state: StateMutex<State>,
     committed: AtomicI64,
     role: AtomicU8,
     /// Answer before the commit, as Redis does.
@@ -193,7 +198,7 @@ impl Shard {
             id,
             log,
             folder,
-            state: Mutex::new(State::empty()),
+            state: StateMutex::new(State::empty()),
             committed: AtomicI64::new(0),
             role: AtomicU8::new(Role::Loading as u8),
             is_async: AtomicBool::new(false),
@@ -432,40 +437,56 @@ impl Shard {
         }
     }
 
+    /// The state, however long that takes. Not on an event loop: a script may hold it until it is killed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
-    /// The state, if it can be had in a moment: a script may have it for long.
+    /// The state, unless a script holds it for longer than a moment.
     pub(crate) fn lock_soon(&self) -> Option<MutexGuard<'_, State>> {
-        (0..50).find_map(|_| {
-            let state = self.try_lock();
-            if state.is_none() {
-                std::thread::sleep(std::time::Duration::from_micros(50));
-            }
-            state
-        })
+        self.state.try_lock_for(LOCK_SOON)
     }
 
-    /// Looks at the state, once a script that may have it has given it back.
-    pub(crate) async fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+    /// The state, for a task on an event loop: while a script holds it, the loop serves its other clients.
+    pub(crate) async fn lock_on_loop(&self) -> MutexGuard<'_, State> {
         loop {
-            if let Some(mut state) = self.lock_soon() {
-                return look(&mut state);
+            if let Some(state) = self.lock_soon() {
+                return state;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(LOCK_RETRY).await;
         }
     }
 
-    /// The state, if nobody has it.
+    /// Runs `look` on the state, once a script that may hold it has released it.
+    pub(crate) async fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut *self.lock_on_loop().await)
+    }
+
+    /// The state, if it is not locked.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        self.state.try_lock().ok()
+        self.state.try_lock()
+    }
+
+    /// True if a script that runs off the event loops holds the state or waits for it, or one has held it for longer than
+    /// `busy-reply-threshold`.
+    fn is_held_by_script(&self) -> bool {
+        self.busy.load(Ordering::Acquire) || self.scripts_away.load(Ordering::Acquire) > 0
     }
 
     /// Takes the lock for a turn. `None` while a script holds it.
+    ///
+    /// An event loop never waits for a script. A script can take the lock between the check and the wait (it leaves its loop
+    /// and locks again before a waiting thread has woken up), so the wait is bounded and the check repeated: a loop that waited
+    /// on could not be reached by SCRIPT KILL.
     pub fn turn<'a>(&'a self, shared: &'a Shared) -> Option<Turn<'a>> {
-        let held = self.busy.load(Ordering::Acquire) || self.scripts_away.load(Ordering::Acquire) > 0;
-        let state = if held { self.state.try_lock().ok()? } else { self.lock() };
+        let state = loop {
+            if self.is_held_by_script() {
+                break self.state.try_lock()?;
+            }
+            if let Some(state) = self.state.try_lock_for(LOCK_SOON) {
+                break state;
+            }
+        };
         Some(self.turn_with(shared, state))
     }
 
