@@ -210,6 +210,16 @@ impl Connection {
         Ok(more && self.may_take())
     }
 
+    /// Closes the connection if an answer waits for a serving right that this node may never get again. Its outcome is unknown,
+    /// so it must not be an error, and a client that waits does not look for the new primary.
+    fn check_isolated(&self) -> io::Result<()> {
+        let waits = self.ready > 0 || !self.held.is_empty();
+        if waits && self.shared.isolated.load(Ordering::Relaxed) && !self.may_answer() {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "this node is isolated"));
+        }
+        Ok(())
+    }
+
     fn look_after(&self) -> Option<Duration> {
         if self.starved_since.is_some() {
             return Some(BUDGET_PAUSE);
@@ -643,6 +653,7 @@ impl Connection {
         if gated {
             return Poll::Ready(Ok(Event::Mail));
         }
+        self.check_isolated()?;
         let silenced = self.ready > 0 && !self.may_answer();
         if self.ready > 0 && !silenced && self.socket.poll_write_ready(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Writable));

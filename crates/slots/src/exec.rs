@@ -285,6 +285,9 @@ impl Turn<'_> {
         keys: &[usize],
         role: Role,
     ) -> Result<(), Error> {
+        if self.shared.isolated.load(Ordering::Relaxed) {
+            return Err(Error::CLUSTER_DOWN);
+        }
         let moves = &self.state.moves;
         // The map of this turn will do to find that nothing is special: a slot leaves under the lock that this turn has.
         if moves.is_idle()

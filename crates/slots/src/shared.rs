@@ -59,6 +59,9 @@ pub struct Shared {
     pub stalled_loops: AtomicUsize,
     /// Whether other nodes serve in this node's place: connections are closed as they come in.
     pub withdrawn: AtomicBool,
+    /// True while no linearizable read has succeeded for [`crate::service`]'s limit: the other nodes may serve in this node's
+    /// place. Commands with keys are answered CLUSTERDOWN, as by a Redis node in a minority.
+    pub isolated: AtomicBool,
     /// The number of the next client.
     pub next_client: AtomicU64,
     /// SLOWLOG.
@@ -192,6 +195,7 @@ impl Shared {
             connections: AtomicUsize::new(0),
             stalled_loops: AtomicUsize::new(0),
             withdrawn: AtomicBool::new(false),
+            isolated: AtomicBool::new(false),
             next_client: AtomicU64::new(1),
             slow: Mutex::default(),
             view: ArcSwap::from_pointee(View::default()),

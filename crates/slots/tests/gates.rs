@@ -8,6 +8,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use moim_base::SystemClock;
@@ -31,6 +32,8 @@ impl DurableSink for Sink {
 
 struct Alone {
     store: Store,
+    shared: Arc<Shared>,
+    shard: Arc<Shard>,
     server: Server,
     shutdown: Shutdown,
     address: SocketAddr,
@@ -66,7 +69,7 @@ impl Alone {
             assert!(Instant::now() < deadline, "the shard does not lead");
             std::thread::yield_now();
         }
-        Self { store, server, shutdown, address }
+        Self { store, shared, shard, server, shutdown, address }
     }
 
     fn client(&self) -> Client {
@@ -673,5 +676,41 @@ fn an_idle_client_is_disconnected_after_the_timeout() {
     client.send("CONFIG SET timeout 1\r\n");
     client.expect("+OK\r\n");
     assert_eq!(client.0.read(&mut [0; 1]).unwrap(), 0, "the server ends the connection");
+    alone.crash();
+}
+
+#[test]
+fn an_isolated_node_answers_clusterdown_and_disconnects_clients_that_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    let (mut waiting, mut client) = (alone.client(), alone.client());
+    // Its serving right is over: the answer waits for another one.
+    alone.shard.set_right(1);
+    waiting.send("GET a\r\n");
+    client.send("GET a\r\n");
+    for (index, stream) in [&mut waiting, &mut client].into_iter().enumerate() {
+        stream.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        assert!(stream.0.read(&mut [0; 1]).is_err(), "client {index} is answered without the right");
+        stream.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    }
+    alone.shared.isolated.store(true, Ordering::Release);
+    for stream in [&mut waiting, &mut client] {
+        assert!(matches!(stream.0.read(&mut [0; 1]), Ok(0)), "a client that waits is disconnected");
+    }
+    // Nothing with keys runs from now on, so the error is certain; all else is answered when there is a right again.
+    let mut client = alone.client();
+    client.send("SET a 1\r\nMULTI\r\nSET a 1\r\nEXEC\r\n");
+    alone.shard.set_right(u64::MAX);
+    client.expect("-CLUSTERDOWN The cluster is down\r\n+OK\r\n");
+    client.expect("-CLUSTERDOWN The cluster is down\r\n-EXECABORT ");
+    let mut client = alone.client();
+    client.send("PING\r\nCLUSTER INFO\r\n");
+    client.expect("+PONG\r\n");
+    assert!(until(&mut client, "\r\n\r\n").contains("cluster_state:fail"));
+    alone.shared.isolated.store(false, Ordering::Release);
+    let mut client = alone.client();
+    client.send("GET a\r\nCLUSTER INFO\r\n");
+    client.expect("$-1\r\n");
+    assert!(until(&mut client, "\r\n\r\n").contains("cluster_state:ok"));
     alone.crash();
 }

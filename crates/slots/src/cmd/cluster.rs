@@ -1,6 +1,7 @@
 //! CLUSTER: the slot map and the nodes, as clients and `redis-cli --cluster` ask for them.
 
 use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
 
 use super::{Keys, Spec, flag::*};
 use crate::SLOTS;
@@ -369,7 +370,7 @@ fn nodes(ctx: &mut Ctx<'_>) -> Done {
 fn info(ctx: &mut Ctx<'_>) -> Done {
     let view = ctx.shared.view.load();
     let (assigned, served) = (view.assigned(), view.served());
-    let full = served == SLOTS;
+    let full = served == SLOTS && !ctx.shared.isolated.load(Ordering::Relaxed);
     let sizes = (0..view.shards.len() as u16).filter(|shard| !view.ranges(*shard).is_empty()).count();
     let mut text = String::new();
     let mut line = |name: &str, value: &dyn std::fmt::Display| {

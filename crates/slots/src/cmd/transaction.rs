@@ -159,6 +159,9 @@ fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
     let Some(slot) = slot else {
         return if writes && !may_run { Err(Error::READ_ONLY) } else { Ok(()) };
     };
+    if ctx.shared.isolated.load(Ordering::Relaxed) {
+        return Err(Error::CLUSTER_DOWN);
+    }
     let view = ctx.shared.view.load();
     let is_moving = view.moving.iter().any(|(moving, ..)| *moving == slot);
     // Keys may have left since the commands were queued.
