@@ -33,7 +33,7 @@ mod tests;
 mod watches;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -175,6 +175,8 @@ pub(crate) struct Inner {
     full_since_ms: AtomicU64,
     /// Whether others serve in this node's place, see [`Coordinator::set_withdrawn`].
     withdrawn: watch::Sender<bool>,
+    /// See [`Coordinator::set_isolated`].
+    isolated: AtomicBool,
     /// Wakes the one who looks for flights that are late.
     took_off: Notify,
     /// Wakes whoever waits for a leader.
@@ -339,6 +341,7 @@ impl Coordinator {
             alarmed_ms: AtomicU64::new(0),
             full_since_ms: AtomicU64::new(0),
             withdrawn: watch::Sender::new(false),
+            isolated: AtomicBool::new(false),
             took_off: Notify::new(),
             led: Notify::new(),
             options,
@@ -369,9 +372,15 @@ impl Coordinator {
         self.inner.withdrawn.send_if_modified(|known| std::mem::replace(known, withdrawn) != withdrawn);
     }
 
+    /// This node has reached no quorum for seconds, or reaches one again. Meanwhile callers of the etcd port hear at once that
+    /// there is no leader, so that their balancers choose another member instead of waiting here.
+    pub fn set_isolated(&self, isolated: bool) {
+        self.inner.isolated.store(isolated, Ordering::Release);
+    }
+
     fn check_serves(&self) -> Result<(), CoordError> {
-        let withdrawn = self.counter.is_some() && *self.inner.withdrawn.borrow();
-        if withdrawn { Err(CoordError::NoLeader) } else { Ok(()) }
+        let refuses = || *self.inner.withdrawn.borrow() || self.inner.isolated.load(Ordering::Acquire);
+        if self.counter.is_some() && refuses() { Err(CoordError::NoLeader) } else { Ok(()) }
     }
 
     /// A handle for a thread with many callers, to be made on it: answers come to it together, and a task of its

@@ -159,14 +159,15 @@ impl Control {
         scope.spawn("damage", watch);
     }
 
-    /// Tells the queue whether it may speak for what it leads, until the node stops. A node without others is always in
-    /// touch with itself.
+    /// Tells the queue whether it may speak for what it leads, and the etcd API whether a quorum can be reached, until the
+    /// node stops. A node without others is always in touch with itself.
     pub(crate) fn keep_in_touch(&self, broker: Arc<Broker>, scope: &Scope) {
         let (mut touch, coordinator) = (self.presence.touch(), self.coordinator.clone());
         let mut given_up = self.presence.withdrawals();
         scope.spawn("touch", async move {
             loop {
                 let in_touch = *touch.borrow_and_update() || View::of(&coordinator).nodes.len() <= 1;
+                coordinator.set_isolated(!in_touch);
                 // With a disk that hangs this node may not even learn that others lead: its clients must not wait for that.
                 let in_touch = in_touch && !*given_up.borrow_and_update();
                 broker.set_in_touch(in_touch);

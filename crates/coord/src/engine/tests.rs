@@ -577,6 +577,24 @@ fn a_node_that_withdrew_refuses_its_callers_at_once_and_raises_no_alarm() {
     });
 }
 
+#[test]
+fn an_isolated_node_refuses_its_callers_at_once_and_goes_on_itself() {
+    let mut cluster = TestCluster::start(3, usual);
+    cluster.settle();
+    let isolated = cluster.follower();
+    let scope = moim_base::task::Scope::new(moim_base::task::Shutdown::new());
+    let callers = {
+        let _there = cluster.runtime(isolated).enter();
+        cluster.node(isolated).for_many_callers(&scope)
+    };
+    cluster.node(isolated).set_isolated(true);
+    assert_eq!(cluster.wait(callers.execute(put("k", "v"))).unwrap_err(), CoordError::NoLeader);
+    assert_eq!(cluster.wait(value_of(&callers, "k")), Err(CoordError::NoLeader));
+    cluster.wait(cluster.node(isolated).execute(put("own", "v"))).unwrap();
+    cluster.node(isolated).set_isolated(false);
+    cluster.wait(callers.execute(put("k", "v"))).unwrap();
+}
+
 async fn value_of(node: &Coordinator, key: &'static str) -> Result<(), CoordError> {
     node.range(RangeRequest::key(key), false).await.map(drop)
 }

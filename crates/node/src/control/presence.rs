@@ -25,9 +25,9 @@ const TTL: Duration = Duration::from_secs(3);
 const RENEW: Duration = Duration::from_secs(1);
 /// Before trying again what failed.
 const RETRY: Duration = Duration::from_millis(200);
-/// A node that was not renewed for so long is surely taken for dead, or nobody can tell: longer than [`TTL`], because an
-/// election of the coordination group gives every lease its time again.
-const OUT_OF_TOUCH: Duration = Duration::from_millis(4500);
+/// A node whose lease was not renewed for so long is isolated: the others may have elected leaders in its place, and its clients
+/// are sent to them. Longer than an election of the coordination group; all that follows from it is fenced by epochs.
+const OUT_OF_TOUCH: Duration = Duration::from_millis(2500);
 /// How long the lease may take to be revoked when the disk does not work.
 const REVOKE: Duration = Duration::from_millis(300);
 /// What `/readyz` speaks of.
