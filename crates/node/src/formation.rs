@@ -14,6 +14,7 @@
 //! | `protocol.rs` | questions and answers between nodes |
 //! | `agree.rs` | how founders agree, as a pure decision |
 //! | `claim.rs`, `confirm.rs` | a folder's proof that it is current, before its voter takes part; the other side of it |
+//! | `damaged.rs` | a directory whose commit log is damaged: set aside where the other nodes have everything |
 //! | `enter.rs` | the way of this node's folder into a cluster |
 //! | `doorkeeper.rs` | answering other nodes |
 //!
@@ -22,11 +23,13 @@
 mod agree;
 mod claim;
 mod confirm;
+mod damaged;
 mod doorkeeper;
 mod enter;
 mod protocol;
 
 pub(crate) use self::claim::Claimant;
+pub(crate) use self::damaged::maybe_set_aside;
 pub(crate) use self::doorkeeper::{Doorkeeper, Inside};
 pub(crate) use self::enter::{Entrant, Way};
 pub(crate) use self::protocol::{Card, greet};

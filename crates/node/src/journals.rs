@@ -13,7 +13,7 @@ use moim_raft::{Router, is_raft_journal};
 use moim_replica::{Driver, PartitionId};
 
 use crate::config::Config;
-use crate::exit::{Failure, Outcome};
+use crate::exit::Failure;
 
 /// Tags from here on are not partitions of the queue, but shards of the store.
 const SHARDS: u64 = moim_slots::service::TAG;
@@ -103,9 +103,9 @@ impl Journals {
         config: &Config,
         clock: Arc<dyn Clock>,
         metrics: &Metrics,
-    ) -> Outcome<Self> {
+    ) -> Result<Self, RecoveryFailure> {
         let store = Store::open(path, Arc::new(RealDisk), clock, store_options(config))
-            .map_err(|error| cannot_recover(path, &error))?;
+            .map_err(|error| RecoveryFailure::new(path, &error))?;
         let store = Arc::new(store);
         report_recovery(&store);
         let router = Router::new();
@@ -142,6 +142,21 @@ impl Journals {
 /// votes, so it is as good as lost: it must neither vote nor count as in sync.
 pub(crate) const LOST_DIRECTORY: &str = "in a cluster the other replicas have the data: move the data directory away, \
     run `moim cluster replace` for this node and start it with an empty directory; a node alone needs a backup";
+
+/// Why the journals of a data directory cannot be opened.
+pub(crate) struct RecoveryFailure {
+    /// What the operator reads.
+    pub(crate) failure: Failure,
+    /// The commit log or the checkpoint is damaged: acknowledged records and votes may be missing.
+    pub(crate) is_damage: bool,
+}
+
+impl RecoveryFailure {
+    fn new(path: &Path, error: &OpenError) -> Self {
+        let is_damage = matches!(error, OpenError::CommitLogDamaged { .. } | OpenError::Damaged { .. });
+        Self { failure: cannot_recover(path, error), is_damage }
+    }
+}
 
 fn cannot_recover(path: &Path, error: &OpenError) -> Failure {
     let failure = Failure::error(format!("cannot recover {}: {error}", path.display()));

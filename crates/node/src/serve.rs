@@ -23,6 +23,7 @@ use crate::control::{self, Control, ControlParts};
 use crate::data_dir::DataDir;
 use crate::etcd::Etcd;
 use crate::exit::{Failure, Outcome, Status};
+use crate::formation;
 use crate::journals::Journals;
 use crate::output::styled;
 use crate::queue::{self, Queue, QueueParts};
@@ -51,7 +52,7 @@ pub(crate) fn run(config: &Config) -> Outcome {
     }
 }
 
-/// Starts this process anew, in place, after its folder was found to be rolled back. Returns only if that fails.
+/// Starts this process anew, in place, after its folder was found to be rolled back or damaged. Returns only if that fails.
 fn begin_again(failure: Failure) -> Failure {
     use std::os::unix::process::CommandExt as _;
     tracing::warn!(%failure, "starting again without the content of the data directory");
@@ -176,7 +177,17 @@ impl Start<'_> {
         let (path, open, clock, metrics) =
             (self.data.path.clone(), config.clone(), Arc::clone(&self.clock), Arc::clone(&self.metrics));
         // Recovery reads the disk; the main thread goes on answering meanwhile.
-        let journals = off_thread(move || Journals::open(&path, &open, clock, &metrics)).await?;
+        let opened = off_thread(move || Ok(Journals::open(&path, &open, clock, &metrics))).await?;
+        let journals = match opened {
+            Ok(journals) => journals,
+            Err(refused) => {
+                let failure = refused.failure;
+                if refused.is_damage && formation::maybe_set_aside(self.data, &failure.message).await? {
+                    tracing::error!(%failure, "data directory damaged; the other nodes have everything");
+                }
+                return Err(failure);
+            }
+        };
         if !journals.store.was_clean() {
             // Before anything is said about it: what was written and not synced may be lost.
             self.data.set_intact_since(None)?;

@@ -201,7 +201,15 @@ impl History {
             }
         } else if let Some(id) = node_of(key, super::records::ROLLBACKS) {
             let why = String::from_utf8_lossy(&entry.value);
-            self.say("rollback", format!("data directory of node {id} was rolled back: {why}"));
+            match why.strip_prefix(super::records::DAMAGED) {
+                Some(why) => {
+                    self.say(
+                        "damage",
+                        format!("data directory of node {id} is damaged and refetched: {why}"),
+                    );
+                }
+                None => self.say("rollback", format!("data directory of node {id} was rolled back: {why}")),
+            }
         } else if let Some(id) = node_of(key, MEMBERS) {
             if self.members.insert(id, entry.create_revision) != Some(entry.create_revision) {
                 self.say("node", format!("node {id} is up (run {})", entry.create_revision));

@@ -33,6 +33,8 @@ pub(crate) const LEAVING: &str = "/moim/voters/leaving/";
 const MARKS: &str = "/moim/marks/";
 /// Nodes whose folders were rolled back, by node id: what showed it last.
 pub(crate) const ROLLBACKS: &str = "/moim/rollbacks/";
+/// What a reason under [`ROLLBACKS`] begins with if the folder was not rolled back but damaged.
+pub(crate) const DAMAGED: &str = "damaged: ";
 /// The format of the cluster.
 pub(crate) const FEATURE_LEVEL: &str = "/moim/cluster/feature_level";
 /// The newest format this build can take part in.

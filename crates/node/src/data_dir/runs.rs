@@ -134,7 +134,7 @@ pub(super) fn set_aside(path: &Path, identity: Identity, aside: Aside) -> io::Re
     tracing::warn!(
         folder = %target.display(),
         why = aside.why,
-        "data directory was rolled back; its content is set aside and refetched from the other nodes"
+        "data directory set aside; its content is refetched from the other nodes"
     );
     let replaces = Replaces {
         directory_id: identity.directory_id,

@@ -108,6 +108,19 @@ impl Doorkeeper {
             Question::Greet => return Answer::Card { card },
             Question::Secret { me } => return self.tell_secret(&me),
             Question::Claim { claim } => return self.confirm(peer, claim).await,
+            Question::Redundant { cluster_id, node_id, directory_id } => {
+                if cluster_id != card.cluster_id {
+                    return Answer::Conflict { why: "this node is in another cluster".to_owned() };
+                }
+                let Some(inside) = self.inside.get() else {
+                    return Answer::Later { why: format!("node {} is still starting", card.node_id) };
+                };
+                let answer = inside.redundancy(&cluster_id, node_id, &directory_id);
+                return match tokio::time::timeout(PATIENCE, answer).await {
+                    Ok(answer) => answer,
+                    Err(_) => Answer::Later { why: "the cluster has no quorum now".to_owned() },
+                };
+            }
             Question::Join { me, fresh, replaces } => (me, Some((fresh, replaces))),
             Question::Announce { me } if peer.is_some_and(|peer| peer.0 == me.voter) => (me, None),
             Question::Announce { .. } => {
@@ -202,7 +215,7 @@ impl Inside {
             node = asks.node_id,
             voter = record.voter,
             why = old.why,
-            "data directory of a node was rolled back; its voter is retired"
+            "data directory of a node was rolled back or damaged; its voter is retired"
         );
         records::replace_rolled_back(self.repository.as_ref(), asks.node_id, &old.why).await
     }

@@ -233,6 +233,7 @@ impl Entrant<'_> {
                         | Answer::Secret { .. }
                         | Answer::Confirmed { .. }
                         | Answer::RolledBack { .. }
+                        | Answer::Redundant
                         | Answer::Leased { .. },
                     ) => {
                         self.wait(&format!("waiting to be let in: {address} answers what was not asked"));

@@ -165,6 +165,15 @@ pub(crate) enum Question {
         /// Who asks.
         me: Card,
     },
+    /// The commit log of this node's data directory is damaged: can the cluster do without its content?
+    Redundant {
+        /// The cluster of the directory.
+        cluster_id: String,
+        /// The node.
+        node_id: i32,
+        /// The directory.
+        directory_id: String,
+    },
     /// I am back, and this is where I am reached now.
     Announce {
         /// Who asks.
@@ -219,6 +228,8 @@ pub(crate) enum Answer {
         /// Which.
         why: String,
     },
+    /// The other nodes have everything that the data directory had.
+    Redundant,
     /// You are known, and I know where you are.
     Known,
     /// Not without an operator's word. Asking again is right.

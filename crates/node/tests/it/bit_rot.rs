@@ -145,10 +145,7 @@ fn a_replica_with_a_damaged_commit_log_is_not_elected_and_nothing_is_lost() {
     peers[whole].signal(Signal::KILL);
     peers[damaged].wait();
     peers[whole].wait();
-    let (file, groups) = groups(&peers[damaged].data());
-    assert!(groups.len() > 3, "{groups:?}");
-    // In a record that was synced: a group follows it.
-    flip(&file, groups[groups.len() - 3] + 50);
+    damage_commit_log(&peers[damaged]);
 
     peers[damaged].start(&["--initial-cluster", &list]);
     assert_ne!(peers[damaged].wait(), 0);
@@ -164,6 +161,51 @@ fn a_replica_with_a_damaged_commit_log_is_not_elected_and_nothing_is_lost() {
     peers[damaged].ready();
     peers[whole].healthy_with(3, 3);
     eventually("everything is committed again", || consumed(&peers) == all());
+}
+
+/// Flips a bit in a group of the commit log that was synced: a later group vouches for it.
+fn damage_commit_log(peer: &Peer) {
+    let (file, groups) = groups(&peer.data());
+    assert!(groups.len() > 3, "{groups:?}");
+    flip(&file, groups[groups.len() - 3] + 50);
+}
+
+#[test]
+fn a_node_with_a_damaged_commit_log_rejoins_if_the_other_nodes_have_everything() {
+    let (mut peers, list) = founders();
+    assert_eq!(peers[0].kafka(&["topic", "create", TOPIC, "-p", "1", "-r", "3"]).status, 0);
+    assert_eq!(produce(&peers, 0..500).status, 0);
+    peers[0].healthy_with(3, 3);
+    peers[2].signal(Signal::KILL);
+    peers[2].wait();
+    damage_commit_log(&peers[2]);
+    peers[2].start_ready(&["--initial-cluster", &list]);
+    let log = peers[2].log();
+    assert!(log.contains("commit log damaged") && log.contains("data directory set aside"), "{log}");
+    peers[0].healthy_with(3, 3);
+    let told = events(&peers[0]);
+    assert!(told.contains("data directory of node 3 is damaged and refetched"), "{told}");
+    // What it serves now is what it has refetched.
+    for node in ["1", "2"] {
+        assert_eq!(peers[2].cluster(&["drain", node]).status, 0);
+    }
+    eventually("everything that was acknowledged is served", || consumed(&peers) == all());
+
+    // The only in-sync replica is never set aside without an operator.
+    assert_eq!(peers[0].cluster(&["undrain", "1"]).status, 0);
+    assert_eq!(peers[0].cluster(&["undrain", "2"]).status, 0);
+    let alone = ["topic", "create", "alone", "-p", "3", "-r", "1"];
+    assert_eq!(peers[0].kafka(&alone).status, 0);
+    let lines: String = (0..100).map(|line| format!("{line:0>100}\n")).collect();
+    let done = moim_with_input(&["topic", "produce", "alone", "--kafka", &brokers(&peers)], &lines);
+    assert_eq!(done.status, 0);
+    peers[1].signal(Signal::KILL);
+    peers[1].wait();
+    damage_commit_log(&peers[1]);
+    peers[1].start(&["--initial-cluster", &list]);
+    assert_ne!(peers[1].wait(), 0);
+    let log = peers[1].log();
+    assert!(log.contains("only in-sync replica") && log.contains("moim cluster replace"), "{log}");
 }
 
 #[test]
