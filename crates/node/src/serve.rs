@@ -171,8 +171,11 @@ struct Start<'a> {
 impl Start<'_> {
     async fn node(&self) -> Outcome<Node> {
         let (config, host) = (self.config, self.host);
+        // One budget for what clients of any protocol make the node hold.
+        let memory = MemoryBudget::new(config.memory_budget_bytes());
+        let etcd_address = SocketAddr::new(host, config.etcd.port);
         let mut etcd =
-            Etcd::bind(SocketAddr::new(host, config.etcd.port), &config.etcd, Arc::clone(&self.metrics))?;
+            Etcd::bind(etcd_address, &config.etcd, Arc::clone(&self.metrics), memory.clone())?;
         let (path, open, clock, metrics) =
             (self.data.path.clone(), config.clone(), Arc::clone(&self.clock), Arc::clone(&self.metrics));
         // Recovery reads the disk; the main thread goes on answering meanwhile.
@@ -212,8 +215,6 @@ impl Start<'_> {
         control.pulse.set_driver(Arc::clone(&replication.driver));
         journals.progress.set_driver(Arc::clone(&replication.driver));
         self.admin.readiness.waits("opening the queue");
-        // One budget for what clients of any protocol make the node hold.
-        let memory = MemoryBudget::new(config.memory_budget_bytes());
         let parts = QueueParts {
             config: config.clone(),
             host,
