@@ -180,7 +180,9 @@ impl Config {
     /// decompression, scripts): a quarter of the machine's memory, and not less than what the layers reserve.
     pub(crate) fn memory_budget_bytes(&self) -> usize {
         let store = moim_slots::shared::BUFFER_RESERVE as u64;
-        let queue = 2 * self.kafka.request_memory_bytes + self.kafka.response_memory_bytes;
+        let queue = 2 * self.kafka.request_memory_bytes
+            + self.kafka.response_memory_bytes
+            + moim_queue::DECOMPRESSION_RESERVE as u64;
         let reserved = queue + store + moim_coord::api::MEMORY_RESERVE as u64;
         usize::try_from((machine_memory_bytes() / 4).max(reserved)).unwrap_or(usize::MAX)
     }

@@ -174,8 +174,7 @@ impl Start<'_> {
         // One budget for what clients of any protocol make the node hold.
         let memory = MemoryBudget::new(config.memory_budget_bytes());
         let etcd_address = SocketAddr::new(host, config.etcd.port);
-        let mut etcd =
-            Etcd::bind(etcd_address, &config.etcd, Arc::clone(&self.metrics), memory.clone())?;
+        let mut etcd = Etcd::bind(etcd_address, &config.etcd, Arc::clone(&self.metrics), memory.clone())?;
         let (path, open, clock, metrics) =
             (self.data.path.clone(), config.clone(), Arc::clone(&self.clock), Arc::clone(&self.metrics));
         // Recovery reads the disk; the main thread goes on answering meanwhile.
@@ -253,6 +252,7 @@ impl Start<'_> {
         control.follow_withdrawal(slots.service(), &scope);
         let (readiness, clock) = (self.admin.readiness.clone(), Arc::clone(&self.clock));
         control.report_findings(queue.broker(), slots.service(), readiness, clock, &scope);
+        scope.spawn("queue-loops", queue.broker().watch_loops());
         control.report_damage(&journals, &replication.driver, &scope);
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
         control.publish_redis(slots.advertised()).await?;
