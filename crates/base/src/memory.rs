@@ -216,6 +216,11 @@ impl LayerBudget {
     pub fn limit(&self) -> usize {
         self.node.counts().layers[self.layer].limit
     }
+
+    /// How many takes of any layer wait for memory.
+    pub fn waiting(&self) -> usize {
+        self.node.counts().waiting
+    }
 }
 
 /// The share of one connection.

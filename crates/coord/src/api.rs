@@ -12,7 +12,7 @@
 //! no framework between the bytes and the handlers: a call costs what HTTP/2 costs and little more.
 //!
 //! Must never: know anything of Raft, or keep an answer in memory for a client that does not read it beyond the bounds
-//! that `call.rs` sets.
+//! that `memory.rs` sets.
 
 mod auth;
 mod backup;
@@ -29,6 +29,7 @@ mod lease;
 mod listener;
 mod lock;
 mod maintenance;
+mod memory;
 mod metrics;
 mod quorum;
 mod socket;
@@ -43,9 +44,10 @@ use moim_wire_grpc::Status;
 use moim_wire_grpc::etcd::ResponseHeader;
 
 pub use self::backup::{BackupError, read_backup};
-use self::call::Budget;
 use self::dispatch::Terms;
 pub use self::listener::{EtcdOptions, EtcdServer, Serving};
+use self::memory::Budget;
+pub use self::memory::MEMORY_RESERVE;
 use self::metrics::EtcdMetrics;
 use self::quorum::Quorum;
 use crate::engine::{Coordinator, Header};
@@ -57,7 +59,7 @@ pub const VERSION: &str = "3.5.21";
 /// What every call needs.
 pub(crate) struct Api {
     coordinator: Coordinator,
-    budget: Budget,
+    budget: Arc<Budget>,
     quorum: Quorum,
     scope: Scope,
     counters: EtcdMetrics,

@@ -176,11 +176,14 @@ fn machine_memory_bytes() -> u64 {
 }
 
 impl Config {
-    /// The memory budget of the node for what clients make it hold (requests, responses, input buffers): a quarter of the
-    /// machine's memory, and not less than what the layers reserve.
+    /// The memory budget of the node for what clients of any protocol make it hold (requests, responses, buffers,
+    /// decompression, scripts): a quarter of the machine's memory, and not less than what the layers reserve.
     pub(crate) fn memory_budget_bytes(&self) -> usize {
-        let store = moim_slots::shared::BUFFER_RESERVE as u64;
-        let reserved = 2 * self.kafka.request_memory_bytes + self.kafka.response_memory_bytes + store;
+        let store = (moim_slots::shared::BUFFER_RESERVE + moim_slots::shared::SCRIPT_RESERVE) as u64;
+        let queue = 2 * self.kafka.request_memory_bytes
+            + self.kafka.response_memory_bytes
+            + moim_queue::DECOMPRESSION_RESERVE as u64;
+        let reserved = queue + store + moim_coord::api::MEMORY_RESERVE as u64;
         usize::try_from((machine_memory_bytes() / 4).max(reserved)).unwrap_or(usize::MAX)
     }
 }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moim_base::MemoryBudget;
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown};
 use moim_coord::Coordinator;
@@ -33,10 +34,19 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    /// Binds the port and starts its thread.
-    pub(crate) fn bind(address: SocketAddr, config: &EtcdConfig, metrics: Arc<Metrics>) -> Outcome<Self> {
-        let options =
-            EtcdOptions { max_connections: config.max_connections as usize, metrics: Some(metrics) };
+    /// Binds the port and starts its thread. What clients make it hold is taken from `memory`.
+    pub(crate) fn bind(
+        address: SocketAddr,
+        config: &EtcdConfig,
+        metrics: Arc<Metrics>,
+        memory: MemoryBudget,
+    ) -> Outcome<Self> {
+        let options = EtcdOptions {
+            max_connections: config.max_connections as usize,
+            metrics: Some(metrics),
+            memory: Some(memory),
+            ..EtcdOptions::default()
+        };
         let server = EtcdServer::bind(address, options)
             .map_err(|error| crate::serve::cannot_listen(address, &error, "--etcd-port"))?;
         let cannot = |error: std::io::Error| Failure::error(format!("cannot start the etcd thread: {error}"));

@@ -172,8 +172,10 @@ struct Start<'a> {
 impl Start<'_> {
     async fn node(&self) -> Outcome<Node> {
         let (config, host) = (self.config, self.host);
-        let mut etcd =
-            Etcd::bind(SocketAddr::new(host, config.etcd.port), &config.etcd, Arc::clone(&self.metrics))?;
+        // One budget for what clients of any protocol make the node hold.
+        let memory = MemoryBudget::new(config.memory_budget_bytes());
+        let etcd_address = SocketAddr::new(host, config.etcd.port);
+        let mut etcd = Etcd::bind(etcd_address, &config.etcd, Arc::clone(&self.metrics), memory.clone())?;
         let (path, open, clock, metrics) =
             (self.data.path.clone(), config.clone(), Arc::clone(&self.clock), Arc::clone(&self.metrics));
         // Recovery reads the disk; the main thread goes on answering meanwhile.
@@ -223,8 +225,6 @@ impl Start<'_> {
         control.pulse.set_driver(Arc::clone(&replication.driver));
         journals.progress.set_driver(Arc::clone(&replication.driver));
         self.admin.readiness.waits("opening the queue");
-        // One budget for what clients of any protocol make the node hold.
-        let memory = MemoryBudget::new(config.memory_budget_bytes());
         let parts = QueueParts {
             config: config.clone(),
             host,
@@ -263,6 +263,7 @@ impl Start<'_> {
         control.follow_withdrawal(slots.service(), &scope);
         let (readiness, clock) = (self.admin.readiness.clone(), Arc::clone(&self.clock));
         control.report_findings(queue.broker(), slots.service(), readiness, clock, &scope);
+        scope.spawn("queue-loops", queue.broker().watch_loops());
         control.report_damage(&journals, &replication.driver, &scope);
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
         control.publish_redis(slots.advertised()).await?;

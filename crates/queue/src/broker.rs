@@ -23,7 +23,7 @@ use crate::group_service::GroupService;
 use crate::log_budget::LogBudget;
 use crate::loops::{Loops, Wake, lock};
 use crate::metrics::QueueMetrics;
-use crate::partition::{Partition, Refused, RoleChange};
+use crate::partition::{MAX_DECOMPRESSED_BYTES, Partition, Refused, RoleChange};
 use crate::peers::{Peers, Reach};
 use crate::producer_ids::ProducerIds;
 use crate::producers::TurnedAway;
@@ -36,6 +36,13 @@ use moim_base::socket::Socket;
 
 /// Before a coordinator's log that could not be read is read again.
 const READ_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What one batch may take while it is decompressed: its records, in a buffer that doubles as it grows.
+pub(crate) const DECOMPRESSION_BYTES: usize = 2 * MAX_DECOMPRESSED_BYTES;
+/// What the decompression of batches reserves of the node's budget: one of the largest can always be done.
+pub const DECOMPRESSION_RESERVE: usize = DECOMPRESSION_BYTES;
+/// The most that it takes.
+const DECOMPRESSION_LIMIT: usize = 2 * DECOMPRESSION_BYTES;
 
 /// How a broker is to run. Every field has a default that suits one machine.
 #[derive(Clone, Debug)]
@@ -205,6 +212,8 @@ pub struct Broker {
     pub(crate) requests: LayerBudget,
     /// For records in responses that clients have not read yet.
     pub(crate) responses: LayerBudget,
+    /// For batches that inflate, off the loops.
+    pub(crate) decompression: LayerBudget,
     pub(crate) log_budget: LogBudget,
     pub(crate) metrics: QueueMetrics,
     /// The thread that must be done before the journals are closed.
@@ -224,7 +233,7 @@ impl Broker {
     pub async fn open(options: BrokerOptions, parts: BrokerParts) -> Result<Arc<Self>, Refused> {
         let loops = Arc::new(Loops::new(options.event_loops));
         let metrics = QueueMetrics::register(&parts.metrics);
-        let own = 2 * options.request_memory_bytes + options.response_memory_bytes;
+        let own = 2 * options.request_memory_bytes + options.response_memory_bytes + DECOMPRESSION_LIMIT;
         let memory = options.memory.clone().unwrap_or_else(|| MemoryBudget::new(own));
         let topics = Arc::new(Topics::new(
             Arc::clone(&parts.repository),
@@ -248,6 +257,7 @@ impl Broker {
                 options.response_memory_bytes,
                 options.response_memory_bytes,
             ),
+            decompression: memory.layer("queue decompression", DECOMPRESSION_RESERVE, DECOMPRESSION_LIMIT),
             log_budget: LogBudget::default(),
             scope: Scope::new(parts.shutdown.clone()),
             fetch_sessions: FetchSessions::new(options.max_fetch_sessions),
@@ -397,6 +407,11 @@ impl Broker {
     /// Memory held by records in responses that clients have not read yet.
     pub fn response_memory_bytes(&self) -> usize {
         self.responses.used()
+    }
+
+    /// Memory held by requests that are being received, or wait for their turn off the loop.
+    pub fn request_memory_bytes(&self) -> usize {
+        self.requests.used()
     }
 
     /// How many event loops have not turned for a second.

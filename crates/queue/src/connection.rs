@@ -7,7 +7,8 @@
 //! Bounds: a frame is at most `max_request_bytes`, and memory for it is taken from the budget as its bytes arrive; at most
 //! [`MAX_IN_FLIGHT`] requests are open; the records of a response are taken from the budget until they are sent. A client
 //! that does not read its answers is not read from either, and is cut off when it has not read anything for as long as a
-//! connection may be idle; or for [`STUCK`], while others wait for the memory.
+//! connection may be idle; or for [`STUCK`], while others wait for the memory. A large frame waits while memory for requests is
+//! spent; a client that is slow to send the rest of one is cut off, too, while others wait for that memory.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -36,7 +37,7 @@ use crate::reply::{Call, Flushed, Writer};
 use crate::sasl::{Auth, UNKNOWN_MAX_FRAME};
 use moim_base::socket::Socket;
 use moim_base::task::Shutdown;
-use moim_base::{ConnectionBudget, Permit};
+use moim_base::{ConnectionBudget, Exhausted, Permit};
 
 /// The smallest request: a header without a client id.
 const MIN_FRAME: usize = 8;
@@ -58,6 +59,8 @@ const TURN: Duration = Duration::from_millis(2);
 
 /// How long a client that holds records of responses may read nothing while memory for responses is short.
 const STUCK: Duration = Duration::from_secs(5);
+/// What a client must send of a large frame every [`STUCK`] while memory for requests is short.
+const SLOW_BYTES: usize = 1 << 20;
 /// How often that is looked at.
 const STUCK_LOOK: Duration = Duration::from_secs(1);
 
@@ -116,6 +119,8 @@ pub(crate) struct Connection {
     read_bytes: usize,
     /// For the frame being read.
     charged: Option<Permit>,
+    /// When it was last looked at whether the client is slow with it, and what had arrived by then.
+    slow_look: (Instant, usize),
     /// For the request being handled, until a handler takes it along.
     held: Option<Permit>,
     /// For the records of responses.
@@ -175,6 +180,7 @@ pub(crate) async fn serve(
         input: BytesMut::new(),
         read_bytes: READ_BYTES,
         charged: None,
+        slow_look: (now, 0),
         held: None,
         responses: broker.responses.connection(UNSENT_RECORDS.max(broker.options.max_request_bytes)),
         ready_bytes: 0,
@@ -291,6 +297,10 @@ impl Connection {
                 Event::Timer if self.is_idle() => return Ok(false),
                 Event::Timer if self.is_stuck() => {
                     let why = "the client does not read its responses, and memory for them is short";
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
+                Event::Timer if self.is_slow() => {
+                    let why = "the client does not finish a large request, and memory for requests is short";
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
                 }
                 Event::Woken => self.woken = true,
@@ -416,6 +426,22 @@ impl Connection {
         (self.last_sent + STUCK).max(self.stuck_look + STUCK_LOOK)
     }
 
+    /// Whether the client is slow with a large frame, while others may wait for the memory. A frame that itself waits for memory
+    /// counts as slow, too: those that wait hold what the others wait for.
+    fn is_slow(&mut self) -> bool {
+        if self.charged.is_none() || self.now < self.slow_at() {
+            return false;
+        }
+        let received = self.input.len().saturating_sub(self.slow_look.1);
+        self.slow_look = (self.now, self.input.len());
+        let requests = &self.broker.requests;
+        received < SLOW_BYTES && requests.used() >= requests.limit() / 2
+    }
+
+    fn slow_at(&self) -> Instant {
+        self.slow_look.0 + STUCK
+    }
+
     /// Takes a whole frame off the input, if there is one.
     fn next_frame(&mut self) -> io::Result<Option<Bytes>> {
         self.starved = None;
@@ -461,17 +487,30 @@ impl Connection {
             self.starved = Some(self.now + STARVED);
             return Ok(());
         }
-        let missing = (total - self.input.len()).min(RESERVE_BYTES);
-        if self.input.capacity() - self.input.len() < missing {
-            self.input.reserve(missing);
+        if total > requests.limit() {
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, Exhausted::TooLarge));
         }
-        let (wanted, charged) = (self.input.capacity(), self.charged.as_ref().map_or(0, Permit::bytes));
+        let missing = (total - self.input.len()).min(RESERVE_BYTES);
+        let (room, charged) = (self.input.capacity(), self.charged.as_ref().map_or(0, Permit::bytes));
+        let fits = room - self.input.len() >= missing;
+        // A buffer that grows doubles at least.
+        let wanted = if fits { room } else { (2 * room).max(self.input.len() + missing) };
         if wanted > UNCOUNTED_BYTES && wanted > charged {
             let taken = match &mut self.charged {
                 Some(permit) => permit.grow(wanted - charged),
                 none => requests.try_take(wanted).map(|permit| *none = Some(permit)),
             };
-            taken.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+            if taken.is_err() {
+                // It waits with what it has; a client that makes others wait as well is cut off.
+                self.starved = Some(self.now + STARVED);
+                return Ok(());
+            }
+            if charged == 0 {
+                self.slow_look = (self.now, self.input.len());
+            }
+        }
+        if !fits {
+            self.input.reserve(missing);
         }
         Ok(())
     }
@@ -655,7 +694,8 @@ impl Connection {
             Some(Slot::Produce(produce)) => Some(produce.deadline),
             Some(Slot::Ready(_) | Slot::Later(_) | Slot::Appending(_)) => None,
         };
-        [front, stuck].into_iter().flatten().min()
+        let slow = self.charged.is_some().then(|| self.slow_at());
+        [front, stuck, slow].into_iter().flatten().min()
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {

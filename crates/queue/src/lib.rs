@@ -21,6 +21,7 @@ mod handlers;
 mod housekeeping;
 mod later;
 mod log_budget;
+mod loop_watch;
 mod loops;
 mod metrics;
 mod partition;
@@ -41,7 +42,7 @@ mod transaction_service;
 pub mod transactions;
 mod view;
 
-pub use broker::{Broker, BrokerOptions, BrokerParts, Summary};
+pub use broker::{Broker, BrokerOptions, BrokerParts, DECOMPRESSION_RESERVE, Summary};
 pub use config::Defaults;
 pub use framing::BatchFraming;
 pub use moim_base::socket::{MemorySocket, Socket};

@@ -99,6 +99,12 @@ impl Loops {
         beats.filter(|beat_ms| *beat_ms != 0 && now_ms.saturating_sub(*beat_ms) >= for_ms).count()
     }
 
+    /// How long the most silent loop has not turned; 0 before they run.
+    pub(crate) fn silent_ms(&self, now_ms: u64) -> u64 {
+        let beats = self.loops.iter().map(|one| one.beat_ms.load(Ordering::Relaxed));
+        beats.filter(|beat_ms| *beat_ms != 0).map(|beat_ms| now_ms.saturating_sub(beat_ms)).max().unwrap_or(0)
+    }
+
     /// This thread runs loop `at` from now on.
     pub(crate) fn enter(&self, at: usize) {
         HERE.set((std::ptr::from_ref(self).addr(), at));
@@ -190,6 +196,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_most_silent_loop_is_told() {
+        let loops = Loops::new(3);
+        assert_eq!(loops.silent_ms(50_000), 0, "none runs yet");
+        loops.beat(0, 40_000);
+        loops.beat(1, 49_500);
+        assert_eq!((loops.silent_ms(50_000), loops.stalled(50_000, 1_000)), (10_000, 1));
+        loops.beat(0, 50_000);
+        assert_eq!((loops.silent_ms(50_000), loops.stalled(50_000, 1_000)), (500, 0));
+    }
 
     #[test]
     fn durable_news_reach_the_loop_that_owns_the_partition() {

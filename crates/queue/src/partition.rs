@@ -585,6 +585,11 @@ impl Partition {
         lock(&self.state).waiters.stop_waiting(connection);
     }
 
+    /// Whether the lock is held right now.
+    pub(crate) fn is_locked(&self) -> bool {
+        matches!(self.state.try_lock(), Err(std::sync::TryLockError::WouldBlock))
+    }
+
     /// Forgets producers that were silent for longer than `max_idle_ms`.
     pub(crate) fn expire_producers(&self, now_ms: i64, max_idle_ms: i64) {
         let mut state = lock(&self.state);

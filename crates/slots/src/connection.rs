@@ -232,7 +232,8 @@ impl Connection {
     /// connection that goes on without is closed.
     fn settle_budget(&mut self) -> io::Result<()> {
         let queued = self.session.multi.as_ref().map_or(0, |multi| multi.bytes);
-        let held = self.input.len() + self.out.len() + self.decoder.held_bytes() + queued;
+        let names = self.session.watched_bytes + self.session.listens_bytes;
+        let held = self.input.len() + self.out.len() + self.decoder.held_bytes() + queued + names;
         if held <= FREE_BYTES {
             (self.permit, self.starved_since) = (None, None);
             return Ok(());

@@ -10,6 +10,7 @@ mod bits;
 mod convert;
 mod json;
 pub(crate) mod library;
+mod memory;
 mod msgpack;
 mod pack;
 mod patterns;
@@ -36,8 +37,6 @@ use crate::settings::Policy;
 
 use self::watch::{Stop, Watch};
 
-/// What all scripts of a thread may take together.
-const MAX_MEMORY: usize = 256 << 20;
 /// What goes into the machine for a call or an answer without a look at its limit: with a limit every string and every table
 /// is made in a protected call, which costs more than the string. Anything larger is made under the limit, and so is everything
 /// once half of the memory is in use.
@@ -48,6 +47,8 @@ const PAUSE: i32 = 200;
 /// What a machine may hold before it is cleaned between two scripts. Below it Lua's own steps do: cleaning all of it is a
 /// tenth of a millisecond, more than most scripts take.
 const UNCLEANED: usize = 8 << 20;
+/// What a script is told when it may not take more.
+const NO_MEMORY: &str = "not enough memory";
 /// Compiled scripts that a thread keeps.
 const MAX_COMPILED: usize = 1024;
 
@@ -251,7 +252,7 @@ impl Machine {
         let redis = raw.get::<Table>("redis")?;
         let prelude = lua.load(include_str!("script/prelude.lua")).set_name("=prelude");
         let (environment, runner, function_runner) = prelude.call::<(Table, Function, Function)>(raw)?;
-        lua.set_memory_limit(MAX_MEMORY)?;
+        memory::install(&lua)?;
         lua.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(PAUSE)));
         let watch: Rc<Watch> = Rc::default();
         watch.install_here();
@@ -317,6 +318,7 @@ impl Machine {
         self.protocol.set(Protocol::Resp2);
         self.json.set(json::Settings::default());
         self.watch.begin(&self.lua, ctx).map_err(|error| failed(&error))?;
+        memory::begin(ctx.shared.script_budget(), self.watch.may_leave());
         let began = ctx.shared.clock.monotonic_ns();
         let outcome = self.call(ctx, call);
         // Under the watch as well: a table that holds another often makes an answer without an end.
@@ -326,11 +328,16 @@ impl Machine {
             Err(error) => Err(failed(&error)),
         };
         ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
+        let lacks_memory = matches!(&answer, Err(error) if error.0.contains(NO_MEMORY));
+        let leaves = lacks_memory && self.watch.may_leave();
         let stopped = self.watch.end(&self.lua);
         // The value is gone by now: what a script gave back would count as in use.
         self.clean();
+        memory::end(&self.lua);
         match stopped {
             Some(Stop::Left) => return Ok(Ran::Left),
+            // There it has more memory from its begin on.
+            None if leaves => return Ok(Ran::Left),
             Some(why) => {
                 if why.discards_effects()
                     && !ctx.fx.is_empty()
@@ -349,10 +356,10 @@ impl Machine {
 
     /// Takes the machine's garbage away when there may be much of it.
     fn clean(&mut self) {
-        if self.lua.used_memory() > self.clean_above {
+        if self.lua.used_memory() > self.clean_above.min(memory::limit() / 2) {
             let _ = self.lua.gc_collect();
             // Never near the limit: there a script finds no memory, and the machine does not look for garbage by itself.
-            self.clean_above = (2 * self.lua.used_memory()).clamp(UNCLEANED, MAX_MEMORY / 2);
+            self.clean_above = (2 * self.lua.used_memory()).clamp(UNCLEANED, memory::MAX_MEMORY / 2);
         }
     }
 
@@ -394,12 +401,13 @@ impl Machine {
 
 /// Puts something of so many bytes into the machine; without a limit where it is small.
 fn unlimited<T>(lua: &Lua, bytes: usize, put: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
-    if bytes > SMALL || lua.used_memory() > MAX_MEMORY / 2 {
+    if bytes > SMALL || lua.used_memory() > memory::limit() / 2 {
+        memory::make_room(bytes);
         return put();
     }
     lua.set_memory_limit(0)?;
     let done = put();
-    lua.set_memory_limit(MAX_MEMORY)?;
+    lua.set_memory_limit(memory::limit())?;
     done
 }
 
@@ -416,7 +424,16 @@ fn failed(error: &mlua::Error) -> Error {
 
 /// What a script raised, as the client hears it: the message, the script, the line.
 fn raised(value: &Value, sha: &str) -> Error {
-    let Value::Table(table) = value else { return Error::err("Error running script: unknown error") };
+    let table = match value {
+        Value::Table(table) => table,
+        // What the machine itself raises when it may not take more memory comes by no handler.
+        Value::String(text) => {
+            let text = one_line(&String::from_utf8_lossy(&text.as_bytes()));
+            return Error::err(format_args!("Error running script: {text}"));
+        }
+        Value::Error(error) => return failed(error),
+        _ => return Error::err("Error running script: unknown error"),
+    };
     let text = |field: &str| match table.raw_get::<Value>(field) {
         Ok(Value::String(text)) => Some(String::from_utf8_lossy(&text.as_bytes()).into_owned()),
         _ => None,

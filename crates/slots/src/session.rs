@@ -40,6 +40,10 @@ pub struct Session {
     pub multi: Option<Multi>,
     /// The keys of WATCH.
     pub watched: Vec<Box<[u8]>>,
+    /// What keys of WATCH and names of channels take, see [`kept_bytes`].
+    pub watched_bytes: usize,
+    /// See `watched_bytes`.
+    pub listens_bytes: usize,
     /// Set when one of them changed.
     pub watch_flag: WatchFlag,
     /// The command that just ran wants to wait.
@@ -145,6 +149,8 @@ impl Session {
             readonly: false,
             multi: None,
             watched: Vec::new(),
+            watched_bytes: 0,
+            listens_bytes: 0,
             watch_flag: WatchFlag::default(),
             block: None,
             held: false,
@@ -183,6 +189,11 @@ impl Session {
 #[derive(Default)]
 pub struct Mailbox {
     inner: Mutex<Mail>,
+}
+
+/// What a watched key or the name of a channel takes: it is kept by the session and by the table of those who are told.
+pub fn kept_bytes(name: &[u8]) -> usize {
+    2 * name.len() + 128
 }
 
 /// A message of a channel or of tracking.

@@ -24,6 +24,11 @@ pub const BUFFER_BYTES: usize = (1 << 30) + (512 << 20);
 /// What of it no other layer of the node can take: the largest request, and room for others.
 pub const BUFFER_RESERVE: usize = (512 << 20) + (256 << 20);
 
+/// What the Lua machines of all threads take together at most, beyond what each may take without asking.
+const SCRIPT_BYTES: usize = 1 << 30;
+/// What of it no other layer of the node can take: one script of the largest size.
+pub const SCRIPT_RESERVE: usize = 256 << 20;
+
 /// A wall clock whose difference to the monotonic one changes by more was stepped.
 const STEP_MS: u64 = 1_000;
 
@@ -41,6 +46,8 @@ pub struct Shared {
     pub memory: Arc<NodeMemory>,
     /// Where connections take the memory of their buffers from.
     pub buffers: OnceLock<LayerBudget>,
+    /// What scripts take from.
+    pub scripts_memory: OnceLock<LayerBudget>,
     /// Counters.
     pub stats: Stats,
     /// Who listens to what.
@@ -186,6 +193,7 @@ impl Shared {
             settings: Settings::default(),
             memory: Arc::default(),
             buffers: OnceLock::new(),
+            scripts_memory: OnceLock::new(),
             stats: Stats::default(),
             pubsub: PubSub::default(),
             tracking: Tracking::default(),
@@ -218,6 +226,15 @@ impl Shared {
     pub fn set_memory_budget(&self, node: &MemoryBudget) {
         let layer = node.layer("store buffers", BUFFER_RESERVE, BUFFER_BYTES);
         assert!(self.buffers.set(layer).is_ok(), "the memory budget is set once");
+        let layer = node.layer("store scripts", SCRIPT_RESERVE, SCRIPT_BYTES);
+        assert!(self.scripts_memory.set(layer).is_ok(), "the memory budget is set once");
+    }
+
+    /// The budget of scripts: the node's, or one of the store's own where the node has given none.
+    pub(crate) fn script_budget(&self) -> &LayerBudget {
+        self.scripts_memory.get_or_init(|| {
+            MemoryBudget::new(SCRIPT_BYTES).layer("store scripts", SCRIPT_BYTES, SCRIPT_BYTES)
+        })
     }
 
     /// The budget of the connections' buffers: the node's, or one of the store's own where the node has given none.

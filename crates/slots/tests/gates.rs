@@ -668,6 +668,36 @@ fn input_of_all_clients_together_stays_within_the_budget() {
 }
 
 #[test]
+fn names_of_channels_and_watched_keys_are_taken_from_the_budget() {
+    const NAME: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let alone = Alone::start(dir.path());
+    alone.store.start();
+    let budget = moim_base::memory::MemoryBudget::new(64 << 20).layer("buffers", 64 << 20, 64 << 20);
+    assert!(alone.server.shared().buffers.set(budget.clone()).is_ok());
+    let wait_for = |command: &str, holds: &dyn Fn(usize) -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !holds(budget.used()) {
+            assert!(Instant::now() < deadline, "{command}: {} bytes are counted", budget.used());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // Each is kept by the client's session and by the table of those who are told.
+    for (command, answer) in [("SUBSCRIBE", NAME), ("PSUBSCRIBE", NAME), ("WATCH", 0)] {
+        let mut client = alone.client();
+        for number in 0..12 {
+            client.send(&wire(&format!("{command} {number:02}{}", "n".repeat(NAME - 2))));
+            let mut answered = vec![0; answer + 5];
+            client.0.read_exact(&mut answered).unwrap();
+        }
+        wait_for(command, &|used| used >= 2 * 12 * NAME);
+        drop(client);
+        wait_for(command, &|used| used == 0);
+    }
+    alone.crash();
+}
+
+#[test]
 fn an_idle_client_is_disconnected_after_the_timeout() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());

@@ -373,3 +373,44 @@ fn every_script_can_be_ended() {
     }
     served.stop();
 }
+
+#[test]
+fn scripts_take_their_memory_from_the_budget_and_give_it_back() {
+    const MIB: usize = 1 << 20;
+    let served = Served::start();
+    let layer = moim_base::MemoryBudget::new(64 * MIB).layer("scripts", 64 * MIB, 64 * MIB);
+    assert!(served.node.shared.scripts_memory.set(layer.clone()).is_ok());
+    let concat = |bytes: usize| format!("local a = string.rep('a', {bytes}) return #(a .. 'x')");
+    let fill = |entries: usize| format!("local t = {{}} for i = 1, {entries} do t[i] = i end return #t");
+    let double = |times: usize| format!("local s = 'x' for i = 1, {times} do s = s .. s end return #s");
+    // (the script, its answer; none where it needs more than there is)
+    let table = [
+        (concat(10 * MIB), Some(10 * MIB + 1)),
+        (concat(20 * MIB), Some(20 * MIB + 1)),
+        (concat(60 * MIB), None),
+        (fill(1_000_000), Some(1_000_000)),
+        (fill(20_000_000), None),
+        (double(24), Some(1 << 24)),
+        (double(27), None),
+        (concat(10 * MIB), Some(10 * MIB + 1)),
+    ];
+    for (script, expected) in table {
+        let answer = served.client().ask(&["EVAL", &script, "0"]);
+        match expected {
+            Some(number) => assert_eq!(answer, format!(":{number}"), "{script}"),
+            None => {
+                assert!(answer.starts_with('-') && answer.contains("not enough memory"), "{script}: {answer}")
+            }
+        }
+        assert_eq!(layer.used(), 0, "{script}");
+    }
+    // With nothing left of the budget small scripts run on.
+    let held = layer.try_take(64 * MIB).unwrap();
+    let answer = served.client().ask(&["EVAL", &concat(20 * MIB), "0"]);
+    assert!(answer.contains("not enough memory"), "{answer}");
+    assert_eq!(served.client().ask(&["EVAL", &concat(MIB), "0"]), format!(":{}", MIB + 1));
+    assert_eq!(served.client().ask(&["PING"]), "+PONG");
+    drop(held);
+    assert_eq!(served.client().ask(&["EVAL", &concat(20 * MIB), "0"]), format!(":{}", 20 * MIB + 1));
+    served.stop();
+}

@@ -3,18 +3,17 @@
 //! Owns what every method shares: frames of a body, flow control, headers and trailers. Knows nothing of etcd.
 //!
 //! Invariants:
-//! - What waits to be sent is bounded. An answer that fits into the client's window goes out at once; any other waits
-//!   for the window piece by piece, and all of those together have a budget.
-//! - What waits to be received is bounded. A message that comes in one piece costs nothing; the pieces of others, of
-//!   all calls together, have a budget, too.
-//! - A client that does nothing for [`STALL`] while it holds budget loses the call. A stream without budget, a watch,
-//!   waits as long as its client likes: it holds one message.
+//! - What waits to be sent is bounded: a frame of more than [`UNCOUNTED_BYTES`] has a permit of the memory budget, which
+//!   travels inside it until the socket has taken it.
+//! - What waits to be received is bounded: so has the beginning of a message.
+//! - A client that takes nothing of an answer for [`EtcdOptions::stall`](super::EtcdOptions::stall), or does not finish a
+//!   message in that time, loses the call. A stream of many messages, a watch, holds one message and waits as long as its
+//!   client likes while memory is not short.
 //! - A call whose client has gone is dropped at its next await.
 
 use std::borrow::Cow;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -26,99 +25,69 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use moim_wire_grpc::etcd::{KeyValue, RangeResponse};
 use moim_wire_grpc::frame::{PREFIX_BYTES, frame_prefix};
 use moim_wire_grpc::{Code, FrameError, FrameReader, Message, Status, encode_frame, status};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
 
-use super::Api;
-use crate::engine::CoordError;
+use moim_base::Permit;
+
+use super::connection::SEND_BUFFER_BYTES;
+use super::memory::{Share, UNCOUNTED_BYTES};
 
 /// The largest message a client may send, as in etcd: the largest request and room for what is around it.
 pub(super) const MAX_MESSAGE_BYTES: usize = crate::MAX_REQUEST_BYTES + 512 * 1024;
 /// The largest message there can be: lengths are signed in many clients.
 const MAX_ANSWER_BYTES: usize = i32::MAX as usize;
-/// How long a client may take nothing of an answer that waits for it, or add nothing to a message it has begun.
-const STALL: Duration = Duration::from_secs(30);
-/// Answers of all calls that wait for their clients, in units of [`BUDGET_UNIT`].
-const BUDGET_UNITS: usize = 256 * 1024;
-const BUDGET_UNIT: usize = 1024;
 /// A large answer is written in pieces of about this size.
 const PIECE_BYTES: usize = 256 * 1024;
-/// Beginnings of messages of all calls.
-const INCOMING_BYTES: usize = 256 << 20;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const STATUS_OK: HeaderValue = HeaderValue::from_static("0");
+/// Ends a stream of many messages for want of memory. Clients of etcd begin a watch anew after it; after CANCEL they do not.
+const OVERLOADED: Reason = Reason::INTERNAL_ERROR;
 
 /// The client has gone; nobody hears an answer.
 #[derive(Debug)]
 pub(super) struct Gone;
 
-/// Memory for what waits in calls, shared by all of them.
-pub(super) struct Budget {
-    units: Semaphore,
-    /// Bytes of answers that wait for units. They are in memory, too.
-    queued: AtomicUsize,
-    incoming: AtomicUsize,
-}
-
-/// Bytes in [`Budget::queued`].
-struct Queued<'a>(&'a AtomicUsize, usize);
-
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
-impl Budget {
-    pub(super) fn new() -> Self {
-        let (queued, incoming) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { units: Semaphore::new(BUDGET_UNITS), queued, incoming }
-    }
-
-    /// Waits for room for an answer, unless as much as there is room for waits already. A single answer larger than
-    /// the budget takes all of it.
-    async fn room(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Status> {
-        let waiting = self.queued.fetch_add(bytes, Ordering::Relaxed);
-        let _queued = Queued(&self.queued, bytes);
-        if waiting > BUDGET_UNITS * BUDGET_UNIT {
-            return Err(CoordError::TooManyRequests.into());
-        }
-        let units = bytes.div_ceil(BUDGET_UNIT).min(BUDGET_UNITS);
-        let units = u32::try_from(units).unwrap_or(u32::MAX);
-        self.units.acquire_many(units).await.map_err(|_| CoordError::Stopped.into())
-    }
-}
-
 /// The messages a client sends in one call.
 pub(super) struct Body {
-    api: Arc<Api>,
+    share: Arc<Share>,
     stream: RecvStream,
     frames: FrameReader,
-    /// What of the budget the beginning of a message has.
-    held: usize,
+    /// For the beginning of a message.
+    held: Option<Permit>,
+    /// When the message that has begun must be whole.
+    deadline: Option<Instant>,
 }
 
 impl Body {
-    pub(super) fn new(api: Arc<Api>, stream: RecvStream) -> Self {
-        Self { api, stream, frames: FrameReader::new(MAX_MESSAGE_BYTES), held: 0 }
+    pub(super) fn new(share: Arc<Share>, stream: RecvStream) -> Self {
+        Self { share, stream, frames: FrameReader::new(MAX_MESSAGE_BYTES), held: None, deadline: None }
+    }
+
+    /// The memory of the connection that the call came in on.
+    pub(super) fn share(&self) -> &Arc<Share> {
+        &self.share
     }
 
     /// The next message, or `None` when the client has said everything. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if let Some(frame) = self.frames.next_frame().map_err(frame_status)? {
-                self.hold(0)?;
+                (self.held, self.deadline) = (None, None);
                 return Ok(Some(frame));
             }
             let begun = self.frames.held_bytes();
-            self.hold(begun)?;
             let piece = match begun {
                 0 => self.stream.data().await,
-                _ => tokio::time::timeout(STALL, self.stream.data()).await.map_err(|_| {
-                    Status::new(Code::Canceled, "grpc: a message was begun and not finished in time")
-                })?,
+                _ => {
+                    self.share.hold(&mut self.held, begun)?;
+                    let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.share.stall());
+                    tokio::time::timeout_at(deadline, self.stream.data()).await.map_err(|_| {
+                        Status::new(Code::Canceled, "grpc: a message was begun and not finished in time")
+                    })?
+                }
             };
             match piece {
                 Some(Ok(piece)) => {
@@ -130,22 +99,6 @@ impl Body {
                 None => return self.frames.finish().map(|()| None).map_err(frame_status),
             }
         }
-    }
-
-    /// Has this much of the budget from now on.
-    fn hold(&mut self, bytes: usize) -> Result<(), Status> {
-        let incoming = &self.api.budget.incoming;
-        if bytes > self.held {
-            let others = incoming.fetch_add(bytes - self.held, Ordering::Relaxed);
-            self.held = bytes;
-            if others > INCOMING_BYTES {
-                return Err(CoordError::TooManyRequests.into());
-            }
-        } else if bytes < self.held {
-            incoming.fetch_sub(self.held - bytes, Ordering::Relaxed);
-            self.held = bytes;
-        }
-        Ok(())
     }
 
     /// The next message, decoded. Cancel-safe.
@@ -161,12 +114,6 @@ impl Body {
         self.next_message()
             .await?
             .ok_or_else(|| Status::new(Code::Internal, "grpc: the call ended without a request message"))
-    }
-}
-
-impl Drop for Body {
-    fn drop(&mut self) {
-        self.api.budget.incoming.fetch_sub(self.held, Ordering::Relaxed);
     }
 }
 
@@ -186,11 +133,12 @@ fn frame_status(error: FrameError) -> Status {
 /// Where the answer of a call goes, before anything was said.
 pub(super) struct Respond {
     inner: SendResponse<Bytes>,
+    share: Arc<Share>,
 }
 
 impl Respond {
-    pub(super) fn new(inner: SendResponse<Bytes>) -> Self {
-        Self { inner }
+    pub(super) fn new(share: Arc<Share>, inner: SendResponse<Bytes>) -> Self {
+        Self { inner, share }
     }
 
     /// Runs `work` until it is done or the client gives the call up.
@@ -206,11 +154,7 @@ impl Respond {
     }
 
     /// Ends the call with one message or an error.
-    pub(super) async fn unary<M: Message>(
-        self,
-        budget: &Budget,
-        answer: Result<M, Status>,
-    ) -> Result<(), Gone> {
+    pub(super) async fn unary<M: Message>(self, answer: Result<M, Status>) -> Result<(), Gone> {
         let message = match answer.and_then(not_too_large) {
             Ok(message) => message,
             Err(status) => return self.fail(&status),
@@ -218,15 +162,15 @@ impl Respond {
         let bytes = PREFIX_BYTES + message.encoded_len();
         let mut sender = self.start()?;
         sender.stream.reserve_capacity(bytes);
-        if sender.stream.capacity() >= bytes {
+        if bytes <= UNCOUNTED_BYTES && sender.stream.capacity() >= bytes {
             sender.stream.send_data(encode_frame(&message), false).map_err(|_| Gone)?;
             return sender.finish(Ok(()));
         }
-        let _room = match sender.while_wanted(budget.room(bytes)).await? {
+        let room = match sender.room_for(bytes).await? {
             Ok(room) => room,
             Err(status) => return sender.finish(Err(status)),
         };
-        let frame = encode_frame(&message);
+        let frame = with_permit(encode_frame(&message), room);
         drop(message);
         sender.limit_stalls();
         sender.send_frame(frame).await?;
@@ -235,25 +179,30 @@ impl Respond {
 
     /// Ends the call with the entries of a range. A large one is written piece by piece, and others have their turn in
     /// between: a client that reads everything does not make the rest wait.
-    pub(super) async fn range(
-        self,
-        budget: &Budget,
-        answer: Result<RangeResponse, Status>,
-    ) -> Result<(), Gone> {
+    pub(super) async fn range(self, answer: Result<RangeResponse, Status>) -> Result<(), Gone> {
         let response = match answer.and_then(not_too_large) {
             Ok(response) if response.encoded_len() > PIECE_BYTES => response,
-            answer => return self.unary(budget, answer).await,
+            answer => return self.unary(answer).await,
         };
         let mut sender = self.start()?;
-        let held = PIECE_BYTES + response.kvs.len() * size_of::<KeyValue>();
-        let _room = match sender.while_wanted(budget.room(held)).await? {
-            Ok(room) => room,
+        // One piece here, and what the HTTP/2 library holds of those before it.
+        let held = PIECE_BYTES + SEND_BUFFER_BYTES + response.kvs.len() * size_of::<KeyValue>();
+        let mut room = match sender.room_for(held).await? {
+            Ok(room) => Some(room),
             Err(status) => return sender.finish(Err(status)),
         };
         sender.limit_stalls();
         sender.send_frame(frame_prefix(response.encoded_len())).await?;
-        for piece in pieces(response) {
-            sender.send_frame(piece.encode_to_vec().into()).await?;
+        let mut pieces = pieces(response).peekable();
+        while let Some(piece) = pieces.next() {
+            let mut frame: Bytes = piece.encode_to_vec().into();
+            if pieces.peek().is_none()
+                && let Some(room) = room.take()
+            {
+                // The library sends in order: when this one has left, all have.
+                frame = with_permit(frame, room);
+            }
+            sender.send_frame(frame).await?;
             tokio::task::yield_now().await;
         }
         sender.finish(Ok(()))
@@ -264,7 +213,7 @@ impl Respond {
         let mut response = Response::new(());
         response.headers_mut().insert(CONTENT_TYPE, GRPC);
         let stream = self.inner.send_response(response, false).map_err(|_| Gone)?;
-        Ok(Sender { stream, stall: None })
+        Ok(Sender { stream, share: self.share, stall: None })
     }
 
     /// Ends the call with an error and no message: one block of headers.
@@ -291,6 +240,20 @@ impl Respond {
         add_status(response.headers_mut(), status);
         self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
     }
+}
+
+/// A frame that gives its memory back when the last of it has left.
+fn with_permit(frame: Bytes, permit: Permit) -> Bytes {
+    struct Counted {
+        frame: Bytes,
+        _permit: Permit,
+    }
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.frame
+        }
+    }
+    Bytes::from_owner(Counted { frame, _permit: permit })
 }
 
 /// Refuses an answer that no client could take.
@@ -327,6 +290,7 @@ fn pieces(response: RangeResponse) -> impl Iterator<Item = RangeResponse> {
 /// An answer of many messages, under way.
 pub(super) struct Sender {
     stream: SendStream<Bytes>,
+    share: Arc<Share>,
     /// How long the client may take nothing, if there is a limit.
     stall: Option<Duration>,
 }
@@ -334,12 +298,28 @@ pub(super) struct Sender {
 impl Sender {
     /// From now on a client that takes nothing for a while loses the call.
     pub(super) fn limit_stalls(&mut self) {
-        self.stall = Some(STALL);
+        self.stall = Some(self.share.stall());
     }
 
-    /// Sends a message, waiting for the client's window.
+    /// Waits for memory for a message of so many bytes.
+    async fn room_for(&mut self, bytes: usize) -> Result<Result<Permit, Status>, Gone> {
+        let share = Arc::clone(&self.share);
+        self.while_wanted(share.room(bytes)).await
+    }
+
+    /// Sends a message, waiting for the client's window, and for memory where it is large.
     pub(super) async fn send<M: Message>(&mut self, message: &M) -> Result<(), Gone> {
-        self.send_frame(encode_frame(message)).await
+        let bytes = PREFIX_BYTES + message.encoded_len();
+        if bytes <= UNCOUNTED_BYTES {
+            return self.send_frame(encode_frame(message)).await;
+        }
+        match self.room_for(bytes).await? {
+            Ok(room) => self.send_frame(with_permit(encode_frame(message), room)).await,
+            Err(_) => {
+                self.stream.send_reset(OVERLOADED);
+                Err(Gone)
+            }
+        }
     }
 
     /// Sends a frame, waiting for the client's window.
@@ -348,7 +328,7 @@ impl Sender {
             self.stream.reserve_capacity(frame.len());
             let mut room = self.stream.capacity();
             if room == 0 {
-                room = self.wait_for_room().await?;
+                room = self.wait_for_room(frame.len()).await?;
             }
             let piece = frame.split_to(room.min(frame.len()));
             self.stream.send_data(piece, false).map_err(|_| Gone)?;
@@ -356,12 +336,25 @@ impl Sender {
         Ok(())
     }
 
-    async fn wait_for_room(&mut self) -> Result<usize, Gone> {
-        let Some(stall) = self.stall else { return self.room().await };
-        tokio::time::timeout(stall, self.room()).await.unwrap_or_else(|_| {
-            self.stream.send_reset(Reason::CANCEL);
-            Err(Gone)
-        })
+    async fn wait_for_room(&mut self, unsent: usize) -> Result<usize, Gone> {
+        if let Some(stall) = self.stall {
+            return tokio::time::timeout(stall, self.room()).await.unwrap_or_else(|_| {
+                self.stream.send_reset(Reason::CANCEL);
+                Err(Gone)
+            });
+        }
+        if unsent <= UNCOUNTED_BYTES {
+            return self.room().await;
+        }
+        loop {
+            if let Ok(room) = tokio::time::timeout(self.share.stall(), self.room()).await {
+                return room;
+            }
+            if self.share.is_short() {
+                self.stream.send_reset(OVERLOADED);
+                return Err(Gone);
+            }
+        }
     }
 
     async fn room(&mut self) -> Result<usize, Gone> {
@@ -449,26 +442,5 @@ mod tests {
                 assert!(whole == joined, "{count} entries of {value_bytes} bytes");
             }
         }
-    }
-
-    #[tokio::test]
-    async fn answers_that_wait_for_room_are_bounded_too() {
-        let budget = Budget::new();
-        let all = BUDGET_UNITS * BUDGET_UNIT;
-        let held = budget.room(all).await.unwrap();
-        let mut waiting = Vec::new();
-        for _ in 0..2 {
-            let mut room = Box::pin(budget.room(all));
-            assert!(futures_util::poll!(room.as_mut()).is_pending());
-            waiting.push(room);
-        }
-        let refused = budget.room(1).await.err().map(|status| status.code);
-        assert_eq!(refused, Some(Code::ResourceExhausted));
-        // Whoever gives up leaves the queue, and whoever is done makes room.
-        waiting.clear();
-        let mut next = Box::pin(budget.room(1));
-        assert!(futures_util::poll!(next.as_mut()).is_pending());
-        drop(held);
-        assert!(next.await.is_ok());
     }
 }

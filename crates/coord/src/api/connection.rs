@@ -8,9 +8,9 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -20,9 +20,11 @@ use h2::server::{Builder, Connection, SendResponse};
 use http::Request;
 use moim_base::task::Shutdown;
 use tokio::net::TcpStream;
+use tokio::time::Sleep;
 
 use super::Api;
 use super::dispatch::serve_call;
+use super::memory::{OpenCalls, Share};
 use super::socket::{Outbox, Socket};
 
 /// How many calls a client may have open on a connection. Clients open a stream for each watch.
@@ -33,7 +35,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 /// The headers of one call.
 const MAX_HEADER_BYTES: u32 = 32 * 1024;
 /// What may wait in the connection for the socket.
-const SEND_BUFFER_BYTES: usize = 512 * 1024;
+pub(super) const SEND_BUFFER_BYTES: usize = 512 * 1024;
 /// Small pieces of bodies that may wait to be taken. They are taken before the next read of the socket.
 const SMALL_PIECES_BYTES: usize = 4 * 1024 * 1024;
 /// Calls that were given up before they were looked at; more in one read is an attack.
@@ -71,14 +73,24 @@ pub(super) async fn serve(
     };
     out.collect();
     let mut calls = FuturesUnordered::new();
-    let mut take = |(request, respond)| serve_call(Arc::clone(&api), request, respond);
+    let share = Share::new(&api.budget);
+    let mut open = OpenCalls::new(Arc::clone(&share));
+    let mut take = |(request, respond), is_admitted| {
+        serve_call((Arc::clone(&api), Arc::clone(&share)), request, respond, is_admitted)
+    };
+    let mut unread = Unread { share: Arc::clone(&share), taken_bytes: 0, look: None };
     let stopped = {
         let mut stopped = pin!(shutdown.stopped());
         poll_fn(|context| {
             if stopped.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Ok(true));
             }
-            poll_connection(&mut connection, &out, &mut calls, &mut take, context).map_ok(|()| false)
+            let polled = poll_connection(&mut connection, &out, (&mut calls, &mut open), &mut take, context);
+            if polled.is_pending() && unread.poll(&out, context).is_ready() {
+                tracing::info!(%peer, "etcd port: a client does not read its answers and memory is short, closed");
+                return Poll::Ready(Ok(false));
+            }
+            polled.map_ok(|()| false)
         })
         .await
     };
@@ -86,8 +98,9 @@ pub(super) async fn serve(
         Ok(false) => Ok(()),
         Ok(true) => {
             connection.graceful_shutdown();
-            let drain =
-                poll_fn(|context| poll_connection(&mut connection, &out, &mut calls, &mut take, context));
+            let drain = poll_fn(|context| {
+                poll_connection(&mut connection, &out, (&mut calls, &mut open), &mut take, context)
+            });
             tokio::time::timeout(DRAIN_TIMEOUT, drain).await.unwrap_or(Ok(()))
         }
         Err(error) => Err(error),
@@ -99,6 +112,38 @@ pub(super) async fn serve(
     {
         api.counters.bad_connections.inc();
         tracing::info!(%peer, %error, "etcd port: a connection was ended");
+    }
+}
+
+/// Watches a client that does not read what was sent to it.
+struct Unread {
+    share: Arc<Share>,
+    /// What the socket had taken when it was last looked at.
+    taken_bytes: u64,
+    /// When to look again. Set while the socket takes nothing.
+    look: Option<Pin<Box<Sleep>>>,
+}
+
+impl Unread {
+    /// Ready when the socket has taken nothing for as long as a client may stall, while answers of the connection hold
+    /// memory that others may need.
+    fn poll(&mut self, out: &Outbox, context: &mut Context<'_>) -> Poll<()> {
+        let Some(taken_bytes) = out.blocked_at() else {
+            self.look = None;
+            return Poll::Pending;
+        };
+        if std::mem::replace(&mut self.taken_bytes, taken_bytes) != taken_bytes {
+            self.look = None;
+        }
+        loop {
+            let stall = self.share.stall();
+            let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
+            ready!(look.as_mut().poll(context));
+            if self.share.holds_messages() && self.share.is_short() {
+                return Poll::Ready(());
+            }
+            self.look = None;
+        }
     }
 }
 
@@ -121,15 +166,18 @@ fn builder() -> Builder {
 fn poll_connection<F: Future<Output = ()>>(
     connection: &mut Connection<Socket, Bytes>,
     out: &Outbox,
-    calls: &mut FuturesUnordered<F>,
-    take: &mut impl FnMut(Accepted) -> F,
+    (calls, open): (&mut FuturesUnordered<F>, &mut OpenCalls),
+    take: &mut impl FnMut(Accepted, bool) -> F,
     context: &mut Context<'_>,
 ) -> Poll<Result<(), h2::Error>> {
     loop {
         // Reading, and writing what earlier rounds left.
         while let Poll::Ready(accepted) = connection.poll_accept(context) {
             match accepted {
-                Some(Ok(accepted)) => calls.push(take(accepted)),
+                Some(Ok(accepted)) => {
+                    let is_admitted = open.admit(calls.len());
+                    calls.push(take(accepted, is_admitted));
+                }
                 Some(Err(error)) => return Poll::Ready(Err(error)),
                 None => return Poll::Ready(Ok(())),
             }
@@ -138,6 +186,7 @@ fn poll_connection<F: Future<Output = ()>>(
         while let Poll::Ready(Some(())) = calls.poll_next_unpin(context) {
             some_ended = true;
         }
+        open.on_ended(calls.len());
         if !some_ended {
             // A socket that fails here fails to be read as well, which is where the end of a connection is seen.
             let _ = out.poll_flush(context);

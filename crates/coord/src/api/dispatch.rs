@@ -16,7 +16,9 @@ use http::{Request, StatusCode};
 use moim_wire_grpc::{Code, Message, Status, method, timeout};
 
 use super::call::{Body, Gone, Respond};
+use super::memory::Share;
 use super::{Api, auth, cluster, election, health, kv, lease, lock, maintenance, status, watch};
+use crate::engine::CoordError;
 
 /// What the headers of a call say beside the method.
 #[derive(Clone, Copy, Default)]
@@ -37,14 +39,20 @@ enum Refusal {
     Status(Status),
 }
 
-/// Serves one call from its headers to its end.
-pub(super) async fn serve_call(api: Arc<Api>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
-    let respond = Respond::new(respond);
+/// Serves one call from its headers to its end; one that was not admitted is refused.
+pub(super) async fn serve_call(
+    (api, share): (Arc<Api>, Arc<Share>),
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    is_admitted: bool,
+) {
+    let respond = Respond::new(Arc::clone(&share), respond);
     let (head, stream) = request.into_parts();
     // A client that has gone hears nothing, and that is all there is to do about it.
     let _gone = match read_terms(&head) {
+        Ok(_) if !is_admitted => respond.fail(&CoordError::TooManyRequests.into()),
         Ok(terms) if terms.needs_leader && !api.has_leader() => respond.fail(&status::no_leader()),
-        Ok(terms) => route(&api, head.uri.path(), terms, Body::new(Arc::clone(&api), stream), respond).await,
+        Ok(terms) => route(&api, head.uri.path(), terms, Body::new(share, stream), respond).await,
         Err(Refusal::Http(http_status, status)) => respond.refuse(http_status, &status),
         Err(Refusal::Encoding(status)) => respond.refuse_encoding(&status),
         Err(Refusal::Status(status)) => respond.fail(&status),
@@ -134,7 +142,7 @@ async fn route(
             let mut respond = respond;
             let work = pin!(async { kv::range(api, body.only().await?).await });
             let answer = in_time(api, terms, &mut respond, work).await?;
-            respond.range(&api.budget, answer).await
+            respond.range(answer).await
         }
         method::kv::PUT => unary!(kv::put),
         method::kv::TXN => unary!(kv::txn),
@@ -170,7 +178,7 @@ async fn route(
         method::health::WATCH => Box::pin(health::watch(api, terms, body, respond)).await,
         method::auth::STATUS => rare!(auth::status),
         path if path.starts_with(method::auth::PREFIX) => match auth::answer(api, path) {
-            Some(answer) => respond.unary(&api.budget, answer).await,
+            Some(answer) => respond.unary(answer).await,
             None => respond.fail(&unknown_method(path)),
         },
         path => respond.fail(&unknown_method(path)),
@@ -185,7 +193,7 @@ async fn unary<M: Message>(
     work: Pin<&mut impl Future<Output = Result<M, Status>>>,
 ) -> Result<(), Gone> {
     let answer = in_time(api, terms, &mut respond, work).await?;
-    respond.unary(&api.budget, answer).await
+    respond.unary(answer).await
 }
 
 /// What `work` comes to, in the time the caller gives.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
+use moim_base::MemoryBudget;
 use moim_base::metrics::Metrics;
 use moim_base::task::Scope;
 use socket2::{SockRef, TcpKeepalive};
@@ -14,7 +15,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use super::call::Budget;
+use super::memory::Budget;
 use super::metrics::{Counted, EtcdMetrics};
 use super::quorum::Quorum;
 use super::{Api, connection, http1};
@@ -40,11 +41,15 @@ pub struct EtcdOptions {
     pub max_connections: usize,
     /// What `/metrics` shows on this port.
     pub metrics: Option<Arc<Metrics>>,
+    /// The node's memory budget; one of its own without.
+    pub memory: Option<MemoryBudget>,
+    /// How long a client may take nothing of an answer that waits for it, or need for a message that it has begun.
+    pub stall: Duration,
 }
 
 impl Default for EtcdOptions {
     fn default() -> Self {
-        Self { max_connections: 16_384, metrics: None }
+        Self { max_connections: 16_384, metrics: None, memory: None, stall: Duration::from_secs(30) }
     }
 }
 
@@ -74,7 +79,7 @@ impl EtcdServer {
         let listener = TcpListener::from_std(self.listener)?;
         let api = Arc::new(Api {
             coordinator: coordinator.for_many_callers(scope),
-            budget: Budget::new(),
+            budget: Arc::new(Budget::new(self.options.memory.as_ref(), self.options.stall)),
             quorum: Quorum::new(),
             scope: scope.clone(),
             counters: EtcdMetrics::register(self.options.metrics.as_deref()),

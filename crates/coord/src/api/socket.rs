@@ -39,13 +39,15 @@ pub(super) struct Outbox {
 struct Collected {
     buffer: BytesMut,
     write: OwnedWriteHalf,
+    /// What the socket has taken so far.
+    taken_bytes: u64,
     collects: bool,
 }
 
 impl Socket {
     pub(super) fn new(first: BytesMut, socket: TcpStream) -> (Self, Outbox) {
         let (read, write) = socket.into_split();
-        let collected = Collected { buffer: BytesMut::new(), write, collects: false };
+        let collected = Collected { buffer: BytesMut::new(), write, taken_bytes: 0, collects: false };
         let out = Outbox { inner: Arc::new(Mutex::new(collected)) };
         (Self { first, read, out: out.clone() }, out)
     }
@@ -65,6 +67,12 @@ impl Outbox {
     pub(super) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.lock().poll_empty(context)
     }
+
+    /// How much the socket had taken when it took no more; `None` while nothing waits for it.
+    pub(super) fn blocked_at(&self) -> Option<u64> {
+        let collected = self.lock();
+        (!collected.buffer.is_empty()).then_some(collected.taken_bytes)
+    }
 }
 
 impl Collected {
@@ -75,6 +83,7 @@ impl Collected {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.buffer.advance(written);
+            self.taken_bytes += written as u64;
         }
         self.buffer = BytesMut::new();
         Poll::Ready(Ok(()))
@@ -116,7 +125,9 @@ impl AsyncWrite for Socket {
             ready!(out.poll_empty(context))?;
         }
         if length > COLLECT_BYTES {
-            return Pin::new(&mut out.write).poll_write_vectored(context, slices);
+            let written = ready!(Pin::new(&mut out.write).poll_write_vectored(context, slices))?;
+            out.taken_bytes += written as u64;
+            return Poll::Ready(Ok(written));
         }
         slices.iter().for_each(|slice| out.buffer.extend_from_slice(slice));
         Poll::Ready(Ok(length))

@@ -17,6 +17,7 @@ use crate::testing::TestCluster;
 
 mod concurrency;
 mod kv;
+mod memory;
 mod plain;
 mod transport;
 mod watch;
@@ -31,6 +32,10 @@ struct Ports {
 
 impl Ports {
     fn open(nodes: usize) -> Self {
+        Self::open_with(nodes, &EtcdOptions::default())
+    }
+
+    fn open_with(nodes: usize, options: &EtcdOptions) -> Self {
         let cluster = TestCluster::start(nodes, |options: &mut CoordinatorOptions| {
             options.progress_interval = Duration::from_millis(200);
         });
@@ -38,7 +43,7 @@ impl Ports {
         let shutdown = Shutdown::new();
         let scope = Scope::new(shutdown.clone());
         let opened = (0..nodes).map(|at| {
-            let server = EtcdServer::bind(([127, 0, 0, 1], 0).into(), EtcdOptions::default()).unwrap();
+            let server = EtcdServer::bind(([127, 0, 0, 1], 0).into(), options.clone()).unwrap();
             let address = server.local_addr();
             let _there = cluster.runtime(at).enter();
             (address, server.serve(cluster.node(at), &scope).unwrap())
@@ -49,7 +54,15 @@ impl Ports {
 
     /// Runs a future of the test with a client of the first node.
     fn with_client<T>(nodes: usize, test: impl AsyncFnOnce(&Ports, Client) -> T) -> T {
-        let mut ports = Self::open(nodes);
+        Self::with_options(nodes, &EtcdOptions::default(), test)
+    }
+
+    fn with_options<T>(
+        nodes: usize,
+        options: &EtcdOptions,
+        test: impl AsyncFnOnce(&Ports, Client) -> T,
+    ) -> T {
+        let mut ports = Self::open_with(nodes, options);
         let outcome = ports.run(async {
             let client = Client::connect(ports.addresses[0]).await;
             test(&ports, client).await

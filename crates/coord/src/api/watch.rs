@@ -5,12 +5,15 @@
 //! stream that is not read holds one message and a mark per watch.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use moim_base::Permit;
 use moim_wire_grpc::Status;
 use moim_wire_grpc::etcd as wire;
 
 use super::call::{Body, Gone, Respond, Sender};
 use super::dispatch::Terms;
+use super::memory::Share;
 use super::metrics::Counted;
 use super::{Api, convert, status};
 use crate::engine::{WatchItem, WatchStream};
@@ -24,9 +27,13 @@ const NO_WATCH: i64 = -1;
 struct Session<'a> {
     api: &'a Api,
     stream: WatchStream,
-    by_client: HashMap<i64, WatcherId>,
+    /// Each with the memory that it holds.
+    by_client: HashMap<i64, (WatcherId, usize)>,
     by_watcher: HashMap<WatcherId, i64>,
     next_id: i64,
+    share: Arc<Share>,
+    /// For the watches.
+    held: Option<Permit>,
 }
 
 pub(super) async fn serve(api: &Api, terms: Terms, body: Body, respond: Respond) -> Result<(), Gone> {
@@ -38,6 +45,8 @@ pub(super) async fn serve(api: &Api, terms: Terms, body: Body, respond: Respond)
         by_client: HashMap::new(),
         by_watcher: HashMap::new(),
         next_id: 0,
+        share: Arc::clone(body.share()),
+        held: None,
     };
     let status = session.run(terms, body, &mut sender).await?;
     drop(session);
@@ -93,6 +102,10 @@ impl Session<'_> {
             }
             id => id,
         };
+        let held = match self.share.hold_watch(&mut self.held, request.key.len() + request.range_end.len()) {
+            Ok(held) => held,
+            Err(status) => return self.refused(&status.message),
+        };
         let has_filter = |filter: wire::FilterType| request.filters.contains(&filter.into());
         let created = self.stream.create(WatchRequest {
             start_revision: request.start_revision,
@@ -109,12 +122,22 @@ impl Session<'_> {
                 if request.watch_id == 0 {
                     self.next_id = id + 1;
                 }
-                self.by_client.insert(id, watcher);
+                self.by_client.insert(id, (watcher, held));
                 self.by_watcher.insert(watcher, id);
                 let header = Some(self.api.header(revision));
                 wire::WatchResponse { header, watch_id: id, created: true, ..Default::default() }
             }
-            Err(error) => self.refused(&error.message()),
+            Err(error) => {
+                self.on_watch_ended(held);
+                self.refused(&error.message())
+            }
+        }
+    }
+
+    /// Gives back the memory of one watch.
+    fn on_watch_ended(&mut self, bytes: usize) {
+        if let Some(held) = &mut self.held {
+            drop(held.split(bytes));
         }
     }
 
@@ -140,7 +163,8 @@ impl Session<'_> {
     }
 
     fn cancel(&mut self, id: i64) -> Option<wire::WatchResponse> {
-        let watcher = self.by_client.remove(&id)?;
+        let (watcher, held) = self.by_client.remove(&id)?;
+        self.on_watch_ended(held);
         self.by_watcher.remove(&watcher);
         self.stream.cancel(watcher);
         let header = Some(self.api.header_now());
@@ -159,7 +183,9 @@ impl Session<'_> {
             }),
             WatchItem::Canceled { watcher, compact_revision } => {
                 let id = self.by_watcher.remove(&watcher)?;
-                self.by_client.remove(&id);
+                if let Some((_, held)) = self.by_client.remove(&id) {
+                    self.on_watch_ended(held);
+                }
                 Some(wire::WatchResponse {
                     header: Some(self.api.header_now()),
                     watch_id: id,

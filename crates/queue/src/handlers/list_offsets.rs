@@ -10,7 +10,7 @@ use moim_wire_kafka::messages::{
 };
 use moim_wire_kafka::{ErrorCode, RequestHeader};
 
-use crate::broker::Broker;
+use crate::broker::{Broker, DECOMPRESSION_BYTES};
 use crate::connection::Connection;
 use crate::dispatch::{Request, spawn_later};
 use crate::partition::Partition;
@@ -44,7 +44,10 @@ pub(crate) fn dispatch(
 
 async fn search(broker: Arc<Broker>, request: ListOffsetsRequest, by: Request) -> ListOffsetsResponse {
     let topics = request.topics.clone();
+    // It waits while others decompress as much as all may.
+    let memory = broker.decompression.take(DECOMPRESSION_BYTES.min(broker.decompression.limit())).await;
     let searched = offload(move || Ok(handle(&broker, request, by.version))).await;
+    drop(memory);
     searched.unwrap_or_else(|_| {
         let failed =
             |p: &ListOffsetsPartition| answer(p.partition_index, Err(ErrorCode::UnknownServerError), 0);

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::time::Instant;
 
+use moim_base::Permit;
 use moim_wire_kafka::messages::produce::{LeaderIdAndEpoch, NodeEndpoint};
 use moim_wire_kafka::messages::{
     BatchIndexAndErrorMessage, PartitionProduceData, PartitionProduceResponse, ProduceRequest,
@@ -20,7 +21,7 @@ use moim_wire_kafka::messages::{
 use moim_wire_kafka::records::BatchHeader;
 use moim_wire_kafka::{ErrorCode, Records};
 
-use crate::broker::Broker;
+use crate::broker::{Broker, DECOMPRESSION_BYTES};
 use crate::connection::{Connection, PendingProduce, Slot};
 use crate::handlers::fetch::add_endpoint;
 use crate::loops::{Wake, lock};
@@ -50,6 +51,9 @@ const HEAVY_BYTES: usize = 32 << 10;
 /// rest of its request with it.
 const LOOP_WORK: usize = 512 << 10;
 
+/// What a thread off the loop decompresses of a request without asking for memory. There are two such threads per loop.
+const UNCOUNTED_WORK: usize = 8 << 20;
+
 /// Serves one request. Its batches are appended before the next request of the connection is looked at.
 pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
     let broker = Arc::clone(&connection.broker);
@@ -66,7 +70,7 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRe
         // Until it is appended the request counts as one that is being received: many may stand in line.
         let held = connection.take_permit();
         tokio::task::spawn_blocking(move || {
-            appender.run(&broker, &Verdicts::new(), usize::MAX);
+            appender.run_off_loop(&broker, &Verdicts::new());
             deferred.set(appender.finish(&broker));
             drop(held);
             broker.loops.wake_one(&wake);
@@ -124,7 +128,7 @@ fn ask_first(connection: &mut Connection, call: Call, request: ProduceRequest) -
         let (appender, woken) = (Arc::clone(&broker), Arc::clone(&wake));
         let append = move || {
             let mut appending = Appender::new(&woken, call, request);
-            appending.run(&appender, &verdicts, usize::MAX);
+            appending.run_off_loop(&appender, &verdicts);
             appending.finish(&appender)
         };
         // Compressed batches are slow to check, and this is not worth two ways.
@@ -328,6 +332,22 @@ impl Appender {
         true
     }
 
+    /// Appends the rest, on a thread that has time. A batch that inflates to more than [`UNCOUNTED_WORK`] waits for memory,
+    /// and holds it until the request is done. Never waits for ever: it holds no other memory that others wait for.
+    fn run_off_loop(&mut self, broker: &Broker, verdicts: &Verdicts) {
+        loop {
+            let before = self.at;
+            if self.run(broker, verdicts, UNCOUNTED_WORK) {
+                return;
+            }
+            if self.at == before {
+                let _memory = decompression_permit(broker);
+                self.run(broker, verdicts, usize::MAX);
+                return;
+            }
+        }
+    }
+
     fn finish(self, broker: &Broker) -> Produced {
         let timeout_ms = u64::try_from(self.request.timeout_ms).unwrap_or(0).min(broker.options.max_wait_ms);
         let (responses, node_endpoints) = (self.responses, self.node_endpoints);
@@ -340,6 +360,14 @@ impl Appender {
             failed: self.failed,
         }
     }
+}
+
+/// Waits for the memory to decompress a batch of any size. Blocks.
+fn decompression_permit(broker: &Broker) -> Option<Permit> {
+    let bytes = DECOMPRESSION_BYTES.min(broker.decompression.limit());
+    let runtime = tokio::runtime::Handle::try_current().ok()?;
+    // An error says that waiting does not help, which cannot be: no more than the limit is asked for.
+    runtime.block_on(broker.decompression.take(bytes)).ok()
 }
 
 fn append(
@@ -539,6 +567,31 @@ mod tests {
             let offsets: Vec<i64> = answers.iter().map(|answer| answer.base_offset).collect();
             assert_eq!(offsets, [before, before + 1, before + 2]);
         }
+    }
+
+    #[test]
+    fn a_batch_that_inflates_waits_for_memory_and_small_ones_do_not() {
+        let still = Still::new();
+        let partition = still.topic("t", &[]);
+        let all = still.broker.decompression.limit();
+        let held = still.broker.decompression.try_take(all).unwrap();
+        let values = [vec![1; 100], vec![0; UNCOUNTED_WORK], vec![2; 100]];
+        let request = request(&values, Compression::Zstd);
+        let wake = Wake::new(0, 1);
+        let mut appender = Appender::new(&wake, Call { correlation_id: 1, version: 9 }, request);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let broker = Arc::clone(&still.broker);
+        let appending = runtime.spawn_blocking(move || appender.run_off_loop(&broker, &Verdicts::new()));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while still.broker.decompression.waiting() == 0 {
+            assert!(Instant::now() < deadline && !appending.is_finished(), "it does not wait for memory");
+            std::thread::yield_now();
+        }
+        assert_eq!(partition.journal.end(), 1, "what came before it is appended");
+        drop(held);
+        runtime.block_on(appending).unwrap();
+        assert_eq!(partition.journal.end(), 3);
+        assert_eq!(still.broker.decompression.used(), 0);
     }
 
     #[test]

@@ -71,6 +71,44 @@ fn large_requests_that_never_end_leave_room_for_small_ones() {
 }
 
 #[test]
+fn half_finished_large_requests_lose_their_memory_when_others_need_it() {
+    const MEMORY: usize = 8 << 20;
+    let running = start_with(|options| {
+        options.request_memory_bytes = MEMORY / 2;
+        options.max_request_bytes = MEMORY / 2;
+        options.event_loops = 1;
+    });
+    let mut slow: Vec<Client> = (0..4).map(|_| Client::connect(&running)).collect();
+    for client in &mut slow {
+        client.stream.write_all(&(3i32 << 20).to_be_bytes()).unwrap();
+        // Some of it stays in the socket when the memory is spent.
+        client.stream.write_all(&vec![0; 200 << 10]).unwrap();
+    }
+    let mut other = Client::connect(&running);
+    other.stream.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+    other.create_topic("t", 1);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while running.broker.request_memory_bytes() < MEMORY / 2 {
+        assert!(Instant::now() < deadline, "half of a request holds no memory");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    other.produce("t", b"small requests need not wait");
+    // A large one waits until those that do not go on are cut off.
+    other.produce("t", &vec![7; 900_000]);
+    assert!(running.broker.request_memory_bytes() <= MEMORY);
+    let mut left = 0;
+    for client in &mut slow {
+        client.stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        left += usize::from(client.stream.read(&mut [0]).is_ok_and(|read| read > 0));
+    }
+    assert_eq!(left, 0);
+    while running.broker.request_memory_bytes() > 0 {
+        assert!(Instant::now() < deadline + Duration::from_secs(20), "memory of clients that left is kept");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn a_client_that_never_reads_its_answers_is_cut_off() {
     // Longer than a busy machine takes between two of the requests below.
     let running = start_with(|options| options.idle_connection_ms = 3_000);

@@ -115,6 +115,11 @@ impl Cluster {
         (found.error_code == 0).then_some(found.node_id)
     }
 
+    /// A broker that runs.
+    pub(crate) fn broker(&self, id: i32) -> &Arc<moim_queue::Broker> {
+        &self.brokers[id as usize - 1].as_ref().unwrap().broker
+    }
+
     /// The brokers that run.
     pub(crate) fn running(&self) -> Vec<i32> {
         (1..).zip(&self.brokers).filter(|(_, b)| b.is_some()).map(|(id, _)| id).collect()

@@ -467,3 +467,21 @@ fn every_replica_describes_the_producers_of_its_copy() {
         });
     }
 }
+
+#[test]
+fn a_broker_with_a_silent_loop_hands_over_what_others_can_lead() {
+    let cluster = Cluster::start(3);
+    let leader = cluster.replicated("t");
+    cluster.client(leader).create_replicated("alone", 3, 1);
+    let alone = cluster.agreed_leaders("alone", 3);
+    let broker = cluster.broker(leader);
+    assert_eq!(crate::support::block_on(broker.on_silent_loop(9_999)), 0);
+    assert_eq!(cluster.leaders(leader, "t")[0], leader);
+    assert!(crate::support::block_on(broker.on_silent_loop(10_000)) >= 1);
+    let next = cluster.next_leader("t", leader);
+    assert_eq!(cluster.produce_somewhere("t", &plain("on"), None).error_code, 0);
+    assert_eq!(cluster.agreed_leaders("alone", 3), alone, "no other broker has these");
+    // The loop turns again, and the lead does not come back by itself: the new leader is the preferred one.
+    let replicas = cluster.metadata(next, &["t"]).topics[0].partitions[0].replica_nodes.clone();
+    assert_eq!(replicas.first(), Some(&next));
+}

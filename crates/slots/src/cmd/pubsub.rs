@@ -8,7 +8,7 @@ use super::{Keys, Spec, help};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
 use crate::pubsub::{Gate, Kind};
-use crate::session::Session;
+use crate::session::{Session, kept_bytes};
 use crate::shared::Shared;
 
 const GROUP: &str = "pubsub";
@@ -60,7 +60,9 @@ fn subscribe(ctx: &mut Ctx<'_>, kind: Kind) -> Done {
     let names = ctx.args;
     for name in names.iter().skip(1) {
         ctx.shared.pubsub.subscribe(kind, name, ctx.session);
-        ctx.session.listens[kind as usize].insert(name.into());
+        if ctx.session.listens[kind as usize].insert(name.into()) {
+            ctx.session.listens_bytes += kept_bytes(name);
+        }
         ctx.out.push(3);
         ctx.out.bulk(words(kind).0);
         ctx.out.bulk(name);
@@ -77,7 +79,9 @@ fn unsubscribe(ctx: &mut Ctx<'_>, kind: Kind) -> Done {
     };
     for name in &names {
         ctx.shared.pubsub.unsubscribe(kind, name, ctx.session.id);
-        ctx.session.listens[kind as usize].remove(name);
+        if ctx.session.listens[kind as usize].remove(name) {
+            ctx.session.listens_bytes -= kept_bytes(name);
+        }
         ctx.out.push(3);
         ctx.out.bulk(words(kind).1);
         ctx.out.bulk(name);
@@ -99,7 +103,9 @@ pub(crate) fn leave_channel(shared: &Shared, session: &mut Session, channel: &[u
         // The slot has come back and the client has subscribed again.
         return;
     }
-    session.listens[Kind::Sharded as usize].remove(channel);
+    if session.listens[Kind::Sharded as usize].remove(channel) {
+        session.listens_bytes -= kept_bytes(channel);
+    }
     update(session);
     let mut to = Encoder::new(out, session.protocol);
     to.push(3);
@@ -115,7 +121,7 @@ pub(crate) fn leave(shared: &Shared, session: &mut Session) {
             shared.pubsub.unsubscribe(kind, &name, session.id);
         }
     }
-    session.subscriptions = 0;
+    (session.subscriptions, session.listens_bytes) = (0, 0);
 }
 
 /// A message may tell of changes that the command, a script or a transaction, made just before.

@@ -10,7 +10,7 @@ use super::{Keys, Spec, flag::*};
 use crate::cluster::{Asked, route};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
-use crate::session::{Multi, Session};
+use crate::session::{Multi, Session, kept_bytes};
 use crate::shard::Role;
 
 const FLAGS: u32 = NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY;
@@ -78,6 +78,7 @@ fn unwatch_all(ctx: &mut Ctx<'_>) {
     for key in std::mem::take(&mut ctx.session.watched) {
         ctx.events.unwatch(ctx.session.id, &key);
     }
+    ctx.session.watched_bytes = 0;
     ctx.session.watch_flag.store(false, Ordering::Release);
 }
 
@@ -85,10 +86,11 @@ fn watch(ctx: &mut Ctx<'_>) -> Done {
     if ctx.session.multi.is_some() {
         return Err(Error::err("WATCH inside MULTI is not allowed"));
     }
-    let Session { watched, watch_flag, id, .. } = &mut *ctx.session;
+    let Session { watched, watched_bytes, watch_flag, id, .. } = &mut *ctx.session;
     for key in ctx.args.from(1).iter() {
         if !watched.iter().any(|known| **known == *key) {
             watched.push(key.into());
+            *watched_bytes += kept_bytes(key);
             ctx.events.watch(*id, key, watch_flag);
         }
     }

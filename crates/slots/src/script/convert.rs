@@ -5,7 +5,7 @@ use mlua::{Lua, Result, Table, Value};
 use moim_wire_resp::{Protocol, Value as Reply};
 
 use super::patterns::Failed;
-use super::{MAX_MEMORY, watch};
+use super::{memory, watch};
 use crate::error::Error;
 
 /// Deeper tables are an error: a script can make one that contains itself.
@@ -81,7 +81,7 @@ impl Converter {
         watch::work(16)?;
         let text = if let Value::String(text) = value { text.as_bytes().len() } else { 0 };
         self.bytes += VALUE_BYTES + text;
-        if self.bytes > MAX_MEMORY {
+        if !memory::extend(self.bytes) {
             return Err("Error running script: the answer takes more memory than scripts may use".to_owned());
         }
         Ok(match value {

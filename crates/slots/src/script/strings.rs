@@ -4,7 +4,7 @@
 use mlua::{Lua, LuaString, MultiValue, Table, Value};
 
 use super::patterns::{Captured, Failed, Matcher, find_plain, is_plain};
-use super::{Answer, Answers, MAX_MEMORY, argument, raise_native, watch};
+use super::{Answer, Answers, NO_MEMORY, argument, memory, raise_native, watch};
 
 /// The functions.
 pub(super) fn library(lua: &Lua) -> mlua::Result<Table> {
@@ -232,7 +232,8 @@ fn replace<W: FnMut(usize) -> Result<(), Failed>>(
 
 /// What a library function makes must fit into what scripts may take.
 pub(super) fn check_size(made: &[u8]) -> Result<(), Failed> {
-    if made.len() > MAX_MEMORY { Err("not enough memory".to_owned()) } else { Ok(()) }
+    let fits = made.len() < memory::limit() / 4 || memory::make_room(made.len());
+    if fits { Ok(()) } else { Err(NO_MEMORY.to_owned()) }
 }
 
 /// `string.rep`.
@@ -244,10 +245,10 @@ fn rep(lua: &Lua, args: &MultiValue) -> Answer {
     let piece = piece.as_bytes();
     let times = usize::try_from(times).unwrap_or(0);
     match piece.len().checked_mul(times) {
-        Some(size) if size <= MAX_MEMORY => {
+        Some(size) if memory::make_room(size) => {
             watch::work(size / 64).map_err(|why| failed(lua, &why))?;
             lua.create_string(piece.repeat(times)).map(Value::String)
         }
-        _ => Err(failed(lua, &"not enough memory".to_owned())),
+        _ => Err(failed(lua, &NO_MEMORY.to_owned())),
     }
 }

@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 use mlua::{HookTriggers, Lua, VmState};
 use moim_base::Clock;
 
+use super::memory;
 use super::patterns::Failed;
 use crate::ctx::{Ctx, Mode};
 use crate::shard::Shard;
@@ -255,6 +256,7 @@ impl Watch {
             }
             return Err(mlua::Error::runtime(why.text()));
         }
+        memory::on_look(lua);
         self.adapt(lua)?;
         Ok(VmState::Continue)
     }
@@ -282,6 +284,17 @@ impl Watch {
         }
         if wrote && let Some(shard) = &ctx.session.shard {
             shard.script_wrote.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether the script that runs has done nothing that counts, and may begin anew away from the loops.
+    pub(super) fn may_leave(&self) -> bool {
+        let can_run_there = || tokio::runtime::Handle::try_current().is_ok();
+        match &*self.watched.borrow() {
+            Some(Watched { what: What::Script(script), .. }) => {
+                script.may_leave && script.on_loop && !script.acted.get() && can_run_there()
+            }
+            Some(Watched { what: What::Load { .. }, .. }) | None => false,
         }
     }
 

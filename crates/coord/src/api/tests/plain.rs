@@ -54,7 +54,8 @@ fn health_version_and_what_is_not_there() {
 fn what_happens_is_counted() {
     let ports = Ports::open(1);
     let metrics = Arc::new(Metrics::new());
-    let options = EtcdOptions { metrics: Some(Arc::clone(&metrics)), max_connections: 2 };
+    let options =
+        EtcdOptions { metrics: Some(Arc::clone(&metrics)), max_connections: 2, ..Default::default() };
     let server = EtcdServer::bind(([127, 0, 0, 1], 0).into(), options).unwrap();
     let address = server.local_addr();
     let _serving = {
