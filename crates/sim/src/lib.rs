@@ -28,4 +28,4 @@ pub mod world;
 
 pub use queue::{QueueOptions, QueueReport, run_queue};
 pub use run::{Failure, Options, Report, run, run_traced};
-pub use store::{StoreOptions, StoreReport, Struck, Victim, run_store};
+pub use store::{ClockFaults, StoreOptions, StoreReport, Struck, Victim, run_store};

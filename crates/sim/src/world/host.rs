@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use moim_base::clock::Clock;
@@ -23,6 +23,8 @@ use super::task::Task;
 use super::trace::Trace;
 
 const ROOT: &str = "/data";
+/// The wall clock of a machine that keeps time, when the world begins.
+const EPOCH_MS: i64 = 1_700_000_000_000;
 
 /// What a process is given.
 #[derive(Clone)]
@@ -65,6 +67,10 @@ pub struct Host {
     now_ms: u64,
     /// The longest the disk takes for a sync.
     disk_ms: Arc<AtomicU64>,
+    /// Its wall clock shows the world's time, but for its steps; otherwise every process begins at a time of its own.
+    keeps_time: bool,
+    /// How far its wall clock is from the world's time.
+    stepped_ms: Arc<AtomicI64>,
 }
 
 struct Sink(Router);
@@ -111,7 +117,18 @@ impl Host {
         disk.create_dir(Path::new(ROOT)).expect("the disk is empty");
         disk.sync_dir(Path::new("/")).expect("the disk is empty");
         let disk_ms = Arc::new(AtomicU64::new(3));
-        Self { number, network, trace, disk, life: None, paused: false, now_ms: 0, disk_ms }
+        Self {
+            number,
+            network,
+            trace,
+            disk,
+            life: None,
+            paused: false,
+            now_ms: 0,
+            disk_ms,
+            keeps_time: false,
+            stepped_ms: Arc::default(),
+        }
     }
 
     /// What its peers call it.
@@ -129,8 +146,11 @@ impl Host {
         let (shutdown, router) = (Shutdown::new(), Router::new());
         let (began, process) = {
             let _inside = runtime.enter();
-            // Two machines never show the same time.
-            let clock = HostClock::new(fastrand::u64(0..1 << 40), fastrand::i64(1 << 40..1 << 41));
+            // Two machines never show the same time, unless they keep it.
+            let (start_ns, elsewhere_ms) = (fastrand::u64(0..1 << 40), fastrand::i64(1 << 40..1 << 41));
+            let true_ms = EPOCH_MS + i64::try_from(self.now_ms).unwrap_or(0);
+            let wall_ms = if self.keeps_time { true_ms } else { elsewhere_ms };
+            let clock = HostClock::new(start_ns, wall_ms, Arc::clone(&self.stepped_ms));
             let clock: Arc<dyn Clock> = Arc::new(clock);
             let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
             let options = store_options(&failed);
@@ -221,6 +241,17 @@ impl Host {
             self.trace.note(format_args!("host {} goes on", self.number));
             self.paused = false;
         }
+    }
+
+    /// From its next start on its wall clock shows the world's time, but for its steps.
+    pub fn keep_time(&mut self) {
+        self.keeps_time = true;
+    }
+
+    /// Steps its wall clock, so that it is so far from the world's time; its monotonic clock goes on.
+    pub fn set_wall_offset_ms(&self, offset_ms: i64) {
+        self.trace.note(format_args!("wall clock of host {} is off by {offset_ms} ms", self.number));
+        self.stepped_ms.store(offset_ms, Ordering::Relaxed);
     }
 
     /// How long the disk takes for a sync, at most; now and then eight times that.
