@@ -39,6 +39,7 @@ pub use self::time::ClockFaults;
 use self::time::{Bounds, Stepper};
 use self::trouble::Trouble;
 use self::wires::Wires;
+use crate::rot::{self, Directories, Rot};
 use crate::run::Failure;
 use crate::world::{Task, Trace, World};
 
@@ -62,6 +63,8 @@ pub struct StoreOptions {
     /// What happens to wall clocks; clients write keys with times to live then. None: every process has a wall clock of its
     /// own, decades from the others.
     pub clocks: Option<ClockFaults>,
+    /// The machine on whose disk bits flip while it is off.
+    pub rot: Option<usize>,
 }
 
 impl StoreOptions {
@@ -71,12 +74,18 @@ impl StoreOptions {
             0 => FrameLimits::default(),
             _ => FrameLimits { frame: 24, queue: 2_000, ..FrameLimits::default() },
         };
-        Self { seed, faults_ms: 8_000, clients: 5, moves: false, frames, clocks: None }
+        Self { seed, faults_ms: 8_000, clients: 5, moves: false, frames, clocks: None, rot: None }
     }
 
     /// A run in which slots move all the time.
     pub fn moving(seed: u64) -> Self {
         Self { moves: true, ..Self::new(seed) }
+    }
+
+    /// A run in which the disk of a machine rots.
+    pub fn rotting(seed: u64) -> Self {
+        let host = usize::try_from(seed % NODES as u64).unwrap_or(0);
+        Self { rot: Some(host), ..Self::new(seed) }
     }
 
     /// A run in which wall clocks are stepped; in half of the seeds slots move, too.
@@ -100,6 +109,8 @@ pub struct StoreReport {
     pub moved: u64,
     /// Primaries that were killed, and at which step of a move.
     pub struck: Vec<Struck>,
+    /// Bits that flipped, and directories that were refused for it and replaced.
+    pub rotted: (u64, u64),
     /// Steps of wall clocks.
     pub clock_steps: u64,
     /// Reads of keys with a time to live that found them, and that did not.
@@ -117,6 +128,7 @@ pub(crate) struct Shared {
     nodes: usize,
     shards: usize,
     frames: FrameLimits,
+    directories: Directories,
     present: Mutex<BTreeMap<usize, Node>>,
     /// The true time.
     now_ms: Arc<AtomicU64>,
@@ -177,6 +189,9 @@ struct Run {
     tasks: Vec<Task<()>>,
     client_host: usize,
     is_healed: bool,
+    violation: Option<String>,
+    /// Directories that were refused and replaced.
+    replaced: u64,
 }
 
 impl Run {
@@ -195,6 +210,7 @@ impl Run {
             nodes: NODES,
             shards: SHARDS,
             frames: options.frames,
+            directories: Directories::default(),
             present: Mutex::default(),
             now_ms,
         });
@@ -219,13 +235,15 @@ impl Run {
         let mut run = Self {
             shared,
             crowd,
-            trouble: Trouble::new(disk_ms, options.moves),
+            trouble: Trouble::new(disk_ms, options.moves, options.rot.map(Rot::new)),
             mover: Mover::new(options.seed),
             stepper: options.clocks.map(Stepper::new),
             opening: BTreeMap::new(),
             tasks: Vec::new(),
             client_host,
             is_healed: false,
+            violation: None,
+            replaced: 0,
         };
         (0..NODES).for_each(|host| run.start(world, host));
         run.quiet(world, 30_000, "the store to be founded", |run, _| run.crowd.serves())?;
@@ -241,9 +259,32 @@ impl Run {
         Ok(run)
     }
 
+    /// An operator replaces a directory that the node refuses.
+    fn replace(&mut self, world: &mut World, host: usize, why: &str) {
+        world.trace.note(format_args!("host {host} is replaced: {why}"));
+        self.replaced += 1;
+        self.crash(world, host, Survival::Everything);
+        world.host(host).wipe();
+        self.shared.directories.replace(host);
+        self.start(world, host);
+    }
+
+    fn is_all_in_sync(&self) -> bool {
+        (0..NODES).all(|host| self.shared.node(host).is_some()) && rot::is_all_in_sync(&self.shared.core)
+    }
+
     /// Starts the node of a machine.
     fn start(&mut self, world: &mut World, host: usize) {
-        let process = world.host(host).start();
+        let process = match world.host(host).try_start() {
+            Ok(process) => process,
+            Err(error) if world.host(host).is_rotten() => {
+                return self.replace(world, host, &error.to_string());
+            }
+            Err(error) => {
+                self.violation.get_or_insert(format!("host {host} cannot open its store: {error}"));
+                return;
+            }
+        };
         let Some(handle) = world.host(host).handle() else { return };
         let opened = world.host(host).spawn(node::open(Arc::clone(&self.shared), host, process, handle));
         self.opening.extend(opened.map(|task| (host, task)));
@@ -273,10 +314,14 @@ impl Run {
             if world.host(host).has_panicked() {
                 return Err(format!("a task of host {host} panicked"));
             }
-            if let Some(Err(why)) = self.opening.get(&host).and_then(Task::take) {
-                return Err(format!("host {host} cannot open its shards: {why}"));
+            match self.opening.get(&host).and_then(Task::take) {
+                Some(Ok(())) => world.host(host).check_recovered()?,
+                Some(Err(why)) if world.host(host).is_rotten() => self.replace(world, host, &why.to_string()),
+                Some(Err(why)) => return Err(format!("host {host} cannot open its shards: {why}")),
+                None => {}
             }
         }
+        self.violation.take().map_or(Ok(()), Err)?;
         self.crowd.first_violation().map_or(Ok(()), Err)
     }
 
@@ -338,6 +383,7 @@ impl Run {
             faults: self.trouble.count,
             moved: self.mover.moved(),
             struck: self.mover.struck.clone(),
+            rotted: (self.trouble.rot.as_ref().map_or(0, |rot| rot.flips), self.replaced),
             clock_steps: self.stepper.as_ref().map_or(0, |stepper| stepper.steps),
             ttl_reads: (expiries.seen_alive, expiries.seen_gone),
             world_ms: world.now_ms(),
@@ -346,7 +392,7 @@ impl Run {
 
     /// Ends what is over and maybe begins something; with `heal` everything ends.
     fn disturb(&mut self, world: &mut World, heal: bool) {
-        let mut trouble = std::mem::replace(&mut self.trouble, Trouble::new(0, false));
+        let mut trouble = std::mem::replace(&mut self.trouble, Trouble::new(0, false, None));
         trouble.step(world, self, heal);
         self.trouble = trouble;
     }

@@ -55,6 +55,32 @@ fn times_to_live_last_as_long_as_promised_whatever_the_wall_clocks_do() {
     assert!(steps > 3 * seeds && alive > 20 * seeds && gone > 10 * seeds, "{steps} {alive} {gone}");
 }
 
+#[test]
+fn bit_rot_on_one_disk_is_never_served_and_is_repaired() {
+    let (mut answered, mut flips, mut replaced, seeds) = (0, 0, 0, seeds(8));
+    for seed in 1..=seeds {
+        let report = run_store(StoreOptions::rotting(seed)).unwrap_or_else(|failure| panic!("{failure}"));
+        answered += report.answered;
+        (flips, replaced) = (flips + report.rotted.0, replaced + report.rotted.1);
+    }
+    println!("{flips} bits flipped, {replaced} directories were replaced");
+    assert!(answered > 100 * seeds && flips >= seeds, "{answered} {flips}");
+}
+
+/// Bugs of the journal, and seeds within which each must be found.
+#[cfg(feature = "planted")]
+#[test]
+fn every_planted_bug_of_the_journal_is_found() {
+    use moim_journal::planted::{Bug, plant};
+    for bug in Bug::ALL {
+        plant(Some(bug));
+        let found = (1..=200).find_map(|seed| run_store(StoreOptions::rotting(seed)).err());
+        plant(None);
+        let found = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        println!("{bug:?}: seed {}: {}", found.seed, found.what.lines().next().unwrap_or_default());
+    }
+}
+
 /// Seeds within which each known bug must be found.
 #[cfg(feature = "planted")]
 #[test]
