@@ -257,6 +257,7 @@ struct Pulse<S> {
     shared: Arc<Shared<S>>,
     clock: Arc<dyn Clock>,
     silent: Mutex<Vec<Option<u64>>>,
+    hung: Mutex<Vec<Option<u64>>>,
 }
 
 impl<S: Served> Pulse<S> {
@@ -272,6 +273,10 @@ impl<S: Served> Pulse<S> {
                     && !self.shared.wires.is_cut(host, self.shared.core_host);
                 *since = if hears { None } else { Some(since.unwrap_or(now)) };
             }
+            let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+            for (host, since) in hung.iter_mut().enumerate() {
+                *since = self.shared.wires.is_hung(host).then_some(since.unwrap_or(now));
+            }
         }
     }
 }
@@ -280,6 +285,14 @@ impl<S: Served> Peers for Pulse<S> {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
         let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         silent.iter().enumerate().filter_map(|(host, since)| Some((broker(host), (*since)?))).collect()
+    }
+
+    /// Those whose sync is older than a second, as the disk watch of a node has it.
+    fn impaired(&self) -> Vec<BrokerId> {
+        let now = self.clock.monotonic_ms();
+        let hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
+        hung.iter().enumerate().filter(|(_, since)| old(since)).map(|(host, _)| broker(host)).collect()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
@@ -300,7 +313,8 @@ impl<S: Served> Peers for Pulse<S> {
 
 /// The controller, on the machine of the core: it is always there, and always the same.
 async fn control<S: Served>(shared: Arc<Shared<S>>, clock: Arc<dyn Clock>) {
-    let pulse = Pulse { silent: Mutex::new(vec![None; NODES]), shared, clock };
+    let pulse =
+        Pulse { silent: Mutex::new(vec![None; NODES]), hung: Mutex::new(vec![None; NODES]), shared, clock };
     let pulse = Arc::new(pulse);
     let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;

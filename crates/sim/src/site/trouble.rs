@@ -56,6 +56,8 @@ impl Trouble {
         }
         for (host, _) in self.quick_at.extract_if(.., |_, at| *at <= now) {
             world.host(host).set_disk_ms(self.disk_ms);
+            world.host(host).set_disk_hangs(false);
+            site.shared.wires.set_hung(host, false);
         }
         if self.mend_at.take_if(|at| *at <= now).is_some() {
             world.trace.note(format_args!("wires are mended"));
@@ -114,7 +116,7 @@ impl Trouble {
         }
         self.count += 1;
         let core = site.shared.core_host;
-        match world.random.u8(..10) {
+        match world.random.u8(..11) {
             0..2 => {
                 let survival = [Survival::Nothing, Survival::Everything, Survival::Random];
                 let survival = survival[world.random.usize(..3)];
@@ -150,6 +152,12 @@ impl Trouble {
                 world.trace.note(format_args!("hosts {host} and {other} lose each other"));
                 site.shared.wires.cut(host, other);
                 self.mend_at = Some(until);
+            }
+            9 => {
+                let until = world.now_ms() + world.random.u64(500..4_000);
+                world.host(host).set_disk_hangs(true);
+                site.shared.wires.set_hung(host, true);
+                self.quick_at.insert(host, until);
             }
             _ => {
                 world.trace.note(format_args!("the disk of host {host} is slow"));

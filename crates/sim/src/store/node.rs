@@ -158,6 +158,7 @@ pub(super) struct Pulse {
     pub(super) shared: Arc<Shared>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) silent: Mutex<Vec<Option<u64>>>,
+    pub(super) hung: Mutex<Vec<Option<u64>>>,
 }
 
 impl Pulse {
@@ -173,6 +174,10 @@ impl Pulse {
                     && !self.shared.wires.is_cut(host, self.shared.core_host);
                 *since = if hears { None } else { Some(since.unwrap_or(now)) };
             }
+            let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+            for (host, since) in hung.iter_mut().enumerate() {
+                *since = self.shared.wires.is_hung(host).then_some(since.unwrap_or(now));
+            }
         }
     }
 }
@@ -181,6 +186,14 @@ impl Peers for Pulse {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
         let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         silent.iter().enumerate().filter_map(|(host, since)| Some((broker(host), (*since)?))).collect()
+    }
+
+    /// Those whose sync is older than a second, as the disk watch of a node has it.
+    fn impaired(&self) -> Vec<BrokerId> {
+        let now = self.clock.monotonic_ms();
+        let hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
+        hung.iter().enumerate().filter(|(_, since)| old(since)).map(|(host, _)| broker(host)).collect()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
@@ -201,7 +214,12 @@ impl Peers for Pulse {
 
 /// The controller, on the machine of the core: it is always there, and always the same.
 pub(super) async fn control(shared: Arc<Shared>, clock: Arc<dyn Clock>) {
-    let pulse = Pulse { silent: Mutex::new(vec![None; shared.nodes]), shared, clock };
+    let pulse = Pulse {
+        silent: Mutex::new(vec![None; shared.nodes]),
+        hung: Mutex::new(vec![None; shared.nodes]),
+        shared,
+        clock,
+    };
     let pulse = Arc::new(pulse);
     let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;

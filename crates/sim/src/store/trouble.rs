@@ -59,6 +59,8 @@ impl Trouble {
         }
         for (host, _) in self.quick_at.extract_if(.., |_, at| *at <= now) {
             world.host(host).set_disk_ms(self.disk_ms);
+            world.host(host).set_disk_hangs(false);
+            run.shared.wires.set_hung(host, false);
         }
         if self.mend_at.take_if(|at| *at <= now).is_some() {
             world.trace.note(format_args!("wires are mended"));
@@ -140,7 +142,7 @@ impl Trouble {
         }
         self.count += 1;
         let core = run.shared.core_host;
-        match world.random.u8(..10) {
+        match world.random.u8(..11) {
             0..2 => self.kill(world, run, host, until - world.now_ms()),
             2 => {
                 let operations = world.random.u64(1..40);
@@ -166,6 +168,13 @@ impl Trouble {
             8 => {
                 let other = (host + 1) % NODES;
                 self.part(world, run, (host, other), until - world.now_ms());
+            }
+            // What a time to live may differ by does not include it, and moves of slots would wait for it.
+            9 if run.stepper.is_none() && !self.rarely => {
+                let until = world.now_ms() + world.random.u64(500..4_000);
+                world.host(host).set_disk_hangs(true);
+                run.shared.wires.set_hung(host, true);
+                self.quick_at.insert(host, until);
             }
             _ => {
                 world.trace.note(format_args!("the disk of host {host} is slow"));

@@ -71,6 +71,8 @@ pub struct Host {
     now_ms: u64,
     /// The longest the disk takes for a sync.
     disk_ms: Arc<AtomicU64>,
+    /// Syncs do not return.
+    hangs: Arc<AtomicBool>,
     /// Its wall clock shows the world's time, but for its steps; otherwise every process begins at a time of its own.
     keeps_time: bool,
     /// How far its wall clock is from the world's time.
@@ -136,7 +138,7 @@ fn store_options(failed: &Arc<AtomicBool>) -> StoreOptions {
     }
 }
 
-async fn pump(store: Store, disk_ms: Arc<AtomicU64>, synced: Arc<Mutex<Synced>>) {
+async fn pump(store: Store, disk_ms: Arc<AtomicU64>, hangs: Arc<AtomicBool>, synced: Arc<Mutex<Synced>>) {
     loop {
         let longest = disk_ms.load(Ordering::Relaxed);
         let nap = if fastrand::u8(0..50) == 0 {
@@ -145,6 +147,9 @@ async fn pump(store: Store, disk_ms: Arc<AtomicU64>, synced: Arc<Mutex<Synced>>)
             fastrand::u64(0..=longest)
         };
         tokio::time::sleep(Duration::from_millis(nap.max(1))).await;
+        if hangs.load(Ordering::Relaxed) {
+            continue;
+        }
         store.pump();
         synced.lock().unwrap_or_else(PoisonError::into_inner).note(durable_ends(&store));
     }
@@ -170,6 +175,7 @@ impl Host {
             paused: false,
             now_ms: 0,
             disk_ms,
+            hangs: Arc::default(),
             keeps_time: false,
             stepped_ms: Arc::default(),
             synced: Arc::default(),
@@ -221,7 +227,8 @@ impl Host {
             (Instant::now(), process)
         };
         self.synced = Arc::default();
-        runtime.spawn(pump(process.store.clone(), Arc::clone(&self.disk_ms), Arc::clone(&self.synced)));
+        let (disk_ms, hangs) = (Arc::clone(&self.disk_ms), Arc::clone(&self.hangs));
+        runtime.spawn(pump(process.store.clone(), disk_ms, hangs, Arc::clone(&self.synced)));
         self.network.begin_life(self.number);
         self.paused = false;
         let store = process.store.clone();
@@ -406,6 +413,14 @@ impl Host {
     /// How long the disk takes for a sync, at most; now and then eight times that.
     pub fn set_disk_ms(&self, longest: u64) {
         self.disk_ms.store(longest, Ordering::Relaxed);
+    }
+
+    /// While the disk hangs nothing is written and no sync returns; what is in memory can be read.
+    pub fn set_disk_hangs(&self, hangs: bool) {
+        if self.hangs.swap(hangs, Ordering::Relaxed) != hangs {
+            let what = if hangs { "hangs" } else { "goes on" };
+            self.trace.note(format_args!("the disk of host {} {what}", self.number));
+        }
     }
 
     /// Lets its process run until the world's time.
