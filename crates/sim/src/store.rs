@@ -231,7 +231,7 @@ impl Run {
         [core_host, client_host].iter().for_each(|host| world.host(*host).set_disk_ms(1_000));
         let disk_ms = [2, 6, 20][world.random.usize(..3)];
         (0..NODES).for_each(|host| world.host(host).set_disk_ms(disk_ms));
-        let crowd = Crowd::new(Arc::clone(&shared), client_host, options.clocks.is_some());
+        let crowd = Crowd::new(Arc::clone(&shared), client_host, options.clocks.is_some(), options.moves);
         let mut run = Self {
             shared,
             crowd,

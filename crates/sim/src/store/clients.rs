@@ -22,13 +22,17 @@ const PAIRS: usize = 2;
 const COUNTERS: usize = 2;
 /// Slots of keys with a time to live.
 const TAGS: usize = 6;
+/// Reads and writes a key that it declares.
+const SWAP: &str = "local old = redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], ARGV[1]) return old";
+/// Writes two keys that it does not declare.
+const PUT_BOTH: &str = "redis.call('SET', ARGV[1], ARGV[3]) return redis.call('SET', ARGV[2], ARGV[3])";
 const TTL_MS: std::ops::Range<u64> = 3_000..9_000;
 
-/// Every key that clients use.
-pub(super) fn keys() -> impl Iterator<Item = String> {
+/// Every key that clients use, one for each slot.
+pub(super) fn keys(has_ttls: bool) -> impl Iterator<Item = String> {
     let registers = (0..REGISTERS).map(|number| format!("register-{number}"));
     let counters = (0..COUNTERS).map(|number| format!("counter-{number}"));
-    let tags = (0..TAGS).map(|tag| format!("{{ttl-{tag}}}"));
+    let tags = (0..if has_ttls { TAGS } else { 0 }).map(|tag| format!("{{ttl-{tag}}}"));
     registers.chain(counters).chain(tags).chain((0..PAIRS).map(|pair| format!("{{pair-{pair}}}a")))
 }
 
@@ -40,6 +44,7 @@ pub(super) struct Crowd {
     counters: Counters,
     pub(super) expiries: Mutex<Expiries>,
     has_ttls: bool,
+    has_scripts: bool,
     over: Switch,
     values: AtomicU64,
     pub(super) answered: AtomicU64,
@@ -59,7 +64,7 @@ enum Lost {
 type Place = (usize, u16);
 
 impl Crowd {
-    pub(super) fn new(shared: Arc<Shared>, host: usize, has_ttls: bool) -> Arc<Self> {
+    pub(super) fn new(shared: Arc<Shared>, host: usize, has_ttls: bool, has_scripts: bool) -> Arc<Self> {
         Arc::new(Self {
             shared,
             host,
@@ -67,6 +72,7 @@ impl Crowd {
             counters: Counters::new(),
             expiries: Mutex::default(),
             has_ttls,
+            has_scripts,
             over: Switch::default(),
             values: AtomicU64::new(0),
             answered: AtomicU64::new(0),
@@ -175,8 +181,11 @@ impl Crowd {
                 known.extend(place.map(|place| (slot, place)));
             }
             Some(
-                "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "READONLY" | "MASTERDOWN" | "NOREPLICAS",
+                "BUSY" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "READONLY" | "MASTERDOWN"
+                | "NOREPLICAS",
             ) => {}
+            // A script finds out where it touches a key.
+            Some("ERR") if text.contains("non local key") => {}
             _ => locked(&self.violations).push(format!("a client heard: {text}")),
         }
         Err(Lost::Refused)
@@ -278,7 +287,20 @@ async fn register(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>, 
         [Step::Get(key)] => crowd.send(known, &["GET", key]).await,
         [Step::Delete(key)] => crowd.send(known, &["DEL", key]).await,
         [Step::Put(key, value)] => crowd.send(known, &["SET", key, value]).await,
+        [Step::Get(key), Step::Put(_, value)] if crowd.has_scripts && fastrand::bool() => {
+            crowd.send_all(known, key, &[&["EVAL", SWAP, "1", key, value]]).await
+        }
         [Step::Get(key), Step::Put(_, value)] => crowd.send(known, &["SET", key, value, "GET"]).await,
+        [Step::Put(one, value), Step::Put(two, _)] if crowd.has_scripts && fastrand::u8(..3) > 0 => {
+            let both: &[&[&str]] = match fastrand::bool() {
+                true => &[&["SET", one, value], &["SET", two, value]],
+                false => &[&["EVAL", PUT_BOTH, "0", one, two, value]],
+            };
+            let (multi, exec): (&[&str], &[&str]) = (&["MULTI"], &["EXEC"]);
+            let commands: Vec<&[&str]> =
+                [multi].into_iter().chain(both.iter().copied()).chain([exec]).collect();
+            crowd.send_all(known, one, &commands).await
+        }
         [Step::Put(one, value), Step::Put(two, _)] => {
             crowd.send(known, &["MSET", one, value, two, value]).await
         }

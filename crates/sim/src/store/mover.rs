@@ -137,7 +137,7 @@ impl Mover {
         let Some(node) = run.shared.node(host) else { return };
         let view = node.service.shared().view.load_full();
         let from = world.random.u16(..run.shared.shards as u16);
-        let used = keys().map(|key| slot_of(key.as_bytes()));
+        let used = keys(run.stepper.is_some()).map(|key| slot_of(key.as_bytes()));
         let slots: SlotSet = used.filter(|slot| view.owner(*slot) == Some(from)).collect();
         if slots.is_empty() {
             return;
