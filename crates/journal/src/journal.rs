@@ -242,6 +242,11 @@ impl Journal {
         state.segments.iter().enumerate().map(|(at, segment)| segment.info(at < newest)).collect()
     }
 
+    /// What its appends wait for.
+    pub fn durability(&self) -> Durability {
+        self.state.locked().durability
+    }
+
     /// Changes durability and segment size from the next append on.
     pub fn set_options(&self, durability: Durability, segment_bytes: u64) {
         let mut state = self.state.locked();

@@ -22,6 +22,8 @@ mod disk_watch;
 mod framing;
 mod index;
 mod journal;
+#[cfg(feature = "planted")]
+pub mod planted;
 mod segment;
 mod store;
 mod types;

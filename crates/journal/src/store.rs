@@ -207,6 +207,12 @@ impl Store {
         all
     }
 
+    /// The journals that are open.
+    pub fn open_journals(&self) -> Vec<Arc<Journal>> {
+        let open = self.inner.journals.read().expect("nobody panics holding the map");
+        open.values().map(Arc::clone).collect()
+    }
+
     /// The open journals in which damage was found.
     pub fn damaged(&self) -> Vec<JournalId> {
         let open = self.inner.journals.read().expect("nobody panics holding the map");

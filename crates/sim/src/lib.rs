@@ -10,6 +10,7 @@
 //! | `cluster.rs` | coordination nodes on machines, and what must hold among them |
 //! | `clients.rs` | who uses them, and what they were promised |
 //! | `faults.rs` | what goes wrong, and when |
+//! | `rot.rs` | bits that flip on disks at rest |
 //! | `run.rs` | one run from beginning to verdict |
 //! | `store.rs` | the same for the store |
 //! | `site.rs` | machines that serve something replicated, and what goes wrong with them |
@@ -21,6 +22,7 @@ mod clients;
 mod cluster;
 mod faults;
 mod queue;
+mod rot;
 mod run;
 mod site;
 mod store;
@@ -28,4 +30,4 @@ pub mod world;
 
 pub use queue::{QueueOptions, QueueReport, run_queue};
 pub use run::{Failure, Options, Report, run, run_traced};
-pub use store::{StoreOptions, StoreReport, Struck, Victim, run_store};
+pub use store::{ClockFaults, StoreOptions, StoreReport, Struck, Victim, run_store};

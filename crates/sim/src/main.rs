@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 fn run_queues(args: &Args) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for seed in args.start..args.start + args.seeds {
-        match run_queue(QueueOptions { seed, faults_ms: args.faults_ms }) {
+        match run_queue(QueueOptions { faults_ms: args.faults_ms, ..QueueOptions::new(seed) }) {
             Ok(report) if args.verbose => println!("seed {seed}: {report:?}"),
             Ok(_) => {}
             Err(failure) => {

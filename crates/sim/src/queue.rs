@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use self::clients::Crowd;
 use self::node::Serves;
+use crate::rot::Rot;
 use crate::run::Failure;
 use crate::site::{self, Site};
 use crate::world::{Task, World};
@@ -37,12 +38,20 @@ pub struct QueueOptions {
     pub seed: u64,
     /// How long faults last, in the world's time.
     pub faults_ms: u64,
+    /// The machine on whose disk bits flip while it is off.
+    pub rot: Option<usize>,
 }
 
 impl QueueOptions {
     /// The usual run from a seed.
     pub fn new(seed: u64) -> Self {
-        Self { seed, faults_ms: 6_000 }
+        Self { seed, faults_ms: 6_000, rot: None }
+    }
+
+    /// A run in which the disk of a machine rots.
+    pub fn rotting(seed: u64) -> Self {
+        let host = usize::try_from(seed % site::NODES as u64).unwrap_or(0);
+        Self { rot: Some(host), ..Self::new(seed) }
     }
 }
 
@@ -61,6 +70,8 @@ pub struct QueueReport {
     pub generations: u64,
     /// Faults.
     pub faults: u64,
+    /// Bits that flipped, and directories that were refused for it and replaced.
+    pub rotted: (u64, u64),
     /// Milliseconds that passed in the world.
     pub world_ms: u64,
 }
@@ -77,7 +88,7 @@ fn live(world: &mut World, options: QueueOptions) -> Result<QueueReport, String>
     let open = |shared, host, process, handle| -> moim_cluster::BoxFuture<'static, _> {
         Box::pin(node::open(shared, host, process, handle))
     };
-    let mut site = Site::new(world, open);
+    let mut site = Site::new(world, open, options.rot.map(Rot::new));
     let crowd = Crowd::new(Arc::clone(&site.shared), site.client_host);
     let client_host = site.client_host;
     let founded = world.host(client_host).spawn(clients::found(Arc::clone(&crowd)));
@@ -110,5 +121,5 @@ fn live(world: &mut World, options: QueueOptions) -> Result<QueueReport, String>
     let output = world.host(client_host).spawn(clients::read_to_the_end(Arc::clone(&crowd), clients::OUTPUT));
     site.quiet(world, 60_000, "everything that was copied to be read", || ended(output.as_slice()))?;
     let counted = crowd.judge()?;
-    Ok(QueueReport { faults: site.faults(), world_ms: world.now_ms(), ..counted })
+    Ok(QueueReport { faults: site.faults(), rotted: site.rotted(), world_ms: world.now_ms(), ..counted })
 }

@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use moim_base::socket::Socket;
-use moim_base::{BrokerId, Clock};
+use moim_base::{BrokerId, Clock, TopicId};
 use moim_cluster::nodes::{self, MemberRecord, NodeRecord};
 use moim_cluster::{BoxFuture, MemoryRepository, RepositoryError, StateRepository, Txn};
 use moim_journal::disk::Survival;
+use moim_journal::{JournalId, Store};
 use moim_replica::controller::ControllerTuning;
 use moim_replica::controller::office::{self, LogEnds, OfficeParts, Peers};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
@@ -24,6 +25,7 @@ use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
 use tokio::runtime::Handle;
 
 use self::trouble::Trouble;
+use crate::rot::{self, Directories, Rot};
 use crate::store::wires::{Remote, Wires};
 use crate::world::{Process, Task, World};
 
@@ -75,6 +77,7 @@ pub(crate) struct Shared<S> {
     pub(crate) wires: Arc<Wires>,
     pub(crate) core: Arc<MemoryRepository>,
     pub(crate) core_host: usize,
+    pub(crate) directories: Directories,
     present: Mutex<BTreeMap<usize, Node<S>>>,
 }
 
@@ -98,6 +101,7 @@ impl<S: Served> Shared<S> {
 pub(crate) struct Ground {
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) driver: Arc<Driver>,
+    voter: u64,
 }
 
 impl Ground {
@@ -117,15 +121,21 @@ impl Ground {
             scope: process.scope.clone(),
             tuning: DriverTuning::default(),
         });
-        Self { repository, driver }
+        Self { repository, driver, voter: shared.directories.voter(host) }
     }
 
     /// Everything is recovered: from now on the node is a member.
     pub(crate) fn enlist(&self, host: usize, process: &Process) {
         let others: Vec<BrokerId> = (0..NODES).filter(|other| *other != host).map(broker).collect();
         self.driver.set_peers(&others);
-        let present = present(Arc::clone(&self.repository), Arc::clone(&self.driver), host);
-        process.scope.spawn("sim-presence", present);
+        let present = Present {
+            repository: Arc::clone(&self.repository),
+            driver: Arc::clone(&self.driver),
+            store: process.store.clone(),
+            host,
+            voter: self.voter,
+        };
+        process.scope.spawn("sim-presence", present.run());
     }
 }
 
@@ -152,46 +162,92 @@ impl<S: Served> Dialler for Dial<S> {
     }
 }
 
-/// Says that the node is there, for as long as it can.
-async fn present(repository: Arc<dyn StateRepository>, driver: Arc<Driver>, host: usize) {
-    loop {
-        let _ = register(repository.as_ref(), &driver, host).await;
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+/// The member record of a node: that it is there, and which of its replicas are damaged.
+pub(crate) struct Present {
+    pub(crate) repository: Arc<dyn StateRepository>,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) store: Store,
+    pub(crate) host: usize,
+    /// The voter id of its directory.
+    pub(crate) voter: u64,
 }
 
-async fn register(
-    repository: &dyn StateRepository,
-    driver: &Driver,
-    host: usize,
-) -> Result<(), RepositoryError> {
-    let (node, voter) = (broker(host), host as u64 + 1);
-    let record = NodeRecord {
-        node_id: node.0,
-        voter,
-        incarnation: 1,
-        directory_id: format!("disk-{host}"),
-        peer: name(host),
-        kafka: format!("{}:{KAFKA_PORT}", name(host)),
-        ..NodeRecord::default()
-    };
-    let key = keys::member(node);
-    let before = Txn::new().delete(key.as_str()).put(nodes::node_key(node.0), record.to_bytes());
-    repository.txn(before).await?;
-    let lease = repository.grant(TTL).await?;
-    let member = MemberRecord { node_id: node.0, incarnation: 1, voter, ..MemberRecord::default() };
-    repository.txn(Txn::new().put_leased(key.as_str(), member.to_bytes(), lease.id)).await?;
-    let Some(entry) = repository.get(&key).await?.filter(|entry| entry.lease == Some(lease.id)) else {
-        return Ok(());
-    };
-    let epoch = BrokerEpoch(entry.create_revision);
-    driver.set_run(Sender { node, epoch, directory: DirectoryId(voter) });
-    loop {
-        tokio::time::sleep(TTL / 4).await;
-        match repository.keep_alive(lease.id).await {
-            Ok(_) => {}
-            Err(error) if error.is_retryable() => {}
-            Err(error) => return Err(error),
+impl Present {
+    /// Says that the node is there, for as long as it can.
+    pub(crate) async fn run(self) {
+        loop {
+            let _ = self.register().await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn register(&self) -> Result<(), RepositoryError> {
+        let node = broker(self.host);
+        let record = NodeRecord {
+            node_id: node.0,
+            voter: self.voter,
+            incarnation: self.voter,
+            directory_id: format!("disk-{}", self.voter),
+            peer: name(self.host),
+            kafka: format!("{}:{KAFKA_PORT}", name(self.host)),
+            ..NodeRecord::default()
+        };
+        let key = keys::member(node);
+        let before = Txn::new().delete(key.as_str()).put(nodes::node_key(node.0), record.to_bytes());
+        self.repository.txn(before).await?;
+        let lease = self.repository.grant(TTL).await?;
+        let mut found = self.found();
+        let mut damaged = self.damaged();
+        let put = Txn::new().put_leased(key.as_str(), self.member(&damaged).to_bytes(), lease.id);
+        self.repository.txn(put).await?;
+        let entry = self.repository.get(&key).await?.filter(|entry| entry.lease == Some(lease.id));
+        let Some(entry) = entry else { return Ok(()) };
+        let epoch = BrokerEpoch(entry.create_revision);
+        self.driver.set_run(Sender { node, epoch, directory: DirectoryId(self.voter) });
+        self.driver.on_damage_told(&damaged);
+        loop {
+            tokio::time::sleep(TTL / 4).await;
+            match self.repository.keep_alive(lease.id).await {
+                Ok(_) => {}
+                Err(error) if error.is_retryable() => {}
+                Err(error) => return Err(error),
+            }
+            if found != self.found() {
+                let now = self.found();
+                damaged = self.damaged();
+                let put = Txn::new().put_leased(key.as_str(), self.member(&damaged).to_bytes(), lease.id);
+                // Told again where it was not heard.
+                if self.repository.txn(put).await.is_ok() {
+                    found = now;
+                    self.driver.on_damage_told(&damaged);
+                }
+            }
+        }
+    }
+
+    /// Changes with what is known of damage.
+    fn found(&self) -> (u64, u64) {
+        (self.store.damages(), self.driver.repairs())
+    }
+
+    /// Replicas that are damaged, or not whole again yet.
+    fn damaged(&self) -> Vec<PartitionId> {
+        let partition = |id: JournalId| PartitionId { topic: TopicId(id.incarnation), index: id.part };
+        let mut damaged: Vec<_> = self.store.damaged().into_iter().map(partition).collect();
+        damaged.iter().for_each(|id| self.driver.on_damaged(*id));
+        damaged.extend(self.driver.repairing());
+        damaged.sort();
+        damaged.dedup();
+        damaged
+    }
+
+    fn member(&self, damaged: &[PartitionId]) -> MemberRecord {
+        MemberRecord {
+            node_id: broker(self.host).0,
+            incarnation: self.voter,
+            voter: self.voter,
+            damaged: damaged.iter().map(PartitionId::to_string).collect(),
+            ..MemberRecord::default()
         }
     }
 }
@@ -201,6 +257,7 @@ struct Pulse<S> {
     shared: Arc<Shared<S>>,
     clock: Arc<dyn Clock>,
     silent: Mutex<Vec<Option<u64>>>,
+    hung: Mutex<Vec<Option<u64>>>,
 }
 
 impl<S: Served> Pulse<S> {
@@ -216,6 +273,10 @@ impl<S: Served> Pulse<S> {
                     && !self.shared.wires.is_cut(host, self.shared.core_host);
                 *since = if hears { None } else { Some(since.unwrap_or(now)) };
             }
+            let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+            for (host, since) in hung.iter_mut().enumerate() {
+                *since = self.shared.wires.is_hung(host).then_some(since.unwrap_or(now));
+            }
         }
     }
 }
@@ -224,6 +285,14 @@ impl<S: Served> Peers for Pulse<S> {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
         let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         silent.iter().enumerate().filter_map(|(host, since)| Some((broker(host), (*since)?))).collect()
+    }
+
+    /// Those whose sync is older than a second, as the disk watch of a node has it.
+    fn impaired(&self) -> Vec<BrokerId> {
+        let now = self.clock.monotonic_ms();
+        let hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
+        hung.iter().enumerate().filter(|(_, since)| old(since)).map(|(host, _)| broker(host)).collect()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
@@ -244,7 +313,8 @@ impl<S: Served> Peers for Pulse<S> {
 
 /// The controller, on the machine of the core: it is always there, and always the same.
 async fn control<S: Served>(shared: Arc<Shared<S>>, clock: Arc<dyn Clock>) {
-    let pulse = Pulse { silent: Mutex::new(vec![None; NODES]), shared, clock };
+    let pulse =
+        Pulse { silent: Mutex::new(vec![None; NODES]), hung: Mutex::new(vec![None; NODES]), shared, clock };
     let pulse = Arc::new(pulse);
     let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;
@@ -284,19 +354,22 @@ pub(crate) struct Site<S> {
     now_ms: Arc<AtomicU64>,
     opening: BTreeMap<usize, Task<io::Result<()>>>,
     is_healed: bool,
+    violation: Option<String>,
+    /// Directories that were refused and replaced.
+    replaced: u64,
 }
 
 impl<S: Served> Site<S> {
     /// Every machine runs, and so does the controller.
-    pub(crate) fn new(world: &mut World, open: Open<S>) -> Self {
+    pub(crate) fn new(world: &mut World, open: Open<S>, rot: Option<Rot>) -> Self {
         for _ in 0..NODES + 2 {
             world.add_host();
         }
         let (core_host, client_host) = (NODES, NODES + 1);
         let now_ms = Arc::new(AtomicU64::new(0));
         let core = Arc::new(MemoryRepository::new(Arc::new(WorldClock(Arc::clone(&now_ms)))));
-        let (wires, present) = (Arc::default(), Mutex::default());
-        let shared = Arc::new(Shared { wires, core, core_host, present });
+        let (wires, directories, present) = (Arc::default(), Directories::default(), Mutex::default());
+        let shared = Arc::new(Shared { wires, core, core_host, directories, present });
         let clock = world.host(core_host).start().clock;
         let controlled = world.host(core_host).spawn(control(Arc::clone(&shared), clock));
         let leases = Arc::clone(&shared.core);
@@ -311,8 +384,10 @@ impl<S: Served> Site<S> {
         [core_host, client_host].iter().for_each(|host| world.host(*host).set_disk_ms(1_000));
         let disk_ms = [2, 6, 20][world.random.usize(..3)];
         (0..NODES).for_each(|host| world.host(host).set_disk_ms(disk_ms));
-        let (opening, trouble) = (BTreeMap::new(), Trouble::new(disk_ms));
-        let mut site = Self { shared, client_host, open, trouble, now_ms, opening, is_healed: false };
+        let (opening, trouble) = (BTreeMap::new(), Trouble::new(disk_ms, rot));
+        let (is_healed, violation) = (false, None);
+        let mut site =
+            Self { shared, client_host, open, trouble, now_ms, opening, is_healed, violation, replaced: 0 };
         (0..NODES).for_each(|host| site.start(world, host));
         site
     }
@@ -322,9 +397,33 @@ impl<S: Served> Site<S> {
         self.trouble.count
     }
 
+    /// Bits that flipped, and directories that were refused for it.
+    pub(crate) fn rotted(&self) -> (u64, u64) {
+        (self.trouble.rot.as_ref().map_or(0, |rot| rot.flips), self.replaced)
+    }
+
+    /// An operator replaces a directory that the node refuses.
+    fn replace(&mut self, world: &mut World, host: usize, why: &str) {
+        world.trace.note(format_args!("host {host} is replaced: {why}"));
+        self.replaced += 1;
+        self.crash(world, host, Survival::Everything);
+        world.host(host).wipe();
+        self.shared.directories.replace(host);
+        self.start(world, host);
+    }
+
     /// Starts the node of a machine.
     fn start(&mut self, world: &mut World, host: usize) {
-        let process = world.host(host).start();
+        let process = match world.host(host).try_start() {
+            Ok(process) => process,
+            Err(error) if world.host(host).is_rotten() => {
+                return self.replace(world, host, &error.to_string());
+            }
+            Err(error) => {
+                self.violation.get_or_insert(format!("host {host} cannot open its store: {error}"));
+                return;
+            }
+        };
         let Some(handle) = world.host(host).handle() else { return };
         let opened = world.host(host).spawn((self.open)(Arc::clone(&self.shared), host, process, handle));
         self.opening.extend(opened.map(|task| (host, task)));
@@ -355,11 +454,18 @@ impl<S: Served> Site<S> {
             if world.host(host).has_panicked() {
                 return Err(format!("a task of host {host} panicked"));
             }
-            if let Some(Err(why)) = self.opening.get(&host).and_then(Task::take) {
-                return Err(format!("host {host} cannot open what it had: {why}"));
+            match self.opening.get(&host).and_then(Task::take) {
+                Some(Ok(())) => world.host(host).check_recovered()?,
+                Some(Err(why)) if world.host(host).is_rotten() => self.replace(world, host, &why.to_string()),
+                Some(Err(why)) => return Err(format!("host {host} cannot open what it had: {why}")),
+                None => {}
             }
         }
-        Ok(())
+        self.violation.take().map_or(Ok(()), Err)
+    }
+
+    fn is_all_in_sync(&self) -> bool {
+        (0..NODES).all(|host| self.shared.node(host).is_some()) && rot::is_all_in_sync(&self.shared.core)
     }
 
     /// Lets time pass without new faults until something is so. `done` also says what is wrong, if something is.
@@ -400,7 +506,7 @@ impl<S: Served> Site<S> {
 
     /// Ends what is over and maybe begins something; with `heal` everything ends.
     fn disturb(&mut self, world: &mut World, heal: bool) {
-        let mut trouble = std::mem::replace(&mut self.trouble, Trouble::new(0));
+        let mut trouble = std::mem::replace(&mut self.trouble, Trouble::new(0, None));
         trouble.step(world, self, heal);
         self.trouble = trouble;
     }

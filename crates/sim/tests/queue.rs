@@ -28,6 +28,18 @@ fn transactions_and_groups_keep_their_promises_under_faults() {
     assert!(all.generations > seeds && all.faults > 2 * seeds, "{all:?}");
 }
 
+#[test]
+fn bit_rot_on_one_disk_is_never_served_and_is_repaired() {
+    let (mut flips, mut replaced, mut committed, seeds) = (0, 0, 0, seeds(4));
+    for seed in 1..=seeds {
+        let report = run_queue(QueueOptions::rotting(seed)).unwrap_or_else(|failure| panic!("{failure}"));
+        (flips, replaced) = (flips + report.rotted.0, replaced + report.rotted.1);
+        committed += report.committed as u64;
+    }
+    println!("{flips} bits flipped, {replaced} directories were replaced");
+    assert!(committed > 5 * seeds && flips >= seeds, "{committed} {flips}");
+}
+
 /// Seeds within which each known bug must be found.
 #[cfg(feature = "planted")]
 #[test]

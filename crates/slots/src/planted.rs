@@ -12,11 +12,24 @@ pub enum Bug {
     ServePastRight,
     /// The source of a move serves its slots again although the slot map still lets the target have them.
     ThawWithoutAbort,
+    /// Shard time stands still while it is ahead of the wall clock.
+    FrozenTime,
+    /// Replay applies effects at the wall clock of the replica, not at the time that they carry.
+    ReplayAtLocalClock,
+    /// Shard time takes any jump of the wall clock, whatever the other nodes' clocks show.
+    UnconfirmedJump,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::ReplyBeforeCommit, Self::ServePastRight, Self::ThawWithoutAbort];
+    pub const ALL: [Self; 6] = [
+        Self::ReplyBeforeCommit,
+        Self::ServePastRight,
+        Self::ThawWithoutAbort,
+        Self::FrozenTime,
+        Self::ReplayAtLocalClock,
+        Self::UnconfirmedJump,
+    ];
 }
 
 thread_local! {

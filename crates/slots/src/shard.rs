@@ -601,6 +601,12 @@ impl State {
     fn advance_time(&mut self, shared: &Shared) -> Told {
         let (now_ns, wall_ms) = (shared.clock.monotonic_ns(), shared.clock.wall_ms());
         let is_agreed = shared.is_time_agreed(now_ns, wall_ms);
+        #[cfg(feature = "planted")]
+        let is_agreed = is_agreed || crate::planted::is_on(crate::planted::Bug::UnconfirmedJump);
+        #[cfg(feature = "planted")]
+        if crate::planted::is_on(crate::planted::Bug::FrozenTime) && self.time_ms > wall_ms {
+            return Told { time_ms: self.time_ms, is_in_doubt: false };
+        }
         let told = self.pace.advance(self.time_ms, now_ns, wall_ms, is_agreed);
         if told.is_in_doubt {
             shared.time_doubt.notify_one();

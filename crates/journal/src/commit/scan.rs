@@ -87,6 +87,10 @@ pub(crate) fn scan(
             for part in parts {
                 scan.damage = scan.read(&part, each)?;
                 if scan.damage.is_some() {
+                    #[cfg(feature = "planted")]
+                    if crate::planted::is_on(crate::planted::Bug::BadRecordEndsLog) {
+                        scan.damage = None;
+                    }
                     break;
                 }
             }
@@ -163,6 +167,10 @@ impl Scan {
             |position, what: String| Some(LogDamage { file: Some(part.file.number), position, what });
         while part.end.is_none_or(|end| position < end.0) {
             let Some((raw, start)) = reader.record(position, self.next_lsn)? else {
+                #[cfg(feature = "planted")]
+                if crate::planted::is_on(crate::planted::Bug::BadRecordEndsLog) && position > part.from {
+                    self.end = Some((part.file.clone(), position));
+                }
                 if part.end.is_some() || reader.is_vouched_past(position)? {
                     let what = format!("record {} was synced and cannot be read", self.next_lsn);
                     return Ok(damaged(position, what));

@@ -1,4 +1,5 @@
-//! Clients of the store: registers, pairs of keys and counters, every value written once, every question sent once.
+//! Clients of the store: registers, pairs of keys, counters and keys with a time to live, every value written once, every
+//! question sent once.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -13,17 +14,26 @@ use moim_history::{Counters, Fate, Found, Op, Outcome, Recorder, Seen, Step, che
 use moim_slots::slot_of;
 use moim_wire_resp::{ReplyDecoder, Value, command};
 
+use super::time::{Asked, Expiries};
 use super::{Shared, Switch, locked};
 
 const REGISTERS: usize = 4;
 const PAIRS: usize = 2;
 const COUNTERS: usize = 2;
+/// Slots of keys with a time to live.
+const TAGS: usize = 6;
+/// Reads and writes a key that it declares.
+const SWAP: &str = "local old = redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], ARGV[1]) return old";
+/// Writes two keys that it does not declare.
+const PUT_BOTH: &str = "redis.call('SET', ARGV[1], ARGV[3]) return redis.call('SET', ARGV[2], ARGV[3])";
+const TTL_MS: std::ops::Range<u64> = 3_000..9_000;
 
-/// Every key that clients use.
-pub(super) fn keys() -> impl Iterator<Item = String> {
+/// Every key that clients use, one for each slot.
+pub(super) fn keys(has_ttls: bool) -> impl Iterator<Item = String> {
     let registers = (0..REGISTERS).map(|number| format!("register-{number}"));
     let counters = (0..COUNTERS).map(|number| format!("counter-{number}"));
-    registers.chain(counters).chain((0..PAIRS).map(|pair| format!("{{pair-{pair}}}a")))
+    let tags = (0..if has_ttls { TAGS } else { 0 }).map(|tag| format!("{{ttl-{tag}}}"));
+    registers.chain(counters).chain(tags).chain((0..PAIRS).map(|pair| format!("{{pair-{pair}}}a")))
 }
 
 /// All clients and what they saw.
@@ -32,6 +42,9 @@ pub(super) struct Crowd {
     host: usize,
     registers: Recorder,
     counters: Counters,
+    pub(super) expiries: Mutex<Expiries>,
+    has_ttls: bool,
+    has_scripts: bool,
     over: Switch,
     values: AtomicU64,
     pub(super) answered: AtomicU64,
@@ -51,12 +64,15 @@ enum Lost {
 type Place = (usize, u16);
 
 impl Crowd {
-    pub(super) fn new(shared: Arc<Shared>, host: usize) -> Arc<Self> {
+    pub(super) fn new(shared: Arc<Shared>, host: usize, has_ttls: bool, has_scripts: bool) -> Arc<Self> {
         Arc::new(Self {
             shared,
             host,
             registers: Recorder::new(),
             counters: Counters::new(),
+            expiries: Mutex::default(),
+            has_ttls,
+            has_scripts,
             over: Switch::default(),
             values: AtomicU64::new(0),
             answered: AtomicU64::new(0),
@@ -99,8 +115,8 @@ impl Crowd {
         Some((host_named(&view.primary(shard)?.host)?, shard))
     }
 
-    /// Asks a node once.
-    async fn ask(&self, place: Place, words: &[&str]) -> Result<Value, Lost> {
+    /// Asks a node once: commands on one connection. The first error, or the last answer.
+    async fn ask(&self, place: Place, commands: &[&[&str]]) -> Result<Value, Lost> {
         let (host, shard) = place;
         let node = self.shared.node(host).ok_or(Lost::Refused)?;
         let (mut socket, theirs) = self.shared.wires.stream(self.host, host);
@@ -110,13 +126,13 @@ impl Crowd {
         }
         drop(node);
         let mut request = BytesMut::new();
-        command::encode(&mut request, words);
+        commands.iter().for_each(|words| command::encode(&mut request, words));
         if socket.try_write(&[IoSlice::new(&request)]).is_err() {
             // Nobody is at the other end: the node does not have the shard.
             return Err(Lost::Refused);
         }
         let patience = Duration::from_millis(fastrand::u64(100..1_500));
-        let answer = tokio::time::timeout(patience, read(socket.as_mut())).await;
+        let answer = tokio::time::timeout(patience, read(socket.as_mut(), commands.len())).await;
         match answer {
             Ok(Some(value)) => Ok(value),
             Ok(None) | Err(_) => Err(Lost::Unknown),
@@ -125,11 +141,21 @@ impl Crowd {
 
     /// Asks whoever has the key, and remembers where that is.
     async fn send(&self, known: &mut BTreeMap<u16, Place>, words: &[&str]) -> Result<Value, Lost> {
-        let slot = slot_of(words[1].as_bytes());
-        let believed = known.get(&slot).copied().or_else(|| self.place(words[1]));
+        self.send_all(known, words[1], &[words]).await
+    }
+
+    /// The same with several commands on one connection.
+    async fn send_all(
+        &self,
+        known: &mut BTreeMap<u16, Place>,
+        key: &str,
+        commands: &[&[&str]],
+    ) -> Result<Value, Lost> {
+        let slot = slot_of(key.as_bytes());
+        let believed = known.get(&slot).copied().or_else(|| self.place(key));
         let place = believed.ok_or(Lost::Refused)?;
-        let answer = self.ask(place, words).await;
-        self.shared.trace.note(format_args!("{words:?} at {place:?}: {}", described(&answer)));
+        let answer = self.ask(place, commands).await;
+        self.shared.trace.note(format_args!("{commands:?} at {place:?}: {}", described(&answer)));
         match answer {
             Ok(Value::Error(text)) => {
                 known.remove(&slot);
@@ -155,8 +181,11 @@ impl Crowd {
                 known.extend(place.map(|place| (slot, place)));
             }
             Some(
-                "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "READONLY" | "MASTERDOWN" | "NOREPLICAS",
+                "BUSY" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "READONLY" | "MASTERDOWN"
+                | "NOREPLICAS",
             ) => {}
+            // A script finds out where it touches a key.
+            Some("ERR") if text.contains("non local key") => {}
             _ => locked(&self.violations).push(format!("a client heard: {text}")),
         }
         Err(Lost::Refused)
@@ -185,16 +214,32 @@ fn place_named(address: &str) -> Option<Place> {
     Some((host_named(host)?, port.parse::<u16>().ok()?.checked_sub(6_379)?))
 }
 
-async fn read(socket: &mut dyn Socket) -> Option<Value> {
+/// Reads so many answers; the first error among them, or the last one.
+async fn read(socket: &mut dyn Socket, answers: usize) -> Option<Value> {
     let (mut bytes, mut decoder) = (BytesMut::with_capacity(4096), ReplyDecoder::new(1 << 20));
+    let (mut left, mut error) = (answers, None);
     loop {
         if let Some(value) = decoder.decode(&mut bytes).ok()? {
-            return Some(value);
+            left -= 1;
+            error = error.or_else(|| error_in(&value));
+            if left == 0 {
+                return Some(error.unwrap_or(value));
+            }
+            continue;
         }
         bytes.reserve(4096);
         if poll_fn(|cx| socket.poll_read(cx, &mut bytes)).await.ok()? == 0 {
             return None;
         }
+    }
+}
+
+/// An error, or the first one of those that an EXEC answered.
+fn error_in(value: &Value) -> Option<Value> {
+    match value {
+        Value::Error(_) => Some(value.clone()),
+        Value::Array(values) => values.iter().find(|value| matches!(value, Value::Error(_))).cloned(),
+        _ => None,
     }
 }
 
@@ -209,6 +254,13 @@ pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
 }
 
 async fn one(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>) -> bool {
+    if crowd.has_ttls && fastrand::u8(..10) < 4 {
+        return if fastrand::u8(..3) == 0 {
+            set_ttl(crowd, known).await
+        } else {
+            get_ttl(crowd, known).await
+        };
+    }
     let kind = fastrand::u8(..100);
     if kind < 25 {
         let counter = format!("counter-{}", fastrand::usize(..COUNTERS));
@@ -235,7 +287,20 @@ async fn register(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>, 
         [Step::Get(key)] => crowd.send(known, &["GET", key]).await,
         [Step::Delete(key)] => crowd.send(known, &["DEL", key]).await,
         [Step::Put(key, value)] => crowd.send(known, &["SET", key, value]).await,
+        [Step::Get(key), Step::Put(_, value)] if crowd.has_scripts && fastrand::bool() => {
+            crowd.send_all(known, key, &[&["EVAL", SWAP, "1", key, value]]).await
+        }
         [Step::Get(key), Step::Put(_, value)] => crowd.send(known, &["SET", key, value, "GET"]).await,
+        [Step::Put(one, value), Step::Put(two, _)] if crowd.has_scripts && fastrand::u8(..3) > 0 => {
+            let both: &[&[&str]] = match fastrand::bool() {
+                true => &[&["SET", one, value], &["SET", two, value]],
+                false => &[&["EVAL", PUT_BOTH, "0", one, two, value]],
+            };
+            let (multi, exec): (&[&str], &[&str]) = (&["MULTI"], &["EXEC"]);
+            let commands: Vec<&[&str]> =
+                [multi].into_iter().chain(both.iter().copied()).chain([exec]).collect();
+            crowd.send_all(known, one, &commands).await
+        }
         [Step::Put(one, value), Step::Put(two, _)] => {
             crowd.send(known, &["MSET", one, value, two, value]).await
         }
@@ -320,6 +385,87 @@ pub(super) async fn read_everything(crowd: Arc<Crowd>) {
     }
     for number in 0..COUNTERS {
         while !count(&crowd, 1_000, &mut known, &format!("counter-{number}"), false).await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Every shard has a write in its journal: shard time goes on from there.
+pub(super) async fn write_first(crowd: Arc<Crowd>) {
+    let mut known = BTreeMap::new();
+    for tag in 0..TAGS {
+        while crowd.send(&mut known, &["SET", &format!("{{ttl-{tag}}}"), "first"]).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Writes a key with a time to live, at once or in two steps.
+async fn set_ttl(crowd: &Crowd, known: &mut BTreeMap<u16, Place>) -> bool {
+    let value = crowd.unique();
+    let key = format!("{{ttl-{}}}{value}", fastrand::usize(..TAGS));
+    let ttl_ms = fastrand::u64(TTL_MS);
+    let ttl = ttl_ms.to_string();
+    let in_two_steps = fastrand::u8(..4) == 0;
+    let from_ms = crowd.shared.now_ms();
+    let answer = match in_two_steps {
+        false => crowd.send(known, &["SET", &key, &value, "PX", &ttl]).await,
+        true => crowd.send(known, &["SET", &key, &value]).await,
+    };
+    let asked = Asked { from_ms, until_ms: crowd.shared.now_ms() };
+    let set_ttl = (!in_two_steps).then_some(ttl_ms);
+    match answer {
+        Ok(_) => locked(&crowd.expiries).on_set(&key, &value, set_ttl, Some(asked)),
+        Err(Lost::Unknown) => locked(&crowd.expiries).on_set(&key, &value, set_ttl, None),
+        Err(Lost::Refused) => {}
+    }
+    if !in_two_steps || answer.is_err() {
+        return answer.is_ok();
+    }
+    tokio::time::sleep(Duration::from_millis(fastrand::u64(1..200))).await;
+    locked(&crowd.expiries).before_expire(&key, ttl_ms, crowd.shared.now_ms());
+    match crowd.send(known, &["PEXPIRE", &key, &ttl]).await {
+        Ok(Value::Integer(1)) => {
+            locked(&crowd.expiries).on_expire(&key, ttl_ms, crowd.shared.now_ms());
+            true
+        }
+        Ok(answer) => {
+            locked(&crowd.violations).push(format!("PEXPIRE of {key}, which was written: {answer:?}"));
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Reads a key with a time to live.
+async fn get_ttl(crowd: &Crowd, known: &mut BTreeMap<u16, Place>) -> bool {
+    let key = locked(&crowd.expiries).any();
+    match key {
+        Some(key) => check_ttl(crowd, known, &key).await,
+        None => false,
+    }
+}
+
+async fn check_ttl(crowd: &Crowd, known: &mut BTreeMap<u16, Place>, key: &str) -> bool {
+    let from_ms = crowd.shared.now_ms();
+    let Ok(answer) = crowd.send(known, &["GET", key]).await else { return false };
+    let asked = Asked { from_ms, until_ms: crowd.shared.now_ms() };
+    let found = match &answer {
+        Value::Bulk(bytes) => Some(String::from_utf8_lossy(bytes)),
+        _ => None,
+    };
+    if let Err(what) = locked(&crowd.expiries).on_get(key, found.as_deref(), asked) {
+        locked(&crowd.violations).push(what);
+    }
+    true
+}
+
+/// Reads every key that had a time to live.
+pub(super) async fn read_ttls(crowd: Arc<Crowd>) {
+    let mut known = BTreeMap::new();
+    let keys = locked(&crowd.expiries).keys();
+    for key in keys {
+        while !check_ttl(&crowd, &mut known, &key).await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

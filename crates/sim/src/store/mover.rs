@@ -108,7 +108,7 @@ impl Mover {
             (0..NODES).find(|host| run.shared.node(*host).is_some_and(|node| node.service.leads(shard)))
         };
         let (Some(source), Some(target)) = (leader(one.from), leader(one.to)) else { return };
-        let mut trouble = std::mem::replace(&mut run.trouble, super::Trouble::new(0, false));
+        let mut trouble = std::mem::replace(&mut run.trouble, super::Trouble::new(0, false, None));
         let lasting = world.random.u64(20..1_500);
         trouble.count += 1;
         world.trace.note(format_args!("move {} is struck: {:?}", one.id, one.step));
@@ -137,7 +137,7 @@ impl Mover {
         let Some(node) = run.shared.node(host) else { return };
         let view = node.service.shared().view.load_full();
         let from = world.random.u16(..run.shared.shards as u16);
-        let used = keys().map(|key| slot_of(key.as_bytes()));
+        let used = keys(run.stepper.is_some()).map(|key| slot_of(key.as_bytes()));
         let slots: SlotSet = used.filter(|slot| view.owner(*slot) == Some(from)).collect();
         if slots.is_empty() {
             return;

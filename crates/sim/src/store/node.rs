@@ -10,23 +10,19 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::Scope;
 use moim_base::{BrokerId, Clock};
-use moim_cluster::nodes::{self, MemberRecord, NodeRecord};
-use moim_cluster::{BoxFuture, RepositoryError, StateRepository, Txn};
+use moim_cluster::{BoxFuture, StateRepository, Txn};
 use moim_journal::DurableSink;
 use moim_replica::controller::ControllerTuning;
 use moim_replica::controller::office::{self, LogEnds, OfficeParts, Peers};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
-use moim_replica::message::Sender;
-use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
+use moim_replica::{PartitionId, keys};
 use moim_slots::service::{Options, Parts, Service};
 use tokio::runtime::Handle;
 
 use super::Shared;
 use super::wires::Remote;
+use crate::site::Present;
 use crate::world::Process;
-
-/// How long a node that says nothing is taken for one that is there.
-const TTL: Duration = Duration::from_millis(1_000);
 
 /// A node that can be asked.
 #[derive(Clone)]
@@ -144,54 +140,17 @@ pub(super) async fn open(
     process.store.set_sink(Arc::new(Sink(Arc::clone(&driver))));
     let others: Vec<BrokerId> = (0..shared.nodes).filter(|other| *other != host).map(broker).collect();
     driver.set_peers(&others);
-    let present = present(Arc::clone(&repository), Arc::clone(&driver), host);
-    process.scope.spawn("sim-presence", present);
+    let present = Present {
+        repository: Arc::clone(&repository),
+        driver: Arc::clone(&driver),
+        store: process.store.clone(),
+        host,
+        voter: shared.directories.voter(host),
+    };
+    process.scope.spawn("sim-presence", present.run());
     process.scope.spawn("sim-service", Arc::clone(&service).run());
     shared.arrive(host, Node { service, driver, handle, scope: process.scope });
     Ok(())
-}
-
-/// Says that the node is there, for as long as it can.
-async fn present(repository: Arc<dyn StateRepository>, driver: Arc<Driver>, host: usize) {
-    loop {
-        let _ = register(repository.as_ref(), &driver, host).await;
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-async fn register(
-    repository: &dyn StateRepository,
-    driver: &Driver,
-    host: usize,
-) -> Result<(), RepositoryError> {
-    let (node, voter) = (broker(host), host as u64 + 1);
-    let record = NodeRecord {
-        node_id: node.0,
-        voter,
-        incarnation: 1,
-        directory_id: format!("disk-{host}"),
-        peer: format!("host-{host}"),
-        ..NodeRecord::default()
-    };
-    let key = keys::member(node);
-    let before = Txn::new().delete(key.as_str()).put(nodes::node_key(node.0), record.to_bytes());
-    repository.txn(before).await?;
-    let lease = repository.grant(TTL).await?;
-    let member = MemberRecord { node_id: node.0, incarnation: 1, voter, ..MemberRecord::default() };
-    repository.txn(Txn::new().put_leased(key.as_str(), member.to_bytes(), lease.id)).await?;
-    let Some(entry) = repository.get(&key).await?.filter(|entry| entry.lease == Some(lease.id)) else {
-        return Ok(());
-    };
-    let epoch = BrokerEpoch(entry.create_revision);
-    driver.set_run(Sender { node, epoch, directory: DirectoryId(voter) });
-    loop {
-        tokio::time::sleep(TTL / 4).await;
-        match repository.keep_alive(lease.id).await {
-            Ok(_) => {}
-            Err(error) if error.is_retryable() => {}
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Who is silent, as the controller's machine sees it.
@@ -199,6 +158,7 @@ pub(super) struct Pulse {
     pub(super) shared: Arc<Shared>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) silent: Mutex<Vec<Option<u64>>>,
+    pub(super) hung: Mutex<Vec<Option<u64>>>,
 }
 
 impl Pulse {
@@ -214,6 +174,10 @@ impl Pulse {
                     && !self.shared.wires.is_cut(host, self.shared.core_host);
                 *since = if hears { None } else { Some(since.unwrap_or(now)) };
             }
+            let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+            for (host, since) in hung.iter_mut().enumerate() {
+                *since = self.shared.wires.is_hung(host).then_some(since.unwrap_or(now));
+            }
         }
     }
 }
@@ -222,6 +186,14 @@ impl Peers for Pulse {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
         let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         silent.iter().enumerate().filter_map(|(host, since)| Some((broker(host), (*since)?))).collect()
+    }
+
+    /// Those whose sync is older than a second, as the disk watch of a node has it.
+    fn impaired(&self) -> Vec<BrokerId> {
+        let now = self.clock.monotonic_ms();
+        let hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
+        hung.iter().enumerate().filter(|(_, since)| old(since)).map(|(host, _)| broker(host)).collect()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
@@ -242,7 +214,12 @@ impl Peers for Pulse {
 
 /// The controller, on the machine of the core: it is always there, and always the same.
 pub(super) async fn control(shared: Arc<Shared>, clock: Arc<dyn Clock>) {
-    let pulse = Pulse { silent: Mutex::new(vec![None; shared.nodes]), shared, clock };
+    let pulse = Pulse {
+        silent: Mutex::new(vec![None; shared.nodes]),
+        hung: Mutex::new(vec![None; shared.nodes]),
+        shared,
+        clock,
+    };
     let pulse = Arc::new(pulse);
     let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;

@@ -32,6 +32,8 @@ struct Inner {
     cut: BTreeSet<(usize, usize)>,
     /// Machines that stand still or are off: they hear nothing.
     deaf: BTreeSet<usize>,
+    /// Machines whose disk hangs, as they say themselves.
+    hung: BTreeSet<usize>,
     waiting: Vec<Waker>,
 }
 
@@ -70,6 +72,19 @@ impl Wires {
 
     pub(crate) fn is_deaf(&self, host: usize) -> bool {
         self.inner().deaf.contains(&host)
+    }
+
+    pub(crate) fn set_hung(&self, host: usize, hung: bool) {
+        let mut inner = self.inner();
+        if hung {
+            inner.hung.insert(host)
+        } else {
+            inner.hung.remove(&host)
+        };
+    }
+
+    pub(crate) fn is_hung(&self, host: usize) -> bool {
+        self.inner().hung.contains(&host)
     }
 
     /// A stream between two machines: the end of each.
