@@ -23,6 +23,7 @@
 
 mod claim;
 mod election;
+mod validity;
 mod worker;
 
 pub use self::election::KafkaElection;

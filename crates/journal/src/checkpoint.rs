@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use crate::codec::{Input, Output};
+use crate::commit::previous_format;
 use crate::segment::SegmentImage;
 use crate::types::{Durability, JournalId, OpenError};
 
@@ -74,7 +75,7 @@ impl JournalImage {
         }
     }
 
-    fn decode(input: &mut Input<'_>) -> Option<Self> {
+    fn decode(input: &mut Input<'_>, segment: DecodeSegment) -> Option<Self> {
         let (id, folder) = (input.id()?, input.text()?);
         let durability = match input.u8()? {
             0 => Durability::Fsync,
@@ -87,7 +88,7 @@ impl JournalImage {
             image.epochs.push((input.i32()?, input.i64()?));
         }
         for _ in 0..input.u32()? {
-            image.segments.push(SegmentImage::decode(input)?);
+            image.segments.push(segment(input)?);
         }
         image.snapshot = match input.u8()? {
             0 => None,
@@ -98,9 +99,14 @@ impl JournalImage {
     }
 }
 
+/// How the images of segments are read: they differ between format versions.
+type DecodeSegment = fn(&mut Input<'_>) -> Option<SegmentImage>;
+
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
+    /// The format version of the file; none if there is no file.
+    pub(crate) version: Option<u32>,
     pub(crate) floor: LogPoint,
     pub(crate) journals: HashMap<JournalId, JournalImage>,
 }
@@ -152,29 +158,28 @@ pub(crate) fn decode(bytes: &[u8], path: &str) -> Result<Checkpoint, OpenError> 
     if Input::new(crc).u32() != Some(crc32c::crc32c(body)) {
         return Err(damaged("checksum mismatch"));
     }
-    if version > VERSION {
-        return Err(OpenError::TooNew { path: path.to_owned(), found: version, known: VERSION });
-    }
-    if version < VERSION {
-        return Err(OpenError::TooOld { path: path.to_owned(), found: version, known: VERSION });
-    }
-    parse(body).ok_or_else(|| damaged("structure"))
+    let segment = match version {
+        VERSION => SegmentImage::decode,
+        previous_format::VERSION => previous_format::segment_image,
+        _ => return Err(OpenError::unknown_version(path, version, VERSION)),
+    };
+    parse(body, version, segment).ok_or_else(|| damaged("structure"))
 }
 
 /// The bytes of the smallest image of a journal, or fewer.
 const LEAST_IMAGE: usize = 16;
 
-fn parse(body: &[u8]) -> Option<Checkpoint> {
+fn parse(body: &[u8], version: u32, segment: DecodeSegment) -> Option<Checkpoint> {
     let mut input = Input::new(body.get(16..)?);
     let floor = LogPoint { generation: input.u64()?, position: input.u64()?, next_lsn: input.u64()? };
     let count = input.u32()?;
     // As many as there are, so that nothing is moved while it grows, and never more than can be in the file.
     let mut journals = HashMap::with_capacity((count as usize).min(body.len() / LEAST_IMAGE));
     for _ in 0..count {
-        let image = JournalImage::decode(&mut input)?;
+        let image = JournalImage::decode(&mut input, segment)?;
         journals.insert(image.id, image);
     }
-    Some(Checkpoint { floor, journals })
+    Some(Checkpoint { version: Some(version), floor, journals })
 }
 
 #[cfg(test)]
@@ -199,7 +204,10 @@ mod tests {
         let floor = LogPoint { generation: 8, position: 4096, next_lsn: 77 };
         let mut writer = CheckpointWriter::new(floor);
         writer.push(&image);
-        (writer.finish(), Checkpoint { floor, journals: HashMap::from([(id, image)]) })
+        (
+            writer.finish(),
+            Checkpoint { version: Some(VERSION), floor, journals: HashMap::from([(id, image)]) },
+        )
     }
 
     #[test]

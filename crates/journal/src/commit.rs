@@ -7,6 +7,7 @@
 //! Everything about one journal enters the log in the order of that journal's appends.
 
 pub(crate) mod log;
+pub(crate) mod previous_format;
 pub(crate) mod scan;
 pub(crate) mod stage;
 
@@ -185,10 +186,10 @@ pub(crate) struct RawRecord {
 }
 
 impl RawRecord {
-    /// Reads a header; `None` when these bytes are none.
-    pub(crate) fn decode(header: &[u8]) -> Option<Self> {
+    /// Reads a header; `None` when these bytes are none, or one of another format version.
+    pub(crate) fn decode(header: &[u8], magic: u32) -> Option<Self> {
         let mut input = Input::new(header.get(..RECORD_HEADER)?);
-        if input.u32()? != RECORD_MAGIC {
+        if input.u32()? != magic {
             return None;
         }
         let crc = input.u32()?;
@@ -236,14 +237,15 @@ mod tests {
     #[test]
     fn a_record_reads_back_and_any_flipped_bit_is_seen() {
         let (bytes, record) = sample();
-        let raw = RawRecord::decode(&bytes).unwrap();
+        let raw = RawRecord::decode(&bytes, RECORD_MAGIC).unwrap();
         assert_eq!((raw.record, raw.stamp, raw.payload_len), (record, STAMP, 4));
         assert!(raw.matches(&bytes, b"moim"));
         assert!(!raw.matches(&bytes, b"moin"));
         for bit in 0..bytes.len() * 8 {
             let mut broken = bytes.clone();
             broken[bit / 8] ^= 1 << (bit % 8);
-            let seen = RawRecord::decode(&broken).is_some_and(|raw| raw.matches(&broken, b"moim"));
+            let raw = RawRecord::decode(&broken, RECORD_MAGIC);
+            let seen = raw.is_some_and(|raw| raw.matches(&broken, b"moim"));
             assert!(!seen, "bit {bit}");
         }
     }

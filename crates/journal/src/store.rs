@@ -2,7 +2,7 @@
 //!
 //! Who does what: `store/commit.rs` is the disk thread's work (group commit) and the bypass thread's (large frames),
 //! `store/behind.rs` the write-behind thread's (segments, checkpoints, free space, unlinking), `store/recover.rs`
-//! opens a directory. Each is a function that does one round, so that [`Store::pump`] runs the same code on one thread.
+//! opens a directory, `store/upgrade.rs` one of the previous format version. Each is a function that does one round, so that [`Store::pump`] runs the same code on one thread.
 //!
 //! Lock order, outermost first: `checkpointing`, `images`, a journal's `files`, `opening`, a journal's `state`, then
 //! the queues (`stage`, `bypass`, `behind`), which are leaves. The disk thread takes no journal lock while it commits.
@@ -14,6 +14,7 @@ mod behind;
 mod commit;
 mod files;
 pub(crate) mod recover;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -229,12 +229,14 @@ pub enum OpenError {
         known: u32,
     },
     /// A file was written by an older program, in a format that this one does not read.
-    #[error("{path} has format version {found}, this program reads version {known} and newer")]
+    #[error("{path} has format version {found}, this program reads versions {oldest} and {known}")]
     TooOld {
         /// Which file.
         path: String,
         /// Its version.
         found: u32,
+        /// The oldest one that is read.
+        oldest: u32,
         /// Ours.
         known: u32,
     },
@@ -267,6 +269,18 @@ pub enum OpenError {
         /// Why.
         source: io::Error,
     },
+}
+
+impl OpenError {
+    /// Refuses a format version that is neither `known` nor the one before it.
+    pub(crate) fn unknown_version(path: &str, found: u32, known: u32) -> Self {
+        let path = path.to_owned();
+        if found > known {
+            Self::TooNew { path, found, known }
+        } else {
+            Self::TooOld { path, found, oldest: known - 1, known }
+        }
+    }
 }
 
 /// What a read found.

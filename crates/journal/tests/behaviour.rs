@@ -580,7 +580,7 @@ fn folders_that_leave_the_data_directory_are_refused() {
 }
 
 #[test]
-fn newer_files_are_refused_by_name() {
+fn newer_files_and_those_before_the_previous_version_are_refused_by_name() {
     let bed = Bed::new();
     let store = bed.open();
     append(&fsync(&store), 1, 10);
@@ -590,7 +590,7 @@ fn newer_files_are_refused_by_name() {
     let path = bed.disk.files().into_iter().find(|path| path.starts_with("/data/commit")).unwrap();
     let file = bed.disk.open(&path).unwrap();
     for (version, says) in
-        [(7, "7, this program knows up to 2"), (1, "1, this program reads version 2 and newer")]
+        [(7, "7, this program knows up to 2"), (0, "0, this program reads versions 1 and 2")]
     {
         let mut header = [0; 36];
         file.pread(0, &mut header).unwrap();

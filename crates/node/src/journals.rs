@@ -163,7 +163,7 @@ fn cannot_recover(path: &Path, error: &OpenError) -> Failure {
     match error {
         OpenError::CommitLogDamaged { .. } | OpenError::Damaged { .. } => failure.hint(LOST_DIRECTORY),
         OpenError::TooOld { .. } => {
-            failure.hint("start with an empty directory, or run the moim that wrote this one")
+            failure.hint("start it once with a moim in between that reads this version, then with this one")
         }
         OpenError::TooNew { .. } => failure.hint("run the newer moim that wrote it"),
         OpenError::Locked | OpenError::Io { .. } => failure,

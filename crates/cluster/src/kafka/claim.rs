@@ -155,7 +155,7 @@ impl Shared {
         let sent = self.context.clock.monotonic_ns();
         match consumer.commit(&commits, CommitMode::Sync) {
             Ok(()) => {
-                self.confirmed_ns.fetch_max(sent, Ordering::SeqCst);
+                self.validity.confirm(sent);
                 Ok(start)
             }
             Err(error) if is_superseded(&error) => Err(ClaimError::Superseded),

@@ -1,7 +1,7 @@
 //! The worker: one thread, one consumer, the partitions it owns.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::KafkaElection;
+use super::validity::Validity;
 use crate::assignment::{
     AssignmentRecord, HandedOver, Handoff, HandoffError, HandoffOptions, HandoffStore, TopologyChange,
     TopologyEvent,
@@ -154,10 +155,7 @@ pub(super) struct Shared {
     pub(super) runtime: Handle,
     state: Mutex<State>,
     pub(super) owned: watch::Sender<BTreeMap<String, i64>>,
-    /// When the last commit was sent that the group coordinator accepted: this member was in the current generation.
-    pub(super) confirmed_ns: AtomicU64,
-    /// When the commit was sent whose answer is awaited. At most one is under way, so the answer is to this one.
-    confirming_ns: Mutex<Option<u64>>,
+    pub(super) validity: Validity,
     pub(super) stopping: AtomicBool,
     crashed: AtomicBool,
     failed: Mutex<Option<String>>,
@@ -212,10 +210,7 @@ impl Shared {
     /// Whether the group coordinator cannot have given our partitions away yet, by this process's clock: it accepted a
     /// commit of this member's generation less than a session timeout ago.
     pub(super) fn is_fresh(&self) -> bool {
-        let now = self.context.clock.monotonic_ns();
-        let silent = now.saturating_sub(self.confirmed_ns.load(Ordering::SeqCst));
-        let limit = u64::try_from(self.options.session_timeout.mul_f64(0.85).as_nanos()).unwrap_or(u64::MAX);
-        silent < limit
+        self.validity.is_valid(self.context.clock.monotonic_ns())
     }
 
     fn publish_owned(&self, state: &State) {
@@ -241,34 +236,25 @@ impl Shared {
     /// Commits in the background where everything stands: for tools, and as the proof that this member is still in the
     /// current generation.
     fn commit(&self, consumer: &BaseConsumer<Callbacks>) {
-        let mut confirming = self.confirming_ns.lock().unwrap_or_else(PoisonError::into_inner);
-        if confirming.is_some() {
-            return; // the next one includes this one
-        }
-        let mut commits = TopicPartitionList::new();
-        for (partition, held) in &self.state().held {
-            if let Some((topic, number)) = split_name(partition) {
-                // A list takes any offset that is none of the special ones.
-                let _ = commits.add_partition_offset(topic, number, Offset::Offset(held.position()));
+        self.validity.send(self.context.clock.monotonic_ns(), || {
+            let mut commits = TopicPartitionList::new();
+            for (partition, held) in &self.state().held {
+                if let Some((topic, number)) = split_name(partition) {
+                    // A list takes any offset that is none of the special ones.
+                    let _ = commits.add_partition_offset(topic, number, Offset::Offset(held.position()));
+                }
             }
-        }
-        if commits.count() == 0 {
-            return;
-        }
-        let sent = self.context.clock.monotonic_ns();
-        if consumer.commit(&commits, CommitMode::Async).is_ok() {
-            *confirming = Some(sent);
-        }
+            commits.count() > 0 && consumer.commit(&commits, CommitMode::Async).is_ok()
+        });
     }
 
     /// The coordinator's answer to the commit under way.
     fn on_committed(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let sent = self.confirming_ns.lock().unwrap_or_else(PoisonError::into_inner).take();
         let refused = offsets.elements().iter().find_map(|one| one.error().err());
-        match (sent, result.err().or(refused)) {
-            (Some(sent), None) => drop(self.confirmed_ns.fetch_max(sent, Ordering::SeqCst)),
-            (_, Some(error)) => tracing::debug!(%error, "offset commit failed"),
-            (None, None) => {}
+        let error = result.err().or(refused);
+        self.validity.on_answer(error.is_none());
+        if let Some(error) = error {
+            tracing::debug!(%error, "offset commit failed");
         }
     }
 
@@ -598,8 +584,7 @@ impl KafkaWorker {
             runtime: Handle::current(),
             state: Mutex::new(State { handler, held: BTreeMap::new(), unclaimed: BTreeSet::new() }),
             owned: watch::channel(BTreeMap::new()).0,
-            confirmed_ns: AtomicU64::new(0),
-            confirming_ns: Mutex::default(),
+            validity: Validity::new(options.session_timeout),
             stopping: AtomicBool::new(false),
             crashed: AtomicBool::new(false),
             failed: Mutex::default(),

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::previous_format;
 use super::scan::LogReader;
 use super::{BLOCK, Kind, MAX_FILE, RECORD_HEADER, Record, Staged, Stamp, encode_record};
 use crate::checkpoint::LogPoint;
@@ -20,7 +21,7 @@ use crate::codec::{Input, Locked, Output};
 use crate::disk::{Disk, DiskFile, write_at};
 use crate::types::OpenError;
 
-const MAGIC: &[u8; 8] = b"MOIMLOG\n";
+pub(super) const MAGIC: &[u8; 8] = b"MOIMLOG\n";
 /// Format version of a commit-log file.
 pub(crate) const VERSION: u32 = 2;
 /// Zeros are written in steps of this size, each synced, so that a running commit never waits for all of it.
@@ -71,6 +72,8 @@ pub(crate) struct CommitLog {
 pub(crate) struct Found {
     /// Files with a valid header, in order of generation.
     pub(crate) files: Vec<LogFile>,
+    /// The same of the previous format version; they are never written to.
+    pub(crate) previous: Vec<LogFile>,
     /// Our own files that hold nothing: never used, or prepared for a use that never began.
     pub(crate) unused: Vec<LogFile>,
     /// Files of ours whose header is damaged. Their records say which generation they are of, so nothing is lost.
@@ -99,6 +102,8 @@ fn encode_header(generation: u64, size: u64) -> Vec<u8> {
 
 enum Header {
     Generation(u64),
+    /// One of the previous format version.
+    Previous(u64),
     Blank,
     /// Not a header, or a damaged one: the records must tell.
     Bad,
@@ -119,11 +124,34 @@ fn decode_header(bytes: &[u8], path: &Path) -> Result<Header, OpenError> {
     };
     // The checksum first: a flipped bit in the version is no other version.
     let Some((found, generation)) = read() else { return Ok(Header::Bad) };
-    let path = || path.display().to_string();
-    match found.cmp(&VERSION) {
-        std::cmp::Ordering::Greater => Err(OpenError::TooNew { path: path(), found, known: VERSION }),
-        std::cmp::Ordering::Less => Err(OpenError::TooOld { path: path(), found, known: VERSION }),
-        std::cmp::Ordering::Equal => Ok(Header::Generation(generation)),
+    match found {
+        VERSION => Ok(Header::Generation(generation)),
+        previous_format::VERSION => Ok(Header::Previous(generation)),
+        _ => Err(OpenError::unknown_version(&path.display().to_string(), found, VERSION)),
+    }
+}
+
+impl Found {
+    /// Sorts in a file whose header cannot be read: by its records, if there are any, so that it is never taken for blank.
+    fn take_without_header(&mut self, file: LogFile, path: PathBuf, is_blank: bool) -> io::Result<()> {
+        if let Some(generation) = LogReader::new(&file).newest_generation()? {
+            self.files.push(LogFile { generation, ..file });
+            self.bad_headers.push(path);
+        } else if let Some(generation) = previous_format::reader(&file).newest_generation()? {
+            self.previous.push(LogFile { generation, ..file });
+            self.bad_headers.push(path);
+        } else if is_blank {
+            self.unused.push(file);
+        } else {
+            self.foreign.push(path);
+        }
+        Ok(())
+    }
+
+    /// The greatest generation of any file.
+    pub(crate) fn newest_generation(&self) -> u64 {
+        let newest = |files: &[LogFile]| files.last().map_or(0, |file| file.generation);
+        newest(&self.files).max(newest(&self.previous))
     }
 }
 
@@ -135,6 +163,7 @@ pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
     };
     let mut found = Found {
         files: Vec::new(),
+        previous: Vec::new(),
         unused: Vec::new(),
         bad_headers: Vec::new(),
         foreign: Vec::new(),
@@ -151,24 +180,18 @@ pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
         let got = file.pread(0, &mut header).map_err(io(&path))?;
         header.truncate(got);
         let header = decode_header(&header, &path)?;
-        let mut file = LogFile { number, generation: 0, size, file };
-        if let Header::Generation(generation) = header {
-            file.generation = generation;
-            found.files.push(file);
-            continue;
-        }
-        // Never taken for a blank file because its header cannot be read.
-        match LogReader::new(&file).newest_generation().map_err(io(&path))? {
-            Some(generation) => {
-                file.generation = generation;
-                found.files.push(file);
-                found.bad_headers.push(path);
+        let file = LogFile { number, generation: 0, size, file };
+        match header {
+            Header::Generation(generation) => found.files.push(LogFile { generation, ..file }),
+            Header::Previous(generation) => found.previous.push(LogFile { generation, ..file }),
+            Header::Blank | Header::Bad => {
+                let is_blank = matches!(header, Header::Blank);
+                found.take_without_header(file, path.clone(), is_blank).map_err(io(&path))?;
             }
-            None if matches!(header, Header::Blank) => found.unused.push(file),
-            None => found.foreign.push(path),
         }
     }
     found.files.sort_by_key(|file| file.generation);
+    found.previous.sort_by_key(|file| file.generation);
     Ok(found)
 }
 
@@ -189,7 +212,7 @@ impl CommitLog {
     pub(crate) fn open(disk: Arc<dyn Disk>, open: OpenLog) -> io::Result<Self> {
         let OpenLog { folder, file_bytes, first_file_bytes, found, floor, next_lsn, end } = open;
         let file_bytes = file_bytes.min(MAX_FILE);
-        let newest = found.files.last().map_or(0, |file| file.generation).max(floor.generation);
+        let newest = found.newest_generation().max(floor.generation);
         let (live, free): (Vec<_>, Vec<_>) =
             found.files.into_iter().partition(|file| file.generation >= floor.generation);
         let mut files = Files {

@@ -15,7 +15,7 @@
 use std::io;
 
 use super::log::LogFile;
-use super::{BLOCK, Kind, RECORD_HEADER, RawRecord, Record};
+use super::{BLOCK, Kind, RECORD_HEADER, RECORD_MAGIC, RawRecord, Record};
 use crate::checkpoint::LogPoint;
 use crate::disk::write_at;
 
@@ -177,8 +177,7 @@ impl Scan {
                 }
                 break;
             };
-            let payload_at = usize::try_from(start - reader.at).expect("inside the buffer") + RECORD_HEADER;
-            let payload = &reader.buffer[payload_at..payload_at + raw.payload_len];
+            let payload = reader.payload(&raw, start);
             if raw.record.kind.has_lsn() {
                 each(LogEntry { lsn: raw.stamp.lsn, record: raw.record }, payload)?;
                 self.next_lsn += 1;
@@ -202,6 +201,8 @@ impl Scan {
 /// Reads records of one file.
 pub(super) struct LogReader<'a> {
     file: &'a LogFile,
+    /// The magic of its records: their format version.
+    magic: u32,
     buffer: Vec<u8>,
     at: u64,
     filled: usize,
@@ -209,7 +210,11 @@ pub(super) struct LogReader<'a> {
 
 impl<'a> LogReader<'a> {
     pub(super) fn new(file: &'a LogFile) -> Self {
-        Self { file, buffer: Vec::new(), at: 0, filled: 0 }
+        Self::with_magic(file, RECORD_MAGIC)
+    }
+
+    pub(super) fn with_magic(file: &'a LogFile, magic: u32) -> Self {
+        Self { file, magic, buffer: Vec::new(), at: 0, filled: 0 }
     }
 
     fn fill(&mut self, position: u64, need: usize) -> io::Result<bool> {
@@ -229,7 +234,7 @@ impl<'a> LogReader<'a> {
             return Ok(None);
         }
         let from = usize::try_from(start - self.at).expect("inside the buffer");
-        let raw = RawRecord::decode(&self.buffer[from..]).filter(|raw| wanted(raw));
+        let raw = RawRecord::decode(&self.buffer[from..], self.magic).filter(|raw| wanted(raw));
         let Some(raw) = raw else { return Ok(None) };
         let whole = RECORD_HEADER + raw.payload_len;
         if whole as u64 > self.file.size.saturating_sub(start) || !self.fill(start, whole)? {
@@ -241,7 +246,7 @@ impl<'a> LogReader<'a> {
     }
 
     /// The record with this LSN, at `position` or at the next block boundary; with its start.
-    fn record(&mut self, position: u64, lsn: u64) -> io::Result<Option<(RawRecord, u64)>> {
+    pub(super) fn record(&mut self, position: u64, lsn: u64) -> io::Result<Option<(RawRecord, u64)>> {
         let generation = self.file.generation;
         for start in [position, position.next_multiple_of(BLOCK)] {
             let wanted = |raw: &RawRecord| (raw.stamp.generation, raw.stamp.lsn) == (generation, lsn);
@@ -250,6 +255,12 @@ impl<'a> LogReader<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// The payload of the record that was read last, which begins at `start`.
+    pub(super) fn payload(&self, raw: &RawRecord, start: u64) -> &[u8] {
+        let from = usize::try_from(start - self.at).expect("inside the buffer") + RECORD_HEADER;
+        &self.buffer[from..from + raw.payload_len]
     }
 
     /// What the first record of this use says: where the log before it ends, and the LSN of what follows.

@@ -20,6 +20,7 @@ use moim_base::Clock;
 
 use super::behind::Behind;
 use super::commit::{Bypass, Committer};
+use super::upgrade::upgrade;
 use super::{Counters, Inner, files};
 use crate::checkpoint::{self, Checkpoint, JournalImage, LogPoint};
 use crate::codec::{Input, Output};
@@ -88,13 +89,21 @@ impl Swap {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        Self::decode_with(bytes, segment::SegmentImage::decode)
+    }
+
+    /// Reads one whose segment image may be of another format version.
+    pub(crate) fn decode_with(
+        bytes: &[u8],
+        image: fn(&mut Input<'_>) -> Option<segment::SegmentImage>,
+    ) -> Option<Self> {
         let mut input = Input::new(bytes);
         let name = input.text()?;
         let mut replaced = Vec::new();
         for _ in 0..input.u32()? {
             replaced.push(input.i64()?);
         }
-        Some(Self { name, replaced, image: segment::SegmentImage::decode(&mut input)? })
+        Some(Self { name, replaced, image: image(&mut input)? })
     }
 
     /// Puts the compacted segment into a list of segments.
@@ -199,7 +208,7 @@ struct Opening<'a> {
     report: RecoveryReport,
 }
 
-fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, OpenError> {
+pub(super) fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, OpenError> {
     result.map_err(|source| OpenError::Io { path: path.display().to_string(), source })
 }
 
@@ -214,7 +223,8 @@ impl Inner {
         let lock = prepare_dir(&*disk, dir)?;
         let (found_checkpoint, clean) = read_checkpoint(&*disk, dir)?;
         let commit_dir = dir.join("commit");
-        let mut found = log::find(&*disk, &commit_dir)?;
+        let found = log::find(&*disk, &commit_dir)?;
+        let (found_checkpoint, mut found) = upgrade(&disk, dir, &options, found_checkpoint, found)?;
         let mut opening = Opening {
             dir,
             disk: disk.clone(),
@@ -225,7 +235,7 @@ impl Inner {
             aside: 0,
             report: RecoveryReport::default(),
         };
-        let Checkpoint { floor, journals } = found_checkpoint;
+        let Checkpoint { floor, journals, .. } = found_checkpoint;
         opening.folds = journals.into_iter().map(|(id, image)| (id, Fold::new(image))).collect();
         let max_group = usize::try_from(options.commit_file_bytes / 2).unwrap_or(usize::MAX).min(4 << 20);
         let max_record = (max_group / 2).min(MAX_RECORD);
@@ -340,7 +350,7 @@ fn read_checkpoint(disk: &dyn Disk, dir: &Path) -> Result<(Checkpoint, bool), Op
         Ok(file) => checkpoint::decode(&at(&path, read_all(&*file))?, &path.display().to_string())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let floor = LogPoint { generation: 0, position: 0, next_lsn: 1 };
-            Checkpoint { floor, journals: HashMap::new() }
+            Checkpoint { version: None, floor, journals: HashMap::new() }
         }
         Err(source) => return Err(OpenError::Io { path: path.display().to_string(), source }),
     };

@@ -15,6 +15,8 @@ use super::{AbortedTxn, Inner, Producer, Producers, REMEMBERED, Remembered};
 
 const MAGIC: u32 = u32::from_be_bytes(*b"MPRD");
 const VERSION: u16 = 2;
+/// The version before: it always has the aborted transactions, and no flag that says so.
+const PREVIOUS_VERSION: u16 = 1;
 
 /// The most a journal keeps.
 const MAX_BYTES: usize = 4 << 20;
@@ -111,7 +113,7 @@ impl Producers {
             return Err(SnapshotError::Magic);
         }
         let version = input.get_u16();
-        if version != VERSION {
+        if ![PREVIOUS_VERSION, VERSION].contains(&version) {
             return Err(SnapshotError::Version(version));
         }
         if crc32c::crc32c(body).to_be_bytes() != crc {
@@ -119,7 +121,7 @@ impl Producers {
         }
         let mut inner = Inner::default();
         let has_aborted =
-            read(&mut input, &mut inner).map_err(|_: bytes::TryGetError| SnapshotError::Short)?;
+            read(&mut input, version, &mut inner).map_err(|_: bytes::TryGetError| SnapshotError::Short)?;
         let mut producers = Self { inner: Some(Box::new(inner)) };
         producers.shrink();
         Ok(Loaded { producers, has_aborted })
@@ -127,7 +129,7 @@ impl Producers {
 }
 
 /// Reads the lists; whether the aborted transactions are among them.
-fn read(input: &mut &[u8], inner: &mut Inner) -> Result<bool, bytes::TryGetError> {
+fn read(input: &mut &[u8], version: u16, inner: &mut Inner) -> Result<bool, bytes::TryGetError> {
     let mut producers = HashMap::new();
     let mut open = BTreeMap::new();
     for _ in 0..input.try_get_u32()? {
@@ -161,7 +163,7 @@ fn read(input: &mut &[u8], inner: &mut Inner) -> Result<bool, bytes::TryGetError
     for _ in 0..input.try_get_u32()? {
         inner.ended.push_back((input.try_get_i64()?, input.try_get_i64()?));
     }
-    let has_aborted = input.try_get_u8()? != 0;
+    let has_aborted = version == PREVIOUS_VERSION || input.try_get_u8()? != 0;
     for _ in 0..input.try_get_u32()? {
         inner.aborted.push(AbortedTxn {
             producer_id: input.try_get_i64()?,
@@ -197,6 +199,26 @@ mod tests {
         let marker = Marker { kind: ControlKind::Abort, coordinator_epoch: 0 };
         producers.on_append(0, &batch(-1, Some(marker)), from + 3, from + 3);
         producers.on_watermark(from + 4);
+    }
+
+    #[test]
+    fn a_snapshot_of_the_previous_version_reads_back() {
+        let mut producers = Producers::default();
+        for id in 0..3 {
+            aborted(&mut producers, id, id * 4);
+        }
+        // What was written then: another version, and no flag before the aborted transactions.
+        let mut bytes = producers.snapshot().unwrap();
+        bytes.truncate(bytes.len() - 4);
+        bytes[4..6].copy_from_slice(&PREVIOUS_VERSION.to_be_bytes());
+        let flag = bytes.len() - 3 * 24 - 4 - 1;
+        assert_eq!(bytes.remove(flag), 1);
+        bytes.put_u32(crc32c::crc32c(&bytes));
+        assert_eq!(Producers::load(&bytes), Ok(Loaded { producers, has_aborted: true }));
+        for version in [0, VERSION + 1] {
+            bytes[4..6].copy_from_slice(&version.to_be_bytes());
+            assert_eq!(Producers::load(&bytes), Err(SnapshotError::Version(version)));
+        }
     }
 
     #[test]
