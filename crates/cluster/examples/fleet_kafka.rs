@@ -1,5 +1,5 @@
-//! A fleet of workers in Kafka mode: the consumer group decides who works on what, and the state of the equipment moves with
-//! the partitions, also when a worker is killed.
+//! A fleet of workers in Kafka mode: the consumer group assigns the partitions, and the state of the
+//! equipment moves with them, also when a worker is killed.
 //!
 //! ```text
 //! moim serve &
@@ -26,7 +26,7 @@ pub(crate) type Strokes = Arc<Mutex<BTreeMap<String, BTreeMap<String, u64>>>>;
 /// Counts strokes.
 #[derive(Clone, Default)]
 pub(crate) struct Counter {
-    /// What is counted here.
+    /// Counts of the owned partitions.
     pub(crate) strokes: Strokes,
 }
 
@@ -63,7 +63,7 @@ impl KafkaHandler for Counter {
     }
 }
 
-/// Starts a worker on a Kafka (or a Moim) and a store of the etcd protocol.
+/// Starts a worker on a Kafka (or a Moim) and an etcd store.
 pub(crate) fn start(
     kafka: &str,
     etcd: &str,
@@ -76,7 +76,7 @@ pub(crate) fn start(
     let mut options = KafkaOptions::new(kafka, "presses", &["strokes"]);
     options.session_timeout = Duration::from_secs(6);
     options.checkpoint_every = Duration::from_millis(200);
-    // A worker that hangs is as good as gone.
+    // A hanging worker counts as failed.
     options.settings.insert("max.poll.interval.ms".to_owned(), "6000".to_owned());
     Ok(KafkaWorker::start(&context, options, Box::new(counter))?)
 }

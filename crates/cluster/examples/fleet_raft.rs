@@ -1,5 +1,5 @@
-//! A fleet of workers that share partitions, in Raft mode: a leader rebalances, state is handed over, nothing is lost
-//! when a worker joins, leaves, or dies.
+//! A fleet of workers that share partitions, in Raft mode: a leader rebalances, state is handed over, no
+//! state is lost when a worker joins, leaves, or fails.
 //!
 //! ```text
 //! cargo run -p moim-cluster --example fleet_raft
@@ -23,7 +23,7 @@ pub(crate) struct Presses {
 }
 
 impl Presses {
-    /// Every press that is ours makes a stroke.
+    /// Every owned press makes a stroke.
     pub(crate) async fn work(&self) -> u64 {
         let mut done = Vec::new();
         {
@@ -35,7 +35,7 @@ impl Presses {
         }
         let mut counted = 0;
         for (owned, count) in done {
-            // Recorded before it counts: a crash loses what nobody was told.
+            // Recorded before it counts: a crash loses only unacknowledged strokes.
             if owned.checkpoint(&state(count)).await.is_ok() {
                 counted += 1;
             }
@@ -62,8 +62,8 @@ impl PartitionHandler for Presses {
     }
 
     fn on_revoked<'a>(&'a self, partition: &'a str) -> BoxFuture<'a, HandedOver> {
-        let gone = self.strokes.lock().unwrap_or_else(PoisonError::into_inner).remove(partition);
-        Box::pin(async move { state(gone.map_or(0, |(_, count)| count)) })
+        let removed = self.strokes.lock().unwrap_or_else(PoisonError::into_inner).remove(partition);
+        Box::pin(async move { state(removed.map_or(0, |(_, count)| count)) })
     }
 
     fn on_lost(&self, partition: &str) {
@@ -92,34 +92,37 @@ pub(crate) async fn worker(
     Ok((cluster.start().await?, presses))
 }
 
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<(), Box<dyn Error>> {
+async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<(), Box<dyn Error>> {
     for _ in 0..2_000 {
-        if is_so() {
+        if condition() {
             return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    Err(format!("waited in vain: {what}").into())
+    Err(format!("timeout waiting for: {what}").into())
 }
 
-/// One worker, then two, then one again: what was counted, and what is there in the end.
+/// One worker, then two, then one again: returns the counted strokes and the strokes in the final state.
 pub(crate) async fn run() -> Result<(u64, u64), Box<dyn Error>> {
     let scope = moim_base::task::Scope::new(moim_base::task::Shutdown::new());
     let store: Arc<dyn StateRepository> =
         MemoryRepository::started(Arc::new(moim_cluster::clock::BootClock), &scope);
     let (one, first) = worker("one", &store).await?;
-    until("one has everything", || one.owned("presses").len() == 12).await?;
+    until("worker one owns all partitions", || one.owned("presses").len() == 12).await?;
     let mut counted = 0;
     for _ in 0..10 {
         counted += first.work().await;
     }
     let (two, second) = worker("two", &store).await?;
-    until("they share", || one.owned("presses").len() == 6 && two.owned("presses").len() == 6).await?;
+    until("the partitions are balanced", || {
+        one.owned("presses").len() == 6 && two.owned("presses").len() == 6
+    })
+    .await?;
     for _ in 0..10 {
         counted += first.work().await + second.work().await;
     }
     one.stop().await?;
-    until("two has everything", || two.owned("presses").len() == 12).await?;
+    until("worker two owns all partitions", || two.owned("presses").len() == 12).await?;
     let total = second.total();
     two.stop().await?;
     Ok((counted, total))

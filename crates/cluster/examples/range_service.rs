@@ -1,12 +1,12 @@
-//! A service sharded by ranges of keys: three servers, two managers, and an SDK that knows only the managers; through a
-//! split, a drain and the death of a server.
+//! A service sharded by key ranges: three servers, two managers, and an SDK that knows only the managers;
+//! through a split, a drain and a server failure.
 //!
 //! ```text
 //! cargo run -p moim-cluster --example range_service
 //! ```
 //!
-//! The servers count per key. Their counts are on shared storage, from which the ranges of a server that died are
-//! recovered; a range that moves in order is handed over.
+//! The servers count per key. Their counts are on shared storage, from which the ranges of a failed server
+//! are recovered; a graceful migration hands the state over.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -102,13 +102,13 @@ async fn start_server(
     Ok(Server { route, counter, scope, _listener: listener })
 }
 
-/// Counts a key up, wherever its range is at the moment.
+/// Increments a key on the current server of its range.
 async fn count(client: &RoutingClient, servers: &Servers, key: &str) -> Result<(), Box<dyn Error>> {
-    let asked = client.call(key, Duration::from_secs(10), async |route: RouteEntry| {
+    let counted = client.call(key, Duration::from_secs(10), async |route: RouteEntry| {
         let server = lock(servers).get(&route.node_id).cloned();
-        let Some(server) = server else { return Err(CallError::Unreachable("nobody is there".to_owned())) };
+        let Some(server) = server else { return Err(CallError::Unreachable("no such server".to_owned())) };
         let mut memory = lock(&server.counter.memory);
-        // The server looks whether the range is its own, and counts, in one step.
+        // The server checks the range ownership and counts in one step.
         if let Err(Moved(newer)) = server.route.check(key) {
             return Err(CallError::Moved(newer.map(|newer| *newer)));
         }
@@ -117,10 +117,10 @@ async fn count(client: &RoutingClient, servers: &Servers, key: &str) -> Result<(
         lock(&server.counter.storage).insert(key.to_owned(), *count);
         Ok(())
     });
-    asked.await.map_err(|error| error.to_string().into())
+    counted.await.map_err(|error| error.to_string().into())
 }
 
-/// Runs the whole story; answers what was sent and what was counted.
+/// Runs the whole scenario; returns the sent and the counted increments.
 pub(crate) async fn run() -> Result<(u64, u64), Box<dyn Error>> {
     let scope = Scope::new(Shutdown::new());
     let store: Arc<dyn StateRepository> =
@@ -153,10 +153,10 @@ pub(crate) async fn run() -> Result<(u64, u64), Box<dyn Error>> {
             }
             3 => drop(client.drain("s1", false, patience).await?),
             5 => {
-                // Its process dies: the connection breaks, nobody listens at its address any more.
-                let dead = lock(&servers).remove("s2").ok_or("a server")?;
-                dead.scope.shutdown().stop();
-                drop(dead);
+                // Its process fails: the connection breaks and the listener closes.
+                let failed = lock(&servers).remove("s2").ok_or("a server")?;
+                failed.scope.shutdown().stop();
+                drop(failed);
             }
             _ => {}
         }

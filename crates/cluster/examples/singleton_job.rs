@@ -1,10 +1,11 @@
-//! A job that runs on one node at a time: three nodes campaign, one works, and when it goes another one takes over.
+//! A job that runs on one node at a time: three nodes campaign, one is elected, and after its failure
+//! another one takes over.
 //!
 //! ```text
 //! cargo run -p moim-cluster --example singleton_job
 //! ```
 //!
-//! The "database" checks fencing tokens, so that a leader that was paused changes nothing.
+//! The "database" checks fencing tokens, so that a paused leader changes nothing.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +14,7 @@ use std::time::Duration;
 use moim_cluster::leadership::LeaderElection as _;
 use moim_cluster::{Cluster, ClusterConfig, MemoryRepository, StateRepository};
 
-/// Whatever the job writes to: it refuses tokens older than one it has seen.
+/// The resource that the job writes to: it rejects tokens older than one it has seen.
 #[derive(Default)]
 struct Database {
     rows: Mutex<(i64, Vec<String>)>,
@@ -35,7 +36,7 @@ impl Database {
     }
 }
 
-/// A node: campaigns, works while it leads, campaigns again.
+/// A node: campaigns, works while it is the leader, campaigns again.
 async fn node(
     name: String,
     store: Arc<dyn StateRepository>,
@@ -46,7 +47,7 @@ async fn node(
     let election = cluster.election("nightly-report");
     let leadership = election.campaign().await?;
     for step in 1..=5 {
-        // Look before each use: after a pause the answer is no.
+        // Check before each use: after a pause the leadership is invalid.
         if !leadership.is_valid() {
             break;
         }
@@ -58,10 +59,10 @@ async fn node(
     Ok(())
 }
 
-/// Runs three nodes to their end; answers what the database has.
+/// Runs three nodes to completion; returns the rows of the database.
 pub(crate) async fn run() -> Result<Vec<String>, Box<dyn Error>> {
     let scope = moim_base::task::Scope::new(moim_base::task::Shutdown::new());
-    // One process, so memory will do; `store.kind = "etcd"` in the configuration is all it takes to use a Moim.
+    // One process, so memory is sufficient; `store.kind = "etcd"` in the configuration selects a Moim.
     let store = MemoryRepository::started(Arc::new(moim_cluster::clock::BootClock), &scope);
     let database = Arc::new(Database::default());
     let nodes = ["ada", "bob", "cleo"].map(|name| node(name.to_owned(), store.clone(), database.clone()));

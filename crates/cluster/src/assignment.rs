@@ -1,30 +1,33 @@
-//! Who owns which partition, and what an owner hands to the next.
+//! Partition assignment: partition ownership and the hand-off between owners.
 //!
-//! A partition is any share of the work: a Kafka partition, a range, a group of machines. Its record
-//! `cluster:assignments/{group}/{partition}` names the owner, the equipment that belongs to it, the last hand-off and how
-//! far the owner came.
+//! A partition is any unit of work: a Kafka partition, a key range, a group of machines. Its assignment
+//! record `cluster:assignments/{group}/{partition}` holds the owner, the equipment of the partition, the
+//! last hand-off and the last processed offset.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `plan.rs` | who should own what: a pure function |
-//! | `record.rs` | the record, the topology events |
-//! | `handoff.rs` | hand-offs: small in the record, larger compressed, large ones by reference |
-//! | `leader.rs` | the leader's part: decides and commits |
-//! | `worker.rs` | the owners' part: takes, drains, hands over |
+//! | `plan.rs` | the assignment plan: a pure function |
+//! | `record.rs` | the assignment record, the topology events |
+//! | `handoff.rs` | hand-off storage: inline, compressed, or by reference |
+//! | `leader.rs` | the leader: plans and commits |
+//! | `worker.rs` | the owner: acquires, drains, hands over |
 //!
-//! How a partition changes hands (store or Raft mode; in Kafka mode Kafka decides, see `kafka`):
+//! Ownership transfer (store or Raft mode; in Kafka mode the Kafka group coordinator assigns, see `kafka`):
 //!
 //! ```text
-//!   owner=A            the leader wants B:    owner=A target=B      A drains, records its hand-off, lets go
-//!   owner=- target=B   B takes it:            owner=B version+1     B loads the hand-off, then works
+//!
+//!   owner=A            the leader plans B:    owner=A target=B      A drains, records its hand-off, releases
+//!   owner=- target=B   B acquires:            owner=B version+1     B loads the hand-off, then starts work
 //! ```
 //!
 //! Invariants:
-//! - Every step is a compare-and-swap of the record. The leader's also compare its leadership; an owner's also
-//!   compare its member record, so nothing is taken by a node whose lease has ended.
-//! - The leader takes a partition from a living owner never; from one that is gone only in a transaction that compares
-//!   that its member record *is* gone. The owner itself stops before, by its own clock.
-//! - `version` grows with every owner: it is the fencing token of what the owner writes to.
+//!
+//! - Every step is a compare-and-swap of the record. The leader also compares its leadership; an owner also
+//!   compares its member record, so a node with an expired lease acquires nothing.
+//! - The leader never takes a partition from a live owner. It takes a partition from a failed owner only in
+//!   a transaction that compares that the member record is deleted. The owner itself stops earlier, by its
+//!   own clock.
+//! - `version` grows with every owner: it is the fencing token for writes of the owner.
 
 mod handoff;
 mod leader;

@@ -1,5 +1,4 @@
-//! Pauses between tries that grow and differ, so that many clients do not come back as one; and the one loop that
-//! changes a key by compare-and-swap without ever losing an update.
+//! Exponential backoff with jitter, and the compare-and-swap update loop without lost updates.
 
 use std::time::Duration;
 
@@ -7,7 +6,7 @@ use bytes::Bytes;
 
 use crate::repository::{Entry, Expect, LeaseId, RepositoryError, StateRepository, Swap};
 
-/// A pause that doubles with each failure up to a limit; half of it is chance.
+/// A pause that doubles with each failure up to a limit; half of it is jitter.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,
@@ -21,24 +20,24 @@ impl Backoff {
         Self { first, longest, failures: 0 }
     }
 
-    /// How many failures there were in a row.
+    /// Number of consecutive failures.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// It worked: the next failure starts small again.
+    /// Resets after a success: the next failure starts with the first pause again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// The next pause: between half of what is due and all of it.
+    /// The next pause: between half of the current interval and the whole interval.
     pub fn next_pause(&mut self) -> Duration {
-        let due = self.first.saturating_mul(1 << self.failures.min(16)).min(self.longest);
+        let interval = self.first.saturating_mul(1 << self.failures.min(16)).min(self.longest);
         self.failures = self.failures.saturating_add(1);
-        due.mul_f64(0.5 + fastrand::f64() / 2.0)
+        interval.mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 
-    /// Waits for the next pause.
+    /// Sleeps for the next pause.
     pub async fn pause(&mut self) {
         tokio::time::sleep(self.next_pause()).await;
     }
@@ -50,15 +49,15 @@ impl Default for Backoff {
     }
 }
 
-/// Repeats a read while the store is away, up to `patience`.
-pub async fn read<T, F>(patience: Duration, mut ask: impl FnMut() -> F) -> Result<T, RepositoryError>
+/// Retries a read while the store is unavailable, up to `patience`.
+pub async fn read<T, F>(patience: Duration, mut attempt: impl FnMut() -> F) -> Result<T, RepositoryError>
 where
     F: Future<Output = Result<T, RepositoryError>>,
 {
     let mut backoff = Backoff::default();
     let trying = async {
         loop {
-            match ask().await {
+            match attempt().await {
                 Err(error) if error.is_retryable() => backoff.pause().await,
                 done => return done,
             }
@@ -66,37 +65,38 @@ where
     };
     match tokio::time::timeout(patience, trying).await {
         Ok(done) => done,
-        Err(_) => Err(RepositoryError::Unavailable("no answer in time".to_owned())),
+        Err(_) => Err(RepositoryError::Unavailable("no reply within the timeout".to_owned())),
     }
 }
 
-/// What [`update`] is to do with a key.
+/// Decision of an [`update`] about a key.
 pub enum Change {
-    /// The key holds this from now on.
+    /// Write this value.
     Put(Bytes),
-    /// The key goes.
+    /// Delete the key.
     Delete,
-    /// It is fine as it is.
+    /// Leave the key unchanged.
     Keep,
 }
 
-/// How [`update`] ended.
+/// Result of an [`update`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Updated {
-    /// The key changed, at this revision.
+    /// The key was changed.
     Done {
-        /// The store's revision after the change.
+        /// Revision of the change.
         revision: i64,
     },
-    /// There was nothing to change.
+    /// The key was left unchanged.
     Kept,
 }
 
-/// Reads a key, lets `decide` change it, and writes it back if nobody else did meanwhile, else again; while the store
-/// is away it waits, up to `patience`.
+/// Reads a key, lets `decide` change it, and writes it back by compare-and-swap; a conflict repeats the
+/// loop. While the store is unavailable it retries, up to `patience`.
 ///
-/// No update is lost or made twice: when an outcome is not known, the key is read, and bytes equal to ours under a
-/// later revision count as ours. Let values name their writer where two writers could write the same.
+/// No update is lost or applied twice: after an unknown outcome the key is read, and bytes equal to the
+/// written ones under a later revision count as the own write. Values must name their writer where two
+/// writers could write the same bytes.
 pub async fn update(
     store: &dyn StateRepository,
     key: &str,
@@ -151,13 +151,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_the_limit_and_differ() {
+    fn pauses_grow_to_the_limit_with_jitter() {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(100));
-        let mut due = Duration::from_millis(10);
+        let mut interval = Duration::from_millis(10);
         for _ in 0..10 {
             let pause = backoff.next_pause();
-            assert!(pause >= due / 2 && pause <= due, "{pause:?} of {due:?}");
-            due = (due * 2).min(Duration::from_millis(100));
+            assert!(pause >= interval / 2 && pause <= interval, "{pause:?} of {interval:?}");
+            interval = (interval * 2).min(Duration::from_millis(100));
         }
         backoff.reset();
         assert!(backoff.next_pause() <= Duration::from_millis(10));

@@ -1,12 +1,12 @@
-//! The clock that leases are judged by: it also runs while the machine sleeps.
+//! The lease clock: a monotonic clock that includes suspended time.
 //!
-//! Servers that do not sleep with us go on counting, so a deadline on an ordinary monotonic clock would be met too
-//! late after a suspend. The wall clock is never asked for a deadline: it jumps.
+//! Servers continue to count while this machine is suspended, so a deadline on an ordinary monotonic clock
+//! would pass too late after a suspend. The wall clock never decides a deadline: it jumps.
 
 use moim_base::Clock;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The machine's clocks, with a monotonic side that includes the time the machine was suspended.
+/// The machine's clocks; the monotonic clock includes suspended time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootClock;
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_runs() {
+    fn boot_clock_advances() {
         let before = BootClock.monotonic_ns();
         std::thread::sleep(std::time::Duration::from_millis(2));
         assert!(BootClock.monotonic_ns() >= before + 2_000_000);

@@ -1,9 +1,10 @@
-//! One configuration for everything the library starts: from a file, from the environment, or from code.
+//! The configuration of the library: from a file, from the environment, or from code.
 //!
-//! The names are those of the design: `heartbeat.interval`, `heartbeat.timeout`, `lease.duration`, `roles`, `zone`,
-//! `assignments.rebalance-interval`, and per application its mode and what that needs. A file is JSON; the environment is
-//! `EES_CLUSTER__HEARTBEAT__INTERVAL=300ms` and so on: a double underscore is a dot, a single one a dash. Later sources win:
-//! file, environment, code. An unknown name is an error that names the nearest known one.
+//! Names: `heartbeat.interval`, `heartbeat.timeout`, `lease.duration`, `roles`, `zone`,
+//! `assignments.rebalance-interval`, and per application its mode and the settings of that mode. A file is
+//! JSON; the environment is `EES_CLUSTER__HEARTBEAT__INTERVAL=300ms` and so on: a double underscore is a
+//! dot, a single one a dash. Later sources win: file, environment, code. An unknown name is an error that
+//! names the nearest known one.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,22 +15,22 @@ use serde_json::{Map, Value};
 
 use crate::assignment::{HandoffOptions, PartitionSpec};
 
-/// What the variables begin with.
+/// Prefix of the environment variables.
 pub const ENVIRONMENT: &str = "EES_CLUSTER__";
 
-/// Why a configuration is none.
+/// Invalid configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{0}")]
     File(String),
-    /// A name or a value is wrong.
+    /// An unknown name or an invalid value.
     #[error("{0}")]
     Wrong(String),
 }
 
-/// A time as people write it: `300ms`, `3s`, `5m`, `1h`.
+/// A duration as text: `300ms`, `3s`, `5m`, `1h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time(pub Duration);
 
@@ -62,15 +63,15 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// Where state is kept.
+/// The state store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct StoreConfig {
-    /// `memory` or `etcd`. An embedded group is given in code.
+    /// `memory` or `etcd`. An embedded Raft group is configured in code.
     pub kind: String,
-    /// `HOST:PORT` of each server of the etcd protocol.
+    /// `HOST:PORT` of each etcd server.
     pub endpoints: Vec<String>,
-    /// Before every key, so that several clusters share one store.
+    /// Prefix of every key, so that several clusters can share one store.
     pub prefix: String,
 }
 
@@ -81,11 +82,11 @@ impl Default for StoreConfig {
     }
 }
 
-/// How members show that they live.
+/// Heartbeats of members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct HeartbeatConfig {
-    /// Between two heartbeats.
+    /// Interval between two heartbeats.
     pub interval: Time,
     /// Silence after which a member is suspect.
     pub timeout: Time,
@@ -102,7 +103,7 @@ impl Default for HeartbeatConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct LeaseConfig {
-    /// How long a holder that is gone is waited for.
+    /// Lease TTL: the time until a failed holder is replaced.
     pub duration: Time,
 }
 
@@ -112,11 +113,11 @@ impl Default for LeaseConfig {
     }
 }
 
-/// How assignments are made.
+/// Partition assignment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct AssignmentsConfig {
-    /// A rebalance at least this often.
+    /// Maximum interval between two rebalances.
     pub rebalance_interval: Time,
 }
 
@@ -126,26 +127,26 @@ impl Default for AssignmentsConfig {
     }
 }
 
-/// Who decides about an application's partitions.
+/// Authority over an application's partition assignment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// A leader elected in the store, or in the application's Raft group.
     #[default]
     Raft,
-    /// The consumer group of a Kafka.
+    /// The group coordinator of a Kafka consumer group.
     Kafka,
 }
 
-/// The Raft groups of this process: one port and one folder for all of them.
+/// The Raft groups of this process: one port and one data folder for all of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RaftConfig {
-    /// Where members of groups reach this process; port 0 picks a free one.
+    /// Listen address for group members; port 0 picks a free port.
     pub listen: String,
-    /// The address that they are told; the one it listens on if empty.
+    /// Advertised address; the listen address if empty.
     pub advertise: String,
-    /// Where logs and snapshots are, in a folder for each application.
+    /// Folder of logs and snapshots, with one folder for each application.
     pub data: String,
 }
 
@@ -155,17 +156,17 @@ impl Default for RaftConfig {
     }
 }
 
-/// Sizes and times of hand-offs.
+/// Size thresholds and expiry of hand-offs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct HandoffConfig {
-    /// Compressed above, in bytes.
+    /// Compress above this size, in bytes.
     pub compress_over: usize,
-    /// Kept outside of the record above, in bytes.
+    /// Store by reference above this size, in bytes.
     pub refer_over: usize,
-    /// Refused above, in bytes.
+    /// Reject above this size, in bytes.
     pub max_bytes: usize,
-    /// Not used any more when it is older, by wall clocks; 0 for never. Must be longer than the topics keep messages.
+    /// Maximum age, by wall clocks; 0 for no expiry. Must be longer than the retention of the topics.
     pub ttl: Time,
 }
 
@@ -182,7 +183,7 @@ impl Default for HandoffConfig {
 }
 
 impl HandoffConfig {
-    /// As the services take it.
+    /// Converts to the options of the hand-off store.
     pub fn options(&self) -> HandoffOptions {
         HandoffOptions {
             compress_over: self.compress_over,
@@ -197,30 +198,31 @@ impl HandoffConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct AppConfig {
-    /// Who decides.
+    /// Assignment mode.
     pub mode: Mode,
     /// Raft mode: the partitions.
     pub partitions: Vec<PartitionSpec>,
-    /// Raft mode: only members with this role get work; empty for all.
+    /// Raft mode: only members with this role get partitions; empty for all members.
     pub role: String,
-    /// Kafka mode: the servers.
+    /// Kafka mode: the bootstrap servers.
     pub bootstrap: String,
     /// Kafka mode: the consumer group; the application's name if empty.
     pub group: String,
     /// Kafka mode: the topics.
     pub topics: Vec<String>,
-    /// Kafka mode: the equipment of a partition, as `topic/partition`.
+    /// Kafka mode: the equipment of a partition, keyed by `topic/partition`.
     pub equipment: BTreeMap<String, Vec<String>>,
-    /// Kafka mode: further settings of the client.
+    /// Kafka mode: additional client settings.
     pub settings: BTreeMap<String, String>,
-    /// Raft mode: the first members of the application's own Raft group, as `node=host:port`; or the one word `store`,
-    /// for a group whose members are written there. Empty for an application that is led through the store.
+    /// Raft mode: the initial members of the application's Raft group, as `node=host:port`; or the single
+    /// word `store`, for a group whose members are recorded in the store. Empty for an application whose
+    /// leader is elected in the store.
     pub peers: Vec<String>,
-    /// Raft mode: the resources the group is for.
+    /// Raft mode: the resources that the group serves.
     pub equipment_group: String,
-    /// Raft mode: whether whoever wants to join the group waits until somebody approves.
+    /// Raft mode: true if a join request to the group requires an operator's approval.
     pub manual_approval: bool,
-    /// Raft mode: how long joining may take.
+    /// Raft mode: join timeout.
     pub join_timeout: Time,
 }
 
@@ -243,19 +245,19 @@ impl Default for AppConfig {
     }
 }
 
-/// Where the members of an application's group are found.
+/// Source of the members of an application's Raft group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peers {
-    /// It has no group of its own.
+    /// The application has no Raft group.
     None,
-    /// In the store.
+    /// Recorded in the store.
     Store,
-    /// Here: names and addresses.
+    /// Configured: node ids and addresses.
     Listed(Vec<(String, String)>),
 }
 
 impl AppConfig {
-    /// Where the members of the application's group are found, or what is wrong with what is said about it.
+    /// Parses `peers`; the error names the malformed entry.
     pub fn members(&self) -> Result<Peers, String> {
         match self.peers.as_slice() {
             [] => Ok(Peers::None),
@@ -273,27 +275,27 @@ impl AppConfig {
     }
 }
 
-/// Everything.
+/// The complete configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ClusterConfig {
-    /// This node; made from the machine's name and the process if empty.
+    /// Node id; derived from the host name and the process id if empty.
     pub node_id: String,
-    /// Where this node is reached.
+    /// Advertised host of this node.
     pub host: String,
-    /// And on which port.
+    /// Advertised port of this node.
     pub port: u16,
-    /// What this node does.
+    /// Roles of this node.
     pub roles: Vec<String>,
-    /// Its failure domain.
+    /// Zone (failure domain) of this node.
     pub zone: String,
-    /// Its region.
+    /// Region of this node.
     pub region: String,
-    /// The software it runs.
+    /// Software version of this node.
     pub version: String,
-    /// Whatever else.
+    /// Additional metadata of this node.
     pub metadata: BTreeMap<String, String>,
-    /// Where state is kept.
+    /// The state store.
     pub store: StoreConfig,
     /// Heartbeats.
     pub heartbeat: HeartbeatConfig,
@@ -332,7 +334,7 @@ impl Default for ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// What a file and the environment say; either may say nothing.
+    /// Loads the configuration from a file and from the environment; both are optional.
     pub fn load(
         file: Option<&Path>,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -356,7 +358,7 @@ impl ClusterConfig {
         Ok(config)
     }
 
-    /// Whether the values fit together.
+    /// Validates the values and their combinations.
     pub fn check(&self) -> Result<(), ConfigError> {
         let wrong = |text: &str| Err(ConfigError::Wrong(text.to_owned()));
         if self.heartbeat.interval.0.is_zero() || self.heartbeat.interval.0 * 2 > self.heartbeat.timeout.0 {
@@ -412,7 +414,8 @@ impl ClusterConfig {
     }
 }
 
-/// Puts a value of the environment where its name says. What looks like JSON is JSON; lists may be written with commas.
+/// Sets an environment value at its path. A value in JSON syntax is parsed as JSON; lists may be
+/// comma-separated.
 fn set(tree: &mut Value, path: &[String], text: &str) -> Result<(), String> {
     const LISTS: [&str; 5] = ["roles", "endpoints", "topics", "peers", "equipment-ids"];
     const PLAIN: [&str; 5] = ["port", "compress-over", "refer-over", "max-bytes", "manual-approval"];
@@ -436,7 +439,7 @@ fn set(tree: &mut Value, path: &[String], text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Adds the nearest known name to serde's complaint about an unknown one.
+/// Adds the nearest known name to serde's error about an unknown field.
 fn suggest(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let (Some(unknown), true) = (quoted.next(), message.starts_with("unknown field")) else {
@@ -449,7 +452,7 @@ fn suggest(message: &str) -> String {
     }
 }
 
-/// Edits between two words.
+/// Edit distance between two words.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -474,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_the_environment_make_one_configuration() {
+    fn file_and_environment_are_merged() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("cluster.json");
         let text = r#"{"zone": "z1", "heartbeat": {"interval": "1s", "timeout": "4s"},
@@ -502,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_settings_are_named_in_the_error() {
         let cases = [
             (vec![("EES_CLUSTER__HEARTBEET__TIMEOUT", "1s")], "did you mean \"heartbeat\"?"),
             (vec![("EES_CLUSTER__HEARTBEAT__TIMEOUT", "soon")], "is no time"),
@@ -520,7 +523,7 @@ mod tests {
         ];
         for (variables, text) in cases {
             let error = ClusterConfig::load(None, env(&variables)).unwrap_err().to_string();
-            assert!(error.contains(text), "{error:?} says {text:?}");
+            assert!(error.contains(text), "{error:?} contains {text:?}");
         }
         assert!(ClusterConfig::load(Some(Path::new("/nowhere.json")), env(&[])).is_err());
         assert_eq!(ClusterConfig::load(None, env(&[])).unwrap(), ClusterConfig::default());

@@ -1,5 +1,4 @@
-//! What every service of the library needs: the store, the clock, a scope for tasks, metrics, the event bus, and who
-//! we are.
+//! The context of every service of the library: store, clock, task scope, metrics, event bus and node id.
 
 use std::sync::Arc;
 
@@ -11,25 +10,25 @@ use crate::events::EventBus;
 use crate::metrics::ClusterMetrics;
 use crate::repository::StateRepository;
 
-/// The surroundings of a node's services. Cheap to clone.
+/// Shared context of a node's services. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
-    /// Who we are.
+    /// Id of this node.
     pub node_id: Arc<str>,
-    /// Where state is kept.
+    /// The state repository.
     pub repository: Arc<dyn StateRepository>,
-    /// What deadlines are judged by.
+    /// Clock for deadlines.
     pub clock: Arc<dyn Clock>,
-    /// Where tasks run, and what ends them.
+    /// Scope that runs and cancels the tasks.
     pub scope: Scope,
-    /// What happened, for whoever wants to know.
+    /// Event bus.
     pub events: EventBus,
-    /// How often and how long.
+    /// Metrics.
     pub metrics: Arc<ClusterMetrics>,
 }
 
 impl Context {
-    /// A node's surroundings with the machine's clock and metrics of their own.
+    /// A context with the machine's clock and separate metrics.
     pub fn new(node_id: impl Into<Arc<str>>, repository: Arc<dyn StateRepository>, scope: &Scope) -> Self {
         Self {
             node_id: node_id.into(),
@@ -41,7 +40,7 @@ impl Context {
         }
     }
 
-    /// The same, by another clock.
+    /// Replaces the clock.
     #[must_use]
     pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;

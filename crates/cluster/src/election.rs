@@ -1,11 +1,12 @@
-//! One of several: an election by a key under a lease.
+//! Leader election by a key under a lease.
 //!
-//! Whoever makes the key leads; its create revision is the *fencing token*, larger for every leader. A leader's acts
-//! compare it, so one that was replaced and does not know yet changes nothing.
+//! The candidate that creates the key is the leader; the key's create revision is the *fencing token*,
+//! larger for every leader. Writes of a leader compare it, so a replaced leader that has not noticed yet
+//! changes nothing.
 //!
-//! Invariant: a [`Leadership`] says that it holds only while its lease cannot have ended: it counts from when the last
-//! renewal that succeeded was *sent*, on this process's monotonic clock, and gives a tenth of the time away. It must
-//! never be believed for longer because an answer came late.
+//! Invariant: [`Leadership::holds`] is true only while the lease cannot have expired: the deadline counts
+//! from the time at which the last successful renewal was *sent*, on this process's monotonic clock, with a
+//! safety margin of a tenth of the TTL. A late reply must never extend it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,10 +17,10 @@ use moim_base::Clock;
 
 use crate::repository::{Compare, Entry, Event, LeaseId, RepositoryError, StateRepository, Txn, TxnOutcome};
 
-/// Before trying again what failed.
+/// Pause before a retry.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// A candidate's view of one election.
+/// A candidate in one election.
 #[derive(Clone)]
 pub struct Election {
     repository: Arc<dyn StateRepository>,
@@ -30,7 +31,8 @@ pub struct Election {
 }
 
 impl Election {
-    /// An election under `key`; whoever wins puts `value` there. A leader that is silent for `ttl` leads no more.
+    /// An election under `key`; the winner stores `value` there. A leader that does not renew its lease for
+    /// `ttl` is replaced.
     pub fn new(
         repository: Arc<dyn StateRepository>,
         clock: Arc<dyn Clock>,
@@ -41,13 +43,14 @@ impl Election {
         Self { repository, clock, key: key.into(), value: value.into(), ttl }
     }
 
-    /// Waits until nobody leads, and leads then. Tries for as long as it takes; dropping it gives up.
+    /// Waits until the key is absent and becomes the leader. Retries without limit; dropping the future
+    /// cancels the campaign.
     pub async fn campaign(&self) -> Leadership {
         loop {
             match self.try_campaign().await {
                 Ok(leadership) => return leadership,
                 Err(error) => {
-                    tracing::debug!(%error, key = self.key, "not elected; trying again");
+                    tracing::debug!(%error, key = self.key, "election campaign failed; retrying");
                     tokio::time::sleep(RETRY).await;
                 }
             }
@@ -67,15 +70,15 @@ impl Election {
         }
     }
 
-    /// Takes the lead from whoever has it. Safe wherever a leader's acts compare the token; meant for a candidate that
-    /// has a better reason to lead than having been first.
+    /// Replaces the current leader. Safe wherever a leader's writes compare the fencing token; meant for a
+    /// candidate with a better claim than the first one.
     pub async fn take_over(&self) -> Leadership {
         loop {
             match self.try_take_over().await {
                 Ok(Some(leadership)) => return leadership,
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(%error, key = self.key, "the lead was not taken over; trying again");
+                    tracing::debug!(%error, key = self.key, "leadership takeover failed; retrying");
                     tokio::time::sleep(RETRY).await;
                 }
             }
@@ -84,14 +87,15 @@ impl Election {
 
     async fn try_take_over(&self) -> Result<Option<Leadership>, RepositoryError> {
         if let Some(entry) = self.repository.get(&self.key).await? {
-            // Not a put over it: that would keep the create revision, and with it the former leader's token.
+            // Delete and create, not a put: a put would keep the create revision, and with it the former
+            // leader's token.
             let same = Compare::CreateRevision(entry.key.clone(), entry.create_revision);
             self.repository.txn(Txn::new().when(same).delete(entry.key)).await?;
         }
         self.create().await
     }
 
-    /// Makes the key; `None` when somebody else was quicker.
+    /// Creates the key; `None` when another candidate created it first.
     async fn create(&self) -> Result<Option<Leadership>, RepositoryError> {
         let sent_ms = self.clock.monotonic_ms();
         let lease = self.repository.grant(self.ttl).await?;
@@ -100,14 +104,15 @@ impl Election {
         let token = match self.repository.txn(txn).await {
             Ok(TxnOutcome::Done { revision }) => Some(revision),
             Ok(TxnOutcome::Conflict { .. }) => None,
-            // It may have happened: then the key is under our lease, which nobody else has.
+            // Unknown outcome: if the write committed, the key is attached to our lease, which no other
+            // candidate has.
             Err(_) => {
                 let found = self.repository.get(&self.key).await?;
                 found.filter(|entry| entry.lease == Some(lease.id)).map(|entry| entry.create_revision)
             }
         };
         let Some(token) = token else {
-            // Nothing hangs on it; it would end by itself.
+            // No key is attached to the lease; without the revoke it would expire.
             let _ = self.repository.revoke(lease.id).await;
             return Ok(None);
         };
@@ -123,7 +128,7 @@ impl Election {
         Ok(Some(leadership))
     }
 
-    /// Returns when the key may be gone.
+    /// Returns when the key may be deleted.
     async fn wait_for_end(&self, entry: &Entry) -> Result<(), RepositoryError> {
         let mut watch = self.repository.watch(&self.key, entry.mod_revision + 1).await?;
         loop {
@@ -136,7 +141,7 @@ impl Election {
     }
 }
 
-/// The lead, once won.
+/// A leadership that this candidate has won.
 pub struct Leadership {
     election: Election,
     token: i64,
@@ -147,19 +152,19 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Larger than the token of every leader before.
+    /// Fencing token, larger than the token of every previous leader.
     pub fn token(&self) -> i64 {
         self.token
     }
 
-    /// Whether nobody else can lead yet. True is worth something only until the next await.
+    /// True if no other candidate can be leader yet. Valid only until the next await.
     pub fn holds(&self) -> bool {
         !self.lost.load(Ordering::Acquire)
             && self.election.clock.monotonic_ms() < self.until_ms.load(Ordering::Acquire)
     }
 
-    /// Keeps the lease alive, and returns when the lead is lost or can no longer be held for sure. Must be polled for
-    /// as long as the lead is used.
+    /// Renews the lease, and returns when the leadership is lost or can no longer be proven. Must be polled
+    /// for as long as the leadership is used.
     pub async fn keep(&self) {
         let clock = &self.election.clock;
         while self.holds() {
@@ -173,7 +178,7 @@ impl Leadership {
                 }
                 Ok(Err(RepositoryError::LeaseNotFound(_))) => break,
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, key = self.election.key, "the lead was not renewed; trying again");
+                    tracing::debug!(%error, key = self.election.key, "leadership renewal failed; retrying");
                     RETRY
                 }
                 Err(_) => break,
@@ -183,11 +188,11 @@ impl Leadership {
         self.lost.store(true, Ordering::Release);
     }
 
-    /// Gives the lead back: the next one need not wait for the lease to end.
+    /// Resigns the leadership: the next leader need not wait for the lease expiry.
     pub async fn resign(&self) {
         self.lost.store(true, Ordering::Release);
         if let Err(error) = self.election.repository.revoke(self.lease).await {
-            tracing::debug!(%error, key = self.election.key, "the lead ends with its lease");
+            tracing::debug!(%error, key = self.election.key, "leadership resignation failed; the lease will expire");
         }
     }
 
@@ -235,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn one_leads_and_the_next_has_a_larger_token() {
+    fn one_candidate_leads_and_the_next_leader_has_a_larger_token() {
         block_on(async {
             let fixture = Fixture::new();
             let first = fixture.candidate("a").campaign().await;
@@ -243,7 +248,7 @@ mod tests {
             let second = fixture.candidate("b");
             let mut waiting = std::pin::pin!(second.campaign());
             let patience = tokio::time::timeout(Duration::from_millis(150), &mut waiting).await;
-            assert!(patience.is_err(), "while one leads the other waits");
+            assert!(patience.is_err(), "the candidate waits while a leader is elected");
             first.resign().await;
             assert!(!first.holds());
             let second = waiting.await;
@@ -252,16 +257,16 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_is_not_believed_until_its_lease_has_passed() {
+    fn leadership_ends_before_its_lease_expires() {
         block_on(async {
             let fixture = Fixture::new();
             let first = fixture.candidate("a").campaign().await;
             fixture.clock.advance_ms(359);
             assert!(first.holds());
             fixture.clock.advance_ms(2);
-            assert!(!first.holds(), "a tenth of the time is given away");
+            assert!(!first.holds(), "safety margin of a tenth of the TTL");
             first.keep().await;
-            assert!(fixture.repository.get(KEY).await.unwrap().is_some(), "the lease has not ended yet");
+            assert!(fixture.repository.get(KEY).await.unwrap().is_some(), "the lease has not expired yet");
             fixture.advance(100);
             let second = fixture.candidate("b").campaign().await;
             assert!(second.token() > first.token());
@@ -269,16 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_is_kept_by_renewals_and_lost_with_the_lease() {
+    fn leadership_is_kept_by_renewals_and_lost_with_the_lease() {
         block_on(async {
             let fixture = Fixture::new();
             let leader = fixture.candidate("a").campaign().await;
             let mut keeping = std::pin::pin!(leader.keep());
-            // Three times the lease, on a clock that runs as fast as the renewals'.
+            // Three times the lease TTL, on a clock that advances with the renewals.
             for _ in 0..12 {
                 fixture.advance(100);
                 let kept = tokio::time::timeout(Duration::from_millis(100), &mut keeping).await;
-                assert!(kept.is_err(), "the lead was lost");
+                assert!(kept.is_err(), "leadership was lost");
             }
             assert!(leader.holds());
             fixture.repository.revoke(leader.lease).await.unwrap();
@@ -288,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn taking_over_ends_the_former_token() {
+    fn takeover_fences_the_former_token() {
         block_on(async {
             let fixture = Fixture::new();
             let first = fixture.candidate("a").campaign().await;
@@ -298,7 +303,7 @@ mod tests {
             assert_eq!((entry.create_revision, entry.value), (second.token(), Bytes::from_static(b"b")));
             let act = Txn::new().when(Compare::CreateRevision(KEY.into(), first.token())).put("x", "1");
             let outcome = fixture.repository.txn(act).await.unwrap();
-            assert!(matches!(outcome, TxnOutcome::Conflict { .. }), "the former leader changes nothing");
+            assert!(matches!(outcome, TxnOutcome::Conflict { .. }), "the former leader is fenced");
         });
     }
 }

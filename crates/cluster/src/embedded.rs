@@ -1,8 +1,9 @@
-//! The state repository of a node: the coordination core in its own process, without a socket in between.
+//! The embedded state repository: the coordination core in the same process, without a socket in between.
 //!
-//! Keys are the core's keys, `/moim/…` among them the cluster's own: the repository asks as a node, so it may write
-//! them. A transaction stays inside or outside of `/moim/`; the two have revisions of their own. Watches miss nothing
-//! and never lag: they are positions in history, and end only when history before them is forgotten or the node stops.
+//! Keys are the core's keys, including the cluster's own `/moim/…`: the repository authenticates as a node,
+//! so it may write them. A transaction stays inside or outside of `/moim/`; the two have separate revisions.
+//! A watch misses nothing and never lags: it is a position in the history, and ends only when the history at
+//! its position is compacted or the node stops.
 
 use std::time::Duration;
 
@@ -26,23 +27,23 @@ pub struct CoordRepository {
 }
 
 impl CoordRepository {
-    /// All keys, by their own names.
+    /// A repository over all keys, without a prefix.
     pub fn new(coordinator: Coordinator) -> Self {
         Self::under(coordinator, "")
     }
 
-    /// The keys under `prefix`, which callers never see.
+    /// A repository over the keys under `prefix`; keys of callers do not include it.
     pub fn under(coordinator: Coordinator, prefix: impl Into<String>) -> Self {
         Self { coordinator, prefix: prefix.into() }
     }
 
-    /// The core underneath.
+    /// The coordination core.
     pub fn coordinator(&self) -> &Coordinator {
         &self.coordinator
     }
 
     fn key(&self, key: &str) -> Bytes {
-        // An empty key is refused, whatever the prefix.
+        // An empty key is rejected, also with a prefix.
         if key.is_empty() { Bytes::new() } else { format!("{}{key}", self.prefix).into() }
     }
 
@@ -51,7 +52,7 @@ impl CoordRepository {
         (key.into(), range_end.into())
     }
 
-    /// Keys that are not text are nobody's we know.
+    /// Keys that are not UTF-8 belong to other applications; they are skipped.
     fn entry(&self, kv: &coord::KeyValue) -> Option<Entry> {
         let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&self.prefix)?;
         Some(Entry {
@@ -78,12 +79,12 @@ impl CoordRepository {
         coord::TxnRequest {
             compares: txn.compares.iter().map(|compare| self.compare(compare)).collect(),
             success: txn.ops.iter().map(|op| self.op(op)).collect(),
-            // What each comparison found, for the caller who lost.
+            // The entry of each compared key, returned to the caller on a conflict.
             failure: txn.compares.iter().map(found).collect(),
         }
     }
 
-    /// A missing key has 0 everywhere, so a revision above 0 says that the key is there.
+    /// A missing key has revision 0, so a revision above 0 requires that the key exists.
     fn compare(&self, compare: &Compare) -> coord::Compare {
         use coord::CompareResult::{Equal, Greater, Less};
         use coord::CompareTarget::{Create, Mod, Value, Version};
@@ -121,7 +122,7 @@ impl CoordRepository {
         TxnOutcome::Conflict { revision, current: reply.responses.into_iter().map(found).collect() }
     }
 
-    /// Which of the leases that a refused transaction names does not exist.
+    /// The lease of a rejected transaction that does not exist.
     fn missing_lease(&self, txn: &Txn) -> LeaseId {
         let named = txn.ops.iter().filter_map(|op| match op {
             Op::Put { lease, .. } => *lease,
@@ -130,13 +131,14 @@ impl CoordRepository {
         let is_missing =
             |lease: &LeaseId| self.coordinator.read(|state| state.lease(coord::LeaseId(lease.0)).is_none());
         let mut named = named.collect::<Vec<_>>().into_iter();
-        // One that ended and was granted anew meanwhile is no longer missing; any name will do then.
+        // A lease that expired and was granted again meanwhile is no longer missing; any of the named leases
+        // is returned then.
         let last = named.clone().next_back();
         named.find(is_missing).or(last).unwrap_or(LeaseId(0))
     }
 }
 
-/// What an error of the core means; `lease` is the one the request was about.
+/// Maps an error of the core; `lease` is the lease of the request.
 fn failed(error: CoordError, lease: impl FnOnce() -> LeaseId) -> RepositoryError {
     use coord::Error;
     match error {
@@ -160,8 +162,8 @@ fn failed(error: CoordError, lease: impl FnOnce() -> LeaseId) -> RepositoryError
     }
 }
 
-/// A read changes nothing, so it is never unknown.
-fn unread(error: CoordError) -> RepositoryError {
+/// Maps an error of a read: a read changes nothing, so its outcome is never unknown.
+fn read_failed(error: CoordError) -> RepositoryError {
     match failed(error, || LeaseId(0)) {
         RepositoryError::Unknown => RepositoryError::Unavailable(CoordError::Timeout.to_string()),
         other => other,
@@ -176,7 +178,7 @@ impl StateRepository for CoordRepository {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, RepositoryError>> {
         Box::pin(async move {
             let request = RangeRequest::key(self.key(key));
-            let reply = self.coordinator.range(request, false).await.map_err(unread)?;
+            let reply = self.coordinator.range(request, false).await.map_err(read_failed)?;
             Ok(reply.kvs.first().and_then(|kv| self.entry(kv)))
         })
     }
@@ -185,7 +187,7 @@ impl StateRepository for CoordRepository {
         Box::pin(async move {
             let (key, range_end) = self.range(prefix);
             let request = RangeRequest::between(key, range_end);
-            let reply = self.coordinator.range(request, false).await.map_err(unread)?;
+            let reply = self.coordinator.range(request, false).await.map_err(read_failed)?;
             Ok((reply.revision, reply.kvs.iter().filter_map(|kv| self.entry(kv)).collect()))
         })
     }
@@ -230,14 +232,14 @@ impl StateRepository for CoordRepository {
     ) -> BoxFuture<'a, Result<Watch, RepositoryError>> {
         Box::pin(async move {
             if from_revision == 0 {
-                // "After this call" is after everything that was acknowledged before it, on any node.
-                self.coordinator.linearizable().await.map_err(unread)?;
+                // "After this call" means after every write acknowledged before it, on any node.
+                self.coordinator.linearizable().await.map_err(read_failed)?;
             }
             let (key, range_end) = self.range(prefix);
             let mut stream = self.coordinator.watcher();
             let request =
                 coord::WatchRequest { key, range_end, start_revision: from_revision, ..Default::default() };
-            stream.create(request).map_err(|error| unread(error.into()))?;
+            stream.create(request).map_err(|error| read_failed(error.into()))?;
             let delivery = Delivery { stream, ready: Vec::new().into_iter(), repository: self.clone() };
             Ok(Watch::new(stream::unfold(Some(delivery), |delivery| async {
                 let mut delivery = delivery?;
@@ -250,7 +252,7 @@ impl StateRepository for CoordRepository {
     }
 }
 
-/// A watch, and what it has received and not given on yet.
+/// A watch, and the events it has received and not delivered yet.
 struct Delivery {
     stream: WatchStream,
     ready: std::vec::IntoIter<coord::Event>,

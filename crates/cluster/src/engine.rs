@@ -1,12 +1,12 @@
-//! What the backends of one process share: the state, its leases and its watchers around a log.
+//! The in-process engine: state, leases and watchers around a log, shared by the in-process backends.
 //!
-//! A change is decided, logged, applied and acknowledged, in this order, and acknowledged only when the log is
-//! durable past it. The state runs ahead of the disk, so that changes that wait together share one sync; in
-//! return every answer, a read's and a conflict's too, waits until all that the state knew when it was made is
-//! durable. On an idle store that is no wait at all.
+//! A change is decided, logged, applied and acknowledged, in this order, and acknowledged only when the log
+//! is durable past it. The state runs ahead of the disk, so that concurrent changes share one fsync (group
+//! commit). In return every reply, also of a read or a conflict, waits until the whole state it was computed
+//! from is durable. On an idle store there is no wait.
 //!
-//! Locks: `core` may be held while the log takes an append; the log's notification therefore never takes it
-//! (it goes to the feed). Nothing holds a lock across an await.
+//! Locks: `core` may be held during a log append; the log's durability notification therefore never takes it
+//! (it goes to the feed). No lock is held across an await.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,26 +27,26 @@ use feed::Feed;
 use leases::Deadlines;
 use state::{Record, State};
 
-/// How long an answer waits for the disk before its outcome counts as unknown.
+/// Timeout of a reply's wait for durability; after it the outcome is unknown.
 const DURABLE_WAIT_MS: u64 = 30_000;
-/// How often a waiting answer looks for itself, in case nobody calls [`Engine::on_durable`].
+/// Poll interval of a waiting reply, in case [`Engine::on_durable`] is not called.
 const DURABLE_POLL: Duration = Duration::from_millis(5);
-/// The shortest lease: below this a busy machine would lose leases it keeps alive.
+/// Minimum lease TTL: below it a busy machine would lose leases that it renews.
 const MIN_TTL: Duration = Duration::from_millis(100);
-/// The longest lease; as in etcd, longer ones are refused.
+/// Maximum lease TTL; as in etcd, a longer TTL is rejected.
 const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 
-/// Where decisions are kept. Positions only grow; the log is durable up to `durable_end`.
+/// The log of decisions. Positions only grow; the log is durable up to `durable_end`.
 pub trait Log: Send + Sync + 'static {
-    /// Takes a record. On an error nothing was taken.
+    /// Appends a record. On an error nothing was appended.
     fn append(&self, record: &Record) -> Result<(), RepositoryError>;
-    /// Told after each record was applied: the moment for a snapshot. Called in log order.
+    /// Called after each applied record, in log order: the point for a snapshot.
     fn on_applied(&self, state: &State);
-    /// The position after the last record taken.
+    /// Log end: the position after the last appended record.
     fn end(&self) -> i64;
-    /// The position up to which records survive a crash.
+    /// Durable end: records below it survive a crash.
     fn durable_end(&self) -> i64;
-    /// Called without locks held, now and then: the moment to drop what a durable snapshot replaces.
+    /// Called periodically without locks held: the point to trim records that a durable snapshot replaces.
     fn maybe_trim(&self);
 }
 
@@ -65,7 +65,7 @@ struct Core {
 }
 
 impl<L: Log> Engine<L> {
-    /// A repository that goes on from `state`. Its leases start with their whole time.
+    /// A repository that continues from `state`. Its leases start with their full TTL.
     pub(crate) fn with(state: State, log: L, clock: Arc<dyn Clock>) -> Self {
         let mut deadlines = Deadlines::default();
         let now_ms = clock.monotonic_ms();
@@ -76,35 +76,36 @@ impl<L: Log> Engine<L> {
         Self { core: Mutex::new(Core { state, deadlines }), feed, log, clock, durable: Notify::new() }
     }
 
-    /// Ends the leases whose time is over and shows watchers what has become durable. Call it a few times a second:
-    /// nothing else watches the clock.
+    /// Expires leases and publishes durable events to watchers. Call it a few times per second: nothing else
+    /// checks the clock.
     pub fn tick(&self) -> Result<(), RepositoryError> {
         let now_ms = self.clock.monotonic_ms();
         let due = self.lock().deadlines.due(now_ms);
         for id in due {
             let mut core = self.lock();
             if core.deadlines.is_alive(id, now_ms) {
-                continue; // kept alive since we looked
+                continue; // renewed since the check
             }
             match core.state.decide_revoke(id) {
                 Ok(record) => {
                     self.commit(&mut core, &record)?;
                 }
-                Err(_) => core.deadlines.on_revoke(id), // somebody else revoked it
+                Err(_) => core.deadlines.on_revoke(id), // already revoked
             }
         }
         self.publish();
         Ok(())
     }
 
-    /// The log is durable up to `durable_end`: publishes what waited for it. For the disk's notification: takes
-    /// no lock that is held during an append, never blocks, and may be called from any thread.
+    /// The log is durable up to `durable_end`: publishes the events up to there. For the disk's
+    /// notification: takes no lock that is held during an append, never blocks, and may be called from any
+    /// thread.
     pub fn on_durable(&self, durable_end: i64) {
         self.feed.publish(durable_end);
         self.durable.notify_waiters();
     }
 
-    /// Where the records are kept.
+    /// The log.
     #[cfg(test)]
     pub(crate) fn log(&self) -> &L {
         &self.log
@@ -114,11 +115,11 @@ impl<L: Log> Engine<L> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs and applies one decision made on this very state. Returns the log position to wait for.
+    /// Logs and applies one decision made on the current state. Returns the log position to wait for.
     fn commit(&self, core: &mut Core, record: &Record) -> Result<i64, RepositoryError> {
         self.log.append(record)?;
         let position = self.log.end();
-        let events = core.state.apply(record).expect("a record decided on this very state applies to it");
+        let events = core.state.apply(record).expect("a record decided on the current state applies to it");
         match record {
             Record::Grant { id, ttl_ms } => core.deadlines.on_grant(*id, *ttl_ms, self.clock.monotonic_ms()),
             Record::Revoke { id } => core.deadlines.on_revoke(*id),
@@ -129,7 +130,8 @@ impl<L: Log> Engine<L> {
         Ok(position)
     }
 
-    /// Publishes what is durable already: the notification may have come before the events were pushed.
+    /// Publishes events that are already durable: the notification may have come before the events were
+    /// pushed.
     fn publish(&self) {
         self.feed.publish(self.log.durable_end());
     }
@@ -148,7 +150,7 @@ impl<L: Log> Engine<L> {
                 if self.clock.monotonic_ms().saturating_sub(start_ms) >= DURABLE_WAIT_MS {
                     return Err(RepositoryError::Unknown);
                 }
-                // Either way the loop looks for itself.
+                // On a notification or a timeout, check the durable end again.
                 let _ = tokio::time::timeout(DURABLE_POLL, notified).await;
             }
         }
@@ -157,11 +159,11 @@ impl<L: Log> Engine<L> {
         Ok(())
     }
 
-    /// Reads under the lock; the answer may leave once all that the state knew is durable.
-    async fn read<T>(&self, look: impl FnOnce(&State) -> T) -> Result<T, RepositoryError> {
+    /// Reads under the lock; the reply is returned once the state it was read from is durable.
+    async fn read<T>(&self, query: impl FnOnce(&State) -> T) -> Result<T, RepositoryError> {
         let (answer, position) = {
             let core = self.lock();
-            (look(&core.state), self.log.end())
+            (query(&core.state), self.log.end())
         };
         self.settle(position).await?;
         Ok(answer)
@@ -171,7 +173,7 @@ impl<L: Log> Engine<L> {
         let mut core = self.lock();
         let now_ms = self.clock.monotonic_ms();
         for op in &txn.ops {
-            // A lease whose time is over is gone, whether or not its end was noticed yet.
+            // A lease past its deadline is expired, also before the next tick revokes it.
             if let Op::Put { lease: Some(id), .. } = op
                 && !core.deadlines.is_alive(*id, now_ms)
             {
@@ -182,7 +184,7 @@ impl<L: Log> Engine<L> {
         if let Some(record) = record {
             self.commit(&mut core, &record)?;
         }
-        // A conflict reveals what it found, so it waits like a change does.
+        // A conflict returns current entries, so it waits for durability like a change.
         Ok((outcome, self.log.end()))
     }
 }
@@ -207,7 +209,7 @@ impl<L: Log> StateRepository for Engine<L> {
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, RepositoryError>> {
         Box::pin(async move {
             if ttl > MAX_TTL {
-                return Err(RepositoryError::Invalid("the lease is too long".to_owned()));
+                return Err(RepositoryError::Invalid("lease TTL too large".to_owned()));
             }
             let ttl = ttl.max(MIN_TTL);
             let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);

@@ -1,19 +1,18 @@
-//! A client of the etcd v3 protocol: for a Moim, and for every etcd.
+//! A client of the etcd v3 protocol, for Moim and for any etcd.
 //!
 //! | part | owns |
 //! |---|---|
-//! | [`channel`](Channel) | connections: which server, when to change it |
+//! | [`channel`](Channel) | connections: server selection and failover |
 //! | `call` | one gRPC call over a connection: headers, frames, status |
-//! | [`client`](EtcdClient) | the methods, and which of them may be asked again |
+//! | [`client`](EtcdClient) | the methods, and which of them may be retried |
 //! | [`watch`](EtcdWatch) | a watch that outlives connections |
 //! | [`repository`](EtcdRepository) | the state repository on top |
 //!
-//! The connections live on the runtime the client was made on. The handles work from any thread and any
-//! runtime that has timers.
+//! The connections live on the runtime the client was created on. The handles work from any thread and any
+//! runtime with timers.
 //!
-//! The rule about outcomes: a change is asked once. When it was sent and no answer came, the outcome is
-//! unknown and the caller is told so, whatever made the answer stay away. Reads are asked again, on another
-//! server if need be, until the deadline.
+//! Retry rule: a write is sent once. When it was sent and no reply came, for any reason, the outcome is
+//! unknown and the caller gets that error. Reads are retried, also on another server, until the deadline.
 
 mod call;
 mod channel;
@@ -44,7 +43,7 @@ pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
 
 /// The first key and the end of the range of all keys that start with `prefix`.
 pub fn prefix_range(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
-    // No key is empty; one zero byte is the first one there can be.
+    // No key is empty; a single zero byte is the first possible key.
     let start = if prefix.is_empty() { vec![0] } else { prefix.to_vec() };
     (start, prefix_end(prefix))
 }

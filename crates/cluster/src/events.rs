@@ -1,7 +1,7 @@
-//! The event bus of a process: what happened in the cluster, as a stream that says when it has missed something.
+//! The event bus of a process: cluster events as a stream that reports missed events.
 //!
-//! Events are for sight: every service keeps the truth where it can be read (a view, a record), so a listener that
-//! lagged reads it again. The bus never waits for a listener.
+//! Events are notifications only: every service keeps its authoritative state where it can be read (a view,
+//! a record), so a lagging subscriber reads that again. The bus never waits for a subscriber.
 
 use serde::Serialize;
 use tokio::sync::broadcast;
@@ -9,110 +9,110 @@ use tokio::sync::broadcast;
 use crate::assignment::TopologyEvent;
 use crate::membership::MemberEvent;
 
-/// Events a slow listener may be behind.
-const ROOM: usize = 4_096;
+/// Maximum lag of a subscriber, in events.
+const CAPACITY: usize = 4_096;
 
-/// Something that happened.
+/// A cluster event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ClusterEvent {
-    /// A member came, went, or fell silent.
+    /// A member joined, left, or missed its heartbeats.
     Member(MemberEvent),
-    /// This node leads, or another does, or nobody.
+    /// The leader of an election changed, or there is none.
     Leader {
-        /// What is led.
+        /// Name of the election.
         name: String,
-        /// Who leads, if anybody.
+        /// Current leader, if any.
         leader: Option<String>,
-        /// The fencing token of the leadership.
+        /// Fencing token of the leadership.
         token: i64,
     },
-    /// This node's leadership has ended.
+    /// This node lost its leadership.
     LeadershipLost {
-        /// What was led.
+        /// Name of the election.
         name: String,
-        /// Why.
+        /// Reason of the loss.
         reason: String,
     },
-    /// This node's lock has ended without being released.
+    /// This node lost a lock without releasing it.
     LockLost {
-        /// Which.
+        /// Name of the lock.
         name: String,
-        /// Why.
+        /// Reason of the loss.
         reason: String,
     },
-    /// A partition changes hands.
+    /// Ownership of a partition changed.
     Topology(TopologyEvent),
-    /// A rebalance was decided.
+    /// A rebalance was committed.
     Rebalanced {
-        /// Of which group.
+        /// Assignment group.
         group: String,
-        /// How many partitions move.
+        /// Number of partitions that move.
         moves: usize,
     },
-    /// Recording a hand-off fails again and again: the work's own recovery is needed.
+    /// Recording a hand-off failed repeatedly: the application's own recovery is needed.
     HandoffFailing {
-        /// Of which group.
+        /// Assignment group.
         group: String,
-        /// Of which partition.
+        /// Partition id.
         partition: String,
-        /// How often in a row.
+        /// Consecutive failures.
         failures: u32,
         /// The last failure.
         reason: String,
     },
-    /// A node asks to join a Raft group, or the answer to it.
+    /// A step of a node's join to a Raft group.
     Join {
-        /// Whose group.
+        /// Application of the group.
         app: String,
-        /// Which node.
+        /// Joining node.
         node: String,
         /// `requested`, `accepted`, `rejected`, `active`, `expired`.
         step: String,
-        /// Why, where there is a reason.
+        /// Reason, for a rejection or expiry.
         reason: String,
     },
     /// A new routing table is in force.
     Routing {
-        /// Its namespace.
+        /// Namespace of the table.
         namespace: String,
-        /// Its version.
+        /// Version of the table.
         version: i64,
     },
-    /// What the store holds cannot be read; it is passed over until somebody mends it.
+    /// A record in the store cannot be decoded; it is skipped until it is repaired.
     Malformed {
-        /// Which key.
+        /// Key of the record.
         key: String,
-        /// What is wrong.
+        /// Decoding error.
         reason: String,
     },
-    /// The store does not answer, or does again.
+    /// The store became unreachable, or reachable again.
     Store {
-        /// Whether it answers.
+        /// True if the store responds.
         reachable: bool,
     },
 }
 
-/// Where events are published and heard. Cheap to clone.
+/// Publisher and source of subscriptions. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct EventBus {
     sender: broadcast::Sender<ClusterEvent>,
 }
 
 impl EventBus {
-    /// A bus without listeners.
+    /// A bus without subscribers.
     pub fn new() -> Self {
-        Self { sender: broadcast::channel(ROOM).0 }
+        Self { sender: broadcast::channel(CAPACITY).0 }
     }
 
-    /// Tells every listener.
+    /// Delivers an event to every subscriber.
     pub fn publish(&self, event: ClusterEvent) {
-        // Nobody listening is fine.
+        // An error means that there are no subscribers.
         let _ = self.sender.send(event);
     }
 
-    /// Hears everything from now on.
+    /// Subscribes to all events from now on.
     pub fn subscribe(&self) -> EventStream {
         EventStream { receiver: self.sender.subscribe() }
     }
@@ -124,22 +124,22 @@ impl Default for EventBus {
     }
 }
 
-/// Some events were missed: read the truth again and go on listening.
+/// Events were missed: read the authoritative state again and continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{missed} events were missed")]
 pub struct Lagged {
-    /// How many.
+    /// Number of missed events.
     pub missed: u64,
 }
 
-/// What a listener hears.
+/// A subscription.
 #[derive(Debug)]
 pub struct EventStream {
     receiver: broadcast::Receiver<ClusterEvent>,
 }
 
 impl EventStream {
-    /// The next event, or how many were missed; `None` when the bus is gone. Cancel-safe.
+    /// The next event, or the number of missed events; `None` when the bus is closed. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<ClusterEvent, Lagged>> {
         match self.receiver.recv().await {
             Ok(event) => Some(Ok(event)),
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_listener_is_told_what_it_missed() {
+    fn lagging_subscriber_gets_the_number_of_missed_events() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let bus = EventBus::new();

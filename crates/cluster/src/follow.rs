@@ -1,7 +1,8 @@
-//! A prefix of the store, followed: everything that is there, then every change, and after any gap the difference.
+//! Follows a prefix of the store: a list, then every change, and after a watch gap the difference to a new
+//! list.
 //!
-//! Invariant: the changes so far, applied in order, make exactly what the store held at some revision that never goes
-//! back. One watch on the store, whatever happens.
+//! Invariant: the changes so far, applied in order, give exactly the state of the store at some revision
+//! that never goes back. One follower has at most one watch on the store.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +13,15 @@ use crate::context::Context;
 use crate::events::ClusterEvent;
 use crate::repository::{Entry, Event};
 
-/// A change of what is followed.
+/// A change under the followed prefix.
 pub(crate) enum Change {
     Put(Entry),
-    Gone(String),
-    /// Everything that the store holds has been told.
+    Deleted(String),
+    /// The initial list is complete.
     Listed,
 }
 
-/// Follows a prefix in a task of its own.
+/// Follows a prefix in a separate task.
 pub(crate) struct Follower {
     changes: mpsc::Receiver<Change>,
 }
@@ -50,8 +51,8 @@ type Sent = Result<(), mpsc::error::SendError<Change>>;
 
 async fn follow(context: &Context, prefix: &str, sender: &mpsc::Sender<Change>) -> Sent {
     let mut backoff = Backoff::default();
-    // The mod revision of what was told.
-    let mut told: BTreeMap<String, i64> = BTreeMap::new();
+    // Mod revisions of the entries that were sent.
+    let mut sent: BTreeMap<String, i64> = BTreeMap::new();
     let mut is_away = false;
     loop {
         let listed = context.repository.list(prefix).await;
@@ -62,27 +63,27 @@ async fn follow(context: &Context, prefix: &str, sender: &mpsc::Sender<Change>) 
             if std::mem::take(&mut is_away) {
                 context.events.publish(ClusterEvent::Store { reachable: true });
             }
-            let mut gone: Vec<String> = told.keys().cloned().collect();
+            let mut deleted: Vec<String> = sent.keys().cloned().collect();
             for entry in entries {
-                gone.retain(|key| *key != entry.key);
-                if told.insert(entry.key.clone(), entry.mod_revision) != Some(entry.mod_revision) {
+                deleted.retain(|key| *key != entry.key);
+                if sent.insert(entry.key.clone(), entry.mod_revision) != Some(entry.mod_revision) {
                     sender.send(Change::Put(entry)).await?;
                 }
             }
-            for key in gone {
-                told.remove(&key);
-                sender.send(Change::Gone(key)).await?;
+            for key in deleted {
+                sent.remove(&key);
+                sender.send(Change::Deleted(key)).await?;
             }
             sender.send(Change::Listed).await?;
             while let Some(Ok(event)) = watch.next().await {
                 match event {
                     Event::Put(entry) => {
-                        told.insert(entry.key.clone(), entry.mod_revision);
+                        sent.insert(entry.key.clone(), entry.mod_revision);
                         sender.send(Change::Put(entry)).await?;
                     }
                     Event::Delete { key, .. } => {
-                        told.remove(&key);
-                        sender.send(Change::Gone(key)).await?;
+                        sent.remove(&key);
+                        sender.send(Change::Deleted(key)).await?;
                     }
                 }
             }

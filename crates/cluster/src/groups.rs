@@ -1,28 +1,29 @@
 //! Raft groups for applications: a small replicated store inside the application's own processes.
 //!
-//! An [`AppGroup`] is this process's member of the group of one application. What the group keeps is a
-//! [`StateRepository`](crate::StateRepository): elections, locks, members and assignments work on it as on any other
-//! store, and every change of them is an entry of the group's log, applied by every member in the same order. A new
-//! member gets a snapshot and the log after it.
+//! An [`AppGroup`] is this process's member of one application's group. The group's state machine is a
+//! [`StateRepository`](crate::StateRepository): elections, locks, membership and assignments work on it as
+//! on any other store, and every change is an entry of the group's log, applied by every member in the same
+//! order. A new member gets a snapshot and the log after it.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `identity.rs` | who this folder is in the group, for ever |
-//! | `founding.rs` | how the first members agree that they are the first |
-//! | `desk.rs` | the members' side of joining: requests, approval, activation, expiry |
-//! | `join.rs` | the newcomer's side: ticket, acceptance, sync |
-//! | `election.rs` | leadership by the group's own leader |
+//! | `identity.rs` | the permanent identity of a data folder in the group |
+//! | `founding.rs` | bootstrap: the agreement of the founders |
+//! | `join_requests.rs` | the group's side of a join: requests, approval, activation, expiry |
+//! | `join.rs` | the joining node's side: ticket, acceptance, sync |
+//! | `election.rs` | leadership that follows the Raft leader |
 //! | `port.rs` | one port for the groups of a process |
 //!
-//! Invariants: a voter id belongs to one folder and is never given out again; the first members begin only when all of
-//! them have shown the same list of folders; a newcomer votes only after it has caught up; a request that is not
-//! completed in time leaves nothing behind, in the group or in the newcomer's folder.
+//! Invariants: a voter id belongs to one folder and is never reused; the founders bootstrap only when all of
+//! them have exchanged the same list of folders; a joining node votes only after it has caught up; a join
+//! request that is not completed in time leaves nothing behind, in the group or in the joining node's
+//! folder.
 
-mod desk;
 mod election;
 mod founding;
 mod identity;
 mod join;
+mod join_requests;
 mod port;
 
 use std::net::SocketAddr;
@@ -39,10 +40,10 @@ use moim_raft::{
 };
 use serde::{Deserialize, Serialize};
 
-use self::desk::Desk;
 pub use self::election::RaftElection;
 use self::identity::Identity;
 pub use self::join::{JoinAcceptance, JoinClient, JoinError, JoinRequest, JoinTicket};
+use self::join_requests::JoinRequests;
 pub use self::port::GroupPort;
 use crate::clock::BootClock;
 use crate::context::Context;
@@ -52,50 +53,51 @@ use crate::keys;
 use crate::metrics::ClusterMetrics;
 use crate::repository::{Expect, RepositoryError};
 
-/// How long a member may take to take the leadership over.
-const TAKE_OVER: Duration = Duration::from_millis(500);
+/// Timeout of a leadership transfer to one member.
+const TRANSFER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A member of the first hour.
+/// A founding member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupPeer {
-    /// The node.
+    /// Node id.
     pub node_id: String,
-    /// Where its group port is, as `host:port`.
+    /// Address of its group port, as `host:port`.
     pub address: String,
 }
 
-/// How an application's group is run.
+/// Configuration of an application's group.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
-    /// Whose group.
+    /// Application name.
     pub app: String,
-    /// This node.
+    /// Id of this node.
     pub node_id: String,
-    /// Where the other members reach it; port 0 picks a free one.
+    /// Listen address for the other members; port 0 picks a free port.
     pub listen: SocketAddr,
-    /// The address that others are told; the one it listens on if empty.
+    /// Advertised address; the listen address if empty.
     pub advertise: String,
-    /// The port of this process, where it has one for all its groups; `listen` and `advertise` say nothing then.
+    /// The shared port of this process, if it has one for all its groups; `listen` and `advertise` are
+    /// ignored then.
     pub port: Option<GroupPort>,
-    /// Where log and snapshots are. Belongs to this member alone.
+    /// Folder of log and snapshots. Used by this member only.
     pub data: PathBuf,
-    /// The resources the group is for.
+    /// The resources that the group serves.
     pub equipment_group: String,
-    /// Whether newcomers wait until somebody approves them.
+    /// True if join requests require an operator's approval.
     pub manual_approval: bool,
-    /// How long a newcomer has from its request to its activation.
+    /// Time limit of a join, from its request to its activation.
     pub join_timeout: Duration,
-    /// Raft's timers, in milliseconds: heartbeat, least and most patience.
+    /// Raft timers in milliseconds: heartbeat, minimum and maximum election timeout.
     pub timers_ms: (u64, u64, u64),
-    /// Who is told about joins.
+    /// Event bus for join events.
     pub events: EventBus,
-    /// Where joins are counted.
+    /// Metrics of joins.
     pub metrics: Arc<ClusterMetrics>,
 }
 
 impl GroupConfig {
-    /// The usual settings.
+    /// Default settings.
     pub fn new(app: impl Into<String>, node_id: impl Into<String>, data: impl Into<PathBuf>) -> Self {
         let timers = Timers::default();
         Self {
@@ -115,42 +117,43 @@ impl GroupConfig {
     }
 }
 
-/// Why a group does not run here.
+/// Failure to run a group member.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// The folder cannot be used.
+    /// The data folder cannot be used.
     #[error("the group's folder: {0}")]
     Folder(String),
-    /// The folder is empty, but the group has begun without it: a voter that lost its log must not vote again.
+    /// The folder is empty, but the group was bootstrapped without it: a voter that lost its log must not
+    /// vote again.
     #[error("the group of {0} has begun without this folder: join it under a new identity")]
     BegunWithout(String),
-    /// The port cannot be listened on.
+    /// The port cannot be bound.
     #[error("the group's port: {0}")]
     Port(std::io::Error),
-    /// The group could not be opened.
+    /// The Raft group could not be opened.
     #[error(transparent)]
     Open(#[from] moim_raft::OpenError),
-    /// The group refused.
+    /// The Raft group rejected the operation.
     #[error(transparent)]
     Group(#[from] moim_raft::GroupError),
-    /// Joining failed.
+    /// The join failed.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
 }
 
-/// What `cluster:raft/groups/{app}` holds.
+/// Value of `cluster:raft/groups/{app}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct GroupRecord {
-    /// The group's number.
+    /// Raft group id.
     pub group_id: u64,
-    /// Its members.
+    /// Members of the group.
     pub peers: Vec<PeerRecord>,
-    /// The resources it is for.
+    /// The resources that the group serves.
     pub equipment_group: String,
 }
 
@@ -158,15 +161,15 @@ pub struct GroupRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PeerRecord {
-    /// The node.
+    /// Node id.
     pub node_id: String,
-    /// Its voter id.
+    /// Voter id.
     pub peer_id: u64,
-    /// Where it is reached.
+    /// Address of its group port.
     pub address: String,
 }
 
-/// Passes on what the disk says.
+/// Forwards durability notifications of the disk.
 struct Sink(Router);
 
 impl DurableSink for Sink {
@@ -189,11 +192,11 @@ struct Inner {
     coordinator: Coordinator,
     repository: Arc<CoordRepository>,
     store: Store,
-    desk: Arc<Desk>,
+    join_requests: Arc<JoinRequests>,
     scope: Scope,
 }
 
-/// A member before it is known who it is in the group: reached, and nobody yet.
+/// A reachable member whose identity in the group is not known yet.
 struct Port {
     router: Router,
     local: LocalPeer,
@@ -216,9 +219,10 @@ impl Port {
 }
 
 impl AppGroup {
-    /// Founds the group together with the other peers, of which this node is one; or comes back to it.
+    /// Founds the group together with the other peers, of which this node is one; or restarts an existing
+    /// member.
     ///
-    /// Returns when this member runs; a leader is there once a majority does.
+    /// Returns when this member runs; a leader is elected once a majority runs.
     pub async fn found(config: GroupConfig, peers: &[GroupPeer]) -> Result<Self, GroupError> {
         let port = Port::open(&config).await?;
         let identity = match Identity::load(&config)? {
@@ -237,7 +241,7 @@ impl AppGroup {
         Ok(group)
     }
 
-    /// Joins a group that exists, through any of its members; or comes back to it.
+    /// Joins an existing group through any of its members; or restarts an existing member.
     pub async fn join(
         config: GroupConfig,
         members: &[String],
@@ -250,7 +254,7 @@ impl AppGroup {
                 return Self::open(config, port, identity).await;
             };
             match Self::sync(config.clone(), identity, &client, &ticket).await {
-                // The join before this one is over, and its folder set aside.
+                // The previous join has ended, and its folder is set aside.
                 Err(GroupError::Join(JoinError::Expired | JoinError::Rejected(_))) => {}
                 done => return done,
             }
@@ -273,7 +277,7 @@ impl AppGroup {
         Self::sync_on(port, config, identity, &client, &ticket).await
     }
 
-    /// Goes on with a join that was accepted.
+    /// Resumes an accepted join.
     async fn sync(
         config: GroupConfig,
         identity: Identity,
@@ -284,7 +288,8 @@ impl AppGroup {
         Self::sync_on(port, config, identity, client, ticket).await
     }
 
-    /// Runs as a learner until it has its vote. A join that has expired leaves an empty folder, for the next one.
+    /// Runs as a learner until it is promoted to voter. An expired join leaves an empty folder for the next
+    /// one.
     async fn sync_on(
         port: Port,
         config: GroupConfig,
@@ -335,30 +340,37 @@ impl AppGroup {
         let options = CoordinatorOptions::new(group, cluster_id);
         let coordinator = Coordinator::open(&host, options, clock, &scope).await?;
         let repository = Arc::new(CoordRepository::new(coordinator.clone()));
-        let desk = Arc::new(Desk::new(&config, &identity, &address, coordinator.clone(), repository.clone()));
-        port.seat(&config.app, desk.clone());
-        let (tending, stop) = (Arc::clone(&desk), scope.shutdown().clone());
+        let join_requests = Arc::new(JoinRequests::new(
+            &config,
+            &identity,
+            &address,
+            coordinator.clone(),
+            repository.clone(),
+        ));
+        port.register_join_service(&config.app, join_requests.clone());
+        let (tending, stop) = (Arc::clone(&join_requests), scope.shutdown().clone());
         scope.spawn("group desk", async move {
             tokio::select! {
                 () = stop.stopped() => {}
-                () = tending.tend() => {}
+                () = tending.run() => {}
             }
         });
-        let inner = Inner { config, identity, port, address, coordinator, repository, store, desk, scope };
+        let inner =
+            Inner { config, identity, port, address, coordinator, repository, store, join_requests, scope };
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// What the group keeps.
+    /// The group's replicated store.
     pub fn repository(&self) -> Arc<CoordRepository> {
         Arc::clone(&self.inner.repository)
     }
 
-    /// Whose group.
+    /// Application name.
     pub fn app(&self) -> &str {
         &self.inner.config.app
     }
 
-    /// The surroundings of this node's services, with the group as their store.
+    /// Context of this node's services, with the group as their store.
     pub fn context(&self, scope: &Scope) -> Context {
         Context {
             events: self.inner.config.events.clone(),
@@ -367,23 +379,23 @@ impl AppGroup {
         }
     }
 
-    /// Leadership by the group's own leader.
+    /// Leadership that follows the Raft leader.
     pub fn election(&self, context: &Context) -> RaftElection {
         let lease = Duration::from_millis(self.inner.config.timers_ms.2);
         RaftElection::new(context, &self.inner.config.app, self.inner.coordinator.clone(), lease)
     }
 
-    /// Where this member is reached.
+    /// Advertised address of this member.
     pub fn address(&self) -> &str {
         &self.inner.address
     }
 
-    /// This member's voter id.
+    /// Voter id of this member.
     pub fn peer_id(&self) -> u64 {
         self.inner.identity.voter
     }
 
-    /// The members, as this one knows them: voter ids and addresses, those without a vote last.
+    /// The members known to this one: voters, then learners.
     pub fn members(&self) -> (Vec<PeerRecord>, Vec<PeerRecord>) {
         let metrics = self.inner.coordinator.group().metrics();
         let peer = |member: &Member| PeerRecord {
@@ -394,12 +406,12 @@ impl AppGroup {
         (metrics.voters.iter().map(peer).collect(), metrics.learners.iter().map(peer).collect())
     }
 
-    /// Whether this member believes that it leads.
+    /// True if this member considers itself the Raft leader.
     pub fn leads(&self) -> bool {
         self.inner.coordinator.group().is_leader()
     }
 
-    /// Waits until the group answers.
+    /// Waits until the group can serve a linearizable read.
     pub async fn ready(&self, within: Duration) -> Result<(), GroupError> {
         let wait = async {
             while self.inner.coordinator.linearizable().await.is_err() {
@@ -412,25 +424,25 @@ impl AppGroup {
         }
     }
 
-    /// Who waits to be let in.
+    /// Join requests that wait for approval.
     pub async fn pending(&self) -> Result<Vec<JoinRequest>, GroupError> {
-        Ok(self.inner.desk.pending().await?)
+        Ok(self.inner.join_requests.pending().await?)
     }
 
-    /// Lets a node in that waits for approval.
+    /// Approves a join request.
     pub async fn approve(&self, node_id: &str) -> Result<(), GroupError> {
-        Ok(self.inner.desk.decide(node_id, None).await?)
+        Ok(self.inner.join_requests.decide(node_id, None).await?)
     }
 
-    /// Turns a node away that waits for approval.
+    /// Rejects a join request.
     pub async fn reject(&self, node_id: &str, reason: &str) -> Result<(), GroupError> {
-        Ok(self.inner.desk.decide(node_id, Some(reason)).await?)
+        Ok(self.inner.join_requests.decide(node_id, Some(reason)).await?)
     }
 
-    /// Writes who is in the group into a store that others read, so that they find it.
+    /// Publishes the group's members to a shared store, for discovery.
     pub async fn publish(&self, store: &dyn crate::StateRepository) -> Result<(), GroupError> {
-        let record = self.inner.desk.record().await?;
-        let value = serde_json::to_vec(&record).expect("plain fields can be written down");
+        let record = self.inner.join_requests.record().await?;
+        let value = serde_json::to_vec(&record).expect("plain fields serialize to JSON");
         let addresses: Vec<&str> = record.peers.iter().map(|peer| peer.address.as_str()).collect();
         let metadata = serde_json::json!({ "addresses": addresses, "groupId": record.group_id });
         let app = &self.inner.config.app;
@@ -440,7 +452,7 @@ impl AppGroup {
         Ok(())
     }
 
-    /// Leaves the group for good: this voter is removed, and its folder is of no more use.
+    /// Leaves the group permanently: this voter is removed, and its folder cannot be used again.
     pub async fn leave(&self) -> Result<(), GroupError> {
         self.step_down().await;
         let left = self.inner.coordinator.remove_member(VoterId(self.inner.identity.voter)).await;
@@ -449,7 +461,7 @@ impl AppGroup {
         Ok(())
     }
 
-    /// Hands the leadership to another member, if this one has it and one is there to take it.
+    /// Transfers the leadership to another member, if this one is the leader and another is reachable.
     pub async fn step_down(&self) {
         let group = self.inner.coordinator.group();
         let me = VoterId(self.inner.identity.voter);
@@ -458,21 +470,22 @@ impl AppGroup {
             if !group.is_leader() {
                 return;
             }
-            // One that is gone takes nothing: the next is asked.
-            let moved = tokio::time::timeout(TAKE_OVER, self.inner.coordinator.move_leader(other)).await;
+            // An unreachable member does not take over: try the next.
+            let moved =
+                tokio::time::timeout(TRANSFER_TIMEOUT, self.inner.coordinator.move_leader(other)).await;
             match moved {
                 Ok(Ok(())) => return,
-                Ok(Err(error)) => tracing::debug!(%error, %other, "the leadership was not handed over"),
-                Err(_) => tracing::debug!(%other, "the leadership was not taken over in time"),
+                Ok(Err(error)) => tracing::debug!(%error, %other, "leadership transfer failed"),
+                Err(_) => tracing::debug!(%other, "leadership transfer timed out"),
             }
         }
     }
 
-    /// Stops this member. What is durable stays; [`found`](Self::found) or [`join`](Self::join) brings it back.
+    /// Stops this member. Durable data stays; [`found`](Self::found) or [`join`](Self::join) restarts it.
     pub async fn stop(&self) {
         self.inner.coordinator.stop().await;
         self.inner.scope.shutdown().stop();
-        self.inner.port.unseat(&self.inner.config.app);
+        self.inner.port.unregister_join_service(&self.inner.config.app);
         if let Ok(cluster) = u128::from_str_radix(&self.inner.identity.cluster, 16) {
             let secret = self.inner.identity.secret_number();
             let voter = VoterId(self.inner.identity.voter);
@@ -484,13 +497,13 @@ impl AppGroup {
         let store = self.inner.store.clone();
         let closed = moim_base::task::offload(move || store.close().map_err(std::io::Error::other)).await;
         if let Err(error) = closed {
-            // As after a crash, which the next start repairs.
-            tracing::warn!(%error, "the group's store was not closed in order");
+            // Equivalent to a crash, which the next start recovers from.
+            tracing::warn!(%error, "group store close failed");
         }
     }
 }
 
-/// The number of an application's group: the same on every member, below those of services.
+/// Group id of an application: the same on every member, below the ids of services.
 fn group_id(app: &str) -> GroupId {
     let high = u64::from(crc32c::crc32c(app.as_bytes()));
     let low = u64::from(crc32c::crc32c_append(0x6d6f_696d, app.as_bytes()));

@@ -1,16 +1,18 @@
-//! Leadership: at most one node does something, and everybody it writes to can tell an old leader from a new one.
+//! Leadership: at most one leader at a time, with fencing tokens that distinguish an old leader from a new
+//! one.
 //!
-//! One interface, three ways to come to it:
+//! One interface, three implementations:
 //!
-//! | way | leads | token |
+//! | implementation | leader | token |
 //! |---|---|---|
-//! | [`CasElection`] | whoever created the key `cluster:leader/{name}` under its lease | the key's create revision |
+//! | [`CasElection`] | the creator of the key `cluster:leader/{name}` under its lease | the key's create revision |
 //! | `groups::RaftElection` (feature `raft`) | the leader of the application's Raft group | the term |
 //! | `kafka` (feature `kafka`) | the owner of the partition | the version of its assignment record |
 //!
-//! What a leader must do: look at [`Leadership::is_valid`] before each use, and pass the token to whatever it writes
-//! to. The first makes two leaders at a time unlikely also when a process was paused; only the second, checked at the
-//! resource, makes them impossible. Writes to the store itself are fenced by [`Leadership::fence`].
+//! A leader must check [`Leadership::is_valid`] before each use, and pass the token to every resource it
+//! writes to. The check makes two concurrent leaders unlikely also after a process pause; only the token,
+//! checked at the resource, makes them impossible. Writes to the store itself are fenced by
+//! [`Leadership::fence`].
 
 mod cas;
 
@@ -22,11 +24,11 @@ pub use self::cas::{CasElection, ElectionOptions};
 use crate::repository::{BoxFuture, Compare, RepositoryError, Txn};
 use crate::session::SessionEnd;
 
-/// Why there is no leadership.
+/// A failed election.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElectionError {
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
     /// The process stops.
@@ -34,45 +36,45 @@ pub enum ElectionError {
     Stopped,
 }
 
-/// Who leads.
+/// The current leader.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaderInfo {
-    /// The node.
+    /// Node id of the leader.
     pub node_id: String,
-    /// The fencing token of its leadership.
+    /// Fencing token of its leadership.
     pub fencing_token: i64,
 }
 
-/// Changes of leadership, as far as this node can see.
+/// Leader changes as observed by this node.
 #[derive(Clone, Debug)]
 pub struct LeaderChanges {
     pub(crate) receiver: watch::Receiver<Option<LeaderInfo>>,
 }
 
 impl LeaderChanges {
-    /// Who leads, as last seen.
+    /// The last observed leader.
     pub fn current(&self) -> Option<LeaderInfo> {
         self.receiver.borrow().clone()
     }
 
-    /// Returns when somebody else leads, or nobody; `None` when nobody watches any more. Cancel-safe.
+    /// Returns when the leader changed, or there is none; `None` when the observer has ended. Cancel-safe.
     pub async fn changed(&mut self) -> Option<Option<LeaderInfo>> {
         self.receiver.changed().await.ok()?;
         Some(self.receiver.borrow_and_update().clone())
     }
 }
 
-/// A way to elect one of several nodes.
+/// An election among several nodes.
 pub trait LeaderElection: Send + Sync {
-    /// Waits until this node leads. Dropping the future gives up.
+    /// Waits until this node is the leader. Dropping the future cancels the campaign.
     fn campaign(&self) -> BoxFuture<'_, Result<Leadership, ElectionError>>;
 
-    /// Watches who leads. Needs no candidacy.
+    /// Observes the leader. Needs no candidacy.
     fn observe(&self) -> LeaderChanges;
 }
 
-/// What a leadership stands on.
+/// The mechanism behind a leadership.
 pub(crate) trait Standing: Send + Sync {
     fn is_valid(&self) -> bool;
     fn lost(&self) -> BoxFuture<'_, SessionEnd>;
@@ -80,7 +82,7 @@ pub(crate) trait Standing: Send + Sync {
     fn fence(&self) -> Compare;
 }
 
-/// This node leads, for as long as [`is_valid`](Self::is_valid) says so. Dropping it resigns.
+/// A leadership of this node, valid while [`is_valid`](Self::is_valid) is true. Dropping it resigns.
 pub struct Leadership {
     pub(crate) name: Arc<str>,
     pub(crate) fencing_token: i64,
@@ -88,37 +90,38 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// What is led.
+    /// Name of the election.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Larger than that of every leadership before. Whoever is written to refuses one smaller than it has seen.
+    /// Fencing token, larger than that of every previous leadership. A resource must reject a token smaller
+    /// than one it has seen.
     pub fn fencing_token(&self) -> i64 {
         self.fencing_token
     }
 
-    /// Whether this node leads at this moment. Asks the clock, so it is right also after a pause.
+    /// True while this node is the leader. Checks the clock, so it is correct also after a process pause.
     pub fn is_valid(&self) -> bool {
         self.standing.is_valid()
     }
 
-    /// Returns when the leadership ends, with the reason. Cancel-safe.
+    /// Returns when the leadership is lost, with the reason. Cancel-safe.
     pub async fn lost(&self) -> SessionEnd {
         self.standing.lost().await
     }
 
-    /// Gives the leadership back at once.
+    /// Resigns the leadership immediately.
     pub async fn resign(self) -> Result<(), ElectionError> {
         self.standing.resign().await
     }
 
-    /// The condition that makes a transaction on the store fail once somebody else leads.
+    /// The comparison that makes a transaction on the store fail once the leader has changed.
     pub fn fence(&self) -> Compare {
         self.standing.fence()
     }
 
-    /// A transaction that happens only while this leadership lasts.
+    /// Adds [`fence`](Self::fence) to a transaction.
     pub fn fenced(&self, txn: Txn) -> Txn {
         txn.when(self.fence())
     }

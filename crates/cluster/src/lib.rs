@@ -1,30 +1,31 @@
-//! The cluster library: what a program needs to run on several machines. Who is there, who leads, who may touch what, who
-//! owns which share of the work and what the owner before left, and which server has which key.
+//! The cluster library: coordination for a program on several machines. Membership, leader election, locks,
+//! partition assignment with hand-off, and key routing.
 //!
-//! One call starts it ([`Cluster::start`], [`Cluster::builder`]) from one configuration ([`ClusterConfig`]); every part also
-//! works by itself on a [`Context`].
+//! One call starts it ([`Cluster::start`], [`Cluster::builder`]) from one configuration ([`ClusterConfig`]);
+//! every part also works by itself on a [`Context`].
 //!
 //! | part | for |
 //! |---|---|
-//! | [`membership`], [`events`] | joining and leaving, heartbeats, a view of the others; what happened, as a stream |
-//! | [`leadership`], [`lock`] | at most one at a time, with fencing tokens |
-//! | [`assignment`] | shares of work over members, handed over with their state |
-//! | `kafka` (feature `kafka`) | the same, decided by the consumer group of a Kafka |
+//! | [`membership`], [`events`] | join and leave, heartbeats, a view of the members; the event stream |
+//! | [`leadership`], [`lock`] | mutual exclusion with fencing tokens |
+//! | [`assignment`] | partitions of work over members, with state hand-off |
+//! | `kafka` (feature `kafka`) | the same, assigned by a Kafka consumer group |
 //! | `groups` (feature `raft`) | a Raft group of the application's own processes, as the store of all of this |
-//! | [`registry`], [`routing`], [`manager`] | servers by ranges of keys: the table, who keeps it, who follows it |
+//! | [`registry`], [`routing`], [`manager`] | servers by key ranges: the routing table, its manager, its followers |
 //!
-//! Everything stands on the [state repository](repository::StateRepository): keys with revisions, compare-and-swap, leases and
-//! watches, with the meaning etcd gives them.
+//! All parts use the [state repository](repository::StateRepository): keys with revisions, compare-and-swap,
+//! leases and watches, with etcd semantics.
 //!
-//! | backend | keeps | for |
+//! | backend | storage | for |
 //! |---|---|---|
-//! | [`MemoryRepository`] | nothing | tests, the simulator, throw-away nodes |
+//! | [`MemoryRepository`] | none | tests, the simulator, throw-away nodes |
 //! | [`EtcdRepository`] | an etcd, or a Moim, by its protocol | applications; nodes on an external etcd |
 //! | `CoordRepository` (feature `embedded`) | the coordination core | a node of a cluster, a member of an application's group |
 //! | `LocalRepository` (feature `embedded`) | a journal | one node, before it had a coordination core |
 //!
-//! Every backend passes the same suite (module `testing`). [`election`] and [`nodes`] are what Moim's own nodes use: an election
-//! without tasks and events, kept alive by whoever won it, since the thread that rules must be the one that renews.
+//! Every backend passes the same suite (module `testing`). [`election`] and [`nodes`] are for Moim's own
+//! nodes: an election without tasks and events, whose winner renews it itself, since the controller thread
+//! must be the thread that renews.
 
 #![warn(missing_docs)]
 
@@ -39,10 +40,11 @@ pub mod embedded;
 pub mod engine;
 pub mod etcd;
 pub mod events;
+mod fault_injection;
 mod follow;
 #[cfg(any(test, feature = "raft"))]
 pub mod groups;
-mod hold;
+mod held_key;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod keys;
@@ -55,7 +57,6 @@ pub mod membership;
 pub mod memory;
 pub mod metrics;
 pub mod nodes;
-mod planted;
 pub mod registry;
 pub mod repository;
 pub mod routing;

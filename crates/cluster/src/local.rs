@@ -1,8 +1,10 @@
-//! The repository of one node: durable, on a journal of the node's store, sharing its fsync with the queue.
+//! The repository of a single node: durable, on a journal of the node's store, sharing its fsync with the
+//! queue.
 //!
-//! The log holds decisions, one per offset, and now and then a snapshot of the whole state; once a snapshot is
-//! durable the log starts at it. Opening replays from the start. The keys and values are the cluster's metadata
-//! format; how this log writes them down is private to it and goes when the coordination core takes over.
+//! The log holds decisions, one per offset, and periodic snapshots of the whole state; once a snapshot is
+//! durable the log start moves to it. Opening replays from the log start. The keys and values are the
+//! cluster's metadata format; the encoding of this log is private to it and becomes obsolete when the
+//! coordination core takes over.
 //!
 //! Invariant: the state at log end is exactly the replay of the frames from log start.
 
@@ -19,13 +21,13 @@ use crate::engine::state::{Record, State};
 use crate::engine::{Engine, Log};
 use crate::repository::RepositoryError;
 
-/// The journal that holds the metadata of a node that stands alone.
+/// The metadata journal of a standalone node.
 pub const JOURNAL: JournalId = JournalId { incarnation: 1, part: 0 };
 /// Its folder below the data directory.
 pub const FOLDER: &str = "coord/local";
 
 const SEGMENT_BYTES: u64 = 16 << 20;
-/// A snapshot is not worth its bytes before the log has grown by this much.
+/// Minimum log growth before a snapshot.
 const SNAPSHOT_AFTER_BYTES: usize = 256 << 10;
 
 /// A repository on a journal of this node.
@@ -38,18 +40,19 @@ pub struct JournalLog {
     snapshots: Mutex<Snapshots>,
 }
 
-/// When to write the next snapshot, and what the last one made superfluous.
+/// Snapshot policy, and the pending trim.
 struct Snapshots {
     after_bytes: usize,
     grown_bytes: usize,
     last_bytes: usize,
-    /// A snapshot at this offset replaces what is before it, once it is durable.
+    /// The log is trimmed to this offset once the snapshot there is durable.
     trim_to: Option<i64>,
 }
 
 impl LocalRepository {
-    /// Opens the repository in a recovered store. Whoever owns the store's durable sink passes what it is told for
-    /// `tag` to [`on_durable`](Engine::on_durable); without that, answers still come, but later.
+    /// Opens the repository in a recovered store. The owner of the store's durable sink passes the
+    /// notifications for `tag` to [`on_durable`](Engine::on_durable); without them replies still arrive, but
+    /// later.
     pub fn open(store: &Store, clock: Arc<dyn Clock>, tag: u64) -> Result<Self, RepositoryError> {
         Self::open_with(store, clock, tag, SNAPSHOT_AFTER_BYTES)
     }
@@ -77,7 +80,7 @@ impl LocalRepository {
     }
 }
 
-/// The state that the journal's frames make, and how many bytes they are.
+/// Replays the journal: the state, and the number of bytes.
 fn replay(journal: &Journal) -> Result<(State, usize), RepositoryError> {
     let (start, end) = (journal.start(), journal.end());
     let mut state = State::default();
@@ -124,7 +127,7 @@ impl JournalLog {
             prefix: &[],
             body: &frame,
         };
-        self.journal.append(append).map_err(refused)?;
+        self.journal.append(append).map_err(append_failed)?;
         Ok(offset)
     }
 
@@ -133,8 +136,8 @@ impl JournalLog {
     }
 }
 
-/// An append that was refused changed nothing, so only damage is final.
-fn refused(error: AppendError) -> RepositoryError {
+/// A rejected append changed nothing, so only damage is final.
+fn append_failed(error: AppendError) -> RepositoryError {
     match error {
         AppendError::Damaged => RepositoryError::Damaged(format!("{FOLDER}: {error}")),
         AppendError::Full
@@ -156,7 +159,7 @@ impl Log for JournalLog {
 
     fn on_applied(&self, state: &State) {
         let mut snapshots = self.snapshots();
-        // As much log as two snapshots: writing them then costs at most half of writing the log.
+        // As much log as two snapshots: snapshots then cost at most half of the log writes.
         if snapshots.grown_bytes < snapshots.after_bytes.max(2 * snapshots.last_bytes) {
             return;
         }
@@ -167,8 +170,8 @@ impl Log for JournalLog {
                 snapshots.last_bytes = payload.len();
                 snapshots.trim_to = Some(offset);
             }
-            // The log goes on without; the next change tries again.
-            Err(error) => tracing::warn!(%error, "no snapshot of the metadata was written"),
+            // The log continues without the snapshot; the next change retries.
+            Err(error) => tracing::warn!(%error, "metadata snapshot failed"),
         }
     }
 
@@ -188,8 +191,8 @@ impl Log for JournalLog {
             offset
         };
         if let Err(error) = self.journal.set_start(trim_to) {
-            // Only space is lost: the next snapshot trims further.
-            tracing::warn!(%error, offset = trim_to, "the metadata log was not trimmed");
+            // Costs only space: the next snapshot trims further.
+            tracing::warn!(%error, offset = trim_to, "metadata log trim failed");
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Locks: one holder at a time, waiters in the order they came, a fencing token for what the holder writes to.
+//! Locks: mutual exclusion, a FIFO queue of waiters, a fencing token for the writes of the holder.
 //!
-//! Each contender has a key of its own under `cluster:lock-queue/{name}/`, with its lease; the oldest key holds the lock,
-//! every other contender waits for the one before it to go, so that a release wakes one. The holder shows itself at
-//! `cluster:locks/{name}`. The lease of one that is gone ends, and with it both keys.
+//! Each contender has its own key under `cluster:lock-queue/{name}/`, with its lease; the oldest key holds
+//! the lock, and every other contender waits for the deletion of its predecessor, so that a release wakes
+//! one waiter. The holder publishes itself at `cluster:locks/{name}`. When the lease of a failed holder
+//! expires, both keys are deleted.
 //!
-//! A lock alone excludes nobody: a holder that was paused does not know that its time is over. Look at
+//! A lock alone does not exclude a paused holder, which does not know that its lease has expired. Check
 //! [`LockGuard::is_valid`] before each use and pass [`LockGuard::fencing_token`] to the resource.
 
 use std::sync::Arc;
@@ -15,59 +16,59 @@ use serde::{Deserialize, Serialize};
 use crate::backoff::{self, Backoff};
 use crate::context::Context;
 use crate::events::ClusterEvent;
-use crate::hold;
+use crate::held_key;
 use crate::keys;
 use crate::metrics::seconds;
 use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
 use crate::session::{Session, SessionEnd};
 
-/// How long the store may be away while a contender takes its place.
-const PATIENCE: Duration = Duration::from_secs(3600);
+/// How long the store may be unavailable while a contender enqueues.
+const STORE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Why a lock is not held.
+/// A failed lock operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// It was not free in time.
+    /// The wait timed out.
     #[error("the lock {0} was not free in time")]
     Timeout(String),
     /// The name is empty.
     #[error("a lock needs a name")]
     NoName,
-    /// It was lost before it could be released: somebody else may have it.
+    /// The lock was lost before its release: another holder may have it.
     #[error("the lock {name} was lost: {reason}")]
     Lost {
-        /// Which.
+        /// Name of the lock.
         name: String,
-        /// Why.
+        /// Reason of the loss.
         reason: SessionEnd,
     },
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
 }
 
-/// What `cluster:locks/{name}` holds.
+/// Value of `cluster:locks/{name}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LockRecord {
-    /// Who holds it.
+    /// Node id of the holder.
     pub owner_node_id: String,
-    /// Until when at least, by the holder's wall clock when it took the lock. For people: the lease decides.
+    /// Minimum lease deadline, by the holder's wall clock at acquisition. Informational: the lease decides.
     pub lease_until: i64,
-    /// What the holder says about itself.
+    /// Free text of the holder.
     #[serde(default)]
     pub meta: String,
 }
 
-/// How a lock is taken.
+/// Options of an acquisition.
 #[derive(Clone, Debug)]
 pub struct LockOptions {
-    /// How long the lock outlives a holder that is gone.
+    /// Lease TTL: how long the lock outlives a failed holder.
     pub ttl: Duration,
-    /// How long to wait; `None` for ever, zero tries once.
+    /// Maximum wait; `None` waits without limit, zero tries once.
     pub wait: Option<Duration>,
-    /// For people who look.
+    /// Free text, published with the holder.
     pub meta: String,
 }
 
@@ -89,13 +90,13 @@ impl Locks {
         Self { context: context.clone() }
     }
 
-    /// Waits for a lock. Dropping the future leaves the queue.
+    /// Acquires a lock. Dropping the future leaves the queue.
     pub async fn acquire(&self, name: &str, options: LockOptions) -> Result<LockGuard, LockError> {
         if name.is_empty() {
             return Err(LockError::NoName);
         }
-        let asked = self.context.clock.monotonic_ns();
-        let limit = options.wait.map_or(PATIENCE, |wait| wait.max(Duration::from_millis(1)));
+        let requested = self.context.clock.monotonic_ns();
+        let limit = options.wait.map_or(STORE_TIMEOUT, |wait| wait.max(Duration::from_millis(1)));
         let once = options.wait.is_some_and(|wait| wait.is_zero());
         let contending = self.contend(name, &options, once);
         let guard = if once {
@@ -106,18 +107,18 @@ impl Locks {
         } else {
             contending.await?
         };
-        let waited = self.context.clock.monotonic_ns().saturating_sub(asked);
+        let waited = self.context.clock.monotonic_ns().saturating_sub(requested);
         self.context.metrics.lock_wait_time.observe(seconds(waited));
         Ok(guard)
     }
 
-    /// Who holds a lock.
+    /// The current holder of a lock.
     pub async fn holder(&self, name: &str) -> Result<Option<LockRecord>, RepositoryError> {
         let entry = self.context.repository.get(&keys::lock(name)).await?;
         Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
     }
 
-    /// How many hold or wait for a lock.
+    /// Number of holders and waiters of a lock.
     pub async fn queue_length(&self, name: &str) -> Result<usize, RepositoryError> {
         Ok(self.context.repository.list(&keys::lock_queue(name)).await?.1.len())
     }
@@ -133,7 +134,7 @@ impl Locks {
                 }
                 Err(error) => return Err(error.into()),
             };
-            // A waiter whose lease ended, because the store was away, queues up again at the end.
+            // A waiter whose lease expired while the store was unavailable enqueues again at the end.
             match self.contend_once(name, options, once, session).await {
                 Err(LockError::Lost { .. }) if !once => backoff.pause().await,
                 Err(LockError::Store(error)) if error.is_retryable() && !once => backoff.pause().await,
@@ -158,14 +159,14 @@ impl Locks {
             let listed = tokio::select! {
                 biased;
                 end = session.lost() => return Err(lost(end)),
-                listed = backoff::read(PATIENCE, || self.context.repository.list(&queue)) => listed?.1,
+                listed = backoff::read(STORE_TIMEOUT, || self.context.repository.list(&queue)) => listed?.1,
             };
             if !listed.iter().any(|entry| entry.key == own && entry.create_revision == token) {
                 return Err(lost(SessionEnd::Taken("the place in the queue was deleted".to_owned())));
             }
             let before = listed.iter().filter(|entry| entry.create_revision < token);
             let Some(before) = before.max_by_key(|entry| entry.create_revision) else { break };
-            // Contention, whether it is waited for or not.
+            // Count contention once, with or without a wait.
             if !std::mem::replace(&mut waited, true) {
                 self.context.metrics.lock_waits.inc();
             }
@@ -176,14 +177,14 @@ impl Locks {
             tokio::select! {
                 biased;
                 end = session.lost() => return Err(lost(end)),
-                () = hold::gone(&*self.context.repository, &before.key, before.create_revision) => {}
+                () = held_key::wait_until_replaced(&*self.context.repository, &before.key, before.create_revision) => {}
             }
         }
-        self.show(name, options, &own, token, &session).await?;
+        self.publish_holder(name, options, &own, token, &session).await?;
         Ok(self.guard(name, own, token, session))
     }
 
-    /// Takes a place in the queue; answers the place's create revision.
+    /// Enqueues; returns the create revision of the queue key.
     async fn enqueue(&self, own: &str, session: &Session) -> Result<i64, RepositoryError> {
         let value = self.context.node_id.to_string();
         let mut backoff = Backoff::default();
@@ -195,7 +196,7 @@ impl Locks {
             );
             match self.context.repository.txn(txn).await {
                 Ok(TxnOutcome::Done { revision }) => return Ok(revision),
-                // Only we have this lease: an earlier try whose answer was lost.
+                // Only this session has this lease: enqueued by an earlier attempt whose reply was lost.
                 Ok(TxnOutcome::Conflict { current, .. }) => {
                     if let Some(Some(Entry { create_revision, .. })) = current.first() {
                         return Ok(*create_revision);
@@ -207,8 +208,8 @@ impl Locks {
         }
     }
 
-    /// Shows the holder, if its place still is the first.
-    async fn show(
+    /// Publishes the holder, if its queue key still is the first.
+    async fn publish_holder(
         &self,
         name: &str,
         options: &LockOptions,
@@ -222,13 +223,13 @@ impl Locks {
             lease_until: self.context.clock.wall_ms().saturating_add(ttl_ms),
             meta: options.meta.clone(),
         };
-        let value = serde_json::to_vec(&record).expect("plain fields can be written down");
+        let value = serde_json::to_vec(&record).expect("plain fields serialize to JSON");
         let txn = Txn::new().when(Compare::CreateRevision(own.to_owned(), token)).put_leased(
             keys::lock(name),
             value,
             session.lease(),
         );
-        // The queue decides; that the sign could not be put up is no reason to give the lock back.
+        // The queue decides; a failure to publish the holder is no reason to release the lock.
         match self.context.repository.txn(txn).await {
             Err(error) if error.is_retryable() => Ok(()),
             Err(error) => Err(error),
@@ -238,7 +239,7 @@ impl Locks {
 
     fn guard(&self, name: &str, own: String, token: i64, session: Session) -> LockGuard {
         let (context, lost_name) = (self.context.clone(), name.to_owned());
-        hold::watch_over(&self.context, &session, own.clone(), token, move |reason| {
+        held_key::monitor(&self.context, &session, own.clone(), token, move |reason| {
             context.metrics.locks_lost.inc();
             context.events.publish(ClusterEvent::LockLost { name: lost_name, reason: reason.to_owned() });
         });
@@ -247,7 +248,7 @@ impl Locks {
     }
 }
 
-/// A lock that is held. Dropping it gives it back without saying whether that worked.
+/// A held lock. Dropping it releases the lock without reporting the result.
 pub struct LockGuard {
     name: Arc<str>,
     key: String,
@@ -257,22 +258,23 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    /// Which lock.
+    /// Name of the lock.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Larger than that of every holder before. Whoever is written to refuses one smaller than it has seen.
+    /// Fencing token, larger than that of every previous holder. A resource must reject a token smaller than
+    /// one it has seen.
     pub fn fencing_token(&self) -> i64 {
         self.token
     }
 
-    /// Whether the lock is held at this moment. Asks the clock, so it is right also after a pause.
+    /// True while the lock is held. Checks the clock, so it is correct also after a process pause.
     pub fn is_valid(&self) -> bool {
         self.session.is_valid()
     }
 
-    /// How long it is held without another renewal.
+    /// Remaining validity without another renewal.
     pub fn time_left(&self) -> Duration {
         self.session.time_left()
     }
@@ -282,12 +284,13 @@ impl LockGuard {
         self.session.lost().await
     }
 
-    /// The condition that makes a transaction on the store fail once the lock is lost.
+    /// The comparison that makes a transaction on the store fail once the lock is lost.
     pub fn fence(&self) -> Compare {
         Compare::CreateRevision(self.key.clone(), self.token)
     }
 
-    /// Gives the lock back. An error says that it was lost before, or may live on until its lease ends.
+    /// Releases the lock. An error means that the lock was lost before, or may persist until its lease
+    /// expires.
     pub async fn release(self) -> Result<(), LockError> {
         match self.session.ended() {
             None => Ok(self.session.close().await?),

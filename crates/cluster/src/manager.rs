@@ -1,26 +1,26 @@
-//! The partition manager: keeps the routing table of a namespace, and pushes it to servers and SDKs.
+//! The partition manager: owns the routing table of a namespace, and pushes it to servers and SDKs.
 //!
 //! ```text
 //!                one watch               ┌──▶ SDKs      (any manager; snapshot, then deltas)
 //!   store ◀────────────────── managers ──┤
-//!         one elected, saves fenced      └──▶ servers   (the leader; commands and answers, too)
+//!         one elected, saves fenced      └──▶ servers   (the leader; commands and acks, too)
 //! ```
 //!
 //! | file | owns |
 //! |---|---|
 //! | `feed.rs` | tables and deltas, encoded once, shared by all subscribers |
-//! | `hub.rs` | the servers that are connected, commands under way |
-//! | `lead.rs` | what the elected manager does: reacts to servers, operations |
+//! | `hub.rs` | the connected servers, commands in progress |
+//! | `leader.rs` | the elected manager: failover, rebalance, operations |
 //! | `serve.rs`, `http2.rs` | the gRPC port |
 //!
-//! Invariants: the table changes by compare-and-swap only, fenced by the election; a range is given to another server
-//! only after its owner drained it or the owner's registration has ended at the store; a subscriber that is slow costs one
-//! message in memory, whatever it has missed.
+//! Invariants: the table changes by compare-and-swap only, fenced by the election; a range moves to another
+//! server only after its owner drained it or the owner's registration has expired at the store; a slow
+//! subscriber costs one message in memory, independent of its lag.
 
 mod feed;
 mod http2;
 mod hub;
-mod lead;
+mod leader;
 mod serve;
 
 use std::collections::BTreeMap;
@@ -35,36 +35,36 @@ use tokio::sync::watch;
 
 use self::feed::Feed;
 use self::hub::Hub;
-use self::lead::Lead;
+use self::leader::LeaderState;
 use crate::context::Context;
 use crate::follow::{Change, Follower};
 use crate::leadership::{CasElection, ElectionOptions, LeaderChanges, LeaderElection as _};
 use crate::registry::{self, ServerInfo};
 use crate::routing::store::RoutingTableStore;
 
-/// How a manager works.
+/// Options of a partition manager.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
-    /// Whose table.
+    /// Namespace of the routing table.
     pub namespace: String,
-    /// Where servers and SDKs connect; port 0 picks a free one.
+    /// Listen address for servers and SDKs; port 0 picks a free port.
     pub listen: SocketAddr,
-    /// The address that others are told; the one it listens on if empty.
+    /// Advertised address; the listen address if empty.
     pub advertise: String,
-    /// How long a manager that leads and is gone is waited for.
+    /// Election TTL: the time until a failed leader is replaced.
     pub election_ttl: Duration,
-    /// Partitions of the first table, with ranges of equal width over the first byte of a key.
+    /// Partitions of the initial table, with ranges of equal width over the first byte of a key.
     pub initial_partitions: usize,
-    /// Whether servers that come get their share of what others have.
+    /// True if new servers get ranges of others.
     pub rebalance: bool,
-    /// Tables are pushed at most this often.
+    /// Minimum interval between two table pushes.
     pub debounce: Duration,
-    /// How long a server may take for one step of an operation.
+    /// Timeout of a server for one step of an operation.
     pub command_timeout: Duration,
 }
 
 impl ManagerOptions {
-    /// The usual settings for a namespace, on any port of this machine.
+    /// Default settings for a namespace, on a free local port.
     pub fn new(namespace: impl Into<String>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -79,7 +79,7 @@ impl ManagerOptions {
     }
 }
 
-/// A server that is registered, and which life of it.
+/// A registered server and its incarnation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Registered {
     info: ServerInfo,
@@ -96,19 +96,20 @@ struct Shared {
     hub: Hub,
     servers: watch::Sender<Option<Servers>>,
     leader: LeaderChanges,
-    /// Set while this manager leads.
-    lead: Mutex<Option<Arc<Lead>>>,
+    /// Set while this manager is the leader.
+    leader_state: Mutex<Option<Arc<LeaderState>>>,
 }
 
-/// A manager that runs. Dropping it does not stop it: the scope's signal does.
+/// A running manager. Dropping it does not stop it: the scope's stop signal does.
 pub struct Manager {
     shared: Arc<Shared>,
     address: SocketAddr,
 }
 
 impl Manager {
-    /// Listens, takes part in the election, and follows the store. The context's node id should be the address that
-    /// others reach this manager by: it is what they are told while it leads; [`ManagerOptions::advertise`] replaces it.
+    /// Listens, joins the election, and follows the store. The context's node id should be the address of
+    /// this manager: clients are redirected to it while this manager is the leader;
+    /// [`ManagerOptions::advertise`] replaces it.
     pub async fn start(context: &Context, options: ManagerOptions) -> io::Result<Self> {
         let listener = TcpListener::from_std(moim_base::socket::listen(options.listen)?)?;
         let address = listener.local_addr()?;
@@ -126,7 +127,7 @@ impl Manager {
             hub: Hub::new(),
             servers: watch::channel(None).0,
             leader: election.observe(),
-            lead: Mutex::default(),
+            leader_state: Mutex::default(),
             context: context.clone(),
             options,
         });
@@ -145,38 +146,38 @@ impl Manager {
         Ok(Self { shared, address })
     }
 
-    /// Where it listens.
+    /// Listen address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Whether it leads at this moment.
+    /// True while this manager is the leader.
     pub fn leads(&self) -> bool {
-        self.shared.lead().is_some_and(|lead| lead.is_valid())
+        self.shared.leader_state().is_some_and(|state| state.is_valid())
     }
 
-    /// Servers and SDKs that are connected.
+    /// Number of connected servers and SDKs.
     pub fn subscribers(&self) -> usize {
         self.shared.feed.subscribers()
     }
 
-    /// The version of the table that is pushed.
+    /// Version of the pushed table.
     pub fn version(&self) -> i64 {
         self.shared.feed.current().table.version
     }
 }
 
 impl Shared {
-    fn lead(&self) -> Option<Arc<Lead>> {
-        self.lead.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn leader_state(&self) -> Option<Arc<LeaderState>> {
+        self.leader_state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Pushes every table that comes to be in the store, whoever saved it.
+    /// Pushes every table version in the store, from any writer.
     async fn follow_table(&self) {
         let mut tables = self.store.watch();
         while let Some(saved) = tables.next().await {
             self.feed.publish(saved.table, &self.context.metrics);
-            // What changes meanwhile is pushed together.
+            // Debounce: changes in this interval are pushed together.
             tokio::time::sleep(self.options.debounce).await;
         }
     }
@@ -187,7 +188,7 @@ impl Shared {
         let mut servers = Servers::new();
         let mut is_listed = false;
         while let Some(change) = follower.next().await {
-            // What is known already is told together: a thousand servers that come are not a thousand tellings.
+            // Combine the changes that are already available: a thousand new servers are one update.
             let mut next = Some(change);
             while let Some(change) = next.take().or_else(|| follower.next().now_or_never().flatten()) {
                 match change {
@@ -199,7 +200,7 @@ impl Shared {
                             servers.insert(info.id.clone(), Registered { info, epoch });
                         }
                     }
-                    Change::Gone(key) => {
+                    Change::Deleted(key) => {
                         if let Some(id) = key.strip_prefix(&prefix) {
                             servers.remove(id);
                         }
@@ -222,7 +223,7 @@ impl Shared {
             let leadership = match election.campaign().await {
                 Ok(leadership) => leadership,
                 Err(error) => {
-                    tracing::debug!(%error, "no election of a manager");
+                    tracing::debug!(%error, "manager election failed");
                     tokio::time::sleep(Duration::from_millis(200)).await;
                     continue;
                 }
@@ -230,16 +231,16 @@ impl Shared {
             tracing::info!(
                 namespace = self.options.namespace,
                 term = leadership.fencing_token(),
-                "this manager leads"
+                "partition manager elected"
             );
-            let lead = Lead::new(self, leadership);
-            *self.lead.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&lead));
+            let state = LeaderState::new(self, leadership);
+            *self.leader_state.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&state));
             tokio::select! {
-                _ = lead.lost() => {}
-                () = lead.run() => {}
+                _ = state.lost() => {}
+                () = state.run() => {}
             }
-            *self.lead.lock().unwrap_or_else(PoisonError::into_inner) = None;
-            // Servers look for the manager that leads now.
+            *self.leader_state.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            // Disconnect the servers; they reconnect to the current leader.
             self.hub.disconnect_all();
         }
     }

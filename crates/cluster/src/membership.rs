@@ -1,23 +1,23 @@
-//! Who is in the cluster, and how each of them feels.
+//! Cluster membership: the members and their status.
 //!
-//! A member writes its record `cluster:nodes/{id}` under a lease of twice the heartbeat timeout and writes it again with
-//! every heartbeat. Everybody else judges it by when *they* saw it last, on their own clock: nobody's wall clock is
-//! compared with anybody else's.
+//! A member writes its record `cluster:nodes/{id}` under a lease of twice the heartbeat timeout and rewrites
+//! it with every heartbeat. Every observer derives the status from its *own* clock and the time at which it
+//! last saw a change: wall clocks of different nodes are never compared.
 //!
 //! ```text
 //!            heartbeat                       heartbeat
 //!        ┌────────────────┐            ┌──────────────────┐
 //!        ▼    silent for  │            ▼                  │
-//!       UP ───────────────▶ SUSPECT ── DOWN (silent for twice as long, or its lease ended)
+//!       UP ───────────────▶ SUSPECT ── DOWN (silent for twice the timeout, or its lease expired)
 //!        └── leave ──▶ LEFT
 //! ```
 //!
-//! All of this is for sight and alarm. Ownership never moves because of it: it moves when a lease has ended at the store,
-//! or when Kafka or Raft says so.
+//! The status is for monitoring and alerts only. Ownership never moves because of it: it moves when a lease
+//! has expired at the store, or by a decision of Kafka or Raft.
 //!
-//! Two processes with one id: the newcomer waits until the lease of the record has expired at the store, and is refused
-//! when the record changes meanwhile or its lease is still renewed. The earlier process stops by its own clock before its
-//! lease expires, so two processes are never valid under one id.
+//! Two processes with one id: the later process waits until the lease of the record has expired at the
+//! store, and is rejected when the record changes meanwhile or its lease is still renewed. The earlier
+//! process stops by its own clock before its lease expires, so two processes are never valid under one id.
 
 mod view;
 
@@ -37,57 +37,57 @@ use crate::metrics::seconds;
 use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
 use crate::session::{Session, SessionEnd};
 
-/// What a node says about itself.
+/// Description of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeInfo {
-    /// Who it is.
+    /// Node id.
     pub id: String,
-    /// Where it is reached.
+    /// Host.
     pub host: String,
-    /// And on which port.
+    /// Port.
     pub port: u16,
-    /// What it does.
+    /// Roles.
     pub roles: Vec<String>,
-    /// The failure domain.
+    /// Zone (failure domain).
     pub zone: String,
-    /// The region.
+    /// Region.
     pub region: String,
-    /// The software it runs.
+    /// Software version.
     pub version: String,
-    /// Whatever else.
+    /// Additional metadata.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// A member's record.
+/// A member record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeRecord {
-    /// What it says about itself.
+    /// Description of the node.
     #[serde(flatten)]
     pub info: NodeInfo,
-    /// What it was when it wrote this: UP, or LEFT.
+    /// Status at the time of the write: UP or LEFT.
     pub status: MemberStatus,
-    /// When it wrote this, by its wall clock. For people.
+    /// Time of the write, by its wall clock. Informational.
     pub last_heartbeat: i64,
-    /// Which process: two with one id have two.
+    /// Process incarnation: two processes with one id differ in it.
     pub incarnation: u64,
-    /// Counts heartbeats.
+    /// Heartbeat sequence number.
     pub sequence: u64,
 }
 
 impl NodeRecord {
     pub(crate) fn to_bytes(&self) -> Bytes {
-        serde_json::to_vec(self).expect("plain fields can be written down").into()
+        serde_json::to_vec(self).expect("plain fields serialize to JSON").into()
     }
 }
 
-/// How members show that they live.
+/// Heartbeats of members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeartbeatOptions {
-    /// Between two heartbeats.
+    /// Interval between two heartbeats.
     pub interval: Duration,
-    /// Silence after which a member is suspect; after twice as much it is down.
+    /// Silence after which a member is suspect; after twice as long it is down.
     pub timeout: Duration,
 }
 
@@ -97,27 +97,27 @@ impl Default for HeartbeatOptions {
     }
 }
 
-/// Why a node is not a member.
+/// A failed membership join.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// Another process has this id and lives.
+    /// Another live process has this id.
     #[error("another process is {id} already, at {address}")]
     DuplicateNode {
         /// The id.
         id: String,
-        /// Where the other one is.
+        /// Address of the other process.
         address: String,
     },
-    /// The id is empty, or has a slash.
+    /// The id is empty or contains a slash.
     #[error("{0:?} cannot be a node's id")]
     BadId(String),
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
 }
 
-/// This node's membership. Dropping it ends the heartbeats; [`leave`](Self::leave) says goodbye.
+/// This node's membership. Dropping it stops the heartbeats; [`leave`](Self::leave) leaves gracefully.
 pub struct Membership {
     context: Context,
     session: Session,
@@ -166,7 +166,7 @@ impl Membership {
                 Err(error) => return Err(error.into()),
             }
         };
-        let beats = Beats {
+        let beats = Heartbeats {
             context: context.clone(),
             session: session.clone(),
             created,
@@ -185,45 +185,45 @@ impl Membership {
         Ok(Self { context: context.clone(), session, created, record, beats: Mutex::new(Some(beats)) })
     }
 
-    /// What this node says about itself.
+    /// Description of this node.
     pub fn info(&self) -> &NodeInfo {
         &self.record.info
     }
 
-    /// Whether this node is a member at this moment, by its own clock.
+    /// True while this node is a member, by its own clock.
     pub fn is_valid(&self) -> bool {
         self.session.is_valid()
     }
 
-    /// The session that the record stands under: what this node owns ends with it.
+    /// The session of the member record: everything that this node owns ends with it.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// Told apart from every earlier life of this node; grows.
+    /// Incarnation of this membership; grows with every restart of the node.
     pub fn epoch(&self) -> i64 {
         self.created
     }
 
-    /// The condition that makes a transaction fail once this life of the node is over.
+    /// The comparison that makes a transaction fail once this membership has ended.
     pub fn fence(&self) -> Compare {
         Compare::CreateRevision(keys::node(&self.record.info.id), self.created)
     }
 
-    /// Returns when this node is not a member any more. Cancel-safe.
+    /// Returns when this membership has ended. Cancel-safe.
     pub async fn lost(&self) -> SessionEnd {
         self.session.lost().await
     }
 
-    /// Leaves: the record says LEFT for whoever watches, then goes with its lease.
+    /// Leaves gracefully: the record is set to LEFT for the watchers, then deleted with its lease.
     pub async fn leave(&self) -> Result<(), RepositoryError> {
         let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(beats) = beats {
             beats.abort();
-            // Ended or aborted: either way there are no more.
+            // Ended or aborted: either way there are no more heartbeats.
             let _ = beats.await;
         }
-        // A record that says LEFT may be replaced at once: from here on this process owns nothing.
+        // A LEFT record may be replaced immediately: from here on this process owns nothing.
         self.session.retire();
         let mut record = self.record.clone();
         record.status = MemberStatus::Left;
@@ -231,10 +231,10 @@ impl Membership {
         record.sequence = u64::MAX;
         let key = keys::node(&record.info.id);
         let txn = Txn::new().when(self.fence()).put_leased(key, record.to_bytes(), self.session.lease());
-        // A node whose record is gone has left already.
-        let told = self.context.repository.txn(txn).await;
+        // A node whose record is deleted has left already.
+        let written = self.context.repository.txn(txn).await;
         let closed = self.session.close().await;
-        told?;
+        written?;
         closed
     }
 }
@@ -247,19 +247,19 @@ impl Drop for Membership {
     }
 }
 
-/// Returns when the record of an earlier process with this id is gone; fails while that process lives.
+/// Returns when the record of an earlier process with this id is deleted; fails while that process is alive.
 ///
-/// Only the expiry of the lease proves that the earlier process has stopped. A record that says LEFT was written by a
-/// process that had stopped before, and one without a lease never expires: both are deleted.
+/// Only the lease expiry proves that the earlier process has stopped. A LEFT record was written by a process
+/// that had stopped before, and a record without a lease never expires: both are deleted.
 async fn await_expiry(
     context: &Context,
     key: &str,
     found: Entry,
     timeout: Duration,
 ) -> Result<(), JoinError> {
-    let looked = context.clock.monotonic_ns();
-    let waited = || Duration::from_nanos(context.clock.monotonic_ns().saturating_sub(looked));
-    // A new leader of the store grants every lease its remaining time and an election timeout once more.
+    let started = context.clock.monotonic_ns();
+    let waited = || Duration::from_nanos(context.clock.monotonic_ns().saturating_sub(started));
+    // A new leader of the store extends every lease by its remaining TTL and an election timeout.
     let (lease, patience) = (timeout * 2, (timeout * 4).max(Duration::from_secs(5)));
     let record: Option<NodeRecord> = serde_json::from_slice(&found.value).ok();
     let has_left = record.as_ref().is_some_and(|record| record.status == MemberStatus::Left);
@@ -291,7 +291,7 @@ async fn await_expiry(
     }
 }
 
-struct Beats {
+struct Heartbeats {
     context: Context,
     session: Session,
     created: i64,
@@ -300,7 +300,7 @@ struct Beats {
     interval: Duration,
 }
 
-impl Beats {
+impl Heartbeats {
     async fn run(mut self) {
         let mut backoff = Backoff::new(self.interval / 10, self.interval);
         let mut pause = self.interval;
@@ -326,13 +326,13 @@ impl Beats {
                     self.interval
                 }
                 Ok(TxnOutcome::Conflict { .. }) => {
-                    let why = "another process took this node's record".to_owned();
+                    let why = "another process replaced this node's record".to_owned();
                     return self.session.end(SessionEnd::Taken(why));
                 }
                 Err(RepositoryError::LeaseNotFound(_)) => return self.session.end(SessionEnd::Revoked),
                 Err(error) => {
                     self.context.metrics.heartbeat_failures.inc();
-                    tracing::debug!(%error, "a heartbeat was not recorded");
+                    tracing::debug!(%error, "heartbeat write failed");
                     backoff.next_pause()
                 }
             };

@@ -1,4 +1,4 @@
-//! The repository that keeps nothing: for tests, the simulator, and nodes that may forget.
+//! The in-memory repository: for tests, the simulator, and nodes without durable state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::engine::state::{Record, State};
 use crate::engine::{Engine, Log};
 use crate::repository::RepositoryError;
 
-/// How often leases are looked at.
+/// Interval of the lease expiry check.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A repository in memory alone.
+/// A repository without durable storage.
 pub type MemoryRepository = Engine<NoLog>;
 
-/// A log that forgets: what it takes is at once as durable as it will ever be.
+/// A log without storage: a record is durable as soon as it is appended.
 pub struct NoLog;
 
 impl Log for NoLog {
@@ -38,19 +38,19 @@ impl Log for NoLog {
 }
 
 impl MemoryRepository {
-    /// An empty repository. Call [`tick`](Engine::tick) a few times a second if leases are used.
+    /// An empty repository. Call [`tick`](Engine::tick) a few times per second if leases are used.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self::with(State::default(), NoLog, clock)
     }
 
-    /// An empty repository whose leases end by themselves, in a task of this scope.
+    /// An empty repository with automatic lease expiry, in a task of this scope.
     pub fn started(clock: Arc<dyn Clock>, scope: &Scope) -> Arc<Self> {
         let repository = Arc::new(Self::new(clock));
         let (ticked, stop) = (Arc::clone(&repository), scope.shutdown().clone());
         scope.spawn("memory repository", async move {
             while !stop.is_stopped() {
                 tokio::time::sleep(TICK).await;
-                // Nothing can fail without a log.
+                // A tick cannot fail without a log.
                 let _ = ticked.tick();
             }
         });

@@ -1,10 +1,10 @@
-//! What is measured, for whoever has a registry.
+//! Metrics of the cluster library.
 
 use std::time::Duration;
 
 use moim_base::metrics::{Counter, Gauge, Histogram, Metrics, exponential_buckets};
 
-/// Counters and times of one node's services.
+/// Counters, gauges and histograms of one node's services.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)] // each is described where it is registered
 pub struct ClusterMetrics {
@@ -72,7 +72,7 @@ impl Default for ClusterMetrics {
 }
 
 impl ClusterMetrics {
-    /// Shows them in a registry, as `moim_cluster_…`.
+    /// Registers the metrics as `moim_cluster_…`.
     pub fn register(&self, metrics: &Metrics) {
         let put =
             |name: &str, help: &str, histogram: &Histogram| metrics.register(name, help, histogram.clone());
@@ -104,8 +104,8 @@ impl ClusterMetrics {
         count("cluster_join_failures", "Joins that were refused or expired", &self.join_failures);
         count("cluster_routing_pushes", "Routing tables and changes pushed", &self.routing_pushes);
         let level = |name: &str, help: &str, gauge: &Gauge| metrics.register(name, help, gauge.clone());
-        level("cluster_members_up", "Members that are heard", &self.members_up);
-        level("cluster_members_suspect", "Members that are silent", &self.members_suspect);
+        level("cluster_members_up", "Members with status UP", &self.members_up);
+        level("cluster_members_suspect", "Members with status SUSPECT", &self.members_suspect);
         level("cluster_is_leader", "Leaderships this node has", &self.is_leader);
         level("cluster_locks_held", "Locks this node holds", &self.locks_held);
         level("cluster_partitions_owned", "Partitions this node owns", &self.partitions_owned);
@@ -114,7 +114,7 @@ impl ClusterMetrics {
     }
 }
 
-/// Seconds, as histograms count them.
+/// Nanoseconds as seconds, for histograms.
 pub(crate) fn seconds(ns: u64) -> f64 {
     Duration::from_nanos(ns).as_secs_f64()
 }

@@ -1,90 +1,90 @@
-//! The nodes of a cluster, as the state repository keeps them.
+//! Node records of a cluster in the state repository.
 //!
-//! | key | lives | says |
+//! | key | lifetime | content |
 //! |---|---|---|
-//! | [`NODES`]`<node id>` | until the node is removed | who the node is and where it is reached |
-//! | [`MEMBERS`]`<node id>` | while the node renews its lease | that this run of the node serves, and what its data folder is worth; its create revision is the broker epoch |
-//! | [`ORDERS`]`<node id>` | until it is carried out or taken back | what an operator wants of the node |
+//! | [`NODES`]`<node id>` | until the node is removed | identity and addresses of the node |
+//! | [`MEMBERS`]`<node id>` | while the node renews its lease | liveness of this run of the node, and the integrity of its data folder; its create revision is the broker epoch |
+//! | [`ORDERS`]`<node id>` | until it is completed or cancelled | an operator's order for the node |
 //!
-//! Addresses are those the node wants to be reached by, as `host:port`; empty where it has no such listener.
-//! Invariant: a node writes only its own records, under the directory id the cluster admitted; the one who admits,
-//! removes or replaces it is whoever was asked to.
+//! Addresses are advertised addresses, as `host:port`; empty without such a listener. Invariant: a node
+//! writes only its own records, under the directory id that the cluster admitted; admission, removal and
+//! replacement are written by the node that serves that request.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::repository::{RepositoryError, StateRepository};
 
-/// Where nodes are.
+/// Prefix of node records.
 pub const NODES: &str = "/moim/nodes/";
-/// Where running nodes are.
+/// Prefix of member records (running nodes).
 pub const MEMBERS: &str = "/moim/members/";
 
-/// Where orders are.
+/// Prefix of node orders.
 pub const ORDERS: &str = "/moim/orders/";
 
 /// A node of the cluster, running or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeRecord {
-    /// The stable number; the Kafka broker id.
+    /// Stable node id; the Kafka broker id.
     pub node_id: i32,
-    /// The Raft voter; 0 while a replacement is waited for.
+    /// Raft voter id; 0 while a replacement is pending.
     pub voter: u64,
-    /// Rises with every new data folder of the node.
+    /// Grows with every new data folder of the node.
     pub incarnation: u64,
-    /// The data folder the cluster admitted; empty while a replacement is waited for.
+    /// Directory id that the cluster admitted; empty while a replacement is pending.
     pub directory_id: String,
-    /// For people.
+    /// Display name.
     pub name: String,
-    /// The failure domain; empty when there is none.
+    /// Zone (failure domain); empty for none.
     pub zone: String,
-    /// Where other nodes reach it.
+    /// Peer address.
     pub peer: String,
-    /// Where etcd clients reach it.
+    /// Advertised address for etcd clients.
     pub etcd: String,
-    /// Where Kafka clients reach it.
+    /// Advertised address for Kafka clients.
     pub kafka: String,
-    /// Where its admin port is.
+    /// Address of its admin port.
     pub admin: String,
-    /// Where Redis clients reach it.
+    /// Advertised address for Redis clients.
     pub redis: String,
-    /// The Moim it runs.
+    /// Moim version of the node.
     pub version: String,
-    /// The newest cluster format it can take part in.
+    /// Highest feature level that the node supports.
     pub feature_level: u32,
 }
 
-/// The mark of a running node.
+/// Member record of a running node, under its lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemberRecord {
-    /// The node.
+    /// Node id.
     pub node_id: i32,
-    /// Which of its data folders.
+    /// Incarnation of its data folder.
     pub incarnation: u64,
-    /// Its Raft voter: the number the cluster gave to this data folder and gives to no other.
+    /// Raft voter id: the number that the cluster assigned to this data folder and never reuses.
     pub voter: u64,
-    /// The broker epoch since which this folder has lost no written byte; none means: since this one.
+    /// Broker epoch since which this folder has lost no written byte; `None` means since this epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intact_since: Option<i64>,
-    /// Partitions (`<topic id>/<n>`) whose copy in this folder is damaged.
+    /// Partitions (`<topic id>/<n>`) whose replica in this folder is damaged.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub damaged: Vec<String>,
 }
 
-/// What an operator, or a node that stops, wants of a node. Its key holds the word.
+/// An order of an operator, or of a node that shuts down, for a node. The key's value is the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeOrder {
-    /// To lead nothing.
+    /// Lead no partitions.
     Drain,
-    /// To hold nothing.
+    /// Hold no replicas.
     Remove,
 }
 
 impl NodeOrder {
-    /// The word that is kept.
+    /// The stored word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Drain => "drain",
@@ -92,7 +92,7 @@ impl NodeOrder {
         }
     }
 
-    /// Reads what was kept. A word of a newer version is no order: nothing is done that is not understood.
+    /// Parses the stored word. A word of a newer version is ignored: an unknown order has no effect.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         [Self::Drain, Self::Remove].into_iter().find(|order| order.as_str().as_bytes() == bytes)
     }
@@ -101,9 +101,9 @@ impl NodeOrder {
 /// A running node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveMember {
-    /// What it says of itself.
+    /// The member record.
     pub record: MemberRecord,
-    /// Told apart from every earlier life of the node.
+    /// Broker epoch: distinguishes this run from every earlier run of the node.
     pub broker_epoch: i64,
 }
 
@@ -112,17 +112,17 @@ pub fn node_key(node_id: i32) -> String {
     format!("{NODES}{node_id}")
 }
 
-/// The key of a running node's mark.
+/// The key of a running node's member record.
 pub fn member_key(node_id: i32) -> String {
     format!("{MEMBERS}{node_id}")
 }
 
-/// The key of what is wanted of a node.
+/// The key of a node's order.
 pub fn order_key(node_id: i32) -> String {
     format!("{ORDERS}{node_id}")
 }
 
-/// The node a key under `prefix` is about.
+/// The node id of a key under `prefix`.
 pub fn node_of(key: &str, prefix: &str) -> Option<i32> {
     key.strip_prefix(prefix)?.parse().ok()
 }
@@ -130,12 +130,12 @@ pub fn node_of(key: &str, prefix: &str) -> Option<i32> {
 macro_rules! json {
     ($record:ty, $what:literal) => {
         impl $record {
-            /// As it is kept.
+            /// Encodes the record as JSON.
             pub fn to_bytes(&self) -> Bytes {
-                serde_json::to_vec(self).expect("plain fields can be written down").into()
+                serde_json::to_vec(self).expect("plain fields serialize to JSON").into()
             }
 
-            /// Reads what was kept. Fields of newer versions are passed over, missing ones are empty.
+            /// Decodes the record. Unknown fields of newer versions are ignored, missing fields are empty.
             pub fn from_bytes(bytes: &[u8]) -> Result<Self, RepositoryError> {
                 serde_json::from_slice(bytes)
                     .map_err(|error| RepositoryError::Damaged(format!("{}: {error}", $what)))
@@ -147,17 +147,17 @@ macro_rules! json {
 json!(NodeRecord, "a node's record");
 json!(MemberRecord, "a member's record");
 
-/// Every node, by number, and the revision they were read at.
+/// All nodes in order of their ids, and the revision of the read.
 pub async fn nodes(repository: &dyn StateRepository) -> Result<(i64, Vec<NodeRecord>), RepositoryError> {
     let (revision, entries) = repository.list(NODES).await?;
     let mut nodes: Vec<_> =
         entries.iter().map(|entry| NodeRecord::from_bytes(&entry.value)).collect::<Result<_, _>>()?;
-    // Keys sort as text, nodes count as numbers.
+    // Keys sort as text, node ids as numbers.
     nodes.sort_by_key(|node| node.node_id);
     Ok((revision, nodes))
 }
 
-/// Every running node, by number, and the revision they were read at.
+/// All running nodes in order of their ids, and the revision of the read.
 pub async fn members(repository: &dyn StateRepository) -> Result<(i64, Vec<LiveMember>), RepositoryError> {
     let (revision, entries) = repository.list(MEMBERS).await?;
     let live = |entry: &crate::Entry| {
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_of_other_versions_can_be_read() {
+    fn records_of_other_versions_are_decoded() {
         let record = NodeRecord { node_id: 2, voter: 7, peer: "h:1".into(), ..NodeRecord::default() };
         assert_eq!(NodeRecord::from_bytes(&record.to_bytes()).unwrap(), record);
         let newer = NodeRecord::from_bytes(br#"{"node_id":2,"voter":7,"peer":"h:1","moons":3}"#).unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_words() {
+    fn orders_round_trip_as_words() {
         for order in [NodeOrder::Drain, NodeOrder::Remove] {
             assert_eq!(NodeOrder::parse(order.as_str().as_bytes()), Some(order));
         }

@@ -1,9 +1,10 @@
-//! Servers that live, as keys under a lease: `/<namespace>/nodes/<id>`.
+//! Server registry: live servers as keys under a lease, `/<namespace>/nodes/<id>`.
 //!
-//! A [`Registration`] lasts until it is dropped or deregistered: when the lease was lost, because the store was away or
-//! the process was paused, the server registers again by itself. The record of another process with the same id is
-//! replaced only after its lease has expired at the store, so two processes never hold one id at the same time. [`MembershipWatcher`] turns the keys into
-//! joined and left events; after any gap it reads everything and emits the difference, so none is missed.
+//! A [`Registration`] lasts until it is dropped or deregistered: after a lease loss, because the store was
+//! unavailable or the process was paused, the server registers again automatically. The record of another
+//! process with the same id is replaced only after its lease has expired at the store, so two processes
+//! never hold one id at the same time. [`MembershipWatcher`] turns the keys into joined and left events;
+//! after a watch gap it lists again and emits the difference, so none is missed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,35 +18,35 @@ use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::events::ClusterEvent;
 use crate::follow;
-use crate::hold;
+use crate::held_key;
 use crate::repository::{Compare, Entry, LeaseId, RepositoryError, Txn, TxnOutcome};
 use crate::session::{Session, SessionEnd};
 
-/// A server that is registered.
+/// A registered server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServerInfo {
-    /// Who it is.
+    /// Server id.
     pub id: String,
-    /// Where it is reached, as `host:port`.
+    /// Address, as `host:port`.
     pub address: String,
-    /// The failure domain.
+    /// Zone (failure domain).
     pub zone: String,
-    /// Whatever else.
+    /// Additional metadata.
     pub metadata: BTreeMap<String, String>,
 }
 
 impl ServerInfo {
     fn to_bytes(&self) -> Bytes {
-        serde_json::to_vec(self).expect("plain fields can be written down").into()
+        serde_json::to_vec(self).expect("plain fields serialize to JSON").into()
     }
 }
 
-/// Why a server is not registered.
+/// A failed registration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// The id is empty, or has a slash.
+    /// The id is empty or contains a slash.
     #[error("{0:?} cannot be a server's id")]
     BadId(String),
     /// Another process is registered under this id and renews its lease.
@@ -53,12 +54,12 @@ pub enum RegisterError {
         "server {id} is already registered at {address} and its lease is renewed: stop it, or use another id"
     )]
     Duplicate {
-        /// The id.
+        /// Server id.
         id: String,
         /// The address of the registered process.
         address: String,
     },
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
 }
@@ -77,19 +78,19 @@ pub fn nodes_prefix(namespace: &str) -> String {
 }
 
 impl NodeRegistry {
-    /// The registry of a namespace; a server that is gone is known to be after `ttl`.
+    /// The registry of a namespace; a failed server is removed after `ttl`.
     pub fn new(context: &Context, namespace: &str, ttl: Duration) -> Self {
         Self { context: context.clone(), prefix: nodes_prefix(namespace).into(), ttl }
     }
 
-    /// Registers a server. It is listed when this returns, and stays until the registration is dropped.
+    /// Registers a server. It is listed when this returns, until the registration is dropped.
     pub async fn register(&self, server: ServerInfo) -> Result<Registration, RegisterError> {
         if server.id.is_empty() || server.id.contains('/') {
             return Err(RegisterError::BadId(server.id));
         }
         let key = format!("{}{}", self.prefix, server.id);
-        let life = put(&self.context, &key, &server, self.ttl, None).await?;
-        let (sender, receiver) = watch::channel(Some(life));
+        let incarnation = put(&self.context, &key, &server, self.ttl, None).await?;
+        let (sender, receiver) = watch::channel(Some(incarnation));
         let (context, ttl) = (self.context.clone(), self.ttl);
         let stop = context.scope.shutdown().clone();
         context.scope.clone().spawn("cluster registration", async move {
@@ -97,14 +98,14 @@ impl NodeRegistry {
                 biased;
                 () = stop.stopped() => {}
                 () = sender.closed() => {}
-                () = keep(&context, &key, &server, ttl, &sender) => {}
+                () = keep_registered(&context, &key, &server, ttl, &sender) => {}
             }
             sender.send_replace(None);
         });
-        Ok(Registration { life: receiver })
+        Ok(Registration { incarnation: receiver })
     }
 
-    /// Removes a server at once, whoever registered it.
+    /// Removes a server immediately, independent of the process that registered it.
     pub async fn deregister(&self, id: &str) -> Result<(), RepositoryError> {
         let key = format!("{}{id}", self.prefix);
         let Some(entry) = self.context.repository.get(&key).await? else { return Ok(()) };
@@ -118,13 +119,13 @@ impl NodeRegistry {
         }
     }
 
-    /// The servers that live.
+    /// Lists the live servers.
     pub async fn list(&self) -> Result<Vec<ServerInfo>, RepositoryError> {
         let (_, entries) = self.context.repository.list(&self.prefix).await?;
         Ok(entries.iter().filter_map(|entry| read(&self.context, entry)).collect())
     }
 
-    /// Watches servers come and go.
+    /// Watches server registrations.
     pub fn watcher(&self) -> MembershipWatcher {
         MembershipWatcher::start(&self.context, &self.prefix)
     }
@@ -141,22 +142,24 @@ pub(crate) fn read(context: &Context, entry: &Entry) -> Option<ServerInfo> {
     }
 }
 
-/// One uninterrupted registration: its lease, and the create revision of the record, which tells lives apart.
+/// One uninterrupted registration: its lease, and the create revision of the record, which identifies the
+/// incarnation.
 #[derive(Clone)]
-struct Life {
+struct Incarnation {
     session: Session,
     created: i64,
 }
 
-/// Writes the record under a new lease. `previous` is the lease of this process's own earlier registration, which has
-/// ended here: its record is deleted at once. Any other record is waited for until its lease expires.
+/// Writes the record under a new lease. `previous` is the lease of this process's own earlier registration,
+/// which has ended here: its record is deleted immediately. Any other record must expire with its lease
+/// first.
 async fn put(
     context: &Context,
     key: &str,
     server: &ServerInfo,
     ttl: Duration,
     previous: Option<LeaseId>,
-) -> Result<Life, RegisterError> {
+) -> Result<Incarnation, RegisterError> {
     let mut backoff = Backoff::default();
     let began = context.clock.monotonic_ns();
     let patience = (ttl * 2).max(Duration::from_secs(5));
@@ -171,10 +174,10 @@ async fn put(
             session.lease(),
         );
         match context.repository.txn(txn).await {
-            Ok(TxnOutcome::Done { revision }) => return Ok(hold(context, key, session, revision)),
+            Ok(TxnOutcome::Done { revision }) => return Ok(monitor(context, key, session, revision)),
             Ok(TxnOutcome::Conflict { mut current, .. }) => match current.pop().flatten() {
                 Some(found) if found.lease == Some(session.lease()) => {
-                    return Ok(hold(context, key, session, found.create_revision));
+                    return Ok(monitor(context, key, session, found.create_revision));
                 }
                 // A record without a lease never expires.
                 Some(found) if found.lease.is_none() || found.lease == previous => {
@@ -198,40 +201,40 @@ async fn put(
     }
 }
 
-/// Ends the session when the record is deleted or replaced, although the lease may live.
-fn hold(context: &Context, key: &str, session: Session, created: i64) -> Life {
+/// Ends the session when the record is deleted or replaced, although the lease may be valid.
+fn monitor(context: &Context, key: &str, session: Session, created: i64) -> Incarnation {
     let server = key.to_owned();
-    hold::watch_over(context, &session, key.to_owned(), created, move |reason| {
+    held_key::monitor(context, &session, key.to_owned(), created, move |reason| {
         tracing::debug!(server, reason, "server registration ended");
     });
-    Life { session, created }
+    Incarnation { session, created }
 }
 
-/// Registers again whenever the lease was lost.
-async fn keep(
+/// Registers again after every lease loss.
+async fn keep_registered(
     context: &Context,
     key: &str,
     server: &ServerInfo,
     ttl: Duration,
-    sender: &watch::Sender<Option<Life>>,
+    sender: &watch::Sender<Option<Incarnation>>,
 ) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     let mut previous = None;
     loop {
-        let life = sender.borrow().clone();
-        if let Some(life) = life {
-            let end = life.session.lost().await;
+        let incarnation = sender.borrow().clone();
+        if let Some(incarnation) = incarnation {
+            let end = incarnation.session.lost().await;
             if end == SessionEnd::Closed {
                 return; // deregistered
             }
-            previous = Some(life.session.lease());
+            previous = Some(incarnation.session.lease());
             tracing::warn!(server = server.id, %end, "server registration lost; registering again");
             sender.send_replace(None);
         }
         match put(context, key, server, ttl, previous).await {
-            Ok(life) => {
+            Ok(incarnation) => {
                 backoff.reset();
-                sender.send_replace(Some(life));
+                sender.send_replace(Some(incarnation));
             }
             Err(error) => {
                 tracing::debug!(%error, server = server.id, "server registration failed");
@@ -241,53 +244,57 @@ async fn keep(
     }
 }
 
-/// A server's registration. Dropping it ends it at once.
+/// A server's registration. Dropping it deregisters immediately.
 #[derive(Clone)]
 pub struct Registration {
-    life: watch::Receiver<Option<Life>>,
+    incarnation: watch::Receiver<Option<Incarnation>>,
 }
 
 impl Registration {
-    /// Whether the registration stands at this moment, by this process's clock. A server that owns something looks before
-    /// each use.
+    /// True while the registration is valid, by this process's clock. A server that owns ranges checks it
+    /// before each use.
     pub fn is_valid(&self) -> bool {
-        self.life.borrow().as_ref().is_some_and(|life| life.session.is_valid())
+        self.incarnation.borrow().as_ref().is_some_and(|incarnation| incarnation.session.is_valid())
     }
 
-    /// The create revision of the record, while the registration stands. It changes when the server had to register again:
-    /// what it owned before may have had other owners since.
+    /// The create revision of the record, while the registration is valid. It changes with a new
+    /// registration: ranges owned before may have had other owners since.
     pub fn created(&self) -> Option<i64> {
-        self.life.borrow().as_ref().filter(|life| life.session.is_valid()).map(|life| life.created)
+        self.incarnation
+            .borrow()
+            .as_ref()
+            .filter(|incarnation| incarnation.session.is_valid())
+            .map(|incarnation| incarnation.created)
     }
 
     /// Returns when the server has registered again or has lost its registration. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
-        if self.life.changed().await.is_err() {
+        if self.incarnation.changed().await.is_err() {
             // The process stops.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Ends the registration and waits for the store to say so.
+    /// Deregisters and waits for the store's reply.
     pub async fn deregister(self) -> Result<(), RepositoryError> {
-        let life = self.life.borrow().clone();
-        match life {
-            Some(life) => life.session.close().await,
+        let incarnation = self.incarnation.borrow().clone();
+        match incarnation {
+            Some(incarnation) => incarnation.session.close().await,
             None => Ok(()),
         }
     }
 }
 
-/// A server came or went.
+/// A server registration event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeEvent {
-    /// It registered.
+    /// The server registered.
     Joined(ServerInfo),
-    /// Its lease ended, or it deregistered.
+    /// Its lease expired, or it deregistered.
     Left(ServerInfo),
 }
 
-/// Tells who comes and goes. Dropping it ends the watch.
+/// Stream of registration events. Dropping it ends the watch.
 pub struct MembershipWatcher {
     events: mpsc::Receiver<NodeEvent>,
 }
@@ -310,12 +317,13 @@ impl MembershipWatcher {
                     follow::Change::Put(entry) => {
                         let Some(server) = read(&context, &entry) else { continue };
                         match known.insert(entry.key, server.clone()) {
-                            // A new life of the same server, or new metadata: it has not gone.
+                            // A new incarnation of the same server, or new metadata: the server has not
+                            // left.
                             Some(_) => continue,
                             None => NodeEvent::Joined(server),
                         }
                     }
-                    follow::Change::Gone(key) => match known.remove(&key) {
+                    follow::Change::Deleted(key) => match known.remove(&key) {
                         Some(server) => NodeEvent::Left(server),
                         None => continue,
                     },
@@ -329,7 +337,7 @@ impl MembershipWatcher {
         Self { events }
     }
 
-    /// The next event: first everybody who is there, then every change. Cancel-safe.
+    /// The next event: first the registered servers, then every change. Cancel-safe.
     pub async fn next(&mut self) -> Option<NodeEvent> {
         self.events.recv().await
     }

@@ -1,9 +1,9 @@
-//! The interface every store of cluster metadata has, whatever keeps it.
+//! The state repository: the interface of every store of cluster metadata.
 //!
-//! The meaning is etcd's: one revision counter for the whole store, a create and a mod revision per key,
-//! transactions that compare several keys and then change several keys at one revision, leases whose end
-//! deletes their keys, and watches from a revision on. What a caller reads is durable: no answer, a conflict
-//! included, reveals a change that a crash could take back.
+//! Semantics are those of etcd: one revision counter for the whole store, a create and a mod revision per
+//! key, transactions that compare several keys and then change several keys at one revision, leases whose
+//! expiry deletes their keys, and watches from a revision on. Everything a caller reads is durable: no
+//! reply, a conflict included, reveals a change that a crash could revert.
 
 use std::fmt;
 use std::future::Future;
@@ -14,15 +14,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 
-/// A future behind a pointer, so that the repository can be a trait object.
+/// A boxed future, so that the repository can be a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The largest number of comparisons, or of changes, in one transaction: etcd's default.
+/// Maximum number of comparisons, or of changes, in one transaction: etcd's default.
 pub const MAX_TXN_OPS: usize = 128;
-/// The largest transaction in bytes of keys and values: etcd's default.
+/// Maximum transaction size in bytes of keys and values: etcd's default.
 pub const MAX_TXN_BYTES: usize = 1_572_864;
 
-/// The name of a lease. Never 0.
+/// Lease id. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LeaseId(pub i64);
 
@@ -32,59 +32,59 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// A lease as it was granted.
+/// A granted lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lease {
-    /// Its name.
+    /// Lease id.
     pub id: LeaseId,
-    /// How long it lives without being kept alive. A backend may grant more than was asked for.
+    /// TTL without renewal. A backend may grant more than was requested.
     pub ttl: Duration,
 }
 
-/// A key and what is known about it.
+/// A key-value pair with its revisions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// The key.
     pub key: String,
-    /// What it holds.
+    /// The value.
     pub value: Bytes,
-    /// The revision at which the key appeared.
+    /// Revision at which the key was created.
     pub create_revision: i64,
-    /// The revision of its last change. Never less than the create revision.
+    /// Revision of its last change. Never less than the create revision.
     pub mod_revision: i64,
-    /// How often it was put since it appeared, from 1.
+    /// Number of puts since its creation, from 1.
     pub version: i64,
-    /// The lease that takes the key away when it ends.
+    /// The lease whose expiry deletes the key.
     pub lease: Option<LeaseId>,
 }
 
-/// What a compare-and-swap expects to find.
+/// Precondition of a compare-and-swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// No such key.
+    /// The key does not exist.
     Absent,
-    /// The key with this mod revision.
+    /// The key has this mod revision.
     Revision(i64),
-    /// Anything, also nothing.
+    /// No precondition.
     Any,
 }
 
-/// How a compare-and-swap ended. Both ends are answers; neither is an error.
+/// Result of a compare-and-swap. Both variants are replies; neither is an error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Swap {
-    /// It happened, at this revision of the store.
+    /// The change was applied.
     Done {
-        /// The revision after the change.
+        /// Revision of the change.
         revision: i64,
     },
-    /// Something else was found.
+    /// The precondition did not hold.
     Conflict {
-        /// What was found.
+        /// The current entry.
         current: Option<Entry>,
     },
 }
 
-/// A condition on one key.
+/// A comparison on one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Compare {
     /// The key does not exist.
@@ -93,14 +93,14 @@ pub enum Compare {
     Present(String),
     /// The key exists and was last changed at this revision.
     ModRevision(String, i64),
-    /// The key exists and appeared at this revision: it is the same incarnation.
+    /// The key exists and was created at this revision: it is the same incarnation.
     CreateRevision(String, i64),
-    /// The key exists and holds exactly this.
+    /// The key exists and has exactly this value.
     Value(String, Bytes),
 }
 
 impl Compare {
-    /// The key it looks at.
+    /// The compared key.
     pub fn key(&self) -> &str {
         match self {
             Self::Absent(key)
@@ -115,16 +115,16 @@ impl Compare {
 /// A change of one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// The key holds this from now on. Without a lease it is let go by the lease it had.
+    /// Writes the value. Without a lease the key is detached from its previous lease.
     Put {
         /// The key.
         key: String,
         /// The value.
         value: Bytes,
-        /// The lease that will take the key away.
+        /// The lease whose expiry deletes the key.
         lease: Option<LeaseId>,
     },
-    /// The key is gone. Deleting what is not there changes nothing.
+    /// Deletes the key. Deleting a missing key changes nothing.
     Delete {
         /// The key.
         key: String,
@@ -132,7 +132,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The key it changes.
+    /// The changed key.
     pub fn key(&self) -> &str {
         match self {
             Self::Put { key, .. } | Self::Delete { key } => key,
@@ -140,14 +140,14 @@ impl Op {
     }
 }
 
-/// Changes that happen together, at one revision, if every comparison holds.
+/// Changes applied atomically, at one revision, if every comparison holds.
 ///
 /// A key may be changed once per transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Txn {
-    /// All must hold.
+    /// All comparisons must hold.
     pub compares: Vec<Compare>,
-    /// All happen, or none.
+    /// All changes are applied, or none.
     pub ops: Vec<Op>,
 }
 
@@ -157,7 +157,7 @@ impl Txn {
         Self::default()
     }
 
-    /// Adds a condition.
+    /// Adds a comparison.
     #[must_use]
     pub fn when(mut self, compare: Compare) -> Self {
         self.compares.push(compare);
@@ -186,19 +186,19 @@ impl Txn {
     }
 }
 
-/// How a transaction ended. Both ends are answers; neither is an error.
+/// Result of a transaction. Both variants are replies; neither is an error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TxnOutcome {
     /// Every comparison held.
     Done {
-        /// The store's revision after the changes; unchanged when nothing was to be done.
+        /// The store's revision after the changes; unchanged for a transaction without effect.
         revision: i64,
     },
     /// A comparison did not hold and nothing was changed.
     Conflict {
         /// The store's revision at the comparison.
         revision: i64,
-        /// What each comparison found, in the order of the comparisons.
+        /// The current entry of each compared key, in the order of the comparisons.
         current: Vec<Option<Entry>>,
     },
 }
@@ -206,13 +206,13 @@ pub enum TxnOutcome {
 /// One change of one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The key has this entry from now on.
+    /// The key was put.
     Put(Entry),
-    /// The key is gone.
+    /// The key was deleted.
     Delete {
         /// The key.
         key: String,
-        /// The revision at which it went.
+        /// Revision of the deletion.
         revision: i64,
     },
 }
@@ -235,36 +235,37 @@ impl Event {
     }
 }
 
-/// Why a watch ended: changes are missing. List again and watch from the revision after the listing's.
+/// End of a watch with missing events. List again and watch from the revision after the list's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WatchGap {
-    /// The watcher was too slow for its buffer.
+    /// The watcher lagged behind its buffer.
     #[error("the watcher fell behind at revision {revision}")]
     Lagged {
-        /// The first revision that was not delivered whole.
+        /// The first revision that was not delivered completely.
         revision: i64,
     },
-    /// The history it asked for is no longer kept.
-    #[error("history before revision {oldest} is gone")]
+    /// The requested history has been compacted.
+    #[error("history before revision {oldest} has been compacted")]
     Compacted {
-        /// The oldest revision that can still be watched from.
+        /// The oldest revision that can still be watched.
         oldest: i64,
     },
 }
 
-/// The changes under a prefix, in the order of their revisions.
+/// The events under a prefix, in revision order.
 ///
-/// A gap is an item; after it, and when the repository is gone, the stream ends. Dropping it ends the watch.
+/// A gap is an item; after it, and when the repository is closed, the stream ends. Dropping it ends the
+/// watch.
 pub struct Watch(Pin<Box<dyn Stream<Item = Result<Event, WatchGap>> + Send>>);
 
 impl Watch {
-    /// A watch that delivers what this stream does.
+    /// A watch that delivers the items of this stream.
     pub fn new(stream: impl Stream<Item = Result<Event, WatchGap>> + Send + 'static) -> Self {
         Self(Box::pin(stream))
     }
 
-    /// The next change. Cancel-safe.
+    /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<Event, WatchGap>> {
         std::future::poll_fn(|context| self.0.as_mut().poll_next(context)).await
     }
@@ -284,29 +285,29 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Why a request got no answer.
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RepositoryError {
-    /// The lease was never granted, was revoked, or has ended.
+    /// The lease was never granted, was revoked, or has expired.
     #[error("lease {0} does not exist")]
     LeaseNotFound(LeaseId),
-    /// The transaction cannot be carried out by any backend.
+    /// No backend can carry out the transaction.
     #[error("invalid request: {0}")]
     Invalid(String),
-    /// The store refuses changes for now, for example because its disk is full. Nothing was changed.
+    /// The store rejects changes for now, for example because its disk is full. Nothing was changed.
     #[error("the store takes no changes now: {0}")]
     Unavailable(String),
-    /// The change may or may not happen. Read before doing it again.
+    /// The outcome of the change is unknown. Read before a retry.
     #[error("no answer in time: the change may or may not happen")]
     Unknown,
-    /// What was stored cannot be read.
+    /// The stored data cannot be decoded.
     #[error("the store is damaged: {0}")]
     Damaged(String),
 }
 
 impl RepositoryError {
-    /// Whether the same request may succeed later. After [`RepositoryError::Unknown`] read first.
+    /// True if the same request may succeed later. After [`RepositoryError::Unknown`] read first.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Unavailable(_) | Self::Unknown => true,
@@ -317,37 +318,37 @@ impl RepositoryError {
 
 /// A store of keys, leases and watches.
 ///
-/// Reads are linearizable: they see every change whose answer was given before they began. No method is
-/// cancel-safe in the sense of undoing: a change whose future is dropped may happen or not, as after
+/// Reads are linearizable: they see every change that was acknowledged before they started. No method is
+/// cancel-safe in the sense of undoing: a change whose future is dropped has an unknown outcome, as after
 /// [`RepositoryError::Unknown`]. Reads may be dropped freely.
 pub trait StateRepository: Send + Sync + 'static {
     /// The entry of a key.
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, RepositoryError>>;
 
-    /// Every entry whose key starts with `prefix`, in key order, and the revision they were read at: a watch
-    /// from the revision after it misses nothing.
+    /// All entries with the prefix, in key order, and the revision of the read: a watch from the next
+    /// revision misses nothing.
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<(i64, Vec<Entry>), RepositoryError>>;
 
     /// Compares and changes several keys at one revision.
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, RepositoryError>>;
 
-    /// A lease that ends when it is not kept alive for `ttl`.
+    /// Grants a lease that expires when it is not renewed for `ttl`.
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, RepositoryError>>;
 
-    /// Gives a lease its whole time again, and says how long that is.
+    /// Renews a lease for its full TTL, and returns the TTL.
     fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, RepositoryError>>;
 
-    /// Ends a lease and deletes its keys, at one revision.
+    /// Revokes a lease and deletes its keys, at one revision.
     fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), RepositoryError>>;
 
-    /// The changes under `prefix` at `from_revision` and after; 0 means: those after this call.
+    /// The events under `prefix` from `from_revision` on; 0 means events after this call.
     fn watch<'a>(
         &'a self,
         prefix: &'a str,
         from_revision: i64,
     ) -> BoxFuture<'a, Result<Watch, RepositoryError>>;
 
-    /// Puts (`Some`) or deletes (`None`) one key if it is as expected.
+    /// Puts (`Some`) or deletes (`None`) one key if the precondition holds.
     fn compare_and_swap<'a>(
         &'a self,
         key: &'a str,
@@ -381,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_pass_is_retryable() {
+    fn only_transient_errors_are_retryable() {
         let cases = [
             (RepositoryError::Unavailable("disk full".into()), true),
             (RepositoryError::Unknown, true),

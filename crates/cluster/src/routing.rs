@@ -1,13 +1,13 @@
-//! The routing table: which server has which range of keys.
+//! The routing table: the server of each key range.
 //!
 //! | part | owns |
 //! |---|---|
-//! | [`table`] | the table: what is valid, lookup, differences |
-//! | [`store`] | the table in the state repository: one head, pieces, compare-and-swap |
-//! | [`client`] | the SDK: follows a manager, finds servers, tries again when a range has moved |
-//! | [`server`] | a range server: follows a manager, knows what is its own, does what operations ask |
+//! | [`table`] | the table: validation, lookup, deltas |
+//! | [`store`] | the table in the state repository: one head, chunks, compare-and-swap |
+//! | [`client`] | the SDK: follows a manager, routes calls, retries after a range migration |
+//! | [`server`] | a range server: follows a manager, owns ranges, executes commands |
 //!
-//! Who writes the table is the manager ([`crate::manager`]).
+//! The manager ([`crate::manager`]) writes the table.
 
 pub mod client;
 pub(crate) mod link;

@@ -1,5 +1,5 @@
-//! Tests of the services, each on every store: memory, three Moim nodes in this process, and an etcd when
-//! one is installed.
+//! Test harness of the services, each test on every store: memory, three Moim nodes in this process, and an
+//! etcd when one is installed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,7 +25,8 @@ pub(crate) struct Store {
     pub(crate) name: &'static str,
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) scope: Scope,
-    /// A short lease, and long enough for a machine with other things to do: whoever is kept from renewing its lease loses it, and rightly.
+    /// A short lease, and long enough for a busy machine: a process that cannot renew its lease in time
+    /// loses it, and rightly.
     pub(crate) ttl: Duration,
 }
 
@@ -38,7 +39,7 @@ impl Store {
 
 fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("an end in time") })
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("test timeout") })
 }
 
 /// Runs a scenario on memory.
@@ -79,8 +80,8 @@ pub(crate) fn everywhere<F: Future<Output = ()>>(scenario: impl Fn(Store) -> F) 
     }
 }
 
-/// An address that nobody listens on now, each given out once, below the ports that the kernel takes for outgoing
-/// connections: one of those that is free now may not be later.
+/// An address without a listener, each returned once, below the kernel's ephemeral port range: a free
+/// ephemeral port may be taken later.
 pub(crate) fn free_address() -> std::net::SocketAddr {
     static NEXT: std::sync::OnceLock<std::sync::atomic::AtomicU32> = std::sync::OnceLock::new();
     let first = || (std::process::id().wrapping_mul(131) % 20_000).into();
@@ -93,74 +94,76 @@ pub(crate) fn free_address() -> std::net::SocketAddr {
     }
 }
 
-/// Looks again and again until there is something.
-pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+/// Polls until the condition returns a value.
+pub(crate) async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
     let start = BootClock.monotonic_ms();
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = poll().await {
             return found;
         }
-        assert!(BootClock.monotonic_ms() - start < 30_000, "waited in vain: {what}");
+        assert!(BootClock.monotonic_ms() - start < 30_000, "timeout waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// How a [`Flaky`] store behaves.
+/// Injected faults of a [`Flaky`] store.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mood {
-    /// Nothing gets through.
-    pub(crate) away: bool,
-    /// This share of the changes happens without an answer, in percent; as many do not happen, without an answer.
-    pub(crate) lossy: u8,
-    /// Leases are renewed, but nobody hears of it.
-    pub(crate) deaf: bool,
-    /// Whoever asks waits, before and after: as in a process that is paused.
+pub(crate) struct Faults {
+    /// The store is unreachable.
+    pub(crate) unreachable: bool,
+    /// Percentage of changes that are applied without a reply; the same percentage is dropped without a
+    /// reply.
+    pub(crate) lost_percent: u8,
+    /// Leases are renewed, but the replies are lost.
+    pub(crate) loses_renewal_replies: bool,
+    /// Requests block before and after their execution, as in a paused process.
     pub(crate) frozen: bool,
-    /// Answers take this long.
-    pub(crate) slow_ms: u64,
-    /// And up to this much more, each its own.
-    pub(crate) uneven_ms: u64,
+    /// Delay of replies.
+    pub(crate) delay_ms: u64,
+    /// Additional random delay of each reply.
+    pub(crate) jitter_ms: u64,
 }
 
-/// A store whose answers get lost.
+/// A store with injected faults.
 pub(crate) struct Flaky {
     inner: Arc<dyn StateRepository>,
-    mood: Mutex<Mood>,
+    faults: Mutex<Faults>,
 }
 
 impl Flaky {
     pub(crate) fn new(inner: Arc<dyn StateRepository>) -> Arc<Self> {
-        Arc::new(Self { inner, mood: Mutex::default() })
+        Arc::new(Self { inner, faults: Mutex::default() })
     }
 
-    pub(crate) fn set(&self, mood: Mood) {
-        *self.mood.lock().unwrap_or_else(PoisonError::into_inner) = mood;
+    pub(crate) fn set(&self, faults: Faults) {
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
-    fn mood(&self) -> Mood {
-        *self.mood.lock().unwrap_or_else(PoisonError::into_inner)
+    fn faults(&self) -> Faults {
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits as long as the mood says.
-    async fn linger(&self) {
-        let Mood { slow_ms, uneven_ms, .. } = self.mood();
-        let slow_ms = slow_ms + if uneven_ms > 0 { fastrand::u64(0..uneven_ms) } else { 0 };
-        if slow_ms > 0 {
-            tokio::time::sleep(Duration::from_millis(slow_ms)).await;
+    /// Waits for the injected delay.
+    async fn delay(&self) {
+        let Faults { delay_ms, jitter_ms, .. } = self.faults();
+        let delay_ms = delay_ms + if jitter_ms > 0 { fastrand::u64(0..jitter_ms) } else { 0 };
+        if delay_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(delay_ms)).await;
         }
-        while self.mood().frozen {
+        while self.faults().frozen {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    fn here(&self) -> Result<(), RepositoryError> {
-        if self.mood().away { Err(RepositoryError::Unavailable("away".to_owned())) } else { Ok(()) }
+    fn check_reachable(&self) -> Result<(), RepositoryError> {
+        if self.faults().unreachable { Err(RepositoryError::Unavailable("away".to_owned())) } else { Ok(()) }
     }
 
-    /// Whether a change happens, and whether its answer arrives.
-    fn fate(&self) -> Result<bool, RepositoryError> {
-        self.here()?;
-        let (lossy, dice) = (self.mood().lossy, fastrand::u8(0..100));
+    /// True if the change is applied and its reply arrives, false if only applied; an error if it is
+    /// dropped.
+    fn draw_outcome(&self) -> Result<bool, RepositoryError> {
+        self.check_reachable()?;
+        let (lossy, dice) = (self.faults().lost_percent, fastrand::u8(0..100));
         if dice < lossy {
             return Ok(false);
         }
@@ -171,55 +174,55 @@ impl Flaky {
 impl StateRepository for Flaky {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, RepositoryError>> {
         Box::pin(async move {
-            self.here()?;
+            self.check_reachable()?;
             let read = self.inner.get(key).await;
-            self.linger().await;
+            self.delay().await;
             read
         })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<(i64, Vec<Entry>), RepositoryError>> {
         Box::pin(async move {
-            self.here()?;
+            self.check_reachable()?;
             let read = self.inner.list(prefix).await;
-            self.linger().await;
+            self.delay().await;
             read
         })
     }
 
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, RepositoryError>> {
         Box::pin(async move {
-            self.linger().await;
-            let heard = self.fate()?;
+            self.delay().await;
+            let is_replied = self.draw_outcome()?;
             let done = self.inner.txn(txn).await;
-            self.linger().await;
-            if heard { done } else { Err(RepositoryError::Unknown) }
+            self.delay().await;
+            if is_replied { done } else { Err(RepositoryError::Unknown) }
         })
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, RepositoryError>> {
         Box::pin(async move {
-            self.here()?;
+            self.check_reachable()?;
             let granted = self.inner.grant(ttl).await;
-            self.linger().await;
+            self.delay().await;
             granted
         })
     }
 
     fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, RepositoryError>> {
         Box::pin(async move {
-            self.here()?;
+            self.check_reachable()?;
             let kept = self.inner.keep_alive(lease).await;
-            self.linger().await;
-            if self.mood().deaf { Err(RepositoryError::Unknown) } else { kept }
+            self.delay().await;
+            if self.faults().loses_renewal_replies { Err(RepositoryError::Unknown) } else { kept }
         })
     }
 
     fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), RepositoryError>> {
         Box::pin(async move {
-            self.here()?;
+            self.check_reachable()?;
             let revoked = self.inner.revoke(lease).await;
-            self.linger().await;
+            self.delay().await;
             revoked
         })
     }
@@ -230,20 +233,20 @@ impl StateRepository for Flaky {
         from_revision: i64,
     ) -> BoxFuture<'a, Result<Watch, RepositoryError>> {
         Box::pin(async move {
-            self.here()?;
+            self.check_reachable()?;
             self.inner.watch(prefix, from_revision).await
         })
     }
 }
 
-/// A resource that checks fencing tokens, as whatever a leader writes to should.
+/// A resource that checks fencing tokens, as every target of a leader's writes should.
 #[derive(Default)]
 pub(crate) struct Resource {
     state: Mutex<(i64, Vec<(i64, Bytes)>)>,
 }
 
 impl Resource {
-    /// Refuses tokens older than one it has seen.
+    /// Rejects tokens older than one it has seen.
     pub(crate) fn write(&self, token: i64, what: impl Into<Bytes>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if token < state.0 {

@@ -1,10 +1,11 @@
-//! A search for two leaders, two owners and lost hand-offs, over seeds: nodes on one store, with stores that are away, answers
-//! that get lost, and processes that are paused; on a clock that runs as fast as the work is done.
+//! Schedule search for two leaders, two owners and lost hand-offs, over seeds: nodes on one store, with
+//! unreachable stores, lost replies, and paused processes, on simulated time.
 //!
-//! `MOIM_SEARCH_SEEDS=5000 cargo test -p moim-cluster search` looks at more of them. A seed gives the same run every time: one
-//! thread, a clock of its own, one source of chance, and the library's services choose between what is ready in a fixed
-//! order (`biased`). It is here and not in `sim`, which runs nodes over their wire protocols: the bugs it must find are
-//! planted inside of this crate, and what it looks at, who believes to lead and to own, is not on any wire.
+//! `MOIM_SEARCH_SEEDS=5000 cargo test -p moim-cluster search` runs more seeds. A seed gives the same run
+//! every time: one thread, its own clock, one random source, and the library's services poll ready branches
+//! in a fixed order (`biased`). It is here and not in `sim`, which runs nodes over their wire protocols: the
+//! bugs it must find are injected inside of this crate, and the observed state, local belief in leadership
+//! and ownership, is not on any wire.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,20 +23,20 @@ use crate::assignment::{
     Owned, PartitionHandler, PartitionSpec,
 };
 use crate::context::Context;
+use crate::fault_injection::{self, Bug};
 use crate::leadership::{CasElection, ElectionOptions, LeaderElection as _, Leadership};
 use crate::membership::{HeartbeatOptions, MemberStatus, Membership, Monitor, NodeInfo};
 use crate::memory::MemoryRepository;
-use crate::planted::{self, Bug};
 use crate::repository::{BoxFuture, StateRepository};
-use crate::scenario::{Flaky, Mood};
+use crate::scenario::{Faults, Flaky};
 
 const NODES: usize = 3;
 const PARTITIONS: usize = 4;
 const TTL: Duration = Duration::from_millis(400);
-/// How long a run lasts, in its own time.
+/// Duration of a run, in simulated time.
 const RUN: Duration = Duration::from_secs(12);
 
-/// The time of a run.
+/// Simulated time of a run.
 struct RunClock(Instant);
 
 impl Clock for RunClock {
@@ -48,12 +49,12 @@ impl Clock for RunClock {
     }
 }
 
-/// What was acknowledged, by partition.
+/// Acknowledged work, by partition.
 #[derive(Default)]
 struct Ledger {
     acknowledged: Mutex<BTreeMap<String, u64>>,
     wrong: Mutex<Option<String>>,
-    /// Everything that was seen, in short.
+    /// Checksum of all observations.
     trace: Mutex<u32>,
 }
 
@@ -97,7 +98,7 @@ fn state(count: u64) -> HandedOver {
     HandedOver { handoff, last_offset: i64::try_from(count).unwrap() }
 }
 
-/// A node: its way to the store, what it leads and owns.
+/// A node: its store connection, its leadership and its partitions.
 struct Node {
     flaky: Arc<Flaky>,
     work: Arc<Work>,
@@ -159,8 +160,8 @@ async fn live(context: Context, node: Rc<Node>, specs: watch::Receiver<Vec<Parti
     tokio::join!(campaign, own, work);
 }
 
-/// What is wrong with this moment.
-fn look(nodes: &[Rc<Node>], ledger: &Ledger, at: Duration) {
+/// Checks the invariants at this moment.
+fn check_invariants(nodes: &[Rc<Node>], ledger: &Ledger, at: Duration) {
     {
         let leads = |node: &Rc<Node>| node.leadership.borrow().as_ref().map(Leadership::fencing_token);
         let owns = |node: &Rc<Node>| {
@@ -221,15 +222,15 @@ impl World {
         Self { nodes, ledger, scope, began: Instant::now(), _partitions: sender }
     }
 
-    fn look(&self) {
-        look(&self.nodes, &self.ledger, self.began.elapsed());
+    fn check_invariants(&self) {
+        check_invariants(&self.nodes, &self.ledger, self.began.elapsed());
     }
 
     fn is_wrong(&self) -> bool {
         self.ledger.wrong.lock().unwrap().is_some()
     }
 
-    /// Partitions that somebody owns at this moment.
+    /// Number of partitions with an owner.
     fn owned(&self) -> usize {
         let owned = |node: &Rc<Node>| {
             node.work.owned.lock().unwrap().values().filter(|(owned, _)| owned.is_valid()).count()
@@ -248,37 +249,37 @@ impl World {
     }
 }
 
-/// Runs on a clock that waits for nobody, from one source of chance.
-fn timeless<T>(seed: u64, future: impl Future<Output = T>) -> T {
+/// Runs on simulated time, from one random source.
+fn on_simulated_time<T>(seed: u64, future: impl Future<Output = T>) -> T {
     fastrand::seed(seed);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, future)
 }
 
-/// One run. What went wrong, if anything did; else how much was done, and what was seen.
+/// One run: the violated invariant, or the amount of work and the checksum of the trace.
 fn run(seed: u64) -> Result<(u64, u32), String> {
-    timeless(seed, async {
+    on_simulated_time(seed, async {
         let world = World::start();
         while world.began.elapsed() < RUN && !world.is_wrong() {
             tokio::time::sleep(Duration::from_millis(fastrand::u64(20..150))).await;
             let node = &world.nodes[fastrand::usize(..world.nodes.len())];
-            let mood = match fastrand::u8(0..10) {
-                0 => Mood { away: true, ..Mood::default() },
-                1 => Mood { deaf: true, ..Mood::default() },
-                2 | 3 => Mood { lossy: fastrand::u8(5..40), ..Mood::default() },
-                4 => Mood { frozen: true, ..Mood::default() },
-                5 => Mood { slow_ms: fastrand::u64(50..600), ..Mood::default() },
-                // Some answers come at once, and what was asked before them comes when a lease is over.
-                6 | 7 => Mood { uneven_ms: fastrand::u64(100..500), ..Mood::default() },
-                _ => Mood::default(),
+            let faults = match fastrand::u8(0..10) {
+                0 => Faults { unreachable: true, ..Faults::default() },
+                1 => Faults { loses_renewal_replies: true, ..Faults::default() },
+                2 | 3 => Faults { lost_percent: fastrand::u8(5..40), ..Faults::default() },
+                4 => Faults { frozen: true, ..Faults::default() },
+                5 => Faults { delay_ms: fastrand::u64(50..600), ..Faults::default() },
+                // Some replies arrive immediately; an earlier request may arrive after a lease expiry.
+                6 | 7 => Faults { jitter_ms: fastrand::u64(100..500), ..Faults::default() },
+                _ => Faults::default(),
             };
-            *node.is_frozen.borrow_mut() = mood.frozen;
-            node.flaky.set(mood);
-            // Every few milliseconds of the time in between.
+            *node.is_frozen.borrow_mut() = faults.frozen;
+            node.flaky.set(faults);
+            // Check every few milliseconds in between.
             for _ in 0..fastrand::usize(1..30) {
                 tokio::time::sleep(Duration::from_millis(3)).await;
-                world.look();
+                world.check_invariants();
             }
         }
         world.end()
@@ -295,34 +296,34 @@ fn no_seed_finds_two_leaders_two_owners_or_a_lost_hand_off() {
     for seed in 0..seeds(40) {
         done += run(seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}")).0;
     }
-    assert!(done > 300, "the runs do something: {done}");
+    assert!(done > 300, "the runs do work: {done}");
 }
 
 #[test]
-fn every_planted_bug_is_found() {
-    for bug in [Bug::FromAnswer, Bug::LongLease, Bug::TakeFromLiving, Bug::NoHandoff] {
-        planted::plant(Some(bug));
+fn every_injected_bug_is_found() {
+    for bug in [Bug::FromReply, Bug::LongLease, Bug::TakeFromLiveOwner, Bug::NoHandoff] {
+        fault_injection::inject(Some(bug));
         let found = (0..200).find_map(|seed| run(seed).err().map(|wrong| (seed, wrong)));
-        planted::plant(None);
+        fault_injection::inject(None);
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         eprintln!("{bug:?} is found by seed {seed}: {wrong}");
     }
 }
 
 #[test]
-fn a_seed_gives_the_same_run_every_time() {
+fn seed_is_deterministic() {
     let mut traces = std::collections::BTreeSet::new();
     for seed in 0..3 {
         let first = run(seed);
         assert_eq!(run(seed), first, "seed {seed}");
         traces.insert(first.unwrap().1);
     }
-    assert_eq!(traces.len(), 3, "and another one another");
+    assert_eq!(traces.len(), 3, "different seeds give different traces");
 }
 
 #[test]
-fn a_store_that_is_away_for_a_minute_stops_everybody_and_all_comes_back_by_itself() {
-    timeless(1, async {
+fn store_outage_of_a_minute_stops_all_nodes_and_they_recover() {
+    on_simulated_time(1, async {
         let world = World::start();
         let until = async |what: &str, is_so: &dyn Fn() -> bool| {
             for _ in 0..10_000 {
@@ -330,30 +331,30 @@ fn a_store_that_is_away_for_a_minute_stops_everybody_and_all_comes_back_by_itsel
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(3)).await;
-                world.look();
+                world.check_invariants();
             }
-            panic!("waited in vain: {what}");
+            panic!("timeout waiting for: {what}");
         };
-        until("everything is owned", &|| world.owned() == PARTITIONS).await;
-        world.nodes.iter().for_each(|node| node.flaky.set(Mood { away: true, ..Mood::default() }));
-        until("nobody owns anything", &|| world.owned() == 0).await;
+        until("all partitions are owned", &|| world.owned() == PARTITIONS).await;
+        world.nodes.iter().for_each(|node| node.flaky.set(Faults { unreachable: true, ..Faults::default() }));
+        until("no partition is owned", &|| world.owned() == 0).await;
         let leads = |node: &Rc<Node>| node.leadership.borrow().as_ref().is_some_and(Leadership::is_valid);
         for _ in 0..3_000 {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            world.look();
+            world.check_invariants();
             assert_eq!(world.owned(), 0, "nothing is owned without the store");
-            assert!(!world.nodes.iter().any(leads), "and nothing led");
+            assert!(!world.nodes.iter().any(leads), "no node is leader");
         }
-        world.nodes.iter().for_each(|node| node.flaky.set(Mood::default()));
-        until("everything is owned again", &|| world.owned() == PARTITIONS).await;
-        until("somebody leads again", &|| world.nodes.iter().any(leads)).await;
+        world.nodes.iter().for_each(|node| node.flaky.set(Faults::default()));
+        until("all partitions are owned again", &|| world.owned() == PARTITIONS).await;
+        until("a leader is elected again", &|| world.nodes.iter().any(leads)).await;
         world.end().unwrap();
     });
 }
 
 #[test]
-fn a_killed_member_is_noticed_within_two_seconds_by_default() {
-    timeless(2, async {
+fn killed_member_is_detected_within_two_seconds_by_default() {
+    on_simulated_time(2, async {
         let scope = Scope::new(Shutdown::new());
         let clock: Arc<dyn Clock> = Arc::new(RunClock(Instant::now()));
         let store: Arc<dyn StateRepository> = MemoryRepository::started(Arc::clone(&clock), &scope);
@@ -372,10 +373,10 @@ fn a_killed_member_is_noticed_within_two_seconds_by_default() {
         };
         seen(MemberStatus::Up).await;
         tokio::time::sleep(Duration::from_millis(fastrand::u64(0..1_000))).await;
-        flaky.set(Mood { away: true, ..Mood::default() });
+        flaky.set(Faults { unreachable: true, ..Faults::default() });
         let killed = Instant::now();
         seen(MemberStatus::Down).await;
-        // In the run's own time, which no other process can slow down.
+        // Simulated time, which no other process can slow down.
         assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
         scope.shutdown().stop();
     });

@@ -1,15 +1,16 @@
-//! A lease kept alive, and the exact moment from which it must not be relied on any more.
+//! A session: a lease with automatic renewal, and the exact deadline of its validity.
 //!
-//! Everything here that belongs to a living process (a member's record, a leader's key, a lock, a registration) stands
-//! under the lease of a [`Session`].
+//! Every key of a live process (a member record, a leader key, a lock, a registration) is attached to the
+//! lease of a [`Session`].
 //!
 //! Invariants:
-//! - Time counts from when a renewal was *sent*, on a clock that runs while the machine sleeps; the store counts
-//!   from when it arrived. With the margin on top we stop before the store lets anybody else in.
-//! - [`Session::is_valid`] asks the clock, not a task: after a pause of the whole process the first look says no,
-//!   before any timer has had its turn.
-//! - A session that has ended never comes back.
-//! - A session stops being valid before its lease is revoked, never after: the revocation lets another holder in.
+//! - The deadline counts from the *sending* of a renewal, on a clock that includes suspended time; the store
+//!   counts from its arrival. With the safety margin the session ends before the store expires the lease.
+//! - [`Session::is_valid`] checks the clock, not a task: after a pause of the whole process the first check
+//!   is false, before any timer has fired.
+//! - A session that has ended never becomes valid again.
+//! - A session becomes invalid before its lease is revoked, never after: the revocation lets another holder
+//!   in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,28 +21,28 @@ use tokio::sync::watch;
 
 use crate::backoff::Backoff;
 use crate::context::Context;
-use crate::planted::{self, Bug};
+use crate::fault_injection::{self, Bug};
 use crate::repository::{LeaseId, RepositoryError, StateRepository};
 
-/// The part of a lease's time that is used: the rest is for clocks that run at different speeds and for the time
-/// between a look and what is done after it.
-const USED: f64 = 0.85;
-/// A task that waits looks at the clock this often: timers do not run while the machine sleeps.
-const LOOK: Duration = Duration::from_millis(250);
+/// Used fraction of the lease TTL: the rest covers clock drift and the time between a check and the action
+/// after it.
+const SAFETY_FACTOR: f64 = 0.85;
+/// Clock check interval of a waiting task: timers do not run while the machine is suspended.
+const CLOCK_CHECK: Duration = Duration::from_millis(250);
 
-/// Why a session ended.
+/// Reason for the end of a session.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
-    /// It was not renewed in time: the store was away, or this process was paused.
+    /// The lease was not renewed in time: the store was unavailable, or this process was paused.
     #[error("the lease was not renewed in time")]
     Expired,
-    /// The store says that the lease is gone.
+    /// The store reports that the lease does not exist.
     #[error("the store has ended the lease")]
     Revoked,
-    /// What it was for is gone: somebody deleted or replaced the key.
+    /// The key of the session was deleted or replaced.
     #[error("{0}")]
     Taken(String),
-    /// Its owner closed it.
+    /// The owner closed the session.
     #[error("closed")]
     Closed,
 }
@@ -51,21 +52,21 @@ struct Shared {
     clock: Arc<dyn Clock>,
     lease: LeaseId,
     ttl: Duration,
-    /// On the clock, in nanoseconds. Invariant: only grows.
+    /// Deadline on the clock, in nanoseconds. Invariant: only grows.
     usable_until: AtomicU64,
     /// Set by [`Session::retire`]. Invariant: never cleared.
     is_retired: AtomicBool,
     end: watch::Sender<Option<SessionEnd>>,
 }
 
-/// A lease kept alive in the background. Dropping the last handle ends it.
+/// A lease with automatic renewal. Dropping the last handle ends it.
 #[derive(Clone)]
 pub struct Session {
     shared: Arc<Shared>,
     _owner: Arc<Owner>,
 }
 
-/// Ends the session when nobody has it any more.
+/// Ends the session when the last handle is dropped.
 struct Owner(Arc<Shared>);
 
 impl Drop for Owner {
@@ -75,11 +76,12 @@ impl Drop for Owner {
 }
 
 impl Session {
-    /// Asks for a lease of `ttl` and keeps it alive in a task of the context's scope.
+    /// Grants a lease of `ttl` and renews it in a task of the context's scope.
     pub async fn open(context: &Context, ttl: Duration) -> Result<Self, RepositoryError> {
         let sent = context.clock.monotonic_ns();
         let lease = context.repository.grant(ttl).await?;
-        let sent = if planted::is(Bug::FromAnswer) { context.clock.monotonic_ns() } else { sent };
+        let sent =
+            if fault_injection::is_injected(Bug::FromReply) { context.clock.monotonic_ns() } else { sent };
         let shared = Arc::new(Shared {
             store: Arc::clone(&context.repository),
             clock: Arc::clone(&context.clock),
@@ -97,7 +99,7 @@ impl Session {
                 () = stop.stopped() => kept.end(SessionEnd::Closed),
             }
             if kept.end.borrow().as_ref() == Some(&SessionEnd::Closed) {
-                // So that nobody waits for the time to pass. Without an answer it passes.
+                // So that other contenders need not wait for the expiry. Without a reply the lease expires.
                 let _ = tokio::time::timeout(kept.ttl, kept.store.revoke(kept.lease)).await;
             }
         });
@@ -105,27 +107,27 @@ impl Session {
         Ok(Self { shared, _owner: owner })
     }
 
-    /// The lease.
+    /// The lease id.
     pub fn lease(&self) -> LeaseId {
         self.shared.lease
     }
 
-    /// How long the lease lives without renewal.
+    /// TTL of the lease without renewal.
     pub fn ttl(&self) -> Duration {
         self.shared.ttl
     }
 
-    /// Whether what stands under it may be relied on at this moment. Look before each use.
+    /// True while the session is valid. Check before each use.
     pub fn is_valid(&self) -> bool {
         self.shared.is_valid()
     }
 
-    /// How long it may be relied on without another renewal.
+    /// Remaining validity without another renewal.
     pub fn time_left(&self) -> Duration {
         if self.shared.end.borrow().is_some() { Duration::ZERO } else { self.shared.time_left() }
     }
 
-    /// Why it ended, if it has.
+    /// The reason of the end, if the session has ended.
     pub fn ended(&self) -> Option<SessionEnd> {
         match self.shared.end.borrow().clone() {
             None if !self.is_valid() => Some(SessionEnd::Expired),
@@ -133,29 +135,30 @@ impl Session {
         }
     }
 
-    /// Returns when it ends. Cancel-safe.
+    /// Returns when the session ends. Cancel-safe.
     pub async fn lost(&self) -> SessionEnd {
         self.shared.lost().await
     }
 
-    /// A watch on this session that does not keep it alive.
+    /// An observer of this session that does not keep it alive.
     pub(crate) fn watcher(&self) -> SessionWatch {
         SessionWatch(Arc::clone(&self.shared))
     }
 
-    /// What it was for is gone.
+    /// Ends the session because its key is deleted or replaced.
     pub(crate) fn end(&self, why: SessionEnd) {
         self.shared.end(why);
     }
 
-    /// Makes the session invalid without ending its lease: for an owner that still has a last record to write under it.
+    /// Invalidates the session without revoking its lease: for an owner that still has a last record to
+    /// write under it.
     pub(crate) fn retire(&self) {
         self.shared.is_retired.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the session, then its lease at the store, and waits for the answer.
+    /// Ends the session, then revokes its lease at the store, and waits for the reply.
     pub async fn close(&self) -> Result<(), RepositoryError> {
-        // The session's task revokes the lease, too; a second revocation finds it gone.
+        // The session's task revokes the lease, too; a second revocation gets LeaseNotFound.
         self.shared.end(SessionEnd::Closed);
         match self.shared.store.revoke(self.shared.lease).await {
             Err(RepositoryError::LeaseNotFound(_)) => Ok(()),
@@ -164,7 +167,7 @@ impl Session {
     }
 }
 
-/// Knows when a session ends without keeping it alive.
+/// Observes the end of a session without keeping it alive.
 #[derive(Clone)]
 pub(crate) struct SessionWatch(Arc<Shared>);
 
@@ -183,8 +186,8 @@ impl SessionWatch {
 }
 
 fn usable_until(sent_ns: u64, ttl: Duration) -> u64 {
-    let ttl = if planted::is(Bug::LongLease) { ttl * 2 } else { ttl };
-    sent_ns.saturating_add(u64::try_from(ttl.mul_f64(USED).as_nanos()).unwrap_or(u64::MAX))
+    let ttl = if fault_injection::is_injected(Bug::LongLease) { ttl * 2 } else { ttl };
+    sent_ns.saturating_add(u64::try_from(ttl.mul_f64(SAFETY_FACTOR).as_nanos()).unwrap_or(u64::MAX))
 }
 
 impl Shared {
@@ -218,8 +221,8 @@ impl Shared {
                 self.end(SessionEnd::Expired);
                 continue;
             }
-            // The sender is in `self`; it does not go while we look.
-            let _ = tokio::time::timeout(left.min(LOOK), end.changed()).await;
+            // The sender is in `self`; it outlives this wait.
+            let _ = tokio::time::timeout(left.min(CLOCK_CHECK), end.changed()).await;
         }
     }
 
@@ -238,12 +241,13 @@ impl Shared {
         loop {
             tokio::time::sleep(pause).await;
             let sent = self.clock.monotonic_ns();
-            // A renewal that hangs must not keep the next one from being tried elsewhere.
+            // A hanging renewal must not block the next attempt, which may use another server.
             let renewed = tokio::time::timeout(self.ttl / 3, self.store.keep_alive(self.lease)).await;
-            let sent = if planted::is(Bug::FromAnswer) { self.clock.monotonic_ns() } else { sent };
+            let sent =
+                if fault_injection::is_injected(Bug::FromReply) { self.clock.monotonic_ns() } else { sent };
             pause = match renewed {
                 Ok(Ok(ttl)) => {
-                    // One that was too late revives nothing: the state of those who looked meanwhile is "lost".
+                    // A late renewal does not revive the session: callers may have observed its end.
                     if !self.is_valid() {
                         return self.end(SessionEnd::Expired);
                     }
@@ -253,7 +257,7 @@ impl Shared {
                 }
                 Ok(Err(RepositoryError::LeaseNotFound(_))) => return self.end(SessionEnd::Revoked),
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, lease = %self.lease, "a lease was not renewed");
+                    tracing::debug!(%error, lease = %self.lease, "lease renewal failed");
                     backoff.next_pause()
                 }
                 Err(_) => backoff.next_pause(),

@@ -1,14 +1,14 @@
-//! One call that starts everything: [`Cluster::start`].
+//! Start of the library in one call: [`Cluster::start`].
 //!
-//! In this order: the store, the view of the members, the Raft groups of applications that have one of their own, the
-//! membership at each of these places (`place.rs`); then each application that was registered, in the mode that the
-//! configuration says. [`Cluster::stop`] goes the other way: consumers are closed, partitions handed over, leaderships given
-//! up, the node says goodbye. A node whose membership was lost, because the store was away or the process was paused, joins
-//! again by itself and goes on with what it is given then.
+//! Start order: the store, the membership view, the Raft groups of applications that have one, the
+//! membership in each domain (`domain.rs`); then each registered application, in its configured mode.
+//! [`Cluster::stop`] is the reverse: consumers are closed, partitions handed over, leaderships resigned, and
+//! the node leaves. A node whose membership was lost, because the store was unavailable or the process was
+//! paused, joins again automatically and continues with its new assignment.
 
+mod domain;
 #[cfg(any(test, feature = "raft"))]
 mod own_groups;
-mod place;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use moim_base::task::{Scope, Shutdown};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use self::place::Place;
+use self::domain::Domain;
 use crate::assignment::{HandoffOptions, PartitionHandler, PartitionSpec};
 use crate::clock::BootClock;
 use crate::config::{ClusterConfig, ConfigError, Mode, Peers};
@@ -36,32 +36,32 @@ use crate::membership::{HeartbeatOptions, JoinError, Monitor, NodeInfo};
 use crate::memory::MemoryRepository;
 use crate::repository::{BoxFuture, RepositoryError, StateRepository};
 
-/// Why a cluster did not start.
+/// A failed start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The node could not join.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
-    /// An application is configured and not registered, or the other way round, or its mode is not built in.
+    /// An application is configured and not registered, or the reverse, or its mode is not compiled in.
     #[error("{0}")]
     App(String),
 }
 
-/// What an application may do at the turns of the node's life.
+/// Application callbacks for changes of the node's membership.
 pub trait Lifecycle: Send + Sync + 'static {
     /// The node is a member, for the first time or again.
     fn on_joined(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
 
-    /// The membership was lost: whatever stood under it has ended.
+    /// The membership was lost: everything under its lease has ended.
     fn on_lost(&self) {}
 
     /// The node is about to leave.
@@ -76,7 +76,7 @@ struct App {
     election: Option<Arc<dyn LeaderElection>>,
 }
 
-/// Collects what is to be started.
+/// Builder of a [`Cluster`].
 pub struct ClusterBuilder {
     config: ClusterConfig,
     repository: Option<Arc<dyn StateRepository>>,
@@ -89,21 +89,21 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// Keeps state here instead of where the configuration says: an embedded Raft group, for example.
+    /// Replaces the configured store: by an embedded Raft group, for example.
     #[must_use]
     pub fn repository(mut self, repository: Arc<dyn StateRepository>) -> Self {
         self.repository = Some(repository);
         self
     }
 
-    /// Works on the partitions of an application that is configured in Raft mode.
+    /// Registers the handler of an application that is configured in Raft mode.
     #[must_use]
     pub fn app(mut self, name: &str, handler: Arc<dyn PartitionHandler>) -> Self {
         self.apps.insert(name.to_owned(), App { handler, election: None });
         self
     }
 
-    /// The same, led by whoever this election says: the leader of the application's Raft group, for example.
+    /// The same, with this leader election: the leader of the application's Raft group, for example.
     #[must_use]
     pub fn app_led_by(
         mut self,
@@ -115,7 +115,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Works on the messages of an application that is configured in Kafka mode.
+    /// Registers the handler of an application that is configured in Kafka mode.
     #[cfg(feature = "kafka")]
     #[must_use]
     pub fn kafka_app(mut self, name: &str, handler: Box<dyn KafkaHandler>) -> Self {
@@ -123,29 +123,29 @@ impl ClusterBuilder {
         self
     }
 
-    /// Tells the application about the turns of the node's life.
+    /// Registers the membership callbacks.
     #[must_use]
     pub fn lifecycle(mut self, lifecycle: Arc<dyn Lifecycle>) -> Self {
         self.lifecycle = Some(lifecycle);
         self
     }
 
-    /// Sizes from which hand-offs are kept differently, instead of what the configuration says.
+    /// Replaces the configured hand-off options.
     #[must_use]
     pub fn handoffs(mut self, options: HandoffOptions) -> Self {
         self.handoffs = Some(options);
         self
     }
 
-    /// Shows the metrics in this registry.
+    /// Registers the metrics in this registry.
     #[must_use]
     pub fn metrics(mut self, metrics: Arc<Metrics>) -> Self {
         self.metrics = Some(metrics);
         self
     }
 
-    /// Starts everything, on the current runtime. With Raft groups of its own it returns when they answer: founders wait for
-    /// each other.
+    /// Starts all services on the current runtime. With Raft groups it returns when they serve: founders
+    /// wait for each other.
     pub async fn start(self) -> Result<Cluster, StartError> {
         let mut config = self.config.clone();
         config.check()?;
@@ -175,7 +175,8 @@ impl ClusterBuilder {
         let groups = own_groups::open(&config, &context).await?;
         #[cfg(not(any(test, feature = "raft")))]
         let groups = Vec::new();
-        let places = std::iter::once(Place::store(&context, in_store)).chain(groups).map(Arc::new).collect();
+        let domains =
+            std::iter::once(Domain::store(&context, in_store)).chain(groups).map(Arc::new).collect();
         let setup = Arc::new(Setup {
             handoffs: self.handoffs.unwrap_or_else(|| config.handoff.options()),
             config,
@@ -188,20 +189,20 @@ impl ClusterBuilder {
             setup,
             context,
             monitor,
-            places,
+            domains,
             #[cfg(feature = "kafka")]
             kafka: Mutex::default(),
         };
         let cluster = Cluster { inner: Arc::new(inner) };
-        for place in &cluster.inner.places {
-            place.start(&cluster.inner.setup).await?;
+        for domain in &cluster.inner.domains {
+            domain.start(&cluster.inner.setup).await?;
         }
         #[cfg(feature = "kafka")]
         cluster.inner.start_kafka(self.kafka)?;
         Ok(cluster)
     }
 
-    /// Whether what is configured and what was registered are the same applications.
+    /// Validates that the configured and the registered applications match.
     fn check_apps(&self) -> Result<(), StartError> {
         #[cfg(feature = "kafka")]
         let kafka: Vec<&String> = self.kafka.keys().collect();
@@ -220,7 +221,7 @@ impl ClusterBuilder {
                 Mode::Raft => self.apps.contains_key(name),
             };
             if !is_registered {
-                return wrong(format!("apps.{name}: nobody works on its partitions: register it"));
+                return wrong(format!("apps.{name}: no handler is registered: call ClusterBuilder::app"));
             }
         }
         let mode_of = |name: &str| self.config.apps.get(name).map(|app| app.mode);
@@ -255,7 +256,7 @@ fn info(config: &ClusterConfig) -> NodeInfo {
     }
 }
 
-/// What every place of a node is started with.
+/// Shared start parameters of a node's domains.
 struct Setup {
     config: ClusterConfig,
     specs: BTreeMap<String, watch::Sender<Vec<PartitionSpec>>>,
@@ -270,7 +271,7 @@ struct Inner {
     context: Context,
     monitor: Monitor,
     /// The cluster's store first.
-    places: Vec<Arc<Place>>,
+    domains: Vec<Arc<Domain>>,
     #[cfg(feature = "kafka")]
     kafka: Mutex<BTreeMap<String, KafkaWorker>>,
 }
@@ -306,36 +307,36 @@ impl Inner {
     }
 }
 
-/// Whether a node is well.
+/// Health of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Health {
-    /// Whether the node is a member and its store answers.
+    /// True if the node is a member and its store responds.
     pub ready: bool,
-    /// Whether the node is a member at this moment, also of the groups of its applications.
+    /// True if the node is a member, also of the groups of its applications.
     pub member: bool,
-    /// Whether the store answers.
+    /// True if the store responds.
     pub store: bool,
-    /// Leaderships that this node has.
+    /// Number of leaderships of this node.
     pub leaderships: i64,
-    /// Members that are heard, silent, and gone.
+    /// Members with status UP.
     pub members_up: usize,
-    /// Members that are silent.
+    /// Members with status SUSPECT.
     pub members_suspect: usize,
-    /// Members that are gone.
+    /// Members with status DOWN.
     pub members_down: usize,
-    /// Partitions that this node owns.
+    /// Number of partitions owned by this node.
     pub partitions: usize,
 }
 
-/// A node's part in the cluster. Cheap to clone.
+/// A node of the cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Cluster {
     inner: Arc<Inner>,
 }
 
 impl Cluster {
-    /// Begins to collect what is to be started.
+    /// Starts a builder.
     pub fn builder(config: ClusterConfig) -> ClusterBuilder {
         ClusterBuilder {
             config,
@@ -349,22 +350,22 @@ impl Cluster {
         }
     }
 
-    /// Starts what the configuration says, without applications of its own.
+    /// Starts the configured services, without applications.
     pub async fn start(config: ClusterConfig) -> Result<Self, StartError> {
         Self::builder(config).start().await
     }
 
-    /// The surroundings: for services that are started by hand.
+    /// The shared context, for services that are started separately.
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
-    /// Who this node is.
+    /// Id of this node.
     pub fn node_id(&self) -> &str {
         &self.inner.context.node_id
     }
 
-    /// The members and how they are.
+    /// The members and their status.
     pub fn members(&self) -> &Monitor {
         &self.inner.monitor
     }
@@ -374,58 +375,59 @@ impl Cluster {
         Locks::new(&self.inner.context)
     }
 
-    /// An election for work that nothing else coordinates.
+    /// An election in the store.
     pub fn election(&self, name: &str) -> CasElection {
         let ttl = self.inner.setup.config.lease.duration.0;
         CasElection::new(&self.inner.context, name, ElectionOptions { ttl, ..ElectionOptions::default() })
     }
 
-    /// The Raft group of an application that has one of its own: to approve who joins it, to see its members.
+    /// The Raft group of an application that has one: to approve join requests, to list its members.
     #[cfg(any(test, feature = "raft"))]
     pub fn group(&self, app: &str) -> Option<crate::groups::AppGroup> {
-        let mut groups = self.inner.places.iter().filter_map(|place| place.group.clone());
+        let mut groups = self.inner.domains.iter().filter_map(|domain| domain.group.clone());
         groups.find(|group| group.app() == app)
     }
 
-    /// Leadership of a partition of an application in Kafka mode: active while this node owns it.
+    /// Leadership of a partition of an application in Kafka mode: valid while this node owns it.
     #[cfg(feature = "kafka")]
     pub fn kafka_election(&self, app: &str, partition: &str) -> Option<KafkaElection> {
         self.inner.kafka().get(app).map(|worker| worker.election(partition))
     }
 
-    /// Everything that happens, from now on.
+    /// Subscribes to all events from now on.
     pub fn events(&self) -> EventStream {
         self.inner.context.events.subscribe()
     }
 
-    /// The bus itself.
+    /// The event bus.
     pub fn bus(&self) -> &EventBus {
         &self.inner.context.events
     }
 
-    /// Changes the partitions of an application, whoever leads; false when it is not one of this node's.
+    /// Changes the partitions of an application, independent of its leader; false when it is not configured
+    /// on this node.
     pub fn set_partitions(&self, app: &str, partitions: Vec<PartitionSpec>) -> bool {
         let Some(specs) = self.inner.setup.specs.get(app) else { return false };
         specs.send_replace(partitions);
         true
     }
 
-    /// What this node owns of an application, with the fencing tokens.
+    /// Owned partitions of an application, with their fencing tokens.
     pub fn owned(&self, app: &str) -> BTreeMap<String, i64> {
         #[cfg(feature = "kafka")]
         if let Some(worker) = self.inner.kafka().get(app) {
             return worker.owned();
         }
-        self.inner.places.iter().find_map(|place| place.owned(app)).unwrap_or_default()
+        self.inner.domains.iter().find_map(|domain| domain.owned(app)).unwrap_or_default()
     }
 
-    /// How this node is.
+    /// Health of this node.
     pub async fn health(&self) -> Health {
         let key = crate::keys::node(self.node_id());
-        let asked = self.inner.context.repository.get(&key);
-        let store = matches!(tokio::time::timeout(Duration::from_secs(2), asked).await, Ok(Ok(_)));
-        let member = self.inner.places.iter().all(|place| place.is_member());
-        let partitions: usize = self.inner.places.iter().map(|place| place.partitions()).sum();
+        let read = self.inner.context.repository.get(&key);
+        let store = matches!(tokio::time::timeout(Duration::from_secs(2), read).await, Ok(Ok(_)));
+        let member = self.inner.domains.iter().all(|domain| domain.is_member());
+        let partitions: usize = self.inner.domains.iter().map(|domain| domain.partitions()).sum();
         #[cfg(feature = "kafka")]
         let partitions =
             partitions + self.inner.kafka().values().map(|worker| worker.owned().len()).sum::<usize>();
@@ -444,8 +446,8 @@ impl Cluster {
         }
     }
 
-    /// Publishes every event through `publish`, as JSON: a topic, for example. Events that came faster than they could be
-    /// published are counted, not waited for.
+    /// Publishes every event through `publish`, as JSON: to a topic, for example. Events that arrive faster
+    /// than they are published are counted, not waited for.
     pub fn bridge<F>(&self, mut publish: impl FnMut(Vec<u8>) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -472,7 +474,7 @@ impl Cluster {
         });
     }
 
-    /// Hands over what this node owns, gives up what it leads, and says goodbye.
+    /// Hands over the owned partitions, resigns the leaderships, and leaves.
     pub async fn stop(self) -> Result<(), RepositoryError> {
         if let Some(lifecycle) = &self.inner.setup.lifecycle {
             lifecycle.on_leaving().await;
@@ -485,9 +487,9 @@ impl Cluster {
             }
         }
         let mut left = Ok(());
-        for place in self.inner.places.iter().rev() {
-            // The first failure is told; the other places are left all the same.
-            left = left.and(place.stop(&self.inner.setup).await);
+        for domain in self.inner.domains.iter().rev() {
+            // Return the first failure; leave the other domains in any case.
+            left = left.and(domain.stop(&self.inner.setup).await);
         }
         self.inner.context.scope.shutdown().stop();
         left

@@ -1,7 +1,7 @@
-//! What every backend must do, whatever keeps its keys: one suite, run for each.
+//! Repository conformance suite: one suite, run for every backend.
 //!
 //! A backend's tests call [`conformance_tests!`](crate::conformance_tests) with a function that makes a
-//! [`Fixture`]: a fresh repository, a way to let time pass, and a way to restart it if it can.
+//! [`Fixture`]: a fresh repository, a way to advance time, and a way to restart it if it is durable.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,40 +14,40 @@ use crate::repository::{
     WatchGap,
 };
 
-/// Stops a repository and opens it again on what it kept.
+/// Stops a repository and reopens it on its durable state.
 pub type Restart = Box<dyn FnMut() -> Arc<dyn StateRepository> + Send>;
 
 /// A fresh repository under test.
 pub struct Fixture {
-    /// The repository, empty.
+    /// The empty repository.
     pub repository: Arc<dyn StateRepository>,
-    /// Lets this many milliseconds pass and leases end.
+    /// Advances time by this many milliseconds and expires leases.
     pub advance_ms: Box<dyn Fn(u64) + Send>,
-    /// For backends that keep something: `None` skips the restart cases.
+    /// Restarts a durable backend; `None` skips the restart cases.
     pub restart: Option<Restart>,
 }
 
-/// Runs the suite: one test per case, each on a fixture of its own.
+/// Runs the suite: one test per case, each on its own fixture.
 #[macro_export]
 macro_rules! conformance_tests {
     ($make:ident) => {
         $crate::conformance_tests!($make;
-            a_key_has_the_revisions_of_its_changes,
-            compare_and_swap_wins_only_as_expected,
-            a_transaction_compares_many_keys_and_changes_all_or_nothing,
-            a_transaction_that_cannot_be_is_refused,
-            a_listing_is_the_prefix_and_nothing_else,
-            racing_swaps_lose_no_update,
-            a_lease_takes_its_keys_when_it_ends,
-            a_lease_that_is_kept_alive_stays,
-            a_revoked_lease_is_gone_at_once,
-            a_key_put_without_its_lease_outlives_it,
-            a_watch_sees_every_change_in_order,
-            a_watch_starts_in_the_past,
-            a_listing_and_a_watch_leave_no_gap,
-            a_slow_watcher_is_told_what_it_missed,
-            a_watch_before_all_history_is_refused,
-            a_restart_keeps_everything,
+            key_revisions_follow_its_changes,
+            compare_and_swap_succeeds_only_if_precondition_holds,
+            transaction_is_atomic_over_many_keys,
+            invalid_transaction_is_rejected,
+            list_returns_exactly_the_prefix,
+            concurrent_compare_and_swaps_lose_no_update,
+            lease_expiry_deletes_its_keys,
+            renewed_lease_does_not_expire,
+            revoked_lease_ends_immediately,
+            key_put_without_lease_outlives_its_old_lease,
+            watch_delivers_every_event_in_order,
+            watch_from_past_revision_delivers_history,
+            list_then_watch_misses_no_event,
+            lagging_watcher_gets_a_gap,
+            watch_before_history_gets_a_gap,
+            restart_keeps_keys_revisions_and_leases,
         );
     };
     ($make:ident; $($case:ident),* $(,)?) => {
@@ -62,11 +62,11 @@ macro_rules! conformance_tests {
     };
 }
 
-/// Runs a future to its end, on a runtime of its own, within a minute.
+/// Runs a future to completion, on its own runtime, within a minute.
 fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), future).await.expect("an answer in time")
+        tokio::time::timeout(Duration::from_secs(60), future).await.expect("test timeout")
     })
 }
 
@@ -99,8 +99,8 @@ async fn next(watch: &mut Watch, count: usize) -> Vec<String> {
     seen
 }
 
-/// Create and mod revision and version follow the changes of the key, and start again after a deletion.
-pub fn a_key_has_the_revisions_of_its_changes(fixture: Fixture) {
+/// Create revision, mod revision and version follow the changes of the key, and restart after a deletion.
+pub fn key_revisions_follow_its_changes(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         assert_eq!(store.get("k").await.expect("a read"), None);
@@ -110,8 +110,8 @@ pub fn a_key_has_the_revisions_of_its_changes(fixture: Fixture) {
         let entry = store.get("k").await.expect("a read").expect("an entry");
         assert_eq!((entry.create_revision, entry.mod_revision, entry.version), (first, second, 2));
         assert_eq!((&entry.value[..], entry.lease), (&b"2"[..], None));
-        let gone = store.compare_and_swap("k", Expect::Any, None, None).await.expect("a deletion");
-        assert_eq!(gone, Swap::Done { revision: second + 1 });
+        let deleted = store.compare_and_swap("k", Expect::Any, None, None).await.expect("a deletion");
+        assert_eq!(deleted, Swap::Done { revision: second + 1 });
         let nothing =
             store.compare_and_swap("k", Expect::Any, None, None).await.expect("a deletion of nothing");
         assert_eq!(nothing, Swap::Done { revision: second + 1 }, "deleting nothing is no change");
@@ -121,34 +121,33 @@ pub fn a_key_has_the_revisions_of_its_changes(fixture: Fixture) {
     });
 }
 
-/// Each expectation against each situation.
-pub fn compare_and_swap_wins_only_as_expected(fixture: Fixture) {
+/// Each precondition against each state of the key.
+pub fn compare_and_swap_succeeds_only_if_precondition_holds(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let new = || Some(Bytes::from_static(b"new"));
-        let conflict =
-            store.compare_and_swap("k", Expect::Revision(1), new(), None).await.expect("an answer");
+        let conflict = store.compare_and_swap("k", Expect::Revision(1), new(), None).await.expect("a reply");
         assert_eq!(conflict, Swap::Conflict { current: None });
         let Swap::Done { revision } =
-            store.compare_and_swap("k", Expect::Absent, new(), None).await.expect("an answer")
+            store.compare_and_swap("k", Expect::Absent, new(), None).await.expect("a reply")
         else {
             panic!("the key was absent");
         };
         for (expected, replacement) in [(Expect::Absent, new()), (Expect::Revision(revision + 1), None)] {
-            match store.compare_and_swap("k", expected, replacement, None).await.expect("an answer") {
+            match store.compare_and_swap("k", expected, replacement, None).await.expect("a reply") {
                 Swap::Conflict { current: Some(entry) } => assert_eq!(entry.mod_revision, revision),
                 other => panic!("{expected:?}: {other:?}"),
             }
         }
         let deleted =
-            store.compare_and_swap("k", Expect::Revision(revision), None, None).await.expect("an answer");
+            store.compare_and_swap("k", Expect::Revision(revision), None, None).await.expect("a reply");
         assert_eq!(deleted, Swap::Done { revision: revision + 1 });
         assert_eq!(value(store, "k").await, None);
     });
 }
 
-/// A transaction is one revision, or nothing and the truth about what it compared.
-pub fn a_transaction_compares_many_keys_and_changes_all_or_nothing(fixture: Fixture) {
+/// A transaction is one revision, or no change and the current entries of the compared keys.
+pub fn transaction_is_atomic_over_many_keys(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let member = put(store, "member", "one").await;
@@ -162,14 +161,14 @@ pub fn a_transaction_compares_many_keys_and_changes_all_or_nothing(fixture: Fixt
                 .delete("member")
         };
         let refused =
-            store.txn(change(Compare::CreateRevision("member".into(), member + 9))).await.expect("an answer");
+            store.txn(change(Compare::CreateRevision("member".into(), member + 9))).await.expect("a reply");
         let TxnOutcome::Conflict { revision, current } = refused else { panic!("{refused:?}") };
         assert_eq!((revision, current.len()), (part, 2));
         assert_eq!(current[1].as_ref().map(|entry| entry.create_revision), Some(member));
         assert_eq!((value(store, "part").await.as_deref(), value(store, "log").await), (Some("isr=1"), None));
 
         let done =
-            store.txn(change(Compare::CreateRevision("member".into(), member))).await.expect("an answer");
+            store.txn(change(Compare::CreateRevision("member".into(), member))).await.expect("a reply");
         assert_eq!(done, TxnOutcome::Done { revision: part + 1 });
         for key in ["part", "log"] {
             let entry = store.get(key).await.expect("a read").expect("an entry");
@@ -183,14 +182,15 @@ pub fn a_transaction_compares_many_keys_and_changes_all_or_nothing(fixture: Fixt
             (Compare::Value("log".into(), Bytes::from_static(b"x")), true),
             (Compare::Value("log".into(), Bytes::from_static(b"y")), false),
         ] {
-            let outcome = store.txn(Txn::new().when(compare.clone())).await.expect("an answer");
+            let outcome = store.txn(Txn::new().when(compare.clone())).await.expect("a reply");
             assert_eq!(matches!(outcome, TxnOutcome::Done { .. }), holds, "{compare:?}");
         }
     });
 }
 
-/// Too many operations, too many bytes, a key twice, no key, an unknown lease: refused, and nothing changes.
-pub fn a_transaction_that_cannot_be_is_refused(fixture: Fixture) {
+/// Too many operations, too many bytes, a duplicate key, an empty key, an unknown lease: rejected without a
+/// change.
+pub fn invalid_transaction_is_rejected(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let before = put(store, "k", "1").await;
@@ -211,8 +211,8 @@ pub fn a_transaction_that_cannot_be_is_refused(fixture: Fixture) {
     });
 }
 
-/// Prefixes end where they end, in key order, with the revision of the moment.
-pub fn a_listing_is_the_prefix_and_nothing_else(fixture: Fixture) {
+/// A list returns exactly the prefix, in key order, with the current revision.
+pub fn list_returns_exactly_the_prefix(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         for key in ["/b/1", "/a/2", "/a/1", "/a", "/ab", "/a/10"] {
@@ -227,8 +227,8 @@ pub fn a_listing_is_the_prefix_and_nothing_else(fixture: Fixture) {
     });
 }
 
-/// Many threads count up one key by compare-and-swap: the sum is right.
-pub fn racing_swaps_lose_no_update(fixture: Fixture) {
+/// Several threads increment one key by compare-and-swap: the sum is correct.
+pub fn concurrent_compare_and_swaps_lose_no_update(fixture: Fixture) {
     const THREADS: usize = 4;
     const EACH: usize = 25;
     let count = |store: &dyn StateRepository| {
@@ -242,7 +242,7 @@ pub fn racing_swaps_lose_no_update(fixture: Fixture) {
                     };
                     let new = Some(Bytes::from(vec![b'x'; old + 1]));
                     if let Swap::Done { .. } =
-                        store.compare_and_swap("count", expected, new, None).await.expect("an answer")
+                        store.compare_and_swap("count", expected, new, None).await.expect("a reply")
                     {
                         break;
                     }
@@ -262,15 +262,13 @@ pub fn racing_swaps_lose_no_update(fixture: Fixture) {
     });
 }
 
-/// A lease that nobody renews deletes its keys at one revision, and watchers see it.
-pub fn a_lease_takes_its_keys_when_it_ends(fixture: Fixture) {
+/// An expired lease deletes its keys at one revision, and watchers see the events.
+pub fn lease_expiry_deletes_its_keys(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let lease = store.grant(Duration::from_secs(10)).await.expect("a lease");
         let txn = Txn::new().put_leased("a", "1", lease.id).put_leased("b", "2", lease.id).put("c", "3");
-        let TxnOutcome::Done { revision } = store.txn(txn).await.expect("an answer") else {
-            panic!("refused")
-        };
+        let TxnOutcome::Done { revision } = store.txn(txn).await.expect("a reply") else { panic!("refused") };
         let mut watch = store.watch("", revision + 1).await.expect("a watch");
         let ttl_ms = u64::try_from(lease.ttl.as_millis()).expect("short");
         (fixture.advance_ms)(ttl_ms - 1);
@@ -286,12 +284,12 @@ pub fn a_lease_takes_its_keys_when_it_ends(fixture: Fixture) {
     });
 }
 
-/// Renewing gives the whole time again.
-pub fn a_lease_that_is_kept_alive_stays(fixture: Fixture) {
+/// A renewal restores the full TTL.
+pub fn renewed_lease_does_not_expire(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let lease = store.grant(Duration::from_secs(10)).await.expect("a lease");
-        store.txn(Txn::new().put_leased("a", "1", lease.id)).await.expect("an answer");
+        store.txn(Txn::new().put_leased("a", "1", lease.id)).await.expect("a reply");
         for _ in 0..5 {
             (fixture.advance_ms)(9_000);
             assert_eq!(store.keep_alive(lease.id).await.expect("alive"), lease.ttl);
@@ -302,32 +300,29 @@ pub fn a_lease_that_is_kept_alive_stays(fixture: Fixture) {
     });
 }
 
-/// Revoking does not wait for the time to pass; doing it twice is an error.
-pub fn a_revoked_lease_is_gone_at_once(fixture: Fixture) {
+/// A revocation takes effect immediately; a second one is an error.
+pub fn revoked_lease_ends_immediately(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let (one, two) =
             (store.grant(Duration::from_secs(10)).await, store.grant(Duration::from_secs(10)).await);
         let (one, two) = (one.expect("a lease").id, two.expect("a lease").id);
         assert_ne!(one, two);
-        store.txn(Txn::new().put_leased("a", "1", one).put_leased("b", "1", two)).await.expect("an answer");
+        store.txn(Txn::new().put_leased("a", "1", one).put_leased("b", "1", two)).await.expect("a reply");
         store.revoke(one).await.expect("revoked");
         assert_eq!((value(store, "a").await, value(store, "b").await.as_deref()), (None, Some("1")));
         assert!(matches!(store.revoke(one).await, Err(RepositoryError::LeaseNotFound(_))));
     });
 }
 
-/// The last put decides which lease a key has.
-pub fn a_key_put_without_its_lease_outlives_it(fixture: Fixture) {
+/// The last put determines the lease of a key.
+pub fn key_put_without_lease_outlives_its_old_lease(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let lease = store.grant(Duration::from_secs(10)).await.expect("a lease").id;
         let other = store.grant(Duration::from_secs(100)).await.expect("a lease").id;
-        store
-            .txn(Txn::new().put_leased("a", "1", lease).put_leased("b", "1", lease))
-            .await
-            .expect("an answer");
-        store.txn(Txn::new().put("a", "2").put_leased("b", "2", other)).await.expect("an answer");
+        store.txn(Txn::new().put_leased("a", "1", lease).put_leased("b", "1", lease)).await.expect("a reply");
+        store.txn(Txn::new().put("a", "2").put_leased("b", "2", other)).await.expect("a reply");
         assert_eq!(store.get("b").await.expect("a read").expect("an entry").lease, Some(other));
         store.revoke(lease).await.expect("revoked");
         assert_eq!(value(store, "a").await.as_deref(), Some("2"));
@@ -335,23 +330,23 @@ pub fn a_key_put_without_its_lease_outlives_it(fixture: Fixture) {
     });
 }
 
-/// Puts and deletes of the prefix arrive in order; a transaction's share one revision.
-pub fn a_watch_sees_every_change_in_order(fixture: Fixture) {
+/// Events of the prefix arrive in order; those of a transaction share one revision.
+pub fn watch_delivers_every_event_in_order(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         put(store, "/a/before", "x").await;
         let mut watch = store.watch("/a/", 0).await.expect("a watch");
         let r = put(store, "/a/1", "x").await;
         put(store, "/b/1", "x").await;
-        store.txn(Txn::new().put("/a/2", "y").delete("/a/1").put("/b/2", "z")).await.expect("an answer");
+        store.txn(Txn::new().put("/a/2", "y").delete("/a/1").put("/b/2", "z")).await.expect("a reply");
         let expected =
             [format!("put /a/1=x @{r}"), format!("put /a/2=y @{}", r + 2), format!("delete /a/1 @{}", r + 2)];
         assert_eq!(next(&mut watch, 3).await, expected);
     });
 }
 
-/// History is delivered first, then what comes, with nothing twice.
-pub fn a_watch_starts_in_the_past(fixture: Fixture) {
+/// History is delivered first, then new events, without duplicates.
+pub fn watch_from_past_revision_delivers_history(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         put(store, "k", "0").await;
@@ -370,8 +365,8 @@ pub fn a_watch_starts_in_the_past(fixture: Fixture) {
     });
 }
 
-/// List, then watch from the next revision, while others write: list plus events is always the truth.
-pub fn a_listing_and_a_watch_leave_no_gap(fixture: Fixture) {
+/// List, then watch from the next revision, during concurrent writes: list plus events equals the store.
+pub fn list_then_watch_misses_no_event(fixture: Fixture) {
     const KEYS: usize = 200;
     let store = &fixture.repository;
     std::thread::scope(|scope| {
@@ -399,8 +394,8 @@ pub fn a_listing_and_a_watch_leave_no_gap(fixture: Fixture) {
     });
 }
 
-/// A watcher that does not read gets what fits and then, explicitly, the revision from which it misses changes.
-pub fn a_slow_watcher_is_told_what_it_missed(fixture: Fixture) {
+/// A lagging watcher gets the buffered events and then a gap with the first missing revision.
+pub fn lagging_watcher_gets_a_gap(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let mut watch = store.watch("k", 0).await.expect("a watch");
@@ -409,7 +404,7 @@ pub fn a_slow_watcher_is_told_what_it_missed(fixture: Fixture) {
         // Enough for any reasonable buffer, in large steps.
         for step in 0..40 {
             let txn = (0..100).fold(Txn::new(), |txn, i| txn.put(format!("k{i}"), format!("{step}")));
-            store.txn(txn).await.expect("an answer");
+            store.txn(txn).await.expect("a reply");
         }
         let mut last = first;
         let gap = loop {
@@ -426,14 +421,14 @@ pub fn a_slow_watcher_is_told_what_it_missed(fixture: Fixture) {
     });
 }
 
-/// History is bounded: a watch from before it begins with a gap that says from where it would work.
-pub fn a_watch_before_all_history_is_refused(fixture: Fixture) {
+/// History is bounded: a watch from before it starts with a gap that names the oldest watchable revision.
+pub fn watch_before_history_gets_a_gap(fixture: Fixture) {
     block_on(async {
         let store = &*fixture.repository;
         let first = put(store, "k", "0").await;
         for step in 0..100 {
             let txn = (0..100).fold(Txn::new(), |txn, i| txn.put(format!("k{i}"), format!("{step}")));
-            store.txn(txn).await.expect("an answer");
+            store.txn(txn).await.expect("a reply");
         }
         let mut watch = store.watch("k", first).await.expect("a watch");
         let Some(Err(WatchGap::Compacted { oldest })) = watch.next().await else { panic!("no gap") };
@@ -445,20 +440,21 @@ pub fn a_watch_before_all_history_is_refused(fixture: Fixture) {
     });
 }
 
-/// Keys, revisions and leases come back; leases get their whole time again; history may be gone, and then says so.
-pub fn a_restart_keeps_everything(mut fixture: Fixture) {
+/// Keys, revisions and leases survive a restart; leases get their full TTL again; history may be lost, which
+/// is reported as a gap.
+pub fn restart_keeps_keys_revisions_and_leases(mut fixture: Fixture) {
     let Some(mut restart) = fixture.restart.take() else { return };
     block_on(async {
         let mut store = fixture.repository;
         let lease = store.grant(Duration::from_secs(10)).await.expect("a lease").id;
-        store.txn(Txn::new().put_leased("leased", "x", lease)).await.expect("an answer");
+        store.txn(Txn::new().put_leased("leased", "x", lease)).await.expect("a reply");
         let mut expected = store.list("").await.expect("a listing");
         for round in 0..20 {
             for i in 0..50 {
                 let txn = Txn::new()
                     .put(format!("k{}", i % 7), format!("{round} {i}"))
                     .delete(format!("k{}", (i + 1) % 7));
-                store.txn(txn).await.expect("an answer");
+                store.txn(txn).await.expect("a reply");
             }
             expected = store.list("").await.expect("a listing");
             drop(store);

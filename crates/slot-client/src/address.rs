@@ -1,4 +1,4 @@
-//! Where a server listens, as people, redirections and CLUSTER NODES write it.
+//! Server addresses as written by users, redirections and CLUSTER NODES.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 /// A host (name or address) and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
-    /// A name, an IPv4 address, or an IPv6 address without brackets.
+    /// A host name, an IPv4 address, or an IPv6 address without brackets.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -19,15 +19,16 @@ impl Address {
         Self { host: host.into(), port }
     }
 
-    /// Reads `host:port`, `[v6]:port` or `v6:port`; the last colon counts. `None` when there is no port.
+    /// Parses `host:port`, `[v6]:port` or `v6:port`; the last colon separates the port. `None` without a
+    /// port.
     pub fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         Some(Self::new(host, port.parse().ok()?))
     }
 
-    /// The same port at `host`, when this address names no host: the server does not know its own name, so the name we
-    /// reached it by is right.
+    /// Fills an empty host with `host`: the server does not know its own name, so the host name of the
+    /// connection is used.
     pub(crate) fn or_host(mut self, host: &str) -> Self {
         if self.host.is_empty() || self.host == "?" {
             host.clone_into(&mut self.host);
@@ -46,7 +47,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// What a seed says: where, and as whom.
+/// A seed: address and credentials.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seed {
     pub(crate) address: Address,
@@ -55,7 +56,7 @@ pub(crate) struct Seed {
 }
 
 impl Seed {
-    /// Reads `host`, `host:port` or `redis://[user[:password]@]host[:port]`.
+    /// Parses `host`, `host:port` or `redis://[user[:password]@]host[:port]`.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let bad = || {
             Error::Config(format!(
@@ -68,7 +69,7 @@ impl Seed {
             None => text,
         };
         let (user, place) = match rest.rsplit_once('@') {
-            Some((user, place)) => (Some(user), place),
+            Some((user, address)) => (Some(user), address),
             None => (None, rest),
         };
         let (username, password) = match user.map(|user| user.split_once(':').unwrap_or(("", user))) {
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_every_spelling() {
+    fn address_forms_are_parsed() {
         for (text, host, port) in [
             ("10.0.0.1:6379", "10.0.0.1", 6379),
             ("::1:7000", "::1", 7000),
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_carry_who_we_are() {
+    fn seeds_carry_credentials() {
         let seed = |text| Seed::parse(text).map(|seed| (seed.address, seed.username, seed.password)).ok();
         let text = |text: &str| Some(text.to_owned());
         assert_eq!(seed("h"), Some((Address::new("h", 6379), None, None)));

@@ -1,11 +1,13 @@
-//! The client: finds the node for a command, sends it, follows redirections, tries again while there is time.
+//! The client: routes a command to its node, sends it, follows redirections, retries until the deadline.
 //!
 //! Invariants:
-//! - A command ends by its deadline, whatever the cluster does.
-//! - A command that may have been executed is sent again only if it changes nothing or the caller allows it. Once its outcome is
-//!   unknown it stays so: no error that a repetition meets says that the command did not happen.
-//! - A caller waits for the cluster in three places only: the answer, room in a queue, a pause before the next attempt. All
-//!   three are bounded by the deadline.
+//!
+//! - A command completes by its deadline, independent of the cluster's state.
+//! - A command that may have been executed is retried only if it is read-only or the delivery mode allows
+//!   it. Once its outcome is unknown it stays unknown: no error of a retry proves that the command was not
+//!   executed.
+//! - A caller waits for the cluster in three places only: the reply, capacity in a queue, the backoff before
+//!   the next attempt. All three are bounded by the deadline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +23,19 @@ use crate::command::{Cmd, Request};
 use crate::connection::{Connection, Refused, Reply};
 use crate::convert::{FromValue, convert};
 use crate::error::{Error, ServerError};
-use crate::node::{Make, Node, Nodes};
+use crate::node::{ConnectionFactory, Node, Nodes};
 use crate::options::{Builder, Delivery, Options, ReadFrom};
-use crate::redirect::{Verdict, judge};
+use crate::redirect::{Decision, classify};
 use crate::refresh;
 use crate::signals::{Event, Metrics, Signals, Trigger, count};
 use crate::spec::Block;
 use crate::topology::Topology;
 use crate::view::NodeInfo;
 
-/// A deadline for those who have none.
+/// Deadline of commands without one.
 const FOREVER: Duration = Duration::from_secs(86_400 * 365);
 
-/// A client of a cluster. Cloning it is cheap, and clones share everything.
+/// A client of a cluster. Cheap to clone; clones share all state.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), moim_slot_client::Error> {
@@ -51,7 +53,7 @@ pub struct Client {
     pub(crate) call: Call,
 }
 
-/// How commands of one handle are treated.
+/// Per-handle command settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) timeout: Duration,
@@ -59,7 +61,7 @@ pub(crate) struct Call {
     pub(crate) read_from: ReadFrom,
 }
 
-/// What all clones share.
+/// State shared by all clones.
 pub(crate) struct Core {
     pub(crate) options: Arc<Options>,
     pub(crate) signals: Arc<Signals>,
@@ -69,7 +71,7 @@ pub(crate) struct Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // The refresher looks whether anybody is left.
+        // Wakes the refresh task, which ends when no client is left.
         self.signals.trigger(Trigger::Requested);
     }
 }
@@ -81,23 +83,25 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client with the default settings. `seeds`: `host:port` or `redis://user:password@host:port`, commas between several.
+    /// A client with the default settings. `seeds`: `host:port` or `redis://user:password@host:port`,
+    /// comma-separated.
     pub async fn connect(seeds: &str) -> Result<Self, Error> {
         Self::builder(seeds).connect().await
     }
 
-    /// A client with other settings.
+    /// A builder for other settings.
     pub fn builder(seeds: &str) -> Builder {
         Builder::new(seeds)
     }
 
     pub(crate) async fn start(options: Options, scope: Scope) -> Result<Self, Error> {
         let (options, signals) = (Arc::new(options), Arc::new(Signals::new()));
-        let make = Make { options: options.clone(), signals: signals.clone(), scope: scope.clone() };
+        let factory =
+            ConnectionFactory { options: options.clone(), signals: signals.clone(), scope: scope.clone() };
         let core = Arc::new(Core {
             options: options.clone(),
             signals,
-            nodes: Nodes::new(make),
+            nodes: Nodes::new(factory),
             topology: ArcSwap::from_pointee(Topology::empty()),
         });
         let deadline = Instant::now() + options.timeout;
@@ -116,21 +120,21 @@ impl Client {
         Ok(Self { core, call })
     }
 
-    /// The same client whose commands have `timeout` in all.
+    /// The same client with a total command timeout.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.call.timeout = timeout;
         self
     }
 
-    /// The same client with another rule for broken connections.
+    /// The same client with another delivery mode.
     #[must_use]
     pub fn delivery(mut self, delivery: Delivery) -> Self {
         self.call.delivery = delivery;
         self
     }
 
-    /// The same client with another place to read from.
+    /// The same client with another read preference.
     #[must_use]
     pub fn read_from(mut self, read_from: ReadFrom) -> Self {
         self.call.read_from = read_from;
@@ -155,7 +159,7 @@ impl Client {
         result.and_then(convert)
     }
 
-    /// What happens inside, from now on. A listener that is far behind misses events.
+    /// Subscribes to client events. A lagging subscriber misses events.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.core.signals.listen()
     }
@@ -170,48 +174,48 @@ impl Client {
         self.core.topology.load().view.nodes.clone()
     }
 
-    /// The primary of a key's slot, as the client believes.
+    /// The primary of a key's slot, by the cached topology.
     pub fn primary_of(&self, key: impl AsRef<[u8]>) -> Option<Address> {
         self.core.topology.load().primary(Slot::of(key.as_ref())).map(|node| node.address.clone())
     }
 
-    /// How many slots have no primary, as the client believes.
+    /// Number of slots without a primary, by the cached topology.
     pub fn uncovered_slots(&self) -> usize {
         self.core.topology.load().uncovered()
     }
 
-    /// Asks for the topology soon.
+    /// Requests a topology refresh.
     pub fn refresh(&self) {
         self.core.signals.trigger(Trigger::Requested);
     }
 }
 
-/// A command that was put into a queue.
+/// A queued command.
 pub(crate) struct Sent {
     node: Arc<Node>,
     reply: Reply,
 }
 
-/// The state of a command between attempts.
+/// State of a command between attempts.
 struct Attempts<'a> {
     request: &'a Request,
     call: Call,
     deadline: Instant,
-    given: Duration,
+    timeout: Duration,
     tries: u32,
     redirects: u32,
-    /// Where a redirection points to, and whether to say ASKING there.
+    /// Redirection target, and whether to send ASKING there.
     to: Option<(Arc<Node>, bool)>,
-    /// Why the last attempt failed.
+    /// Failure of the last attempt.
     reason: String,
-    /// Where an attempt was sent whose outcome nobody knows.
+    /// Node of an attempt with unknown outcome.
     unknown: Option<String>,
-    /// Where the last redirection of too many pointed to.
-    circle: Option<String>,
+    /// Target of the last redirection beyond the limit.
+    redirect_loop: Option<String>,
 }
 
 impl Core {
-    /// Routes a command and waits for its answer.
+    /// Routes a command and waits for its reply.
     pub(crate) async fn execute(&self, request: &Request, call: Call) -> Result<Value, Error> {
         if request.spec.blocks != Block::No {
             return Box::pin(self.execute_blocking(request, call)).await;
@@ -221,7 +225,7 @@ impl Core {
         self.finish(request, call, sent, deadline).await
     }
 
-    /// The quick way: puts the command into the right queue, without waiting. `None` when that is not possible now.
+    /// Fast path: queues the command without waiting. `None` when that is not possible.
     pub(crate) fn start(&self, request: &Request, call: Call) -> Option<Sent> {
         count(&self.signals.metrics.commands);
         let topology = self.topology.load();
@@ -230,8 +234,9 @@ impl Core {
         Some(Sent { node: node.clone(), reply })
     }
 
-    /// Waits for a command that was started, and does all that may be necessary until it is answered. Commands that were started
-    /// together share their deadline, or a hung node would cost the time of each of them in turn.
+    /// Waits for a started command, with redirections and retries until its reply. Commands that were
+    /// started together share their deadline; otherwise a hung node would cost each of them its own timeout
+    /// in turn.
     pub(crate) async fn finish(
         &self,
         request: &Request,
@@ -254,7 +259,7 @@ impl Core {
         result
     }
 
-    /// One attempt. `None` when another one is to follow.
+    /// One attempt. `None` when another attempt must follow.
     async fn attempt(&self, attempts: &mut Attempts<'_>, sent: Option<Sent>) -> Result<Option<Value>, Error> {
         let sent = match sent {
             Some(sent) => sent,
@@ -268,7 +273,7 @@ impl Core {
             Err(_) => {
                 self.signals.trigger(Trigger::Timeout);
                 count(&self.signals.metrics.timeouts);
-                Err(Error::Timeout { node: node.address.to_string(), after: attempts.given })
+                Err(Error::Timeout { node: node.address.to_string(), after: attempts.timeout })
             }
             Ok(Ok(value)) => self.on_value(attempts, &node, value).await,
             Ok(Err(lost)) => {
@@ -287,7 +292,7 @@ impl Core {
         }
     }
 
-    /// Puts the command into the queue of whoever should have it. `None` after a pause, when nobody took it.
+    /// Queues the command at its node. `None` after a backoff, when no node accepted it.
     async fn send(&self, attempts: &mut Attempts<'_>) -> Result<Option<Sent>, Error> {
         let picked = match attempts.to.take() {
             Some((node, asking)) => {
@@ -315,8 +320,8 @@ impl Core {
             Ok(reply) => return Ok(Some(Sent { node, reply })),
             Err(Refused::Full) => {
                 attempts.reason = format!("the queue to {} is full", node.address);
-                let room = tokio::time::timeout(backoff(attempts.tries), connection.room());
-                if tokio::time::timeout_at(attempts.deadline, room).await.is_err() {
+                let capacity = tokio::time::timeout(backoff(attempts.tries), connection.wait_for_capacity());
+                if tokio::time::timeout_at(attempts.deadline, capacity).await.is_err() {
                     return Err(attempts.out_of_time());
                 }
             }
@@ -338,20 +343,20 @@ impl Core {
         node: &Arc<Node>,
         value: Value,
     ) -> Result<Option<Value>, Error> {
-        match judge(&value, &node.address.host) {
-            Verdict::Answer => return attempts.answer(value).map(Some),
-            Verdict::Moved(slot, to) => {
+        match classify(&value, &node.address.host) {
+            Decision::Done => return attempts.final_reply(value).map(Some),
+            Decision::Moved(slot, to) => {
                 count(&self.signals.metrics.moved);
                 let target = self.patch(slot, &to);
                 self.signals.trigger(Trigger::MovedRedirect);
                 self.redirect(attempts, target, false).await?;
             }
-            Verdict::Ask(_, to) => {
+            Decision::Ask(_, to) => {
                 count(&self.signals.metrics.asked);
                 self.signals.trigger(Trigger::AskRedirect);
                 self.redirect(attempts, self.nodes.get(&to), true).await?;
             }
-            Verdict::Later { refresh } => {
+            Decision::Later { refresh } => {
                 if refresh {
                     self.signals.trigger(Trigger::Refused);
                 }
@@ -364,7 +369,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Records where a slot is; the node there.
+    /// Patches the topology with the owner of a slot; returns its node.
     fn patch(&self, slot: Slot, to: &Address) -> Arc<Node> {
         let node = self.nodes.get(to);
         if !self.topology.load().patch(slot, to) {
@@ -379,8 +384,8 @@ impl Core {
         node
     }
 
-    /// Follows a redirection. Nodes that send a command around in circles disagree, as they do for a moment while a primary
-    /// changes: after the allowed number the command pauses and begins again with what the client knows by then.
+    /// Follows a redirection. A redirection loop means that nodes disagree, as during a failover: after the
+    /// maximum number of redirections the command backs off and starts again with the current topology.
     async fn redirect(&self, attempts: &mut Attempts<'_>, to: Arc<Node>, asking: bool) -> Result<(), Error> {
         attempts.redirects += 1;
         if attempts.redirects <= self.options.max_redirects {
@@ -388,13 +393,13 @@ impl Core {
             return Ok(());
         }
         attempts.redirects = 0;
-        attempts.circle = Some(to.address.to_string());
+        attempts.redirect_loop = Some(to.address.to_string());
         let paused = self.pause(attempts).await;
-        attempts.circle = None;
+        attempts.redirect_loop = None;
         paused
     }
 
-    /// Waits before the next attempt: a jittered moment, or until something has changed.
+    /// Waits before the next attempt: a backoff with jitter, or until the topology changes.
     async fn pause(&self, attempts: &mut Attempts<'_>) -> Result<(), Error> {
         attempts.tries += 1;
         count(&self.signals.metrics.retries);
@@ -405,17 +410,17 @@ impl Core {
         }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            // Not for the first tries: what changed may be the very thing that failed.
+            // Not for the first attempts: the change may be the failure itself.
             () = self.signals.changed.notified(), if attempts.tries > 2 => {}
         }
         Ok(())
     }
 
-    /// A command that may wait in the server: on a connection of its own, with the time it asks for on top.
+    /// A blocking command: on an exclusive connection, with its block time added to the timeout.
     async fn execute_blocking(&self, request: &Request, call: Call) -> Result<Value, Error> {
         count(&self.signals.metrics.commands);
-        let given = block_time(request).map_or(FOREVER, |block| block.saturating_add(call.timeout));
-        let mut attempts = Attempts { given, ..Attempts::new(request, call, Instant::now() + given) };
+        let timeout = block_time(request).map_or(FOREVER, |block| block.saturating_add(call.timeout));
+        let mut attempts = Attempts { timeout, ..Attempts::new(request, call, Instant::now() + timeout) };
         loop {
             let (node, asking) = match attempts.to.take() {
                 Some(to) => to,
@@ -430,7 +435,8 @@ impl Core {
                     (node.clone(), false)
                 }
             };
-            let mut own = Own { connection: node.exclusive(), node: node.clone(), keep: false };
+            let mut own =
+                ExclusiveConnection { connection: node.exclusive(), node: node.clone(), keep: false };
             let request = if asking { request.asking() } else { request.clone() };
             let Ok(reply) = own.connection.send(&request) else {
                 self.pause(&mut attempts).await?;
@@ -445,7 +451,7 @@ impl Core {
         }
     }
 
-    /// Runs a command at one node, wherever its slots are.
+    /// Runs a command at one node, independent of its slots.
     pub(crate) async fn execute_at(
         &self,
         node: &Arc<Node>,
@@ -467,17 +473,17 @@ impl Core {
     }
 }
 
-/// A connection of one's own; given back when nothing is left on it, closed otherwise.
-struct Own {
+/// An exclusive connection; returned to the pool when it is idle, closed otherwise.
+struct ExclusiveConnection {
     connection: Arc<Connection>,
     node: Arc<Node>,
     keep: bool,
 }
 
-impl Drop for Own {
+impl Drop for ExclusiveConnection {
     fn drop(&mut self) {
         if self.keep {
-            self.node.give_back(self.connection.clone());
+            self.node.release(self.connection.clone());
         } else {
             self.connection.close();
         }
@@ -490,18 +496,19 @@ impl<'a> Attempts<'a> {
             request,
             call,
             deadline,
-            given: call.timeout,
+            timeout: call.timeout,
             tries: 0,
             redirects: 0,
             to: None,
             reason: String::new(),
             unknown: None,
-            circle: None,
+            redirect_loop: None,
         }
     }
 
-    /// What the server said last. When it refuses what may have happened before, its caller is not told that it did not.
-    fn answer(&self, value: Value) -> Result<Value, Error> {
+    /// The last reply of the server. If an earlier attempt may have been executed, an error reply is marked
+    /// as repeated, because it does not prove that the command was not executed.
+    fn final_reply(&self, value: Value) -> Result<Value, Error> {
         match value {
             Value::Error(text) if self.unknown.is_some() && !self.request.spec.repeatable => {
                 Err(ServerError::of_repetition(&text).into())
@@ -510,17 +517,17 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// The error when the deadline has come: a timeout if the command may have happened.
+    /// The error at the deadline: a timeout if the command may have been executed.
     fn out_of_time(&self) -> Error {
-        match (&self.unknown, &self.circle) {
-            (Some(node), _) => Error::Timeout { node: node.clone(), after: self.given },
+        match (&self.unknown, &self.redirect_loop) {
+            (Some(node), _) => Error::Timeout { node: node.clone(), after: self.timeout },
             (None, Some(to)) => Error::TooManyRedirects(to.clone()),
-            (None, None) => Error::Unavailable { reason: self.reason.clone(), after: self.given },
+            (None, None) => Error::Unavailable { reason: self.reason.clone(), after: self.timeout },
         }
     }
 }
 
-/// Who should have a command, on attempt `tries`.
+/// The node for a command, on attempt `tries`.
 fn pick<'a>(
     topology: &'a Topology,
     request: &Request,
@@ -568,11 +575,11 @@ fn pick<'a>(
 
 /// 8 ms, doubling up to 256 ms, half of it random.
 pub(crate) fn backoff(tries: u32) -> Duration {
-    let whole = Duration::from_millis(4 << tries.clamp(1, 6));
-    whole.mul_f64(0.5 + fastrand::f64() / 2.0)
+    let interval = Duration::from_millis(4 << tries.clamp(1, 6));
+    interval.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// How long a command asks the server to wait; `None` for ever.
+/// Block time that a command requests; `None` without limit.
 fn block_time(request: &Request) -> Option<Duration> {
     let number =
         |index: usize| -> Option<f64> { std::str::from_utf8(request.args().nth(index)?).ok()?.parse().ok() };
@@ -589,7 +596,7 @@ fn block_time(request: &Request) -> Option<Duration> {
     match seconds {
         Some(0.0) => None,
         Some(seconds) => Some(Duration::try_from_secs_f64(seconds).unwrap_or(FOREVER)),
-        // The server will refuse what we do not understand.
+        // The server rejects an argument that we cannot parse.
         None => Some(Duration::ZERO),
     }
 }
@@ -600,7 +607,7 @@ mod tests {
     use crate::command::cmd;
 
     #[test]
-    fn waiting_commands_get_the_time_they_ask_for() {
+    fn blocking_commands_get_their_block_time() {
         let time = |cmd: Cmd| block_time(&cmd.finish());
         assert_eq!(time(cmd("BLPOP").arg(("a", "b", 1.5))), Some(Duration::from_millis(1500)));
         assert_eq!(time(cmd("BLPOP").arg(("a", 0))), None);
@@ -614,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_are_never_alike() {
+    fn backoff_grows_with_jitter() {
         for (tries, most) in [(1, 8), (2, 16), (6, 256), (60, 256)] {
             let pause = backoff(tries);
             assert!(

@@ -1,7 +1,7 @@
-//! A command as the application writes it, and as it goes over the wire.
+//! Command construction and wire encoding.
 //!
-//! [`Cmd`] is one growing buffer: arguments are written into it as they will be sent, the header goes into a gap left at its
-//! front. [`Request`] is the finished frame, shared by every attempt to send it, with what the router must know.
+//! [`Cmd`] is one growing buffer: arguments are encoded into it, and the header goes into a gap left at its
+//! front. [`Request`] is the complete frame, shared by all attempts, with its routing information.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use moim_wire_resp::number::{Decimal, format_double, parse_i64};
@@ -9,10 +9,10 @@ use moim_wire_resp::{Slot, command};
 
 use crate::spec::{Keys, Spec, Spread};
 
-/// Room for `*4294967295\r\n` before the arguments.
+/// Space for `*4294967295\r\n` before the arguments.
 const GAP: usize = 13;
 
-/// A command being written.
+/// A command under construction.
 ///
 /// ```
 /// use moim_slot_client::cmd;
@@ -25,7 +25,7 @@ pub struct Cmd {
     args: usize,
 }
 
-/// Begins a command; `name` may have several words (`CLUSTER NODES`).
+/// Starts a command; `name` may have several words (`CLUSTER NODES`).
 pub fn cmd(name: &str) -> Cmd {
     let mut cmd = Cmd { buffer: BytesMut::with_capacity(128), args: 0 };
     cmd.buffer.put_bytes(0, GAP);
@@ -36,14 +36,14 @@ pub fn cmd(name: &str) -> Cmd {
 }
 
 impl Cmd {
-    /// Adds an argument, or several: a list, a pair, an option that is there.
+    /// Adds an argument, or several: a list, a pair, an `Option`.
     #[must_use]
     pub fn arg(mut self, arg: impl Arg) -> Self {
         arg.write_to(&mut self);
         self
     }
 
-    /// Adds one argument as it is.
+    /// Adds one argument verbatim.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.reserve(bytes.len() + 16);
         command::argument(&mut self.buffer, bytes);
@@ -54,7 +54,7 @@ impl Cmd {
         Words { rest: &self.buffer[GAP..] }
     }
 
-    /// Finishes the command.
+    /// Completes the command.
     pub(crate) fn finish(mut self) -> Request {
         let digits = Decimal::new(self.args as i64);
         let digits = digits.as_bytes();
@@ -68,7 +68,7 @@ impl Cmd {
         Request { frame, replies: 1, args: self.args, slot, spec }
     }
 
-    /// The key that picks the slot.
+    /// The key that determines the slot.
     fn first_key(&self, keys: Keys) -> Option<&[u8]> {
         let mut args = self.args();
         match keys {
@@ -102,7 +102,7 @@ impl<'a> Iterator for Words<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
-        // We wrote these bytes ourselves: `$`, length, line end, bytes, line end.
+        // Own encoding: `$`, length, CRLF, bytes, CRLF.
         let end = self.rest.iter().position(|byte| *byte == b'\r')?;
         let len = usize::try_from(parse_i64(self.rest.get(1..end)?)?).ok()?;
         let arg = self.rest.get(end + 2..end + 2 + len)?;
@@ -111,26 +111,26 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// A finished command, or several that must be sent without anything between them.
+/// A complete command, or several that must be sent contiguously.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) frame: Bytes,
-    /// How many answers the frame causes. The last one is the answer, unless one before it is an error.
+    /// Number of replies to the frame. The last one is the result, unless an earlier one is an error.
     pub(crate) replies: u32,
-    /// How many arguments, the name included. Only meaningful for a single command.
+    /// Number of arguments, including the name. Only meaningful for a single command.
     pub(crate) args: usize,
     pub(crate) slot: Option<Slot>,
     pub(crate) spec: Spec,
 }
 
 impl Request {
-    /// The arguments, when it is a single command.
+    /// The arguments of a single command.
     pub(crate) fn args(&self) -> Words<'_> {
         let header = self.frame.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         Words { rest: &self.frame[header..] }
     }
 
-    /// Several commands as one unit. They must share a slot; the first that has one says which.
+    /// Several commands as one unit. They must share a slot; the first one with a slot determines it.
     pub(crate) fn unit(requests: &[Request]) -> Self {
         let mut frame = BytesMut::with_capacity(requests.iter().map(|request| request.frame.len()).sum());
         for request in requests {
@@ -154,9 +154,9 @@ impl Request {
     }
 }
 
-/// Something that becomes one or more arguments.
+/// A value that encodes to one or more arguments.
 pub trait Arg {
-    /// Appends itself.
+    /// Appends the arguments.
     fn write_to(&self, cmd: &mut Cmd);
 }
 
@@ -197,7 +197,7 @@ impl<T: Arg + ?Sized> Arg for &T {
     }
 }
 
-/// Nothing, when it is not there.
+/// Encodes to no argument when `None`.
 impl<T: Arg> Arg for Option<T> {
     fn write_to(&self, cmd: &mut Cmd) {
         if let Some(value) = self {
@@ -245,7 +245,7 @@ impl<A: Arg, B: Arg, C: Arg> Arg for (A, B, C) {
     }
 }
 
-/// Nothing.
+/// Encodes to no argument.
 impl Arg for () {
     fn write_to(&self, _cmd: &mut Cmd) {}
 }
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_becomes_its_frame() {
+    fn command_is_encoded_as_its_frame() {
         let request = cmd("SET").arg("k").arg(-5).finish();
         assert_eq!(request.frame, &b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2\r\n-5\r\n"[..]);
         assert_eq!(request.args().collect::<Vec<_>>(), [&b"SET"[..], b"k", b"-5"]);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_every_kind() {
+    fn argument_types_are_encoded() {
         let command = cmd("X")
             .arg(("a", 1, 2.5))
             .arg(Some("b"))
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_key_picks_the_slot() {
+    fn first_key_determines_the_slot() {
         let foo = Some(12182);
         for command in [
             cmd("GET").arg("foo"),

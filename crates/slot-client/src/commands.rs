@@ -1,6 +1,6 @@
 //! The typed commands: one line each, for the client and for pipelines.
 //!
-//! `=> T` leaves the type of the answer to the caller; others have the one type that makes sense.
+//! `=> T` leaves the reply type to the caller; the others have a fixed type.
 
 use bytes::Bytes;
 
@@ -15,7 +15,7 @@ macro_rules! commands {
         any { $($(#[$any_doc:meta])* $any:ident($($any_arg:ident),*) = $any_text:literal;)* }
         fixed { $($(#[$doc:meta])* $name:ident($($arg:ident),*) -> $type:ty = $text:literal;)* }
     ) => {
-        /// Commands whose answer becomes the type the caller asks for.
+        /// Commands whose reply is converted to a type of the caller's choice.
         impl Client {
             $(
                 $(#[$any_doc])*
@@ -25,7 +25,7 @@ macro_rules! commands {
             )*
         }
 
-        /// Commands whose answer has one type.
+        /// Commands whose reply has one type.
         impl Client {
             $(
                 $(#[$doc])*
@@ -35,7 +35,7 @@ macro_rules! commands {
             )*
         }
 
-        /// The same commands; their answers are what [`Pipeline::run`] returns.
+        /// The same commands; [`Pipeline::run`] returns their replies.
         impl Pipeline {
             $(
                 $(#[$any_doc])*
@@ -57,15 +57,15 @@ commands! {
     any {
         /// The value of a key: `Option<String>`, `Option<Bytes>`.
         get(key) = "GET";
-        /// The value of a key, which is deleted.
+        /// GETDEL: returns the value and deletes the key.
         getdel(key) = "GETDEL";
-        /// The value of a key, whose expiry is changed: `("PX", 100)`, `"PERSIST"`.
+        /// The value of a key, and changes its expiry: `("PX", 100)`, `"PERSIST"`.
         getex(key, expiry) = "GETEX";
         /// Part of a value.
         getrange(key, start, end) = "GETRANGE";
         /// The values of keys in any slots, in order: `Vec<Option<String>>`.
         mget(keys) = "MGET";
-        /// Sets a key with options; see [`SetOptions`]. `bool`, or with GET the value before.
+        /// Sets a key with options; see [`SetOptions`]. `bool`, or with GET the previous value.
         set_with(key, value, options) = "SET";
         /// A field of a hash: `Option<String>`.
         hget(key, field) = "HGET";
@@ -85,21 +85,21 @@ commands! {
         lpop(key, count) = "LPOP";
         /// The last element of a list, or with a count several.
         rpop(key, count) = "RPOP";
-        /// The place of an element: `Option<u64>`.
+        /// The index of an element: `Option<u64>`.
         lpos(key, element) = "LPOS";
         /// Moves an element from one list to another: `("LEFT", "RIGHT")`.
         lmove(from, to, ends) = "LMOVE";
         /// The members of a set: `Vec<String>`.
         smembers(key) = "SMEMBERS";
-        /// Random members of a set, which are removed.
+        /// Removes and returns random members of a set.
         spop(key, count) = "SPOP";
         /// Random members of a set.
         srandmember(key, count) = "SRANDMEMBER";
-        /// The members all sets have.
+        /// The intersection of sets.
         sinter(keys) = "SINTER";
-        /// The members any set has.
+        /// The union of sets.
         sunion(keys) = "SUNION";
-        /// The members only the first set has.
+        /// The difference of the first set and the others.
         sdiff(keys) = "SDIFF";
         /// Members of a sorted set by rank; options such as `"REV"` go last.
         zrange(key, start, stop, options) = "ZRANGE";
@@ -113,13 +113,14 @@ commands! {
         zrevrank(key, member) = "ZREVRANK";
         /// The scores of members: `Vec<Option<f64>>`.
         zmscore(key, members) = "ZMSCORE";
-        /// Waits for an element of one of the lists, for seconds (0: for ever): `Option<(String, String)>`.
+        /// Blocks until one of the lists has an element, up to a number of seconds (0: no limit):
+        /// `Option<(String, String)>`.
         blpop(keys, seconds) = "BLPOP";
-        /// The same from the other end.
+        /// BLPOP from the tail.
         brpop(keys, seconds) = "BRPOP";
-        /// The keys that match; walks over all keys of all nodes.
+        /// The keys that match the pattern, from all primaries.
         keys(pattern) = "KEYS";
-        /// What a node tells about itself.
+        /// INFO of a node.
         info(section) = "INFO";
         /// The serialized value of a key.
         dump(key) = "DUMP";
@@ -127,85 +128,85 @@ commands! {
     fixed {
         /// Sets a key.
         set(key, value) -> () = "SET";
-        /// Sets keys in any slots: a list of pairs. Not as a whole, when there are several slots.
+        /// Sets keys in any slots: a list of pairs. Not atomic across several slots.
         mset(pairs) -> () = "MSET";
-        /// Sets a key that does not exist.
+        /// Sets a key if it does not exist.
         setnx(key, value) -> bool = "SETNX";
-        /// Sets a key for some seconds.
+        /// Sets a key with an expiry in seconds.
         setex(key, seconds, value) -> () = "SETEX";
-        /// Sets a key for some milliseconds.
+        /// Sets a key with an expiry in milliseconds.
         psetex(key, millis, value) -> () = "PSETEX";
-        /// Appends to a value; its length.
+        /// Appends to a value; returns its length.
         append(key, value) -> u64 = "APPEND";
         /// The length of a value.
         strlen(key) -> u64 = "STRLEN";
-        /// Overwrites part of a value; its length.
+        /// Overwrites part of a value; returns its length.
         setrange(key, offset, value) -> u64 = "SETRANGE";
-        /// Adds 1.
+        /// Increments by 1.
         incr(key) -> i64 = "INCR";
-        /// Adds.
+        /// Increments by `by`.
         incrby(key, by) -> i64 = "INCRBY";
-        /// Adds a fraction.
+        /// Increments by a floating point number.
         incrbyfloat(key, by) -> f64 = "INCRBYFLOAT";
-        /// Subtracts 1.
+        /// Decrements by 1.
         decr(key) -> i64 = "DECR";
-        /// Subtracts.
+        /// Decrements by `by`.
         decrby(key, by) -> i64 = "DECRBY";
-        /// Deletes keys in any slots; how many there were.
+        /// Deletes keys in any slots; returns the number of deleted keys.
         del(keys) -> u64 = "DEL";
-        /// Deletes keys in any slots, the memory later.
+        /// Deletes keys in any slots; the server frees the memory asynchronously.
         unlink(keys) -> u64 = "UNLINK";
         /// How many of the keys exist.
         exists(keys) -> u64 = "EXISTS";
-        /// Touches keys; how many exist.
+        /// Touches keys; returns the number of existing keys.
         touch(keys) -> u64 = "TOUCH";
-        /// The type of a key's value; `none` without one.
+        /// The type of a key's value; `none` for a missing key.
         key_type(key) -> String = "TYPE";
         /// Renames a key within its slot.
         rename(key, to) -> () = "RENAME";
-        /// Renames a key if the other does not exist.
+        /// Renames a key if the target does not exist.
         renamenx(key, to) -> bool = "RENAMENX";
         /// Copies a key within its slot.
         copy(key, to) -> bool = "COPY";
-        /// Lets a key expire after seconds.
+        /// Sets the expiry in seconds.
         expire(key, seconds) -> bool = "EXPIRE";
-        /// Lets a key expire after milliseconds.
+        /// Sets the expiry in milliseconds.
         pexpire(key, millis) -> bool = "PEXPIRE";
-        /// Lets a key expire at a second of the epoch.
+        /// Sets the expiry as Unix time in seconds.
         expireat(key, at) -> bool = "EXPIREAT";
-        /// Lets a key expire at a millisecond of the epoch.
+        /// Sets the expiry as Unix time in milliseconds.
         pexpireat(key, at) -> bool = "PEXPIREAT";
-        /// Takes a key's expiry away.
+        /// Removes the expiry of a key.
         persist(key) -> bool = "PERSIST";
-        /// Seconds until a key expires; -1 never, -2 there is no key.
+        /// TTL in seconds; -1 without expiry, -2 for a missing key.
         ttl(key) -> i64 = "TTL";
-        /// Milliseconds until a key expires.
+        /// TTL in milliseconds; -1 without expiry, -2 for a missing key.
         pttl(key) -> i64 = "PTTL";
-        /// Sets fields of a hash: a list of pairs; how many are new.
+        /// Sets fields of a hash: a list of pairs; returns the number of new fields.
         hset(key, pairs) -> u64 = "HSET";
-        /// Sets a field that does not exist.
+        /// Sets a field if it does not exist.
         hsetnx(key, field, value) -> bool = "HSETNX";
         /// Deletes fields.
         hdel(key, fields) -> u64 = "HDEL";
-        /// Whether a field exists.
+        /// True if a field exists.
         hexists(key, field) -> bool = "HEXISTS";
-        /// Adds to a field.
+        /// Increments a field.
         hincrby(key, field, by) -> i64 = "HINCRBY";
-        /// Adds a fraction to a field.
+        /// Increments a field by a floating point number.
         hincrbyfloat(key, field, by) -> f64 = "HINCRBYFLOAT";
         /// The fields of a hash.
         hkeys(key) -> Vec<Bytes> = "HKEYS";
-        /// How many fields a hash has.
+        /// Number of fields of a hash.
         hlen(key) -> u64 = "HLEN";
         /// The length of a field.
         hstrlen(key, field) -> u64 = "HSTRLEN";
-        /// Puts elements before a list; its length.
+        /// Prepends elements to a list; returns its length.
         lpush(key, elements) -> u64 = "LPUSH";
-        /// Puts elements behind a list; its length.
+        /// Appends elements to a list; returns its length.
         rpush(key, elements) -> u64 = "RPUSH";
-        /// Puts elements before a list that exists.
+        /// Prepends elements to an existing list.
         lpushx(key, elements) -> u64 = "LPUSHX";
-        /// Puts elements behind a list that exists.
+        /// Appends elements to an existing list.
         rpushx(key, elements) -> u64 = "RPUSHX";
         /// The length of a list.
         llen(key) -> u64 = "LLEN";
@@ -213,51 +214,51 @@ commands! {
         lrem(key, count, element) -> u64 = "LREM";
         /// Replaces an element.
         lset(key, index, element) -> () = "LSET";
-        /// Cuts a list.
+        /// Trims a list.
         ltrim(key, start, stop) -> () = "LTRIM";
-        /// Adds members; how many are new.
+        /// Adds members; returns the number of new members.
         sadd(key, members) -> u64 = "SADD";
         /// Removes members.
         srem(key, members) -> u64 = "SREM";
-        /// How many members a set has.
+        /// Number of members of a set.
         scard(key) -> u64 = "SCARD";
-        /// Whether a member is in a set.
+        /// True if a member is in a set.
         sismember(key, member) -> bool = "SISMEMBER";
-        /// Which members are in a set.
+        /// Membership of each member in a set.
         smismember(key, members) -> Vec<bool> = "SMISMEMBER";
         /// Moves a member.
         smove(from, to, member) -> bool = "SMOVE";
         /// Adds members with scores: options first if any, then pairs of score and member.
         zadd(key, pairs) -> u64 = "ZADD";
-        /// Adds to a score.
+        /// Increments a score.
         zincrby(key, by, member) -> f64 = "ZINCRBY";
         /// Removes members.
         zrem(key, members) -> u64 = "ZREM";
-        /// How many members a sorted set has.
+        /// Number of members of a sorted set.
         zcard(key) -> u64 = "ZCARD";
-        /// How many members have a score in a range.
+        /// Number of members with a score in a range.
         zcount(key, min, max) -> u64 = "ZCOUNT";
         /// Removes members by score.
         zremrangebyscore(key, min, max) -> u64 = "ZREMRANGEBYSCORE";
         /// Removes members by rank.
         zremrangebyrank(key, start, stop) -> u64 = "ZREMRANGEBYRANK";
-        /// Takes the members with the lowest scores.
+        /// Removes and returns the members with the lowest scores.
         zpopmin(key, count) -> Scored = "ZPOPMIN";
-        /// Takes the members with the highest scores.
+        /// Removes and returns the members with the highest scores.
         zpopmax(key, count) -> Scored = "ZPOPMAX";
-        /// Publishes to everybody; how many heard it at that node.
+        /// Publishes to all nodes; returns the number of receivers on that node.
         publish(channel, message) -> u64 = "PUBLISH";
         /// Publishes within the channel's shard.
         spublish(channel, message) -> u64 = "SPUBLISH";
-        /// How many keys all primaries have.
+        /// Number of keys on all primaries.
         dbsize() -> u64 = "DBSIZE";
-        /// Deletes everything.
+        /// Deletes all keys.
         flushall() -> () = "FLUSHALL";
-        /// Whether some node answers.
+        /// PING to any node.
         ping() -> String = "PING";
         /// A node's time: seconds and microseconds.
         time() -> (u64, u64) = "TIME";
-        /// Waits until replicas have what this connection wrote; how many.
+        /// Waits until replicas have acknowledged the writes of this connection; returns their number.
         wait(replicas, millis) -> u64 = "WAIT";
     }
 }
@@ -297,7 +298,7 @@ impl SetOptions {
         self
     }
 
-    /// Return the value before.
+    /// Return the previous value.
     #[must_use]
     pub fn get(mut self) -> Self {
         self.get = true;
@@ -318,14 +319,14 @@ impl SetOptions {
         self
     }
 
-    /// Expire at a millisecond of the epoch.
+    /// Expire at a Unix time in milliseconds.
     #[must_use]
     pub fn pxat(mut self, at: u64) -> Self {
         self.expiry = Some(("PXAT", at));
         self
     }
 
-    /// Keep the expiry the key has.
+    /// Keep the current expiry of the key.
     #[must_use]
     pub fn keep_ttl(mut self) -> Self {
         self.keep = true;

@@ -1,18 +1,20 @@
-//! One connection, shared by everybody who talks to a node: commands go out in the order they came, answers come back in
-//! the same order.
+//! One connection to a node, shared by all callers: commands are sent in order, replies arrive in the same
+//! order.
 //!
-//! A caller puts its frame into the queue under a short lock and waits in a slot of the call table; one task owns the
-//! socket, copies small frames together, writes them with one system call, and hands out all answers of a read under one
-//! lock. Nothing is allocated for a command beyond its frame.
+//! A caller queues its frame under a short lock and waits in a slot of the call table; one task owns the
+//! socket, coalesces small frames, writes them with one system call, and delivers all replies of a read
+//! under one lock. A command allocates nothing beyond its frame.
 //!
-//! The same task makes the connection again when it breaks: at once, then after 1, 2, 4 … ms up to the configured
-//! maximum, for ever; the name is looked up at each try. A caller who wants the connection while it waits shortens the
-//! wait to [`NUDGED`].
+//! The same task reconnects after a failure: immediately, then after 1, 2, 4 … ms up to the configured
+//! maximum, without limit; the name is resolved on each attempt. A caller that needs the connection during
+//! the backoff shortens it to [`NUDGED`].
 //!
 //! Invariants:
-//! - Commands are never kept for a connection that is down: the caller is told at once that nothing was sent, and looks for
-//!   another way. A command whose caller has gone before it was written is never written.
-//! - Whatever was handed to the socket counts as sent, even when the system call failed.
+//!
+//! - Commands are never queued for a connection that is down: the caller gets an immediate error that
+//!   nothing was sent, and retries elsewhere. A command whose caller was cancelled before the write is never
+//!   written.
+//! - Every byte passed to the socket counts as sent, even when the system call failed.
 //! - Calls and bytes in the queue are bounded.
 
 use std::collections::VecDeque;
@@ -38,53 +40,53 @@ mod open;
 use calls::{CallKey, Calls};
 pub(crate) use open::{Wire, open};
 
-/// The longest wait between two attempts while somebody wants the connection.
+/// Maximum backoff while a caller needs the connection.
 const NUDGED: Duration = Duration::from_millis(50);
 
-/// What a connection is for.
+/// Use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Commands of everybody.
+    /// Commands of all callers.
     Shared,
-    /// Reads of everybody, at a replica.
+    /// Reads of all callers, at a replica.
     Reads,
-    /// One caller's own: it may wait in the server for as long as it likes.
+    /// Exclusive to one caller: for blocking commands.
     Exclusive,
 }
 
-/// Why a command was not taken.
+/// A rejected command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The queue is full: wait for [`Connection::room`].
+    /// The queue is full: wait for [`Connection::wait_for_capacity`].
     Full,
-    /// There is no connection at the moment.
+    /// The connection is down.
     Down(Arc<str>),
-    /// The connection is not used any more.
+    /// The connection is closed.
     Closed,
 }
 
-/// A command that will have no answer.
+/// A command without a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lost {
-    /// Whether the server may have got it.
+    /// True if the server may have received it.
     pub(crate) sent: bool,
     pub(crate) reason: Arc<str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Nobody has wanted it yet.
+    /// Not used yet.
     Idle,
-    /// Being made for the first time, or after a success: commands may wait.
+    /// First connection attempt, or the first after a success: commands may be queued.
     Connecting,
     Up,
     /// The last attempt failed.
     Down(Arc<str>),
-    /// Nothing more is taken; what is under way is finished.
+    /// No new commands; commands in flight complete.
     Closed,
 }
 
-/// A connection to a node, made when first used.
+/// A connection to a node, opened on first use.
 pub(crate) struct Connection {
     pub(crate) node: Address,
     kind: Kind,
@@ -92,23 +94,23 @@ pub(crate) struct Connection {
     signals: Arc<Signals>,
     scope: Scope,
     shared: Mutex<Shared>,
-    /// Told when the queue is no longer empty, and when the connection is closed.
+    /// Notified when the queue is no longer empty, and when the connection is closed.
     wake: Notify,
-    /// Told when the queue has room again.
-    room: Notify,
-    /// Told when somebody wants the connection while it is down.
+    /// Notified when the queue has capacity again.
+    capacity: Notify,
+    /// Notified when a caller needs the connection while it is down.
     nudge: Notify,
 }
 
 struct Shared {
     phase: Phase,
     calls: Calls,
-    /// Calls whose frames are not yet with the socket.
+    /// Calls whose frames are not yet passed to the socket.
     queue: VecDeque<CallKey>,
     /// Bytes of those frames.
     queued_bytes: usize,
-    /// Whether a caller was refused for want of room since the last time there was some.
-    full: bool,
+    /// True if a caller was rejected because the queue was full since the last capacity notification.
+    has_rejected: bool,
 }
 
 impl Connection {
@@ -124,7 +126,7 @@ impl Connection {
             calls: Calls::default(),
             queue: VecDeque::new(),
             queued_bytes: 0,
-            full: false,
+            has_rejected: false,
         };
         Arc::new(Self {
             node,
@@ -134,12 +136,12 @@ impl Connection {
             scope,
             shared: Mutex::new(shared),
             wake: Notify::new(),
-            room: Notify::new(),
+            capacity: Notify::new(),
             nudge: Notify::new(),
         })
     }
 
-    /// Puts a command into the queue.
+    /// Queues a command.
     pub(crate) fn send(self: &Arc<Self>, request: &Request) -> Result<Reply, Refused> {
         let mut shared = self.lock();
         match &shared.phase {
@@ -157,11 +159,11 @@ impl Connection {
             Phase::Closed => return Err(Refused::Closed),
         }
         let bytes = shared.queued_bytes + request.frame.len();
-        // A single frame larger than the bound must be able to pass.
+        // A single frame larger than the limit must be accepted.
         if shared.calls.len() >= self.options.queue_commands
             || (bytes > self.options.queue_bytes && shared.queued_bytes > 0)
         {
-            shared.full = true;
+            shared.has_rejected = true;
             return Err(Refused::Full);
         }
         let key = shared.calls.insert(request.frame.clone(), request.replies);
@@ -175,34 +177,34 @@ impl Connection {
         Ok(Reply { connection: self.clone(), key, done: false })
     }
 
-    /// Waits until the queue may have room.
-    pub(crate) async fn room(&self) {
-        self.room.notified().await;
+    /// Waits until the queue may have capacity.
+    pub(crate) async fn wait_for_capacity(&self) {
+        self.capacity.notified().await;
     }
 
-    /// Whether commands are taken without having to connect first.
+    /// True if the connection is established.
     pub(crate) fn is_up(&self) -> bool {
         self.lock().phase == Phase::Up
     }
 
-    /// Whether the last attempt to connect failed.
+    /// True if the last connection attempt failed.
     pub(crate) fn is_down(&self) -> bool {
         matches!(self.lock().phase, Phase::Down(_) | Phase::Closed)
     }
 
-    /// Takes nothing more; what is under way is finished, then the connection ends.
+    /// Accepts no new commands; commands in flight complete, then the connection closes.
     pub(crate) fn close(&self) {
         self.lock().phase = Phase::Closed;
         self.wake.notify_one();
         self.nudge.notify_one();
-        self.room.notify_waiters();
+        self.capacity.notify_waiters();
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the connection until it is closed.
+    /// Connects and reconnects until the connection is closed.
     async fn supervise(self: Arc<Self>) {
         let mut attempt: u32 = 0;
         loop {
@@ -263,7 +265,7 @@ impl Connection {
         true
     }
 
-    /// Tells every caller that there will be no answer.
+    /// Fails every call.
     fn fail_all(&self, reason: &str) {
         let reason: Arc<str> = reason.into();
         let mut wakers = Vec::new();
@@ -280,7 +282,7 @@ impl Connection {
         }
         drop(shared);
         wakers.into_iter().for_each(std::task::Waker::wake);
-        self.room.notify_waiters();
+        self.capacity.notify_waiters();
     }
 }
 
@@ -289,7 +291,7 @@ fn reconnect_delay(attempt: u32, max: Duration) -> Duration {
     Duration::from_millis(1u64 << attempt.saturating_sub(1).min(30)).min(max)
 }
 
-/// The answer to a command. Dropping it says that nobody waits any more.
+/// The pending reply of a command. Dropping it cancels the wait.
 pub(crate) struct Reply {
     connection: Arc<Connection>,
     key: CallKey,
@@ -325,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_watchdog_waits_twice_as_long_each_time() {
+    fn reconnect_delay_doubles() {
         let max = Duration::from_secs(30);
         let delays: Vec<_> = (1..=4).map(|attempt| reconnect_delay(attempt, max).as_millis()).collect();
         assert_eq!(delays, [1, 2, 4, 8]);

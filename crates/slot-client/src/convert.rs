@@ -1,4 +1,4 @@
-//! Answers as types of the application.
+//! Conversion of replies to application types.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -8,13 +8,13 @@ use moim_wire_resp::Value;
 
 use crate::error::{Error, ServerError};
 
-/// A type an answer can become. An error inside the answer becomes an error.
+/// A type that a reply converts to. An error inside the reply becomes an error.
 pub trait FromValue: Sized {
     /// Converts `value`.
     fn from_value(value: Value) -> Result<Self, Error>;
 }
 
-/// Converts, after errors have been taken out.
+/// Converts, after errors were extracted.
 pub(crate) fn convert<T: FromValue>(value: Value) -> Result<T, Error> {
     match value {
         Value::Error(text) => Err(ServerError::new(&text).into()),
@@ -32,14 +32,14 @@ fn unexpected<T>(expected: &'static str, got: &Value) -> Result<T, Error> {
     Err(Error::Unexpected { expected, got })
 }
 
-/// The answer as it came.
+/// The reply unchanged.
 impl FromValue for Value {
     fn from_value(value: Value) -> Result<Self, Error> {
         Ok(value)
     }
 }
 
-/// Any answer but an error.
+/// Any reply except an error.
 impl FromValue for () {
     fn from_value(_value: Value) -> Result<Self, Error> {
         Ok(())
@@ -106,7 +106,7 @@ impl FromValue for f64 {
     }
 }
 
-/// 1, true and OK are true; 0, false and nothing are false.
+/// 1, true and OK are true; 0, false and null are false.
 impl FromValue for bool {
     fn from_value(value: Value) -> Result<Self, Error> {
         match &value {
@@ -119,7 +119,7 @@ impl FromValue for bool {
     }
 }
 
-/// Nothing becomes `None`.
+/// Null converts to `None`.
 impl<T: FromValue> FromValue for Option<T> {
     fn from_value(value: Value) -> Result<Self, Error> {
         match value {
@@ -129,7 +129,7 @@ impl<T: FromValue> FromValue for Option<T> {
     }
 }
 
-/// The elements; nothing is no elements. Of a map: key, value, key, value.
+/// The elements; null converts to an empty list. Of a map: key, value, key, value.
 impl<T: FromValue> FromValue for Vec<T> {
     fn from_value(value: Value) -> Result<Self, Error> {
         match value {
@@ -145,7 +145,7 @@ impl<T: FromValue> FromValue for Vec<T> {
     }
 }
 
-/// Pairs: of a map, or of an array that alternates.
+/// Pairs: of a map, or of an alternating array.
 impl<K: FromValue + Eq + Hash, V: FromValue, S: BuildHasher + Default> FromValue for HashMap<K, V, S> {
     fn from_value(value: Value) -> Result<Self, Error> {
         match value {
@@ -185,7 +185,7 @@ from_tuple!(2: A, B);
 from_tuple!(3: A, B, C);
 from_tuple!(4: A, B, C, D);
 
-/// A member of a sorted set with its score; both shapes of the protocol (nested pairs, or one flat list).
+/// Members of a sorted set with their scores; both shapes of the protocol (nested pairs, or one flat list).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored(pub Vec<(Bytes, f64)>);
 
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_become_what_was_asked_for() {
+    fn replies_convert_to_the_requested_type() {
         assert_eq!(convert::<i64>(bulk("42")).unwrap(), 42);
         assert_eq!(convert::<Option<String>>(Value::Null).unwrap(), None);
         assert_eq!(convert::<f64>(bulk("1.5")).unwrap(), 1.5);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn type_mismatch_is_an_error() {
         assert!(matches!(convert::<i64>(bulk("x")), Err(Error::Unexpected { .. })));
         assert!(matches!(convert::<String>(bulk("x").clone()).as_deref(), Ok("x")));
         assert!(matches!(convert::<()>(Value::Error("ERR no".into())), Err(Error::Server(_))));

@@ -1,4 +1,4 @@
-//! A connection of one's own, for what cannot be shared: WATCH and what follows it.
+//! Dedicated connections, for connection state that cannot be shared: WATCH and its transaction.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::convert::{FromValue, convert};
 use crate::error::Error;
 use crate::signals::Trigger;
 
-/// A connection to the primary of one slot. It follows no redirection and is not made again: when a command fails, get
-/// another one and begin anew, which is what WATCH is for.
+/// A connection to the primary of one slot. It follows no redirection and does not reconnect: when a command
+/// fails, get another one and start again, as usual with WATCH.
 pub struct Dedicated {
     client: Client,
     connection: Arc<Connection>,
@@ -25,7 +25,7 @@ impl std::fmt::Debug for Dedicated {
 }
 
 impl Client {
-    /// A connection to the primary of `key`'s slot that nobody else uses.
+    /// An exclusive connection to the primary of `key`'s slot.
     ///
     /// ```no_run
     /// # async fn example(client: moim_slot_client::Client) -> Result<(), moim_slot_client::Error> {
@@ -36,7 +36,7 @@ impl Client {
     /// let _: () = own.run(cmd("MULTI")).await?;
     /// let _: () = own.run(cmd("SET").arg(("stock", left - 1))).await?;
     /// let done: Option<Value> = own.run(cmd("EXEC")).await?;
-    /// println!("{}", if done.is_some() { "sold" } else { "somebody was faster" });
+    /// println!("{}", if done.is_some() { "sold" } else { "conflict" });
     /// # Ok(())
     /// # }
     /// ```
@@ -49,7 +49,8 @@ impl Client {
                 after: self.call.timeout,
             });
         };
-        let connection = self.core.nodes.make().connection(&node.address, crate::connection::Kind::Exclusive);
+        let connection =
+            self.core.nodes.factory().connection(&node.address, crate::connection::Kind::Exclusive);
         Ok(Dedicated { client: self.clone(), connection })
     }
 }
@@ -57,19 +58,19 @@ impl Client {
 impl Dedicated {
     /// Runs a command on this connection.
     pub async fn run<T: FromValue>(&self, cmd: Cmd) -> Result<T, Error> {
-        let (node, given) = (self.connection.node.to_string(), self.client.call.timeout);
+        let (node, timeout) = (self.connection.node.to_string(), self.client.call.timeout);
         let reply = match self.connection.send(&cmd.finish()) {
             Ok(reply) => reply,
             Err(refused) => {
-                return Err(Error::Unavailable { reason: format!("{node}: {refused:?}"), after: given });
+                return Err(Error::Unavailable { reason: format!("{node}: {refused:?}"), after: timeout });
             }
         };
-        match tokio::time::timeout(given, reply).await {
-            Err(_) => Err(Error::Timeout { node, after: given }),
+        match tokio::time::timeout(timeout, reply).await {
+            Err(_) => Err(Error::Timeout { node, after: timeout }),
             Ok(Ok(value)) => convert(value),
             Ok(Err(lost)) if lost.sent => Err(Error::Interrupted { node, reason: lost.reason.to_string() }),
             Ok(Err(lost)) => {
-                Err(Error::Unavailable { reason: format!("{node}: {}", lost.reason), after: given })
+                Err(Error::Unavailable { reason: format!("{node}: {}", lost.reason), after: timeout })
             }
         }
     }

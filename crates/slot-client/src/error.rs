@@ -1,64 +1,66 @@
-//! What can go wrong with a command, as its caller sees it.
+//! Errors of commands, as returned to the caller.
 //!
-//! Invariant: an outcome nobody knows is never told as a failure. [`Error::Timeout`] and [`Error::Interrupted`] say that the
-//! command may have happened; [`Error::happened_not`] says for every error whether it certainly did not.
+//! Invariant: an unknown outcome is never reported as a failure. [`Error::Timeout`] and
+//! [`Error::Interrupted`] mean that the command may have been executed; [`Error::happened_not`] is true for
+//! every error that proves that it was not.
 
 use std::time::Duration;
 
 use moim_wire_resp::ReplyError;
 use thiserror::Error;
 
-/// Why a command has no answer.
+/// A failed command.
 #[derive(Clone, Debug, Error)]
 pub enum Error {
-    /// The server refused: wrong type, wrong arguments, no permission.
+    /// The server replied with an error: wrong type, wrong arguments, no permission.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// No answer before the deadline, although the command was sent: it may have happened.
+    /// No reply before the deadline, although the command was sent: it may have been executed.
     #[error("no answer from {node} within {after:?}")]
     Timeout {
-        /// Where it was sent last.
+        /// The last node it was sent to.
         node: String,
-        /// The time that was given.
+        /// The timeout.
         after: Duration,
     },
-    /// The connection broke after the command was sent, and it may not be sent again (at most once): it may have happened.
+    /// The connection failed after the command was sent, and the delivery mode (at most once) forbids a
+    /// retry: it may have been executed.
     #[error("connection to {node} broke while the command was under way: {reason}")]
     Interrupted {
-        /// Where it was sent.
+        /// The node it was sent to.
         node: String,
-        /// What happened to the connection.
+        /// The connection error.
         reason: String,
     },
-    /// Nobody could take the command before its deadline; it did not happen.
+    /// No node accepted the command before its deadline; it was not executed.
     #[error("no node could take the command within {after:?}: {reason}")]
     Unavailable {
-        /// What stood in the way at the end.
+        /// The last failure.
         reason: String,
-        /// The time that was given.
+        /// The timeout.
         after: Duration,
     },
-    /// Servers sent the command around in circles until its deadline, the last time to this one.
+    /// Redirection loop until the deadline; the last target.
     #[error("redirected too often, the last time to {0}")]
     TooManyRedirects(String),
-    /// The command concerns several slots or nodes; some did it and others did not, for this reason.
+    /// The command spans several slots or nodes; some executed it and others failed, with this error.
     #[error("done in part only: {0}")]
     Partly(#[source] Box<Error>),
-    /// Keys of one command that must be in one slot are not.
+    /// Keys of one command that must be in one slot are in different slots.
     #[error("the keys are in different slots")]
     CrossSlot,
-    /// The answer is not what the caller asked it to be.
+    /// The reply does not convert to the requested type.
     #[error("expected {expected}, got {got}")]
     Unexpected {
-        /// The type asked for.
+        /// The requested type.
         expected: &'static str,
-        /// The answer, shortened.
+        /// The reply, shortened.
         got: String,
     },
-    /// The server sent something that is no answer.
+    /// The server sent a malformed reply.
     #[error("bad answer from the server: {0}")]
     Protocol(#[from] ReplyError),
-    /// An address or a setting cannot be used.
+    /// An invalid address or setting.
     #[error("{0}")]
     Config(String),
     /// The client was closed.
@@ -67,7 +69,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it is certain that the command had no effect.
+    /// True if the command certainly had no effect.
     pub fn happened_not(&self) -> bool {
         match self {
             Self::Timeout { .. }
@@ -85,7 +87,7 @@ impl Error {
         }
     }
 
-    /// The server's error code (`WRONGTYPE`, `ERR`), when the server refused.
+    /// The server's error code (`WRONGTYPE`, `ERR`), for an error reply.
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Server(error) => Some(error.code()),
@@ -95,12 +97,12 @@ impl Error {
     }
 }
 
-/// An error a server answered.
+/// An error reply of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{text}")]
 pub struct ServerError {
     text: String,
-    /// The command had been sent before, and nobody knows what became of it then.
+    /// The command had been sent before, with an unknown outcome.
     repeated: bool,
 }
 
@@ -109,7 +111,7 @@ impl ServerError {
         Self { text: String::from_utf8_lossy(text).into_owned(), repeated: false }
     }
 
-    /// Of a command that may have happened already when it was sent before.
+    /// The error of a retried command whose earlier attempt may have been executed.
     pub(crate) fn of_repetition(text: &[u8]) -> Self {
         Self { repeated: true, ..Self::new(text) }
     }
@@ -119,7 +121,7 @@ impl ServerError {
         self.text.split(' ').next().unwrap_or_default()
     }
 
-    /// The whole text, code included.
+    /// The complete text, including the code.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_certain_failures_say_so() {
+    fn only_certain_failures_are_definite() {
         let server = |text: &str| Error::Server(ServerError::new(text.as_bytes()));
         assert!(server("WRONGTYPE Operation against a key").happened_not());
         assert!(!server("ERR oops script: 12, on @user_script:1.").happened_not());

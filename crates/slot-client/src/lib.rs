@@ -1,7 +1,8 @@
 //! The smart client for Redis Cluster and for Moim's store.
 //!
-//! A command finds its node by the slot of its first key, follows redirections, waits out failovers and resharding inside its
-//! deadline, and never waits longer than that. Connections are shared and pipelined; commands of many tasks go out together.
+//! A command is routed by the slot of its first key, follows redirections, waits for failovers and
+//! resharding within its deadline, and never longer. Connections are shared and pipelined; commands of many
+//! tasks are sent together.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), moim_slot_client::Error> {
@@ -9,7 +10,7 @@
 //!
 //! let client = Client::connect("127.0.0.1:6379,127.0.0.1:6380").await?;
 //!
-//! // Typed commands; the answer becomes the type that is asked for.
+//! // Typed commands; the reply converts to the requested type.
 //! client.set("user:1", "anna").await?;
 //! let name: Option<String> = client.get("user:1").await?;
 //!
@@ -19,7 +20,7 @@
 //! // Many at once: one round trip per node.
 //! let mut pipeline = client.pipeline();
 //! pipeline.incr("visits").expire("visits", 60);
-//! let answers = pipeline.run().await;
+//! let replies = pipeline.run().await;
 //!
 //! // Keys in many slots are split and joined.
 //! let values: Vec<Option<String>> = client.mget(["user:1", "user:2"]).await?;
@@ -34,11 +35,11 @@
 //!
 //! | behaviour | where |
 //! |---|---|
-//! | tables of 16,384 slots, swapped whole; MOVED patches one slot at once | `topology` |
-//! | MOVED, ASK (as one unit with ASKING), at most five; TRYAGAIN, CLUSTERDOWN, LOADING, READONLY waited out | `client`, `redirect` |
+//! | tables of 16,384 slots, swapped atomically; MOVED patches one slot immediately | `topology` |
+//! | MOVED, ASK (as one unit with ASKING), at most five; TRYAGAIN, CLUSTERDOWN, LOADING, READONLY retried | `client`, `redirect` |
 //! | MGET, MSET, DEL, UNLINK, EXISTS, TOUCH split and joined; DBSIZE, KEYS, FLUSHALL, SCRIPT LOAD everywhere | `spread` |
-//! | reasons to refresh, one rate limit, one refresh at a time; healthy and known majority, ties by epoch | `refresh`, `view` |
-//! | watchdog, re-resolved addresses, hung nodes found by silence, bounded queues | `connection` |
+//! | refresh triggers, one rate limit, one refresh at a time; healthy and known majority, ties by epoch | `refresh`, `view` |
+//! | reconnect, re-resolved addresses, hung nodes detected by silence, bounded queues | `connection` |
 
 #![warn(missing_docs)]
 

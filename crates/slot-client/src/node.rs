@@ -1,5 +1,5 @@
-//! A node and the connections to it. Nodes are found by address and kept across topologies, so that a refresh that changes
-//! nothing changes no connection.
+//! A node and its connections. Nodes are keyed by address and kept across topologies, so that a refresh
+//! without a change keeps all connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,47 +11,47 @@ use crate::connection::{Connection, Kind};
 use crate::options::Options;
 use crate::signals::Signals;
 
-/// Connections of their own that are kept for the next caller.
-const IDLE: usize = 16;
+/// Maximum number of pooled exclusive connections.
+const MAX_IDLE: usize = 16;
 
-/// A node: its address and its connections, each made when first used.
+/// A node: its address and its connections, each opened on first use.
 pub(crate) struct Node {
     pub(crate) address: Address,
     /// For commands.
     pub(crate) main: Arc<Connection>,
     /// For reads while it is a replica.
     pub(crate) reads: Arc<Connection>,
-    /// Connections of their own, waiting for a caller.
+    /// Idle exclusive connections.
     idle: Mutex<Vec<Arc<Connection>>>,
-    make: Make,
+    factory: ConnectionFactory,
 }
 
-/// What every connection needs.
+/// Parameters of every connection.
 #[derive(Clone)]
-pub(crate) struct Make {
+pub(crate) struct ConnectionFactory {
     pub(crate) options: Arc<Options>,
     pub(crate) signals: Arc<Signals>,
     pub(crate) scope: Scope,
 }
 
-impl Make {
+impl ConnectionFactory {
     pub(crate) fn connection(&self, address: &Address, kind: Kind) -> Arc<Connection> {
         Connection::new(address.clone(), kind, self.options.clone(), self.signals.clone(), self.scope.clone())
     }
 }
 
 impl Node {
-    fn new(address: &Address, make: &Make) -> Arc<Self> {
+    fn new(address: &Address, factory: &ConnectionFactory) -> Arc<Self> {
         Arc::new(Self {
             address: address.clone(),
-            main: make.connection(address, Kind::Shared),
-            reads: make.connection(address, Kind::Reads),
+            main: factory.connection(address, Kind::Shared),
+            reads: factory.connection(address, Kind::Reads),
             idle: Mutex::default(),
-            make: make.clone(),
+            factory: factory.clone(),
         })
     }
 
-    /// A connection nobody else uses. Give it back with [`Node::give_back`] when nothing is under way on it.
+    /// An exclusive connection. Return it with [`Node::release`] when no command is in flight on it.
     pub(crate) fn exclusive(&self) -> Arc<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(connection) = idle.pop() {
@@ -59,19 +59,19 @@ impl Node {
                 return connection;
             }
         }
-        self.make.connection(&self.address, Kind::Exclusive)
+        self.factory.connection(&self.address, Kind::Exclusive)
     }
 
-    pub(crate) fn give_back(&self, connection: Arc<Connection>) {
+    pub(crate) fn release(&self, connection: Arc<Connection>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if connection.is_up() && idle.len() < IDLE {
+        if connection.is_up() && idle.len() < MAX_IDLE {
             idle.push(connection);
         } else {
             connection.close();
         }
     }
 
-    /// Ends all its connections, after what is under way.
+    /// Closes all its connections, after the commands in flight.
     fn close(&self) {
         self.main.close();
         self.reads.close();
@@ -83,25 +83,25 @@ impl Node {
 
 /// All nodes by address.
 pub(crate) struct Nodes {
-    make: Make,
+    factory: ConnectionFactory,
     by_address: Mutex<HashMap<Address, Arc<Node>>>,
 }
 
 impl Nodes {
-    pub(crate) fn new(make: Make) -> Self {
-        Self { make, by_address: Mutex::default() }
+    pub(crate) fn new(factory: ConnectionFactory) -> Self {
+        Self { factory, by_address: Mutex::default() }
     }
 
-    /// The node at `address`, known or new.
+    /// The node at `address`, existing or new.
     pub(crate) fn get(&self, address: &Address) -> Arc<Node> {
         let mut nodes = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
         match nodes.get(address) {
             Some(node) => node.clone(),
-            None => nodes.entry(address.clone()).or_insert_with(|| Node::new(address, &self.make)).clone(),
+            None => nodes.entry(address.clone()).or_insert_with(|| Node::new(address, &self.factory)).clone(),
         }
     }
 
-    /// Forgets every node that is not in `keep`.
+    /// Removes every node that is not in `keep`.
     pub(crate) fn retain(&self, keep: &[Arc<Node>]) {
         let mut nodes = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
         nodes.retain(|address, node| {
@@ -113,8 +113,8 @@ impl Nodes {
         });
     }
 
-    pub(crate) fn make(&self) -> &Make {
-        &self.make
+    pub(crate) fn factory(&self) -> &ConnectionFactory {
+        &self.factory
     }
 }
 
@@ -133,11 +133,11 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn node(address: &Address) -> Arc<Node> {
-        Node::new(address, &make())
+        Node::new(address, &factory())
     }
 
-    fn make() -> Make {
-        Make {
+    fn factory() -> ConnectionFactory {
+        ConnectionFactory {
             options: Arc::new(Options::default()),
             signals: Arc::new(Signals::new()),
             scope: Scope::new(Shutdown::new()),
@@ -145,8 +145,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn nodes_keep_their_connections_until_they_are_forgotten() {
-        let nodes = Nodes::new(make());
+    fn nodes_keep_their_connections_until_removed() {
+        let nodes = Nodes::new(factory());
         let (a, b) = (Address::new("a", 1), Address::new("b", 1));
         let first = nodes.get(&a);
         assert!(Arc::ptr_eq(&first, &nodes.get(&a)));

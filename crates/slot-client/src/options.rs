@@ -1,4 +1,4 @@
-//! What a client can be told. Every default is meant for production.
+//! Client options. Every default is meant for production.
 
 use std::time::Duration;
 
@@ -8,31 +8,31 @@ use crate::address::{Address, Seed};
 use crate::client::Client;
 use crate::error::Error;
 
-/// Which copies of a slot a command that only reads may be sent to.
+/// Read preference: the replicas of a slot that may serve a read-only command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadFrom {
     /// The primary only: every read sees every acknowledged write.
     #[default]
     Primary,
-    /// The primary; a replica while the primary cannot be reached.
+    /// The primary; a replica while the primary is unreachable.
     PrimaryPreferred,
     /// Replicas only.
     Replica,
-    /// A replica; the primary while none can be reached.
+    /// A replica; the primary while none is reachable.
     ReplicaPreferred,
-    /// Any copy, in turn.
+    /// Primary or replica, round robin.
     Any,
 }
 
-/// What happens to a command whose connection broke before the answer came.
+/// Delivery of a command whose connection failed before the reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
-    /// It is sent again: it happens at least once. An INCR may count twice, and a SET or DEL that is repeated may undo what
-    /// somebody else wrote in between.
+    /// The command is retried: it is executed at least once. An INCR may count twice, and a repeated SET or
+    /// DEL may undo a concurrent write of another client.
     #[default]
     AtLeastOnce,
-    /// Reads are sent again. Whatever may change something ends with [`Error::Interrupted`]: whoever sent it knows that it
-    /// happened once or not at all.
+    /// Reads are retried. Any command that may write fails with [`Error::Interrupted`]: it was executed once
+    /// or not at all.
     AtMostOnce,
 }
 
@@ -84,7 +84,7 @@ impl Default for Options {
     }
 }
 
-/// Settings of a client to be.
+/// Builder of a client.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), moim_slot_client::Error> {
@@ -106,7 +106,7 @@ pub struct Builder {
     shutdown: Shutdown_,
 }
 
-/// [`Shutdown`] has nothing to show.
+/// [`Shutdown`] has no debug output.
 struct Shutdown_(Shutdown);
 
 impl std::fmt::Debug for Shutdown_ {
@@ -127,7 +127,7 @@ impl Builder {
         self
     }
 
-    /// One more node to learn the cluster from: `host:port` or `redis://user:password@host:port`. Commas separate several.
+    /// Adds a seed node: `host:port` or `redis://user:password@host:port`. Comma-separated for several.
     pub fn seed(mut self, seeds: &str) -> Self {
         for text in seeds.split(',').map(str::trim).filter(|text| !text.is_empty()) {
             match Seed::parse(text) {
@@ -144,7 +144,7 @@ impl Builder {
         self
     }
 
-    /// Who to be.
+    /// Credentials.
     pub fn credentials(self, username: Option<&str>, password: &str) -> Self {
         self.with(|options| {
             options.username = username.map(str::to_owned);
@@ -152,44 +152,44 @@ impl Builder {
         })
     }
 
-    /// The name `CLIENT LIST` shows.
+    /// The name in `CLIENT LIST`.
     pub fn name(self, name: impl Into<String>) -> Self {
         self.with(|options| options.name = Some(name.into()))
     }
 
-    /// The time a command has in all, redirections and repeats included (5 s).
+    /// Total timeout of a command, including redirections and retries (5 s).
     pub fn timeout(self, timeout: Duration) -> Self {
         self.with(|options| options.timeout = timeout)
     }
 
-    /// The time a connection has to be made (2 s).
+    /// Connect timeout (2 s).
     pub fn connect_timeout(self, timeout: Duration) -> Self {
         self.with(|options| options.connect_timeout = timeout)
     }
 
-    /// A connection that owes an answer and has sent nothing for this long is broken off (2.5 s). Longer than the longest
-    /// script or `KEYS` of the application.
+    /// Timeout of a silent connection with outstanding replies; it is closed then (2.5 s). Must be longer
+    /// than the longest script or `KEYS` of the application.
     pub fn hung_after(self, after: Duration) -> Self {
         self.with(|options| options.hung_after = after)
     }
 
-    /// Which copies may answer reads.
+    /// Read preference.
     pub fn read_from(self, read_from: ReadFrom) -> Self {
         self.with(|options| options.read_from = read_from)
     }
 
-    /// What happens when a connection breaks under a command.
+    /// Delivery after a connection failure.
     pub fn delivery(self, delivery: Delivery) -> Self {
         self.with(|options| options.delivery = delivery)
     }
 
-    /// How many redirections a command follows in a row (5); then it pauses and begins again.
+    /// Maximum number of consecutive redirections of a command (5); then it backs off and starts again.
     pub fn max_redirects(self, redirects: u32) -> Self {
         self.with(|options| options.max_redirects = redirects)
     }
 
-    /// How many commands, and how many bytes of them, may wait on one connection (65,536 and 64 MiB). Beyond that, callers
-    /// wait for room until their deadline.
+    /// Maximum number of commands, and their bytes, queued on one connection (65,536 and 64 MiB). Beyond
+    /// that, callers wait for capacity until their deadline.
     pub fn queue(self, commands: usize, bytes: usize) -> Self {
         self.with(|options| {
             options.queue_commands = commands.max(1);
@@ -197,28 +197,28 @@ impl Builder {
         })
     }
 
-    /// The largest answer (1 GiB).
+    /// Maximum reply size (1 GiB).
     pub fn max_reply(self, bytes: usize) -> Self {
         self.with(|options| options.max_reply = bytes)
     }
 
-    /// How often the cluster is asked for its topology without any reason (60 s); `None` for never.
+    /// Interval of periodic topology refreshes (60 s); `None` for none.
     pub fn refresh_every(self, period: Option<Duration>) -> Self {
         self.with(|options| options.refresh_every = period)
     }
 
-    /// The least time between two refreshes, whatever the reasons (250 ms). It doubles, up to 4 times as much, while
-    /// refreshes bring nothing new.
+    /// Minimum interval between two refreshes, for all triggers (250 ms). It doubles, up to 4 times as much,
+    /// while refreshes bring no change.
     pub fn refresh_at_most_every(self, period: Duration) -> Self {
         self.with(|options| options.refresh_at_most_every = period)
     }
 
-    /// How long a node may take to tell the topology (1 s).
+    /// Timeout of a node's topology reply (1 s).
     pub fn refresh_timeout(self, timeout: Duration) -> Self {
         self.with(|options| options.refresh_timeout = timeout)
     }
 
-    /// After how many failed attempts to reconnect the topology is asked for (3), and the longest wait between two (30 s).
+    /// Number of failed reconnects that trigger a refresh (3), and the maximum reconnect backoff (30 s).
     pub fn reconnect(self, attempts_until_refresh: u32, longest_wait: Duration) -> Self {
         self.with(|options| {
             options.reconnects_until_refresh = attempts_until_refresh.max(1);
@@ -226,13 +226,13 @@ impl Builder {
         })
     }
 
-    /// The signal a panic in one of the client's tasks is reported to.
+    /// The signal to which a panic in one of the client's tasks is reported.
     pub fn shutdown(mut self, shutdown: Shutdown) -> Self {
         self.shutdown = Shutdown_(shutdown);
         self
     }
 
-    /// Learns the cluster from the seeds. Fails when none of them answers within the command timeout.
+    /// Loads the topology from the seeds. Fails when none of them responds within the command timeout.
     pub async fn connect(self) -> Result<Client, Error> {
         let options = self.options?;
         if options.seeds.is_empty() {

@@ -1,4 +1,4 @@
-//! Many commands at once: pipelines, which are only about speed, and transactions, which happen as a whole.
+//! Pipelines, for throughput only, and transactions, which are atomic.
 
 use moim_wire_resp::Value;
 use tokio::time::Instant;
@@ -9,8 +9,8 @@ use crate::convert::{FromValue, convert};
 use crate::error::Error;
 use crate::spec::{Block, Spread};
 
-/// Commands that are sent together. Each has its own answer, and its own redirections: when a slot moves meanwhile, commands
-/// of that slot may change places.
+/// Commands that are sent together. Each has its own reply and its own redirections: during a slot
+/// migration, commands of that slot may be reordered.
 #[derive(Debug)]
 pub struct Pipeline {
     client: Client,
@@ -18,12 +18,12 @@ pub struct Pipeline {
 }
 
 impl Client {
-    /// Begins a pipeline.
+    /// Starts a pipeline.
     pub fn pipeline(&self) -> Pipeline {
         Pipeline { client: self.clone(), commands: Vec::new() }
     }
 
-    /// Begins a transaction (MULTI … EXEC).
+    /// Starts a transaction (MULTI … EXEC).
     pub fn transaction(&self) -> Transaction {
         Transaction { client: self.clone(), commands: Vec::new() }
     }
@@ -36,25 +36,27 @@ impl Pipeline {
         self
     }
 
-    /// How many commands there are.
+    /// Number of commands.
     pub fn len(&self) -> usize {
         self.commands.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no commands.
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
 
-    /// Sends all and waits for all: an answer or an error for each, in order. The pipeline is empty afterwards.
+    /// Sends all commands and waits for all replies: a reply or an error for each, in order. The pipeline is
+    /// empty afterwards.
     pub async fn run(&mut self) -> Vec<Result<Value, Error>> {
         let requests: Vec<Request> = self.commands.drain(..).map(Cmd::finish).collect();
         let (core, call) = (&self.client.core, self.client.call);
-        let mut answers = Vec::with_capacity(requests.len());
+        let mut replies = Vec::with_capacity(requests.len());
         let mut rest = requests.as_slice();
         while let Some((first, others)) = rest.split_first() {
             let deadline = Instant::now() + call.timeout;
-            // As many as go without waiting; what must wait goes alone, so that nothing overtakes it.
+            // As many as can be queued without waiting; a command that must wait is sent alone, so that no
+            // later command overtakes it.
             let mut started = Vec::new();
             for request in rest {
                 if request.spec.spread != Spread::No || request.spec.blocks != Block::No {
@@ -66,33 +68,33 @@ impl Pipeline {
                 }
             }
             if started.is_empty() {
-                let answer = match first.spec.spread {
+                let reply = match first.spec.spread {
                     Spread::No if first.spec.blocks == Block::No => {
                         core.finish(first, call, None, deadline).await
                     }
                     _ => Box::pin(core.spread(first, call)).await,
                 };
-                answers.push(answer.and_then(convert));
+                replies.push(reply.and_then(convert));
                 rest = others;
                 continue;
             }
             let (now, later) = rest.split_at(started.len());
             for (request, sent) in now.iter().zip(started) {
-                answers.push(core.finish(request, call, Some(sent), deadline).await.and_then(convert));
+                replies.push(core.finish(request, call, Some(sent), deadline).await.and_then(convert));
             }
             rest = later;
         }
-        answers
+        replies
     }
 
-    /// Sends all and converts the answers, which must all be there.
+    /// Sends all commands and converts the replies; fails on the first error.
     pub async fn run_as<T: FromValue>(&mut self) -> Result<T, Error> {
-        let answers = self.run().await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        convert(Value::Array(answers))
+        let replies = self.run().await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        convert(Value::Array(replies))
     }
 }
 
-/// Commands that happen as a whole, in one slot.
+/// Commands that are executed atomically, in one slot.
 #[derive(Debug)]
 #[must_use = "a transaction happens in run()"]
 pub struct Transaction {
@@ -107,8 +109,9 @@ impl Transaction {
         self
     }
 
-    /// Runs it. The answers become `T`: a tuple, a list. An error before EXEC, as in a wrong command, means that nothing
-    /// happened; an error of one command inside does not undo the others.
+    /// Runs the transaction. The replies convert to `T`: a tuple, a list. An error before EXEC, as of an
+    /// unknown command, means that nothing was executed; an error of one command inside does not undo the
+    /// others.
     pub async fn run<T: FromValue>(self) -> Result<T, Error> {
         let request = unit(self.commands)?;
         self.client.core.execute(&request, self.client.call).await.and_then(convert)
@@ -132,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transaction_is_one_unit_in_one_slot() {
+    fn transaction_is_one_unit_in_one_slot() {
         let request = unit(vec![cmd("INCR").arg("{a}1"), cmd("GET").arg("{a}2")]).unwrap();
         assert_eq!((request.replies, request.slot.map(moim_wire_resp::Slot::get)), (4, Some(15495)));
         assert!(request.frame.starts_with(b"*1\r\n$5\r\nMULTI\r\n*2\r\n$4\r\nINCR\r\n"));

@@ -1,8 +1,8 @@
-//! Subscriptions: a connection of their own that is made again when it breaks.
+//! Subscriptions: a dedicated connection that reconnects automatically.
 //!
-//! Messages wait in a bounded queue; when it is full, the socket is not read, and the server decides what to do with a slow
-//! reader. Pub/sub forgets: messages published while there was no connection are lost, and
-//! [`Subscription::interruptions`] says how often that may have happened.
+//! Messages wait in a bounded queue; when it is full, the socket is not read, and the server applies its
+//! policy for slow subscribers. Pub/sub does not store messages: messages published during a disconnect are
+//! lost, and [`Subscription::interruptions`] counts the reconnects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,24 +16,24 @@ use crate::address::Address;
 use crate::client::{Client, Core, backoff};
 use crate::connection::{Kind, Wire, open};
 use crate::error::Error;
-use crate::redirect::{Verdict, judge};
+use crate::redirect::{Decision, classify};
 use crate::signals::{Event, Trigger};
 
-/// Messages kept for a reader that is behind.
+/// Maximum number of buffered messages of a lagging reader.
 const QUEUE: usize = 4096;
 
-/// A message.
+/// A published message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The channel it was published to.
     pub channel: Bytes,
     /// The pattern that matched, for pattern subscriptions.
     pub pattern: Option<Bytes>,
-    /// What was published.
+    /// The payload.
     pub payload: Bytes,
 }
 
-/// A subscription; it ends when it is dropped.
+/// A subscription; dropping it unsubscribes.
 #[derive(Debug)]
 pub struct Subscription {
     messages: mpsc::Receiver<Message>,
@@ -41,7 +41,7 @@ pub struct Subscription {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
+enum SubscriptionKind {
     Channels,
     Patterns,
     Shard,
@@ -53,7 +53,7 @@ impl Client {
         &self,
         channels: impl IntoIterator<Item = C>,
     ) -> Result<Subscription, Error> {
-        self.open_subscription(Sort::Channels, channels).await
+        self.open_subscription(SubscriptionKind::Channels, channels).await
     }
 
     /// Subscribes to patterns (`news.*`).
@@ -61,7 +61,7 @@ impl Client {
         &self,
         patterns: impl IntoIterator<Item = C>,
     ) -> Result<Subscription, Error> {
-        self.open_subscription(Sort::Patterns, patterns).await
+        self.open_subscription(SubscriptionKind::Patterns, patterns).await
     }
 
     /// Subscribes to sharded channels, which must be in one slot.
@@ -69,26 +69,26 @@ impl Client {
         &self,
         channels: impl IntoIterator<Item = C>,
     ) -> Result<Subscription, Error> {
-        self.open_subscription(Sort::Shard, channels).await
+        self.open_subscription(SubscriptionKind::Shard, channels).await
     }
 
     async fn open_subscription<C: AsRef<[u8]>>(
         &self,
-        sort: Sort,
+        kind: SubscriptionKind,
         names: impl IntoIterator<Item = C>,
     ) -> Result<Subscription, Error> {
         let names: Vec<Bytes> = names.into_iter().map(|name| Bytes::copy_from_slice(name.as_ref())).collect();
         let mut slots = names.iter().map(|name| Slot::of(name));
         let first = slots.next().ok_or_else(|| Error::Config("no channel to subscribe to".to_owned()))?;
-        if sort == Sort::Shard && slots.any(|slot| slot != first) {
+        if kind == SubscriptionKind::Shard && slots.any(|slot| slot != first) {
             return Err(Error::CrossSlot);
         }
         let (sender, messages) = mpsc::channel(QUEUE);
         let (ready, confirmed) = tokio::sync::oneshot::channel();
         let interruptions = Arc::new(AtomicU64::new(0));
         let task =
-            Task { core: self.core.clone(), sort, names, sender, interruptions: interruptions.clone() };
-        self.core.nodes.make().scope.spawn("slot-client subscription", task.run(ready));
+            Task { core: self.core.clone(), kind, names, sender, interruptions: interruptions.clone() };
+        self.core.nodes.factory().scope.spawn("slot-client subscription", task.run(ready));
         match tokio::time::timeout(self.call.timeout, confirmed).await {
             Ok(Ok(())) => Ok(Subscription { messages, interruptions }),
             Ok(Err(_)) => Err(Error::Closed),
@@ -101,12 +101,12 @@ impl Client {
 }
 
 impl Subscription {
-    /// The next message. Cancel-safe. `None` never comes while the subscription lives, but for a shutdown.
+    /// The next message. Cancel-safe. `None` only after a shutdown.
     pub async fn next(&mut self) -> Option<Message> {
         self.messages.recv().await
     }
 
-    /// How often the connection was made again: each time, messages may have been missed.
+    /// Number of reconnects: messages may have been missed on each.
     pub fn interruptions(&self) -> u64 {
         self.interruptions.load(Ordering::Relaxed)
     }
@@ -114,14 +114,14 @@ impl Subscription {
 
 struct Task {
     core: Arc<Core>,
-    sort: Sort,
+    kind: SubscriptionKind,
     names: Vec<Bytes>,
     sender: mpsc::Sender<Message>,
     interruptions: Arc<AtomicU64>,
 }
 
 impl Task {
-    /// Subscribes again and again until nobody listens.
+    /// Subscribes, and reconnects until the subscription is dropped.
     async fn run(self, ready: tokio::sync::oneshot::Sender<()>) {
         let mut ready = Some(ready);
         let mut tries = 0;
@@ -150,7 +150,7 @@ impl Task {
     /// The owner of the slot for sharded channels, any node for others.
     fn node(&self, tries: u32) -> Option<Address> {
         let topology = self.core.topology.load();
-        if self.sort == Sort::Shard {
+        if self.kind == SubscriptionKind::Shard {
             return topology.primary(Slot::of(&self.names[0])).map(|node| node.address.clone());
         }
         let nodes = topology.members(true);
@@ -158,7 +158,7 @@ impl Task {
         (!nodes.is_empty()).then(|| nodes[(slot + tries as usize) % nodes.len()].address.clone())
     }
 
-    /// Subscribes at `node` and passes on what it sends, until the connection or the subscription ends.
+    /// Subscribes at `node` and forwards its messages, until the connection or the subscription ends.
     async fn serve(
         &self,
         node: &Address,
@@ -185,18 +185,18 @@ impl Task {
                 }
             };
             silent = false;
-            if let Verdict::Moved(slot, to) = judge(&value, &node.host) {
+            if let Decision::Moved(slot, to) = classify(&value, &node.host) {
                 self.core.topology.load().patch(slot, &to);
                 self.core.signals.trigger(Trigger::MovedRedirect);
                 return Err(format!("slot {slot} moved to {to}"));
             }
             match read(value)? {
-                Heard::Message(message) => {
+                PushEvent::Message(message) => {
                     if self.sender.send(message).await.is_err() {
                         return Ok(());
                     }
                 }
-                Heard::Subscribed => {
+                PushEvent::Subscribed => {
                     missing = missing.saturating_sub(1);
                     if missing == 0 {
                         *tries = 0;
@@ -206,17 +206,17 @@ impl Task {
                         }
                     }
                 }
-                Heard::Unsubscribed => return Err("the server ended the subscription".to_owned()),
-                Heard::Other => {}
+                PushEvent::Unsubscribed => return Err("the server ended the subscription".to_owned()),
+                PushEvent::Other => {}
             }
         }
     }
 
     async fn subscribe(&self, wire: &mut Wire) -> Result<(), String> {
-        let name = match self.sort {
-            Sort::Channels => "SUBSCRIBE",
-            Sort::Patterns => "PSUBSCRIBE",
-            Sort::Shard => "SSUBSCRIBE",
+        let name = match self.kind {
+            SubscriptionKind::Channels => "SUBSCRIBE",
+            SubscriptionKind::Patterns => "PSUBSCRIBE",
+            SubscriptionKind::Shard => "SSUBSCRIBE",
         };
         let mut frame = BytesMut::new();
         command::header(&mut frame, self.names.len() + 1);
@@ -227,29 +227,31 @@ impl Task {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum PushEvent {
     Message(Message),
     Subscribed,
     Unsubscribed,
     Other,
 }
 
-/// Reads a push of RESP3, or the array RESP2 sends instead.
-fn read(value: Value) -> Result<Heard, String> {
+/// Decodes a RESP3 push, or the equivalent RESP2 array.
+fn read(value: Value) -> Result<PushEvent, String> {
     let values = match value {
         Value::Push(values) | Value::Array(values) => values,
         Value::Error(text) => return Err(String::from_utf8_lossy(&text).into_owned()),
-        _ => return Ok(Heard::Other),
+        _ => return Ok(PushEvent::Other),
     };
     let text = |index: usize| values.get(index).and_then(Value::as_bytes).cloned().unwrap_or_default();
     Ok(match &text(0)[..] {
         b"message" | b"smessage" => {
-            Heard::Message(Message { channel: text(1), pattern: None, payload: text(2) })
+            PushEvent::Message(Message { channel: text(1), pattern: None, payload: text(2) })
         }
-        b"pmessage" => Heard::Message(Message { channel: text(2), pattern: Some(text(1)), payload: text(3) }),
-        b"subscribe" | b"psubscribe" | b"ssubscribe" => Heard::Subscribed,
-        b"unsubscribe" | b"punsubscribe" | b"sunsubscribe" => Heard::Unsubscribed,
-        _ => Heard::Other,
+        b"pmessage" => {
+            PushEvent::Message(Message { channel: text(2), pattern: Some(text(1)), payload: text(3) })
+        }
+        b"subscribe" | b"psubscribe" | b"ssubscribe" => PushEvent::Subscribed,
+        b"unsubscribe" | b"punsubscribe" | b"sunsubscribe" => PushEvent::Unsubscribed,
+        _ => PushEvent::Other,
     })
 }
 
@@ -258,22 +260,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pushes_of_both_protocols_are_read() {
+    fn pushes_of_resp2_and_resp3_are_decoded() {
         let bulk = |text: &'static str| Value::bulk(text);
-        let message = Heard::Message(Message { channel: "c".into(), pattern: None, payload: "p".into() });
+        let message = PushEvent::Message(Message { channel: "c".into(), pattern: None, payload: "p".into() });
         for shape in [Value::Push, Value::Array] {
             assert_eq!(read(shape(vec![bulk("message"), bulk("c"), bulk("p")])).unwrap(), message);
             assert_eq!(
                 read(shape(vec![bulk("subscribe"), bulk("c"), Value::Integer(1)])).unwrap(),
-                Heard::Subscribed
+                PushEvent::Subscribed
             );
         }
         let pattern = read(Value::Push(vec![bulk("pmessage"), bulk("*"), bulk("c"), bulk("p")])).unwrap();
         assert_eq!(
             pattern,
-            Heard::Message(Message { channel: "c".into(), pattern: Some("*".into()), payload: "p".into() })
+            PushEvent::Message(Message {
+                channel: "c".into(),
+                pattern: Some("*".into()),
+                payload: "p".into()
+            })
         );
-        assert_eq!(read(Value::ok()), Ok(Heard::Other));
+        assert_eq!(read(Value::ok()), Ok(PushEvent::Other));
         assert!(read(Value::Error("NOPERM".into())).is_err());
     }
 }

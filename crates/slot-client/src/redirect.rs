@@ -1,32 +1,32 @@
-//! What an answer means for the router: done, go elsewhere, or try again later.
+//! Routing decision for a reply: done, redirect, or retry later.
 
 use bytes::Bytes;
 use moim_wire_resp::{Slot, Value};
 
 use crate::address::Address;
 
-/// What to do after an answer.
+/// Routing decision for a reply.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It is the answer, be it an error.
-    Answer,
-    /// The slot is at another node, for good.
+pub(crate) enum Decision {
+    /// It is the final reply, also if it is an error.
+    Done,
+    /// MOVED: the slot belongs to another node.
     Moved(Slot, Address),
-    /// The slot is on its way: this once, ask the other node.
+    /// ASK: the slot is migrating; ask the other node once.
     Ask(Slot, Address),
-    /// The node cannot answer now. `refresh` when the topology may be the reason.
+    /// The node cannot serve now. `refresh` when the topology may be stale.
     Later { refresh: bool },
 }
 
-/// Judges an answer of a node that was reached at `host`.
-pub(crate) fn judge(value: &Value, host: &str) -> Verdict {
-    let Value::Error(text) = value else { return Verdict::Answer };
+/// Classifies a reply of a node that was reached at `host`.
+pub(crate) fn classify(value: &Value, host: &str) -> Decision {
+    let Value::Error(text) = value else { return Decision::Done };
     match code(text) {
-        b"MOVED" => target(text, host).map_or(Verdict::Answer, |(slot, to)| Verdict::Moved(slot, to)),
-        b"ASK" => target(text, host).map_or(Verdict::Answer, |(slot, to)| Verdict::Ask(slot, to)),
-        b"TRYAGAIN" | b"LOADING" => Verdict::Later { refresh: false },
-        b"CLUSTERDOWN" | b"READONLY" | b"MASTERDOWN" => Verdict::Later { refresh: true },
-        _ => Verdict::Answer,
+        b"MOVED" => target(text, host).map_or(Decision::Done, |(slot, to)| Decision::Moved(slot, to)),
+        b"ASK" => target(text, host).map_or(Decision::Done, |(slot, to)| Decision::Ask(slot, to)),
+        b"TRYAGAIN" | b"LOADING" => Decision::Later { refresh: false },
+        b"CLUSTERDOWN" | b"READONLY" | b"MASTERDOWN" => Decision::Later { refresh: true },
+        _ => Decision::Done,
     }
 }
 
@@ -34,7 +34,7 @@ fn code(text: &Bytes) -> &[u8] {
     text.split(|byte| *byte == b' ').next().unwrap_or_default()
 }
 
-/// `MOVED 3999 127.0.0.1:6381`; an empty host is the one that answered.
+/// `MOVED 3999 127.0.0.1:6381`; an empty host is the host of the replying node.
 fn target(text: &[u8], host: &str) -> Option<(Slot, Address)> {
     let text = std::str::from_utf8(text).ok()?;
     let mut words = text.split(' ').skip(1);
@@ -47,20 +47,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_judged() {
+    fn replies_are_classified() {
         let slot = Slot::new(3999).unwrap();
-        let judge = |text: &'static str| judge(&Value::Error(text.into()), "here");
-        assert_eq!(judge("MOVED 3999 127.0.0.1:6381"), Verdict::Moved(slot, Address::new("127.0.0.1", 6381)));
-        assert_eq!(judge("MOVED 3999 :6381"), Verdict::Moved(slot, Address::new("here", 6381)));
-        assert_eq!(judge("ASK 3999 ::1:7000"), Verdict::Ask(slot, Address::new("::1", 7000)));
+        let classify = |text: &'static str| classify(&Value::Error(text.into()), "here");
         assert_eq!(
-            judge("TRYAGAIN Multiple keys request during rehashing of slot"),
-            Verdict::Later { refresh: false }
+            classify("MOVED 3999 127.0.0.1:6381"),
+            Decision::Moved(slot, Address::new("127.0.0.1", 6381))
         );
-        assert_eq!(judge("CLUSTERDOWN Hash slot not served"), Verdict::Later { refresh: true });
-        for answer in ["MOVED x y", "MOVED 99999 a:1", "MOVEDX 1 a:1", "ERR no", "WRONGTYPE x"] {
-            assert_eq!(judge(answer), Verdict::Answer, "{answer}");
+        assert_eq!(classify("MOVED 3999 :6381"), Decision::Moved(slot, Address::new("here", 6381)));
+        assert_eq!(classify("ASK 3999 ::1:7000"), Decision::Ask(slot, Address::new("::1", 7000)));
+        assert_eq!(
+            classify("TRYAGAIN Multiple keys request during rehashing of slot"),
+            Decision::Later { refresh: false }
+        );
+        assert_eq!(classify("CLUSTERDOWN Hash slot not served"), Decision::Later { refresh: true });
+        for reply in ["MOVED x y", "MOVED 99999 a:1", "MOVEDX 1 a:1", "ERR no", "WRONGTYPE x"] {
+            assert_eq!(classify(reply), Decision::Done, "{reply}");
         }
-        assert_eq!(super::judge(&Value::bulk("MOVED 1 a:1"), "here"), Verdict::Answer);
+        assert_eq!(super::classify(&Value::bulk("MOVED 1 a:1"), "here"), Decision::Done);
     }
 }

@@ -1,7 +1,8 @@
-//! Keeping the topology true: one task, one refresh at a time, one rate limit for all reasons.
+//! Topology refresh: one task, one refresh at a time, one rate limit for all triggers.
 //!
-//! A refresh asks all known nodes at once, then the ones it heard of, and the seeds when nobody answers. It does not wait for
-//! the last: once most have answered, the rest have [`GRACE`] left, so that one hung node delays nobody.
+//! A refresh queries all known nodes at once, then the nodes they list, and the seeds when none responds. It
+//! does not wait for the last node: once most have replied, the rest have [`GRACE`] left, so that one hung
+//! node delays no refresh.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -19,13 +20,13 @@ use crate::signals::{Event, Trigger, count};
 use crate::topology::Topology;
 use crate::view::{View, choose};
 
-/// What slow nodes get after most have answered.
+/// Remaining time of slow nodes after most have replied.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// How much rarer refreshes become while they bring nothing new.
-const PATIENCE: u32 = 4;
+/// Maximum factor of the refresh interval while refreshes bring no change.
+const MAX_INTERVAL_FACTOR: u32 = 4;
 
-/// Refreshes when there is a reason, until the client is gone.
+/// Refreshes on triggers, until the client is dropped.
 pub(crate) async fn run(core: Weak<Core>) {
     let Some(strong) = core.upgrade() else { return };
     let (signals, options) = (strong.signals.clone(), strong.options.clone());
@@ -41,7 +42,7 @@ pub(crate) async fn run(core: Weak<Core>) {
                 }
             }
         }
-        // Clients that lost the same node must not all ask in the same moment.
+        // Clients that lost the same node must not refresh at the same moment.
         let jitter = interval.mul_f64(0.75 + fastrand::f64() / 2.0);
         tokio::time::sleep_until(last + jitter).await;
         let Some(core) = core.upgrade() else { return };
@@ -50,27 +51,27 @@ pub(crate) async fn run(core: Weak<Core>) {
         interval = if changed {
             options.refresh_at_most_every
         } else {
-            (interval * 2).min(options.refresh_at_most_every * PATIENCE)
+            (interval * 2).min(options.refresh_at_most_every * MAX_INTERVAL_FACTOR)
         };
     }
 }
 
 impl Core {
-    /// Asks, chooses, swaps. True when something changed.
+    /// Queries, chooses a view, swaps the topology. True when it changed.
     pub(crate) async fn refresh(&self) -> Result<bool, String> {
         let reasons = self.signals.take();
         self.signals.emit(Event::RefreshStarted(reasons));
         count(&self.signals.metrics.refreshes);
         let old = self.topology.load_full();
         let known: Vec<Address> = old.nodes().iter().map(|node| node.address.clone()).collect();
-        let views = match self.ask_around(known).await {
-            views if views.is_empty() => self.ask_around(self.options.seeds.clone()).await,
+        let views = match self.query_views(known).await {
+            views if views.is_empty() => self.query_views(self.options.seeds.clone()).await,
             views => views,
         };
         let before = (!old.view.nodes.is_empty()).then_some(&old.view);
         let Some(chosen) = choose(before, &views).and_then(|index| views.into_iter().nth(index)) else {
             count(&self.signals.metrics.refreshes_failed);
-            let reason = "no node told the topology".to_owned();
+            let reason = "no node returned the topology".to_owned();
             self.signals.emit(Event::RefreshFailed(reason.clone()));
             return Err(reason);
         };
@@ -87,20 +88,23 @@ impl Core {
         Ok(changed)
     }
 
-    /// The views of `first`, and of the nodes they tell about.
-    async fn ask_around(&self, first: Vec<Address>) -> Vec<View> {
-        let mut asked: HashSet<Address> = first.iter().cloned().collect();
-        let mut views = self.ask_all(first).await;
-        let told = views.iter().flat_map(|view| &view.nodes).filter(|node| !node.failing);
-        let new: Vec<_> =
-            told.map(|node| node.address.clone()).filter(|address| asked.insert(address.clone())).collect();
-        views.extend(self.ask_all(new).await);
+    /// The views of `first`, and of the nodes they list.
+    async fn query_views(&self, first: Vec<Address>) -> Vec<View> {
+        let mut queried: HashSet<Address> = first.iter().cloned().collect();
+        let mut views = self.query_all(first).await;
+        let listed = views.iter().flat_map(|view| &view.nodes).filter(|node| !node.failing);
+        let new: Vec<_> = listed
+            .map(|node| node.address.clone())
+            .filter(|address| queried.insert(address.clone()))
+            .collect();
+        views.extend(self.query_all(new).await);
         views
     }
 
-    async fn ask_all(&self, addresses: Vec<Address>) -> Vec<View> {
+    async fn query_all(&self, addresses: Vec<Address>) -> Vec<View> {
         let total = addresses.len();
-        let mut open: FuturesUnordered<_> = addresses.into_iter().map(|address| self.ask(address)).collect();
+        let mut open: FuturesUnordered<_> =
+            addresses.into_iter().map(|address| self.query(address)).collect();
         let mut views = Vec::with_capacity(total);
         let mut until = Instant::now() + self.options.refresh_timeout;
         while let Ok(Some(view)) = tokio::time::timeout_at(until, open.next()).await {
@@ -112,8 +116,8 @@ impl Core {
         views
     }
 
-    /// The view of the node at `address`, if it has one to tell.
-    async fn ask(&self, address: Address) -> Option<View> {
+    /// The view of the node at `address`, if it responds with one.
+    async fn query(&self, address: Address) -> Option<View> {
         let node = self.nodes.get(&address);
         let reply = node.main.send(&cmd("CLUSTER NODES").finish()).ok()?.await.ok()?;
         match reply {

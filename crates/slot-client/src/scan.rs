@@ -1,4 +1,4 @@
-//! All keys of the cluster, page by page, one primary after the other.
+//! SCAN over the cluster, page by page, one primary after the other.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::convert::convert;
 use crate::error::Error;
 use crate::node::Node;
 
-/// An iteration over the keys of all primaries. As with SCAN, a key that is there all the time is returned at least once;
-/// slots that move between primaries meanwhile may be seen twice or not at all.
+/// An iteration over the keys of all primaries. As with SCAN, a key that exists during the whole iteration
+/// is returned at least once; keys of slots that migrate meanwhile may be returned twice or not at all.
 #[derive(Debug)]
 pub struct Scan {
     client: Client,
@@ -53,7 +53,7 @@ impl Client {
 }
 
 impl Scan {
-    /// How many keys a page has, about (500).
+    /// Approximate page size (500).
     #[must_use]
     pub fn count(mut self, count: u32) -> Self {
         self.count = count;
@@ -68,8 +68,8 @@ impl Scan {
             command = command.arg(("MATCH", pattern));
         }
         let request = command.arg(("COUNT", self.count)).finish();
-        let answer = self.client.core.execute_at(node, &request, self.client.call).await?;
-        let (cursor, keys): (String, Vec<Bytes>) = convert(answer)?;
+        let reply = self.client.core.execute_at(node, &request, self.client.call).await?;
+        let (cursor, keys): (String, Vec<Bytes>) = convert(reply)?;
         if cursor == "0" {
             self.todo.pop();
         }

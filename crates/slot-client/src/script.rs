@@ -1,4 +1,4 @@
-//! Scripts: sent by their digest, and as a whole to a node that does not know them yet.
+//! Scripts: EVALSHA, with a fallback to EVAL on NOSCRIPT.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// A script. Its digest is computed once, here.
+    /// A script. Its SHA-1 digest is computed once, here.
     pub fn new(text: impl Into<String>) -> Self {
         let text = text.into();
         let mut digest = String::with_capacity(40);
@@ -28,13 +28,13 @@ impl Script {
         Self { text, digest }
     }
 
-    /// SHA-1 of the text, as EVALSHA wants it.
+    /// SHA-1 of the text, for EVALSHA.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// EVALSHA with these keys and arguments, for pipelines and transactions. The nodes must know the script: see
-    /// [`Client::load_script`].
+    /// EVALSHA with these keys and arguments, for pipelines and transactions. The nodes must have loaded the
+    /// script: see [`Client::load_script`].
     pub fn call<K: Arg>(&self, keys: impl IntoIterator<Item = K>, args: impl Arg) -> Cmd {
         fill(cmd("EVALSHA").arg(&self.digest), keys, args)
     }
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Loads a script into every node.
+    /// Loads a script on every node.
     pub async fn load_script(&self, script: &Script) -> Result<(), Error> {
         self.run(cmd("SCRIPT LOAD").arg(&script.text)).await
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_called_by_its_digest() {
+    fn script_is_called_by_its_digest() {
         let script = Script::new("return 1");
         assert_eq!(script.digest(), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
         let call = script.call(["{a}1", "{a}2"], (5, "x"));

@@ -1,7 +1,7 @@
-//! What happens inside a client, told to whoever wants to know: events, counters, and reasons to refresh the topology.
+//! Events, counters and refresh triggers of a client.
 //!
-//! Every part of the client has this and nothing else of the client: a connection can say that it broke without knowing
-//! who will act on it.
+//! Every part of the client has this and nothing else of the client: a connection reports its failure
+//! without a dependency on the refresh task.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -10,27 +10,27 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::address::Address;
 
-/// Why the topology is asked for.
+/// Trigger of a topology refresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Trigger {
-    /// A slot is somewhere else.
+    /// MOVED: a slot has another owner.
     MovedRedirect = 1,
-    /// A slot is on its way.
+    /// ASK: a slot is migrating.
     AskRedirect = 2,
-    /// A connection cannot be made again and again.
+    /// Repeated reconnect failures.
     PersistentReconnects = 4,
     /// A slot has no node.
     UncoveredSlot = 8,
-    /// A redirection to a node nobody told us about.
+    /// A redirection to an unknown node.
     UnknownNode = 16,
-    /// A node that owes answers is silent, or a command timed out.
+    /// A node with outstanding replies is silent, or a command timed out.
     Timeout = 32,
-    /// A node says that it cannot serve (CLUSTERDOWN, READONLY).
+    /// A node cannot serve (CLUSTERDOWN, READONLY).
     Refused = 64,
-    /// The period is over.
+    /// The refresh period elapsed.
     Periodic = 128,
-    /// The application asked.
+    /// The application requested it.
     Requested = 256,
 }
 
@@ -48,67 +48,67 @@ impl Trigger {
     ];
 }
 
-/// Something an operator or a test may want to know.
+/// A client event, for operators and tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A connection is up.
+    /// A connection was established.
     Connected(Address),
-    /// A connection is gone; it is being made again.
+    /// A connection was lost; it reconnects.
     Disconnected {
-        /// Its other end.
+        /// The node.
         node: Address,
-        /// What happened.
+        /// The connection error.
         reason: String,
     },
-    /// A node that owed answers was silent for too long.
+    /// A node with outstanding replies was silent for too long.
     Hung(Address),
-    /// The topology is asked for.
+    /// A topology refresh started.
     RefreshStarted(Vec<Trigger>),
-    /// Nobody could tell the topology.
+    /// No node returned the topology.
     RefreshFailed(String),
-    /// The topology is not what it was.
+    /// The topology changed.
     TopologyChanged {
-        /// New nodes.
+        /// Added nodes.
         added: Vec<Address>,
-        /// Nodes that are gone.
+        /// Removed nodes.
         removed: Vec<Address>,
-        /// How many slots have another primary.
+        /// Number of slots with another primary.
         slots_moved: usize,
     },
-    /// A redirection showed where a slot is.
+    /// A redirection changed the owner of a slot.
     SlotPatched {
         /// The slot.
         slot: Slot,
-        /// Its primary.
+        /// The new primary.
         to: Address,
     },
 }
 
-/// Counters of a client. All only grow.
+/// Counters of a client. Monotonic.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Commands asked for.
+    /// Commands started.
     pub commands: AtomicU64,
-    /// Commands that ended with an error.
+    /// Failed commands.
     pub failed: AtomicU64,
-    /// Attempts after the first, redirections apart.
+    /// Retries, without redirections.
     pub retries: AtomicU64,
-    /// MOVED answers.
+    /// MOVED replies.
     pub moved: AtomicU64,
-    /// ASK answers.
+    /// ASK replies.
     pub asked: AtomicU64,
-    /// Commands that ran out of time.
+    /// Commands that timed out.
     pub timeouts: AtomicU64,
-    /// Connections made.
+    /// Connections established.
     pub connects: AtomicU64,
     /// Connections lost.
     pub disconnects: AtomicU64,
-    /// Connections broken off because the node was silent.
+    /// Connections closed because the node was silent.
     pub hung: AtomicU64,
     /// Topology refreshes.
     pub refreshes: AtomicU64,
-    /// Refreshes nobody answered.
+    /// Refreshes without a reply.
     pub refreshes_failed: AtomicU64,
 }
 
@@ -136,26 +136,26 @@ pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The ears of a client.
+/// Signals of a client.
 #[derive(Debug)]
 pub(crate) struct Signals {
     pub(crate) metrics: Metrics,
     events: broadcast::Sender<Event>,
-    /// Reasons since the last refresh began, one bit each.
+    /// Triggers since the start of the last refresh, one bit each.
     pending: AtomicU32,
     wanted: Notify,
-    /// Told after every refresh and every patch: commands without a place to go look again.
+    /// Notified after every refresh and every patch: commands without a node retry.
     pub(crate) changed: Notify,
 }
 
-/// Events kept for a listener that is behind.
-const EVENTS: usize = 1024;
+/// Maximum number of events buffered for a lagging subscriber.
+const EVENT_CAPACITY: usize = 1024;
 
 impl Signals {
     pub(crate) fn new() -> Self {
         Self {
             metrics: Metrics::default(),
-            events: broadcast::Sender::new(EVENTS),
+            events: broadcast::Sender::new(EVENT_CAPACITY),
             pending: AtomicU32::new(0),
             wanted: Notify::new(),
             changed: Notify::new(),
@@ -163,7 +163,7 @@ impl Signals {
     }
 
     pub(crate) fn emit(&self, event: Event) {
-        // Nobody listening is fine.
+        // An error means that there are no subscribers.
         let _ = self.events.send(event);
     }
 
@@ -171,21 +171,21 @@ impl Signals {
         self.events.subscribe()
     }
 
-    /// A reason to refresh. Costs little when there is one already.
+    /// Triggers a refresh. Cheap when one is pending already.
     pub(crate) fn trigger(&self, reason: Trigger) {
         if self.pending.fetch_or(reason as u32, Ordering::AcqRel) & reason as u32 == 0 {
             self.wanted.notify_one();
         }
     }
 
-    /// Waits for a reason.
+    /// Waits for a trigger.
     pub(crate) async fn wanted(&self) {
         while self.pending.load(Ordering::Acquire) == 0 {
             self.wanted.notified().await;
         }
     }
 
-    /// Takes the reasons there are.
+    /// Takes the pending triggers.
     pub(crate) fn take(&self) -> Vec<Trigger> {
         let pending = self.pending.swap(0, Ordering::AcqRel);
         Trigger::ALL.into_iter().filter(|reason| pending & *reason as u32 != 0).collect()

@@ -1,19 +1,19 @@
-//! What the router must know about a command: where its keys are, whether it only reads, whether it may be repeated, and
-//! whether it concerns more than one node. Commands not listed have their key first, write, and are not repeated.
+//! Routing information of commands: key positions, read-only, idempotent, and fan-out to several nodes.
+//! Commands that are not listed have their key first, write, and are not retried.
 
 use crate::command::Cmd;
 
-/// What is known about a command.
+/// Routing information of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spec {
     pub(crate) keys: Keys,
-    /// Changes nothing: a replica may answer.
+    /// Read-only: a replica may serve it.
     pub(crate) reads: bool,
-    /// Nobody can tell that it was sent twice. A write never is, not even one that leaves the same behind both times: another
-    /// client may have written in between.
+    /// A retry is not observable. Writes never qualify, not even idempotent ones: another client may have
+    /// written in between.
     pub(crate) repeatable: bool,
     pub(crate) spread: Spread,
-    /// May wait in the server: it needs a connection of its own.
+    /// May block in the server: it needs an exclusive connection.
     pub(crate) blocks: Block,
 }
 
@@ -23,57 +23,57 @@ impl Default for Spec {
     }
 }
 
-/// Where the keys are.
+/// Key positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keys {
-    /// It has none: any node will do.
+    /// No keys: any node.
     None,
-    /// The first is this argument.
+    /// The first key is this argument.
     At(u8),
-    /// Argument `count` says how many there are; the first is `first`.
+    /// Argument `count` holds the number of keys; the first key is `first`.
     Counted { count: u8, first: u8 },
     /// After the word STREAMS.
     Streams,
 }
 
-/// Who it concerns.
+/// Target nodes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spread {
     /// The owner of one slot.
     No,
-    /// Its keys may be in many slots; it is split. `step` is 2 when values stand between the keys.
+    /// Its keys may be in many slots; it is split. `step` is 2 when values alternate with the keys.
     Keys { step: usize, join: Join },
     /// All primaries.
     Primaries(Join),
     /// All nodes.
-    Everybody(Join),
+    AllNodes(Join),
 }
 
-/// How the answers of several nodes become one.
+/// How the replies of several nodes are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Join {
     /// Values in the order of the keys.
     InOrder,
     /// The sum.
     Sum,
-    /// One after the other.
+    /// Concatenation.
     Concat,
     /// The first; all must have succeeded.
     Same,
-    /// Element by element: true when true everywhere.
+    /// Element by element: true when true on all nodes.
     All,
 }
 
-/// How long it may wait in the server.
+/// Block time argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Block {
-    /// Not at all.
+    /// Does not block.
     No,
     /// Seconds, in the last argument.
     Last,
     /// Seconds, in the first argument.
     First,
-    /// Milliseconds, after the word BLOCK; not at all without it.
+    /// Milliseconds, after the word BLOCK; does not block without it.
     Word,
     /// Milliseconds, in the last argument (WAIT).
     LastMillis,
@@ -89,8 +89,8 @@ impl Spec {
         upper.make_ascii_uppercase();
         let second = args.clone().next().unwrap_or_default();
         match &*upper {
-            b"SCRIPT" if is(second, b"LOAD") => everybody(Join::Same, true),
-            b"SCRIPT" if is(second, b"FLUSH") => everybody(Join::Same, false),
+            b"SCRIPT" if is(second, b"LOAD") => all_nodes(Join::Same, true),
+            b"SCRIPT" if is(second, b"FLUSH") => all_nodes(Join::Same, false),
             b"SCRIPT" if is(second, b"EXISTS") => primaries(Join::All, true),
             b"FUNCTION"
                 if [&b"LOAD"[..], b"DELETE", b"FLUSH", b"RESTORE"].iter().any(|word| is(second, word)) =>
@@ -119,11 +119,11 @@ impl Spec {
             b"EXISTS" | b"TOUCH" => split(1, Join::Sum, true),
             b"DEL" | b"UNLINK" => split(1, Join::Sum, false),
             b"MSET" => split(2, Join::Same, false),
-            // Everywhere.
+            // All primaries or all nodes.
             b"DBSIZE" => primaries(Join::Sum, true),
             b"KEYS" => primaries(Join::Concat, true),
             b"FLUSHALL" | b"FLUSHDB" => primaries(Join::Same, false),
-            // Anywhere.
+            // Any node.
             b"PING" | b"ECHO" | b"INFO" | b"TIME" | b"COMMAND" | b"LASTSAVE" | b"ROLE" | b"PUBSUB"
             | b"LOLWUT" | b"SCAN" | b"RANDOMKEY" | b"READONLY" | b"READWRITE" => {
                 Self { keys: Keys::None, repeatable: true, ..Self::default() }
@@ -242,8 +242,8 @@ fn primaries(join: Join, reads: bool) -> Spec {
     Spec { keys: Keys::None, reads, repeatable: reads, spread: Spread::Primaries(join), ..Spec::default() }
 }
 
-fn everybody(join: Join, repeatable: bool) -> Spec {
-    Spec { keys: Keys::None, repeatable, spread: Spread::Everybody(join), ..Spec::default() }
+fn all_nodes(join: Join, repeatable: bool) -> Spec {
+    Spec { keys: Keys::None, repeatable, spread: Spread::AllNodes(join), ..Spec::default() }
 }
 
 #[cfg(test)]
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_that_must_not_happen_twice_are_known() {
+    fn non_idempotent_commands_are_not_retried() {
         let repeatable = |cmd: Cmd| Spec::of(&cmd).repeatable;
         for once in [
             cmd("INCR").arg("k"),
@@ -262,7 +262,7 @@ mod tests {
             cmd("LPUSH").arg(("k", "v")),
             cmd("EVAL").arg(("x", 0)),
             cmd("SOMETHINGNEW").arg("k"),
-            // The same again, and yet: somebody else may have set the key in between.
+            // Idempotent, but another client may have set the key in between.
             cmd("SET").arg(("k", "v")),
             cmd("DEL").arg("k"),
             cmd("MSET").arg(("k", "v")),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_commands_are_known() {
+    fn blocking_commands_are_recognized() {
         let blocks = |cmd: Cmd| Spec::of(&cmd).blocks;
         assert_eq!(blocks(cmd("BLPOP").arg(("k", 0))), Block::Last);
         assert_eq!(blocks(cmd("XREAD").arg(("BLOCK", 5)).arg(("STREAMS", "k", "$"))), Block::Word);

@@ -1,4 +1,4 @@
-//! Commands that concern several slots or several nodes: split, sent at once, and joined.
+//! Fan-out: commands for several slots or nodes are split, sent concurrently, and merged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::node::Node;
 use crate::spec::{Join, Spread};
 
 impl Core {
-    /// Runs a command whose answer comes from several places.
+    /// Runs a command whose reply is merged from several nodes.
     pub(crate) async fn spread(&self, request: &Request, call: Call) -> Result<Value, Error> {
         match request.spec.spread {
             Spread::No => self.execute(request, call).await,
             Spread::Keys { step, join } => self.split(request, call, step, join).await,
             Spread::Primaries(kind) => {
-                let answers = self.at_all(self.topology.load().members(false), request, call).await;
-                join(kind, together(request, answers)?)
+                let replies = self.at_all(self.topology.load().members(false), request, call).await;
+                join(kind, all_or_error(request, replies)?)
             }
-            Spread::Everybody(kind) => {
+            Spread::AllNodes(kind) => {
                 let topology = self.topology.load_full();
                 let (primaries, all) = (topology.members(false), topology.members(true));
                 let is_primary = |node: &Arc<Node>| primaries.iter().any(|other| Arc::ptr_eq(other, node));
@@ -33,8 +33,8 @@ impl Core {
                     self.at_all(primaries.clone(), request, call),
                     self.at_all(replicas, request, call)
                 );
-                // A replica that cannot be reached will learn it from its primary.
-                join(kind, together(request, at_primaries)?)
+                // An unreachable replica gets it from its primary.
+                join(kind, all_or_error(request, at_primaries)?)
             }
         }
     }
@@ -63,7 +63,7 @@ impl Core {
             group.iter().for_each(|arg| command.push(arg));
             positions.push(position);
         }
-        // One slot, or arguments the server will complain about.
+        // One slot, or arguments that the server rejects.
         if slots.len() < 2 || !args.len().is_multiple_of(step) {
             return self.execute(request, call).await;
         }
@@ -73,13 +73,13 @@ impl Core {
         let started: Vec<_> = parts.iter().map(|(part, _)| self.start(part, call)).collect();
         let waiting =
             parts.iter().zip(started).map(|((part, _), sent)| self.finish(part, call, sent, deadline));
-        let answers = together(request, join_all(waiting).await)?;
+        let replies = all_or_error(request, join_all(waiting).await)?;
         if kind != Join::InOrder {
-            return join(kind, answers);
+            return join(kind, replies);
         }
         let mut all = vec![Value::Null; args.len() / step];
-        for (answer, (_, positions)) in answers.into_iter().zip(&parts) {
-            match answer {
+        for (reply, (_, positions)) in replies.into_iter().zip(&parts) {
+            match reply {
                 Value::Array(values) => {
                     for (value, position) in values.into_iter().zip(positions) {
                         all[*position] = value;
@@ -92,16 +92,17 @@ impl Core {
     }
 }
 
-/// All answers, or the error of the whole. What one part was refused did not happen as a whole only if no part of it did.
-fn together(request: &Request, answers: Vec<Result<Value, Error>>) -> Result<Vec<Value>, Error> {
+/// All replies, or the error of the whole command. A rejected part means that the whole was not executed
+/// only if no part was.
+fn all_or_error(request: &Request, replies: Vec<Result<Value, Error>>) -> Result<Vec<Value>, Error> {
     let (mut values, mut errors) = (Vec::new(), Vec::new());
-    for answer in answers {
-        match answer.and_then(convert::<Value>) {
+    for reply in replies {
+        match reply.and_then(convert::<Value>) {
             Ok(value) => values.push(value),
             Err(error) => errors.push(error),
         }
     }
-    // The one that says most: a part of which nobody knows.
+    // The most significant one: a part with unknown outcome.
     let at = errors.iter().position(|error| !error.happened_not()).unwrap_or(0);
     if errors.is_empty() {
         return Ok(values);
@@ -111,30 +112,30 @@ fn together(request: &Request, answers: Vec<Result<Value, Error>>) -> Result<Vec
     Err(if in_part { Error::Partly(Box::new(error)) } else { error })
 }
 
-/// Joins answers; an error among them is the answer.
-fn join(kind: Join, answers: Vec<Value>) -> Result<Value, Error> {
-    if let Some(Value::Error(text)) = answers.iter().find(|answer| matches!(answer, Value::Error(_))) {
+/// Merges replies; an error among them is the result.
+fn join(kind: Join, replies: Vec<Value>) -> Result<Value, Error> {
+    if let Some(Value::Error(text)) = replies.iter().find(|reply| matches!(reply, Value::Error(_))) {
         return Err(ServerError::new(text).into());
     }
     Ok(match kind {
         Join::Sum => {
             let numbers =
-                answers.iter().map(|answer| if let Value::Integer(value) = answer { *value } else { 0 });
+                replies.iter().map(|reply| if let Value::Integer(value) = reply { *value } else { 0 });
             Value::Integer(numbers.sum())
         }
         Join::Concat | Join::InOrder => {
             let mut all = Vec::new();
-            for answer in answers {
-                match answer {
+            for reply in replies {
+                match reply {
                     Value::Array(values) | Value::Set(values) => all.extend(values),
                     other => all.push(other),
                 }
             }
             Value::Array(all)
         }
-        Join::Same => answers.into_iter().next().unwrap_or(Value::Null),
+        Join::Same => replies.into_iter().next().unwrap_or(Value::Null),
         Join::All => {
-            let mut lists = answers.into_iter().filter_map(|answer| answer.as_array().map(<[Value]>::to_vec));
+            let mut lists = replies.into_iter().filter_map(|reply| reply.as_array().map(<[Value]>::to_vec));
             let mut all = lists.next().unwrap_or_default();
             for list in lists {
                 for (one, other) in all.iter_mut().zip(list) {
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_joined() {
+    fn replies_are_merged() {
         let numbers =
             |values: &[i64]| Value::Array(values.iter().map(|value| Value::Integer(*value)).collect());
         assert_eq!(join(Join::Sum, vec![Value::Integer(2), Value::Integer(3)]).unwrap(), Value::Integer(5));

@@ -1,10 +1,11 @@
-//! Which node has which slot: the tables every command is routed by.
+//! The slot table: the node of each slot, used to route every command.
 //!
-//! Two tables of 16,384 entries: the primary of a slot, and the copies of a slot. They are built aside from a view and
-//! swapped as a whole; a MOVED answer patches one entry of the live table at once, before any refresh.
+//! Two tables of 16,384 entries: the primary of a slot, and the replicas of a slot. They are built from a
+//! view and swapped atomically; a MOVED reply patches one entry of the live table immediately, before any
+//! refresh.
 //!
-//! Invariant: an entry is an index into `nodes`, or `NOBODY`. A patch never changes `nodes`; a redirection to a node that is
-//! not among them makes a new topology.
+//! Invariant: an entry is an index into `nodes`, or `UNASSIGNED`. A patch never changes `nodes`; a
+//! redirection to an unknown node makes a new topology.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,31 +17,31 @@ use crate::address::Address;
 use crate::node::Node;
 use crate::view::{NodeInfo, View};
 
-const NOBODY: u16 = u16::MAX;
+const UNASSIGNED: u16 = u16::MAX;
 
-/// The cluster as the router knows it.
+/// The cluster topology of the router.
 pub(crate) struct Topology {
     pub(crate) view: View,
-    /// One for each node of the view, in its order, then those that redirections added.
+    /// One for each node of the view, in its order, then those added by redirections.
     nodes: Vec<Arc<Node>>,
     /// The primary of each slot.
     primaries: Box<[AtomicU16]>,
-    /// The primary's place in the view of each slot's copies, as the view had it.
-    copies: Box<[u16]>,
+    /// For each slot, the index of its primary in the view, whose replicas serve the slot.
+    replica_sets: Box<[u16]>,
     /// The replicas of each node of the view.
     replicas: Vec<Vec<u16>>,
 }
 
 impl Topology {
-    /// Nothing known.
+    /// An empty topology.
     pub(crate) fn empty() -> Self {
         Self::build(View::default(), &mut |_| unreachable!("an empty view has no nodes"))
     }
 
-    /// Builds the tables of `view`; `node` gives the connections of an address.
+    /// Builds the tables of `view`; `node` returns the node of an address.
     pub(crate) fn build(view: View, node: &mut dyn FnMut(&Address) -> Arc<Node>) -> Self {
         let nodes = view.nodes.iter().map(|info| node(&info.address)).collect();
-        let mut primaries = vec![NOBODY; Slot::COUNT.into()];
+        let mut primaries = vec![UNASSIGNED; Slot::COUNT.into()];
         for (index, info) in view.nodes.iter().enumerate().filter(|(_, info)| info.is_primary()) {
             for range in &info.slots {
                 primaries[usize::from(*range.start())..=usize::from(*range.end())].fill(index as u16);
@@ -49,7 +50,7 @@ impl Topology {
         let replicas = view.nodes.iter().map(|info| replicas_of(&view, info)).collect();
         Self {
             nodes,
-            copies: primaries.clone().into(),
+            replica_sets: primaries.clone().into(),
             primaries: primaries.into_iter().map(AtomicU16::new).collect(),
             replicas,
             view,
@@ -63,32 +64,32 @@ impl Topology {
 
     /// The healthy replicas of `slot`; none when a patch has moved it since.
     pub(crate) fn replicas(&self, slot: Slot) -> impl ExactSizeIterator<Item = &Arc<Node>> + Clone {
-        let owner = self.copies[slot.index()];
+        let owner = self.replica_sets[slot.index()];
         let current = self.primaries[slot.index()].load(Ordering::Relaxed) == owner;
         let replicas = if current { self.replicas.get(usize::from(owner)) } else { None };
         replicas.map_or(&[][..], Vec::as_slice).iter().map(|index| &self.nodes[usize::from(*index)])
     }
 
-    /// Every primary that has slots and every replica (`all`), or the former only.
+    /// All primaries with slots and all replicas (`all`), or only the primaries.
     pub(crate) fn members(&self, all: bool) -> Vec<Arc<Node>> {
         let wanted = |info: &NodeInfo| all && !info.failing || info.is_primary() && !info.slots.is_empty();
         let listed = self.view.nodes.iter().zip(&self.nodes).filter(|(info, _)| wanted(info));
         listed.map(|(_, node)| node.clone()).collect()
     }
 
-    /// Every node, those from redirections included.
+    /// All nodes, including those from redirections.
     pub(crate) fn nodes(&self) -> &[Arc<Node>] {
         &self.nodes
     }
 
-    /// Records that `to` has `slot`. False when `to` is not among the nodes.
+    /// Records `to` as the owner of `slot`. False when `to` is not among the nodes.
     pub(crate) fn patch(&self, slot: Slot, to: &Address) -> bool {
         let Some(index) = self.nodes.iter().position(|node| node.address == *to) else { return false };
         self.primaries[slot.index()].store(index as u16, Ordering::Relaxed);
         true
     }
 
-    /// A copy that knows one more node.
+    /// A copy with one more node.
     pub(crate) fn with(&self, node: Arc<Node>) -> Self {
         let mut nodes = self.nodes.clone();
         nodes.push(node);
@@ -97,17 +98,17 @@ impl Topology {
             view: self.view.clone(),
             nodes,
             primaries: self.primaries.iter().map(load).collect(),
-            copies: self.copies.clone(),
+            replica_sets: self.replica_sets.clone(),
             replicas: self.replicas.clone(),
         }
     }
 
-    /// How many slots have no primary.
+    /// Number of slots without a primary.
     pub(crate) fn uncovered(&self) -> usize {
-        self.primaries.iter().filter(|entry| entry.load(Ordering::Relaxed) == NOBODY).count()
+        self.primaries.iter().filter(|entry| entry.load(Ordering::Relaxed) == UNASSIGNED).count()
     }
 
-    /// What is different from `old`: nodes added, nodes removed, slots with another primary.
+    /// The difference to `old`: added nodes, removed nodes, number of slots with another primary.
     pub(crate) fn difference(&self, old: &Self) -> (Vec<Address>, Vec<Address>, usize) {
         let addresses = |topology: &Self| -> HashSet<Address> {
             topology.nodes.iter().map(|node| node.address.clone()).collect()
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_lead_to_their_copies() {
+    fn slots_map_to_primary_and_replicas() {
         let topology = topology();
         assert_eq!(
             [0, 9999, 10000, 16001].map(|slot| primary(&topology, slot)),
@@ -159,12 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_moves_one_slot_at_once() {
+    fn patch_moves_one_slot() {
         let topology = topology();
         let slot = Slot::new(5).unwrap();
         assert!(topology.patch(slot, &Address::new("h", 4)));
         assert_eq!((primary(&topology, 5), primary(&topology, 6)), (Some(4), Some(1)));
-        assert_eq!(topology.replicas(slot).len(), 0, "the replicas are of the primary before");
+        assert_eq!(topology.replicas(slot).len(), 0, "the replicas belong to the previous primary");
         assert!(!topology.patch(slot, &Address::new("h", 9)));
         let more = topology.with(node(&Address::new("h", 9)));
         assert!(more.patch(slot, &Address::new("h", 9)));

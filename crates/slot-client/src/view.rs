@@ -1,13 +1,13 @@
-//! The cluster as one node describes it (CLUSTER NODES), and which of several descriptions to believe.
+//! Cluster views (CLUSTER NODES), and the choice between conflicting views.
 //!
-//! Everything here is pure. Nodes may disagree: one that was cut off believes old things with conviction. Two rules choose:
-//! - **healthy majority**, for the first load: the view with the most nodes that do not fail. Nothing is known yet, so the
-//!   view that can do the most is the best.
-//! - **known majority**, later: the view with the most nodes we know already. A node of another cluster, or one that was
-//!   reset, cannot take us along.
+//! Everything here is pure. Nodes may disagree: an isolated node has a stale view. Two rules choose:
+//! - **healthy majority**, for the first load: the view with the most nodes that are not failing. Nothing is
+//!   known yet, so the view with the most usable nodes is the best.
+//! - **known majority**, later: the view with the most known nodes. A node of another cluster, or a reset
+//!   node, cannot redirect the client to another cluster.
 //!
-//! Ties go to the view with the highest configuration epoch: it has seen the latest failover. Limits: a majority of nodes that
-//! are wrong together wins; a view is believed as a whole or not at all.
+//! Ties go to the view with the highest configuration epoch: it includes the latest failover. Limits: a
+//! majority of stale nodes wins; a view is accepted as a whole or not at all.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -16,46 +16,46 @@ use moim_wire_resp::Slot;
 
 use crate::address::Address;
 
-/// A node as another node sees it.
+/// A node in a view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Forty hexadecimal digits, by convention.
+    /// Node id: forty hexadecimal digits, by convention.
     pub id: String,
-    /// Where clients reach it.
+    /// Advertised address for clients.
     pub address: Address,
-    /// Whether it is a replica, and whose.
+    /// The id of its primary, for a replica.
     pub replica_of: Option<String>,
-    /// Believed to be failing, or not yet part of the cluster.
+    /// Marked as failing, or not yet part of the cluster.
     pub failing: bool,
-    /// When its slots were last decided; grows with every failover.
+    /// Configuration epoch; grows with every failover.
     pub config_epoch: u64,
     /// The slots it owns.
     pub slots: Vec<RangeInclusive<u16>>,
 }
 
 impl NodeInfo {
-    /// Whether it owns slots or could.
+    /// True for a primary, with or without slots.
     pub fn is_primary(&self) -> bool {
         self.replica_of.is_none()
     }
 }
 
-/// The cluster as one node sees it.
+/// The cluster as seen by one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Its nodes, those without an address left out.
+    /// The nodes, without those that have no address.
     pub nodes: Vec<NodeInfo>,
 }
 
 impl View {
-    /// Reads CLUSTER NODES as answered by a node that was reached at `host`. Lines that make no sense are left out; `None`
-    /// when none makes sense.
+    /// Parses CLUSTER NODES of a node that was reached at `host`. Malformed lines are skipped; `None` when
+    /// no line is valid.
     pub fn parse(text: &str, host: &str) -> Option<Self> {
         let nodes: Vec<_> = text.lines().filter_map(|line| parse_line(line, host)).collect();
         (!nodes.is_empty()).then_some(Self { nodes })
     }
 
-    /// A server that is no cluster: one node has everything.
+    /// The view of a server without cluster mode: one node owns all slots.
     pub(crate) fn single(address: Address) -> Self {
         let node = NodeInfo {
             id: address.to_string(),
@@ -76,7 +76,7 @@ impl View {
         self.nodes.iter().filter(|node| known.contains(node.id.as_str())).count()
     }
 
-    /// How recent it is: the highest epoch, then all epochs together.
+    /// Recency: the highest epoch, then the sum of all epochs.
     fn epoch(&self) -> (u64, u64) {
         let primaries = || self.nodes.iter().filter(|node| node.is_primary()).map(|node| node.config_epoch);
         (primaries().max().unwrap_or(0), primaries().fold(0, u64::saturating_add))
@@ -108,14 +108,14 @@ fn parse_line(line: &str, host: &str) -> Option<NodeInfo> {
         id: id.to_owned(),
         address,
         replica_of: (primary != "-").then(|| primary.to_owned()),
-        // A node's link to itself does not exist; to others it tells more than a suspicion (`fail?`).
+        // A node has no link to itself; the link to others is more reliable than a suspicion (`fail?`).
         failing: flag("fail") || (flag("fail?") && link != "connected"),
         config_epoch,
         slots: words.filter_map(parse_slots).collect(),
     })
 }
 
-/// `5`, `5-10`; slots on their way (`[5->-id]`) are left out.
+/// `5`, `5-10`; migrating slots (`[5->-id]`) are skipped.
 fn parse_slots(word: &str) -> Option<RangeInclusive<u16>> {
     if word.starts_with('[') {
         return None;
@@ -125,7 +125,8 @@ fn parse_slots(word: &str) -> Option<RangeInclusive<u16>> {
     (first <= last && last < Slot::COUNT).then_some(first..=last)
 }
 
-/// Which of `views` to believe, given what we know (`None` before the first load). The first among equals.
+/// The index of the chosen view, given the current one (`None` before the first load). The first among
+/// equals.
 pub fn choose(known: Option<&View>, views: &[View]) -> Option<usize> {
     match known {
         None => best(views, |view| view.healthy()),
@@ -154,7 +155,7 @@ e7d1eecce10fd6bb5eb35b9f99a514335d9ba9ca :30001@31001 myself,master - 0 0 1 conn
 ";
 
     #[test]
-    fn cluster_nodes_is_read() {
+    fn cluster_nodes_is_parsed() {
         let view = View::parse(REAL, "10.0.0.9").unwrap();
         let seen: Vec<_> = view
             .nodes
@@ -207,31 +208,32 @@ e7d1eecce10fd6bb5eb35b9f99a514335d9ba9ca :30001@31001 myself,master - 0 0 1 conn
     }
 
     #[test]
-    fn the_first_load_believes_the_view_with_most_healthy_nodes() {
-        // Two nodes see everybody, one was cut off and believes the others fail.
+    fn first_load_chooses_the_view_with_most_healthy_nodes() {
+        // Two nodes see all nodes, one is isolated and marks the others as failing.
         check(None, &["aBC", "abc", "abc"], 1);
-        // A view that knows more, but failing nodes, does not win by their number.
+        // A view with more nodes that are failing does not win by their number.
         check(None, &["abcDEF", "abcd"], 1);
-        // A node that was reset knows itself alone.
+        // A reset node knows only itself.
         check(None, &["x", "abc"], 1);
     }
 
     #[test]
-    fn later_loads_believe_the_view_with_most_known_nodes() {
-        // A healthy cluster of strangers is larger, but it is not ours.
+    fn later_loads_choose_the_view_with_most_known_nodes() {
+        // A healthy cluster of unknown nodes is larger, but it is another cluster.
         check(Some("abc"), &["xyzuvw", "abc"], 1);
-        // A failing node is still a known one: a failover must not make us prefer the partition that lost it.
+        // A failing node is still a known one: after a failover the partition without it must not be
+        // preferred.
         check(Some("abc"), &["ab", "abC"], 1);
-        // One node left: the views that still list it and those that do not tie on the known ones.
+        // One node left the cluster: views with and without it tie on the known nodes.
         check(Some("abc"), &["ab", "abd"], 0);
     }
 
     #[test]
     fn ties_go_to_the_highest_configuration_epoch() {
-        // After a failover b took over with epoch 7; a has not heard of it.
+        // After a failover b took over with epoch 7; a has a stale view.
         check(Some("abc"), &["a1b2c3", "a1b7c3", "a1b2c3"], 1);
         check(None, &["a1b2c3", "a1b2c4"], 1);
-        // The same highest epoch: more recent in all counts.
+        // The same highest epoch: the higher sum of epochs wins.
         check(None, &["a1b1c7", "a1b2c7"], 1);
         // Equal in everything: the first.
         check(None, &["abc", "abc"], 0);

@@ -1,15 +1,16 @@
-//! Hand-offs: what an owner leaves for the next one.
+//! Hand-off storage: the state that an owner records for the next owner of a partition.
 //!
 //! | size | where |
 //! |---|---|
-//! | small | in the partition's record, as it is |
-//! | over [`HandoffOptions::compress_over`] | there, compressed (LZ4) |
-//! | over [`HandoffOptions::refer_over`] after that | in pieces of its own; the record holds a reference |
-//! | over [`HandoffOptions::max_bytes`] | refused |
+//! | small | inline in the assignment record |
+//! | over [`HandoffOptions::compress_over`] | inline, compressed (LZ4) |
+//! | over [`HandoffOptions::refer_over`] after that | in separate chunks; the record holds a reference |
+//! | over [`HandoffOptions::max_bytes`] | rejected |
 //!
-//! Invariants: pieces are written before the record that refers to them, under a name of their own, and removed after
-//! the record refers to others; a reader checks length and checksum. So a record never refers to something half
-//! written, and a crash leaves at most pieces that the next hand-off of the partition sweeps away.
+//! Invariants: chunks are written before the record that refers to them, under a unique prefix, and deleted
+//! after the record refers to other chunks; a reader verifies length and checksum. A record therefore never
+//! refers to a partial write, and a crash leaves at most orphaned chunks, which the next hand-off of the
+//! partition deletes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,86 +24,87 @@ use crate::backoff;
 use crate::keys;
 use crate::repository::{BoxFuture, Expect, RepositoryError, StateRepository};
 
-/// Patience for one piece.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for the write or read of one chunk.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What an owner leaves for the next.
+/// The state that an owner records for the next owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Handoff {
-    /// The state of the work, as only the work understands it.
+    /// The checkpoint of the work; opaque to the library.
     pub checkpoint: Bytes,
-    /// In which stage the work is; for people and for the work.
+    /// The stage of the work; for operators and for the handler.
     pub stage_state: String,
-    /// When the last piece of work was done, by the owner's wall clock.
+    /// Time of the last processed work item, by the owner's wall clock.
     pub last_processed_at: i64,
 }
 
-/// A hand-off as a record keeps it.
+/// A hand-off as stored in the assignment record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct StoredHandoff {
-    /// The checkpoint, as `encoding` says; empty for one that is kept elsewhere.
+    /// The checkpoint in the format given by `encoding`; empty for a checkpoint stored by reference.
     pub checkpoint: String,
     /// `utf8`, `base64`, `lz4` (then base64), or `reference`.
     pub encoding: String,
-    /// In which stage the work is.
+    /// The stage of the work.
     pub stage_state: String,
-    /// When the last piece of work was done.
+    /// Time of the last processed work item, by the owner's wall clock.
     pub last_processed_at: i64,
-    /// Where a large checkpoint is.
+    /// Location of a checkpoint that is stored by reference.
     pub reference: Option<Reference>,
 }
 
-/// Where a large checkpoint is.
+/// Location of a checkpoint that is stored outside of the assignment record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Reference {
-    /// Before which keys.
+    /// Key prefix of the chunks.
     pub key: String,
-    /// How many pieces.
+    /// Number of chunks.
     pub pieces: usize,
-    /// How long it is.
+    /// Uncompressed length in bytes.
     pub bytes: usize,
-    /// How long it is compressed.
+    /// Compressed length in bytes.
     pub stored_bytes: usize,
     /// CRC32C of the compressed bytes.
     pub crc32c: u32,
 }
 
-/// Why a hand-off cannot be recorded or read.
+/// Failure to record or to read a hand-off.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandoffError {
-    /// It is larger than allowed.
+    /// The hand-off exceeds the size limit.
     #[error("a hand-off of {bytes} bytes is over the limit of {limit}")]
     TooLarge {
-        /// Its size.
+        /// Size of the hand-off.
         bytes: usize,
-        /// The limit.
+        /// The configured limit.
         limit: usize,
     },
-    /// What was stored is not what was recorded.
+    /// The stored bytes do not match the recorded length, checksum or encoding.
     #[error("the hand-off is damaged: {0}")]
     Damaged(String),
-    /// Somebody else owns the partition: what we know is old.
+    /// Another member owns the partition: the caller's record is stale.
     #[error("the partition {0} has another owner")]
     NotOwner(String),
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
 }
 
-/// Sizes from which a hand-off is kept differently.
+/// Size thresholds and expiry of hand-offs.
 #[derive(Clone, Debug)]
 pub struct HandoffOptions {
-    /// Compress above.
+    /// Compress a checkpoint above this size, in bytes.
     pub compress_over: usize,
-    /// Keep elsewhere above.
+    /// Store a checkpoint by reference above this size, in bytes.
     pub refer_over: usize,
-    /// Refuse above.
+    /// Reject a hand-off above this size, in bytes.
     pub max_bytes: usize,
-    /// One that is older, by the wall clocks of whoever wrote it and whoever reads it, is not used any more. Never, if
-    /// there is no such time: a clock that jumps cannot lose anything then. Longer than the work can be repeated from.
+    /// Maximum age of a hand-off, by the wall clocks of the writer and of the reader; an older hand-off is
+    /// not used. `None` means no expiry: a wall clock jump then loses no hand-off. Must be longer than the
+    /// period from which the work can be reprocessed.
     pub ttl: Option<Duration>,
 }
 
@@ -112,33 +114,33 @@ impl Default for HandoffOptions {
     }
 }
 
-/// Keeps what is too large for a record: an object store, a shared folder. The default keeps it in the state
-/// repository, in pieces.
+/// Storage for checkpoints that are too large for a record: an object store, a shared folder. The default
+/// stores them in the state repository, in chunks.
 pub trait BlobStore: Send + Sync {
-    /// Keeps one piece. Writing the same again is fine.
+    /// Writes one chunk. Idempotent.
     fn put<'a>(&'a self, key: &'a str, piece: Bytes) -> BoxFuture<'a, Result<(), RepositoryError>>;
-    /// Reads one piece.
+    /// Reads one chunk.
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Bytes>, RepositoryError>>;
-    /// Forgets every piece under `prefix` except those under `keep`.
+    /// Deletes every chunk under `prefix` except those under `keep`.
     fn sweep<'a>(&'a self, prefix: &'a str, keep: &'a str) -> BoxFuture<'a, Result<(), RepositoryError>>;
 }
 
-/// Pieces in the state repository.
+/// Chunks in the state repository.
 struct RepositoryBlobs(Arc<dyn StateRepository>);
 
 impl BlobStore for RepositoryBlobs {
     fn put<'a>(&'a self, key: &'a str, piece: Bytes) -> BoxFuture<'a, Result<(), RepositoryError>> {
         Box::pin(async move {
-            // Putting the same bytes twice is as good as once, so an unknown outcome is tried again.
+            // Putting the same bytes twice is idempotent, so an unknown outcome is retried.
             let put = || self.0.compare_and_swap(key, Expect::Any, Some(piece.clone()), None);
-            backoff::read(PATIENCE, put).await.map(drop)
+            backoff::read(CHUNK_TIMEOUT, put).await.map(drop)
         })
     }
 
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Bytes>, RepositoryError>> {
-        Box::pin(
-            async move { Ok(backoff::read(PATIENCE, || self.0.get(key)).await?.map(|entry| entry.value)) },
-        )
+        Box::pin(async move {
+            Ok(backoff::read(CHUNK_TIMEOUT, || self.0.get(key)).await?.map(|entry| entry.value))
+        })
     }
 
     fn sweep<'a>(&'a self, prefix: &'a str, keep: &'a str) -> BoxFuture<'a, Result<(), RepositoryError>> {
@@ -153,10 +155,10 @@ impl BlobStore for RepositoryBlobs {
     }
 }
 
-/// A piece of a large hand-off: well below what one request may hold.
-const PIECE: usize = 512 << 10;
+/// Chunk size of a large hand-off: well below the request size limit.
+const CHUNK_BYTES: usize = 512 << 10;
 
-/// Records and reads hand-offs. Cheap to clone.
+/// Writes and reads hand-offs. Cheap to clone.
 #[derive(Clone)]
 pub struct HandoffStore {
     blobs: Arc<dyn BlobStore>,
@@ -164,17 +166,17 @@ pub struct HandoffStore {
 }
 
 impl HandoffStore {
-    /// Large ones go to the state repository, in pieces.
+    /// Stores large hand-offs in the state repository, in chunks.
     pub fn new(repository: Arc<dyn StateRepository>, options: HandoffOptions) -> Self {
         Self { blobs: Arc::new(RepositoryBlobs(repository)), options }
     }
 
-    /// Large ones go where the application says.
+    /// Stores large hand-offs in `blobs`.
     pub fn with_blobs(blobs: Arc<dyn BlobStore>, options: HandoffOptions) -> Self {
         Self { blobs, options }
     }
 
-    /// Makes a hand-off ready for its record. A large one is stored when this returns.
+    /// Encodes a hand-off for its record. A large hand-off is stored when this returns.
     pub async fn save(
         &self,
         group: &str,
@@ -204,9 +206,9 @@ impl HandoffStore {
             return Ok(stored);
         }
         let key = keys::handoff(group, partition, &format!("{:016x}", fastrand::u64(..)));
-        let pieces = small.len().div_ceil(PIECE);
+        let pieces = small.len().div_ceil(CHUNK_BYTES);
         for at in 0..pieces {
-            let piece = small.slice(at * PIECE..small.len().min((at + 1) * PIECE));
+            let piece = small.slice(at * CHUNK_BYTES..small.len().min((at + 1) * CHUNK_BYTES));
             self.blobs.put(&format!("{key}{at:06}"), piece).await?;
         }
         stored.encoding = "reference".to_owned();
@@ -220,13 +222,13 @@ impl HandoffStore {
         Ok(stored)
     }
 
-    /// Whether what was recorded at `recorded_ms` is too old to be used at `now_ms`, both by wall clocks.
+    /// True if a hand-off recorded at `recorded_ms` has expired at `now_ms`, both by wall clocks.
     pub fn is_expired(&self, recorded_ms: i64, now_ms: i64) -> bool {
         let age = u128::try_from(now_ms.saturating_sub(recorded_ms)).unwrap_or(0);
         self.options.ttl.is_some_and(|ttl| age > ttl.as_millis())
     }
 
-    /// What was handed over.
+    /// Decodes a stored hand-off; reads the chunks of one that is stored by reference.
     pub async fn load(&self, stored: &StoredHandoff) -> Result<Handoff, HandoffError> {
         let damaged = |what: &str| HandoffError::Damaged(what.to_owned());
         let checkpoint = match (stored.encoding.as_str(), &stored.reference) {
@@ -240,7 +242,7 @@ impl HandoffStore {
                 self.expand(&small)?
             }
             ("reference", Some(reference)) => self.fetch(reference).await?,
-            (other, _) => return Err(damaged(&format!("its encoding is {other:?}"))),
+            (other, _) => return Err(damaged(&format!("unknown encoding {other:?}"))),
         };
         Ok(Handoff {
             checkpoint,
@@ -251,16 +253,18 @@ impl HandoffStore {
 
     async fn fetch(&self, reference: &Reference) -> Result<Bytes, HandoffError> {
         let damaged = |what: String| HandoffError::Damaged(what);
-        if reference.bytes > self.options.max_bytes || reference.pieces > self.options.max_bytes / PIECE + 2 {
+        if reference.bytes > self.options.max_bytes
+            || reference.pieces > self.options.max_bytes / CHUNK_BYTES + 2
+        {
             return Err(HandoffError::TooLarge { bytes: reference.bytes, limit: self.options.max_bytes });
         }
         let mut small = BytesMut::new();
         for at in 0..reference.pieces {
             let piece = self.blobs.get(&format!("{}{at:06}", reference.key)).await?;
-            small.extend_from_slice(&piece.ok_or_else(|| damaged(format!("piece {at} is gone")))?);
+            small.extend_from_slice(&piece.ok_or_else(|| damaged(format!("chunk {at} is missing")))?);
         }
         if small.len() != reference.stored_bytes || crc32c::crc32c(&small) != reference.crc32c {
-            return Err(damaged("its pieces are not those that were recorded".to_owned()));
+            return Err(damaged("length or checksum mismatch of the chunks".to_owned()));
         }
         self.expand(&small)
     }
@@ -277,14 +281,14 @@ impl HandoffStore {
             .map_err(|error| damaged(error.to_string()))
     }
 
-    /// Forgets what earlier hand-offs of a partition left, after its record refers to `current`.
+    /// Deletes the chunks of earlier hand-offs of a partition, after its record refers to `current`.
     pub async fn sweep(&self, group: &str, partition: &str, current: Option<&StoredHandoff>) {
         let keep =
             current.and_then(|current| current.reference.as_ref()).map_or("", |reference| &reference.key);
         let prefix = format!("{}{}/{}/", keys::HANDOFFS, keys::segment(group), keys::segment(partition));
         if let Err(error) = self.blobs.sweep(&prefix, keep).await {
-            // Only space is lost, until the next one.
-            tracing::debug!(%error, group, partition, "old hand-offs were not removed");
+            // An orphaned chunk costs only space until the next hand-off.
+            tracing::debug!(%error, group, partition, "cleanup of old hand-off chunks failed");
         }
     }
 }

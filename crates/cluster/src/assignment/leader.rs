@@ -1,9 +1,8 @@
-//! The leader's part: looks at who lives and who owns what, plans, and commits the plan.
+//! The assignment leader: reads membership and assignment records, plans, and commits the plan.
 //!
-//! Only leases that have ended at the store make an owner count as gone; a member that is merely silent keeps what it
-//! has. Every transaction compares the leadership, so a leader that was replaced decides nothing any more; and because
-//! the records are the whole state, whoever leads next goes on where this one stopped, without anything happening
-//! twice.
+//! An owner counts as failed only after its lease has expired at the store; a silent member keeps its
+//! partitions. Every transaction compares the leadership, so a replaced leader is fenced. The records are
+//! the complete state, so the next leader continues from them and no step is applied twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,24 +15,24 @@ use super::record::{AssignmentRecord, PartitionSpec};
 use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::events::ClusterEvent;
+use crate::fault_injection::{self, Bug};
 use crate::keys;
 use crate::leadership::{LeaderElection, Leadership};
 use crate::membership::{MemberStatus, NodeRecord};
 use crate::metrics::seconds;
-use crate::planted::{self, Bug};
 use crate::repository::{Compare, Entry, RepositoryError, Txn, TxnOutcome};
 
-/// Partitions in one transaction: each needs up to two comparisons, and one is for the leadership.
-const BATCH: usize = 60;
+/// Partitions per transaction: each needs up to two comparisons, and one is for the leadership.
+const MAX_PARTITIONS_PER_TXN: usize = 60;
 
-/// How a group is led.
+/// Options of the assignment leader of a group.
 #[derive(Clone, Debug)]
 pub struct LeaderOptions {
-    /// A rebalance at least this often, changes or not.
+    /// Maximum interval between two rebalances, with or without changes.
     pub interval: Duration,
-    /// How long to wait after a change for others to follow.
+    /// Delay after a change, to combine it with further changes.
     pub settle: Duration,
-    /// Only members with this role get work; empty for all.
+    /// Only members with this role get partitions; empty for all members.
     pub role: String,
 }
 
@@ -43,18 +42,18 @@ impl Default for LeaderOptions {
     }
 }
 
-/// What a rebalance did.
+/// Result of a rebalance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebalanced {
-    /// Partitions with another owner than before, or one for the first time.
+    /// Partitions with a new owner, or with their first owner.
     pub moves: usize,
-    /// Records that were written.
+    /// Number of records written.
     pub written: usize,
-    /// Records that somebody else had changed meanwhile: they are looked at again next time.
+    /// Records that another writer changed concurrently; the next rebalance plans them again.
     pub conflicts: usize,
 }
 
-/// Leads the assignment of one group, while this node is elected.
+/// Leads the assignment of one group while this node is elected.
 pub struct AssignmentLeader {
     context: Context,
     group: Arc<str>,
@@ -69,7 +68,7 @@ struct Member {
 }
 
 impl AssignmentLeader {
-    /// A candidate for leading `group`; `partitions` may change while it runs.
+    /// A candidate for the leadership of `group`; `partitions` may change while it runs.
     pub fn new(
         context: &Context,
         group: impl Into<Arc<str>>,
@@ -86,7 +85,7 @@ impl AssignmentLeader {
             let leadership = match election.campaign().await {
                 Ok(leadership) => leadership,
                 Err(error) => {
-                    tracing::debug!(%error, group = %self.group, "no election");
+                    tracing::debug!(%error, group = %self.group, "assignment leader election failed");
                     backoff.pause().await;
                     continue;
                 }
@@ -103,7 +102,7 @@ impl AssignmentLeader {
     async fn lead(&mut self, leadership: &Leadership) {
         let mut backoff = Backoff::default();
         loop {
-            // Watches begin before the look, so that no change is missed in between.
+            // Start the watches before the list, so that no change is missed in between.
             let members = self.context.repository.watch(keys::NODES, 0).await;
             let records = self.context.repository.watch(&keys::assignments(&self.group), 0).await;
             let (Ok(mut members), Ok(mut records)) = (members, records) else {
@@ -112,7 +111,7 @@ impl AssignmentLeader {
             };
             loop {
                 if let Err(error) = self.rebalance(leadership).await {
-                    tracing::debug!(%error, group = %self.group, "a rebalance failed");
+                    tracing::debug!(%error, group = %self.group, "rebalance failed");
                     if !leadership.is_valid() {
                         return;
                     }
@@ -132,7 +131,7 @@ impl AssignmentLeader {
         }
     }
 
-    /// Plans and commits once.
+    /// Plans and commits one rebalance.
     pub async fn rebalance(&self, leadership: &Leadership) -> Result<Rebalanced, RepositoryError> {
         let began = self.context.clock.monotonic_ns();
         let members = self.members().await?;
@@ -143,10 +142,11 @@ impl AssignmentLeader {
         let specs = self.partitions.borrow().clone();
         let alive = |id: &str| members.iter().find(|member| member.id == id);
         let owns = |record: &AssignmentRecord| {
-            let careless = planted::is(Bug::TakeFromLiving) && !record.target_node_id.is_empty();
+            let careless =
+                fault_injection::is_injected(Bug::TakeFromLiveOwner) && !record.target_node_id.is_empty();
             !careless && alive(&record.owner_node_id).is_some_and(|member| member.epoch == record.owner_epoch)
         };
-        // Whoever was promised a partition counts as its owner: a decision under way is not made again.
+        // The target of a partition counts as its owner: a transfer in progress is not planned again.
         let planned = specs.iter().map(|spec| {
             let record = records.get(&spec.id).map(|(_, record)| record);
             let owner = record.and_then(|record| {
@@ -191,7 +191,7 @@ impl AssignmentLeader {
         Ok(done)
     }
 
-    /// The living members that can own something, in order of their ids.
+    /// The live members that can own partitions, in order of their ids.
     async fn members(&self) -> Result<Vec<Member>, RepositoryError> {
         let (_, entries) = self.context.repository.list(keys::NODES).await?;
         let member = |entry: &Entry| {
@@ -212,13 +212,14 @@ impl AssignmentLeader {
             Ok(record) => Some((partition, (entry, record))),
             Err(reason) => {
                 self.context.events.publish(ClusterEvent::Malformed { key: entry.key.clone(), reason });
-                // As if it were new; the comparison of its revision replaces exactly what was seen.
+                // Treat the malformed record as new; the comparison of its mod revision replaces exactly the
+                // record that was read.
                 Some((partition, (entry, AssignmentRecord::new())))
             }
         }
     }
 
-    /// What has to be written so that `wanted` comes to own the partition.
+    /// The writes that move the partition towards the owner `wanted`.
     fn step(
         &self,
         spec: &PartitionSpec,
@@ -243,7 +244,7 @@ impl AssignmentLeader {
             wanted.clone_into(&mut new.target_node_id);
         }
         if !is_owned {
-            compares.extend(forget_owner(&mut new, members));
+            compares.extend(clear_failed_owner(&mut new, members));
         }
         if found.is_some() && new == old {
             return None;
@@ -251,7 +252,7 @@ impl AssignmentLeader {
         Some((compares, self.write(key, new, revision)))
     }
 
-    /// What has to be written so that a partition that is no longer configured has no owner.
+    /// The writes that remove the owner of a partition that is no longer configured.
     fn retire(
         &self,
         entry: &Entry,
@@ -265,7 +266,7 @@ impl AssignmentLeader {
         new.target_node_id.clear();
         let mut compares = vec![Compare::ModRevision(entry.key.clone(), entry.mod_revision)];
         if !is_owned {
-            compares.extend(forget_owner(&mut new, members));
+            compares.extend(clear_failed_owner(&mut new, members));
         }
         (new != *old).then(|| (compares, self.write(entry.key.clone(), new, revision)))
     }
@@ -282,17 +283,17 @@ impl AssignmentLeader {
         steps: &[(Vec<Compare>, Txn)],
         done: &mut Rebalanced,
     ) -> Result<(), RepositoryError> {
-        for batch in steps.chunks(BATCH) {
-            match self.context.repository.txn(together(leadership, batch)).await? {
+        for batch in steps.chunks(MAX_PARTITIONS_PER_TXN) {
+            match self.context.repository.txn(combined_txn(leadership, batch)).await? {
                 TxnOutcome::Done { .. } => done.written += batch.len(),
                 TxnOutcome::Conflict { .. } if !leadership.is_valid() => {
                     return Err(RepositoryError::Unavailable("the leadership has ended".to_owned()));
                 }
-                // One of them has changed: the others need not wait for it.
+                // One record has changed: commit the others one by one.
                 TxnOutcome::Conflict { .. } => {
                     for one in batch {
                         let outcome =
-                            self.context.repository.txn(together(leadership, std::slice::from_ref(one)));
+                            self.context.repository.txn(combined_txn(leadership, std::slice::from_ref(one)));
                         match outcome.await? {
                             TxnOutcome::Done { .. } => done.written += 1,
                             TxnOutcome::Conflict { .. } => done.conflicts += 1,
@@ -305,9 +306,9 @@ impl AssignmentLeader {
     }
 }
 
-/// Clears an owner that is gone. Its lease must have expired at the store at this very moment, which is what the returned
-/// comparison says.
-fn forget_owner(record: &mut AssignmentRecord, members: &[Member]) -> Option<Compare> {
+/// Clears a failed owner. The returned comparison requires that its lease has expired at the store when the
+/// transaction commits.
+fn clear_failed_owner(record: &mut AssignmentRecord, members: &[Member]) -> Option<Compare> {
     if record.owner_node_id.is_empty() {
         return None;
     }
@@ -321,11 +322,11 @@ fn forget_owner(record: &mut AssignmentRecord, members: &[Member]) -> Option<Com
     Some(compare)
 }
 
-fn together(leadership: &Leadership, steps: &[(Vec<Compare>, Txn)]) -> Txn {
+fn combined_txn(leadership: &Leadership, steps: &[(Vec<Compare>, Txn)]) -> Txn {
     let mut txn = leadership.fenced(Txn::new());
     for (compares, step) in steps {
         for compare in compares {
-            // Owners that are gone are compared once, however much they owned.
+            // Compare a failed owner once, independent of its number of partitions.
             if !txn.compares.contains(compare) {
                 txn.compares.push(compare.clone());
             }
@@ -335,7 +336,7 @@ fn together(leadership: &Leadership, steps: &[(Vec<Compare>, Txn)]) -> Txn {
     txn
 }
 
-/// Returns when a member came or went; false when the watch has ended. Heartbeats are no reason.
+/// Returns true when a member joined or left, and false when the watch has ended. Heartbeats do not count.
 async fn membership_changed(watch: &mut crate::Watch) -> bool {
     loop {
         match watch.next().await {
@@ -351,7 +352,8 @@ async fn membership_changed(watch: &mut crate::Watch) -> bool {
     }
 }
 
-/// Returns when a record is gone, or names somebody who is not there to take it; false when the watch has ended.
+/// Returns true when a record is deleted or names a member that cannot acquire it, and false when the watch
+/// has ended.
 async fn released(watch: &mut crate::Watch) -> bool {
     loop {
         match watch.next().await {

@@ -1,43 +1,45 @@
-//! Who should own what: balanced within one, then as few moves as that allows, then close to home.
+//! The assignment plan: balanced within one partition, then the fewest moves, then zone affinity.
 //!
-//! A pure function. With P partitions and N nodes every node gets P/N, and P mod N of them one more: those that own the
-//! most already. So the moves are exactly the partitions without an owner plus what owners have above their share, which
-//! is the least that a balanced plan can do with. Of what an owner must give, it gives first what has its home elsewhere;
-//! of what is to be given out, each goes to a node of its home zone while one has room.
+//! A pure function. With P partitions and N nodes every node gets P/N partitions, and P mod N nodes get one
+//! more: the nodes that own the most already. The moves are therefore exactly the partitions without an
+//! owner plus the partitions of owners above their target, which is the minimum for a balanced plan. An
+//! owner above its target releases partitions of other zones first; each unassigned partition goes to a node
+//! of its home zone while such a node has capacity.
 //!
-//! Limits: partitions count the same, and among plans with the same moves the one with the most partitions at home is
-//! approached, not searched for. Time is linear in partitions and nodes but for sorting the nodes.
+//! Limits: all partitions have the same weight. Among plans with the same number of moves, the plan with the
+//! most partitions in their home zone is approximated, not searched for. Time is linear in partitions and
+//! nodes, except for sorting the nodes.
 
 use std::collections::HashMap;
 
 /// A node that can own partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanNode {
-    /// Who it is. Ids are unique.
+    /// Node id. Unique within the plan.
     pub id: String,
-    /// Where it is; empty for nowhere in particular.
+    /// Zone of the node; empty for none.
     pub zone: String,
 }
 
-/// A partition to be owned.
+/// A partition to be assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanPartition {
-    /// Who owns it, if anybody; one that is not among the nodes counts as nobody.
+    /// Current owner; an owner that is not among the nodes counts as none.
     pub owner: Option<String>,
-    /// Where it is at home; empty for nowhere in particular.
+    /// Home zone; empty for none.
     pub zone: String,
 }
 
-/// Who should own what.
+/// The assignment of partitions to nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// For each partition the index of its node; empty when there are no nodes.
+    /// Node index for each partition; empty when there are no nodes.
     pub owners: Vec<usize>,
-    /// How many partitions have another owner than before, or one for the first time.
+    /// Number of partitions with a new owner, or with their first owner.
     pub moves: usize,
 }
 
-/// Makes the plan. The same input gives the same plan, on every machine.
+/// Computes the plan. Deterministic: the same input gives the same plan on every machine.
 pub fn plan(nodes: &[PlanNode], partitions: &[PlanPartition]) -> Plan {
     if nodes.is_empty() {
         return Plan { owners: Vec::new(), moves: 0 };
@@ -55,26 +57,26 @@ pub fn plan(nodes: &[PlanNode], partitions: &[PlanPartition]) -> Plan {
     let targets = targets(&owned, partitions.len());
     let mut owners = vec![usize::MAX; partitions.len()];
     for (node, mine) in owned.iter_mut().enumerate() {
-        // What is at home stays longest.
-        mine.sort_by_key(|at| is_abroad(&partitions[*at], &nodes[node]));
-        let given = mine.split_off(mine.len().min(targets[node]));
-        free.extend(given);
+        // Keep the partitions of the node's own zone longest.
+        mine.sort_by_key(|at| is_outside_home_zone(&partitions[*at], &nodes[node]));
+        let released = mine.split_off(mine.len().min(targets[node]));
+        free.extend(released);
         for at in mine {
             owners[*at] = node;
         }
     }
     free.sort_unstable();
     let moves = free.len();
-    let room: Vec<usize> = targets.iter().zip(&owned).map(|(target, mine)| target - mine.len()).collect();
-    give(nodes, partitions, room, free, &mut owners);
+    let capacity: Vec<usize> = targets.iter().zip(&owned).map(|(target, mine)| target - mine.len()).collect();
+    assign_free(nodes, partitions, capacity, free, &mut owners);
     Plan { owners, moves }
 }
 
-fn is_abroad(partition: &PlanPartition, node: &PlanNode) -> bool {
+fn is_outside_home_zone(partition: &PlanPartition, node: &PlanNode) -> bool {
     !partition.zone.is_empty() && partition.zone != node.zone
 }
 
-/// How many each node is to own: the larger shares to those that own the most.
+/// Target partition count of each node: the nodes that own the most get the larger share.
 fn targets(owned: &[Vec<usize>], partitions: usize) -> Vec<usize> {
     let (share, larger) = (partitions / owned.len(), partitions % owned.len());
     let mut order: Vec<usize> = (0..owned.len()).collect();
@@ -86,16 +88,16 @@ fn targets(owned: &[Vec<usize>], partitions: usize) -> Vec<usize> {
     targets
 }
 
-/// Gives out what is free, home first.
-fn give(
+/// Assigns the unassigned partitions, home zone first.
+fn assign_free(
     nodes: &[PlanNode],
     partitions: &[PlanPartition],
-    mut room: Vec<usize>,
+    mut capacity: Vec<usize>,
     free: Vec<usize>,
     owners: &mut [usize],
 ) {
     let mut by_zone: HashMap<&str, Vec<usize>> = HashMap::new();
-    for (node, left) in room.iter().enumerate() {
+    for (node, left) in capacity.iter().enumerate() {
         if *left > 0 {
             by_zone.entry(nodes[node].zone.as_str()).or_default().push(node);
         }
@@ -104,22 +106,23 @@ fn give(
     for at in free {
         let zone = partitions[at].zone.as_str();
         let candidates = if zone.is_empty() { None } else { by_zone.get_mut(zone) };
-        match candidates.and_then(|candidates| take(candidates, &mut room)) {
+        match candidates.and_then(|candidates| next_with_capacity(candidates, &mut capacity)) {
             Some(node) => owners[at] = node,
             None => rest.push(at),
         }
     }
-    let mut anybody: Vec<usize> = (0..nodes.len()).filter(|node| room[*node] > 0).collect();
+    let mut any_zone: Vec<usize> = (0..nodes.len()).filter(|node| capacity[*node] > 0).collect();
     for at in rest {
-        owners[at] = take(&mut anybody, &mut room).expect("there is as much room as there are partitions");
+        owners[at] = next_with_capacity(&mut any_zone, &mut capacity)
+            .expect("total capacity equals the number of partitions");
     }
 }
 
-/// A node with room, in turn.
-fn take(candidates: &mut Vec<usize>, room: &mut [usize]) -> Option<usize> {
+/// The next node with capacity, round robin.
+fn next_with_capacity(candidates: &mut Vec<usize>, capacity: &mut [usize]) -> Option<usize> {
     let node = candidates.pop()?;
-    room[node] -= 1;
-    if room[node] > 0 {
+    capacity[node] -= 1;
+    if capacity[node] > 0 {
         candidates.push(node);
     }
     Some(node)
@@ -144,8 +147,8 @@ mod tests {
         counts
     }
 
-    /// The least moves of any plan that is balanced within one, by its own reasoning: an owner keeps at most a large
-    /// share, and only so many may keep a large one.
+    /// Lower bound of moves for a plan that is balanced within one, computed independently: an owner keeps
+    /// at most a large share, and only P mod N owners may keep a large share.
     fn least_moves(nodes: usize, partitions: &[PlanPartition]) -> usize {
         let (share, larger) = (partitions.len() / nodes, partitions.len() % nodes);
         let mut have: Vec<usize> = (0..nodes)
@@ -161,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn any_situation_is_balanced_with_the_least_moves() {
+    fn plan_is_balanced_with_fewest_moves() {
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..2_000 {
             let (count, zones) = (random.usize(1..9), random.usize(1..4));
             let nodes = nodes(count, zones);
             let partitions: Vec<_> = (0..random.usize(0..60))
                 .map(|_| PlanPartition {
-                    // Some owners are gone.
+                    // Some owners have failed.
                     owner: random.bool().then(|| format!("n{}", random.usize(0..count + 2))),
                     zone: if random.bool() { format!("z{}", random.usize(0..4)) } else { String::new() },
                 })
@@ -181,12 +184,12 @@ mod tests {
             let moved = plan.owners.iter().zip(&partitions);
             let moved = moved.filter(|(owner, one)| one.owner.as_deref() != Some(nodes[**owner].id.as_str()));
             assert_eq!(moved.count(), plan.moves);
-            assert_eq!(super::plan(&nodes, &partitions), plan, "the same again");
+            assert_eq!(super::plan(&nodes, &partitions), plan, "plan is deterministic");
         }
     }
 
     #[test]
-    fn a_balanced_situation_stays() {
+    fn balanced_assignment_is_unchanged() {
         let nodes = nodes(5, 2);
         let fresh = vec![PlanPartition { owner: None, zone: String::new() }; 23];
         let first = plan(&nodes, &fresh);
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_goes_home_and_what_is_abroad_is_given_first() {
+    fn free_partitions_go_to_home_zone_and_foreign_partitions_move_first() {
         let nodes = nodes(4, 2);
         let fresh: Vec<_> =
             (0..40).map(|at| PlanPartition { owner: None, zone: format!("z{}", at % 2) }).collect();
@@ -205,7 +208,7 @@ mod tests {
             pairs.filter(|(owner, one)| nodes[**owner].zone == one.zone).count()
         };
         assert_eq!(at_home(&first), 40);
-        // Everything is on two nodes, half of it abroad; what moves is what was abroad.
+        // All partitions are on two nodes, half of them outside of their home zone; those move.
         let crowded: Vec<_> = fresh
             .iter()
             .enumerate()
@@ -216,14 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_nothing() {
+    fn no_nodes_or_no_partitions_gives_an_empty_plan() {
         assert!(plan(&[], &[]).owners.is_empty());
         assert_eq!(plan(&[], &[PlanPartition { owner: None, zone: String::new() }]).moves, 0);
         assert!(plan(&nodes(3, 1), &[]).owners.is_empty());
     }
 
     #[test]
-    fn a_node_that_leaves_a_large_fleet_moves_only_its_own() {
+    fn node_departure_moves_only_its_partitions() {
         let nodes = nodes(1_000, 3);
         let fresh: Vec<_> =
             (0..100_000).map(|at| PlanPartition { owner: None, zone: format!("z{}", at % 3) }).collect();

@@ -1,54 +1,55 @@
-//! The record of a partition, and the events about it.
+//! The assignment record of a partition, and the topology events.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::handoff::StoredHandoff;
 
-/// A partition that is to be owned by somebody.
+/// A configured partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PartitionSpec {
-    /// Its name.
+    /// Partition id.
     pub id: String,
-    /// Where it is at home; empty for nowhere in particular.
+    /// Home zone; empty for none.
     pub zone: String,
-    /// The equipment that belongs to it.
+    /// Equipment of the partition.
     pub equipment_ids: Vec<String>,
 }
 
-/// Who owns a partition, and what the owner before handed over.
+/// Owner of a partition, and the hand-off of the previous owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AssignmentRecord {
-    /// Who owns it; empty while it changes hands.
+    /// Current owner; empty during an ownership transfer.
     pub owner_node_id: String,
-    /// The owner's life: the create revision of its member record. 0 where nothing but Kafka says who lives.
+    /// Incarnation of the owner: the create revision of its member record. 0 in Kafka mode without a member
+    /// record.
     pub owner_epoch: i64,
-    /// Who is to own it next; empty when nobody else is.
+    /// Next owner; empty when no transfer is in progress.
     pub target_node_id: String,
-    /// The equipment that belongs to it.
+    /// Equipment of the partition.
     pub equipment_ids: Vec<String>,
-    /// What was handed over last.
+    /// The last recorded hand-off.
     pub workflow_handoff: Option<StoredHandoff>,
-    /// The last offset that the hand-off includes; -1 for none.
+    /// Last offset that the hand-off includes; -1 for none.
     pub last_offset: i64,
-    /// Kafka mode: fingerprint of the message at `last_offset`, by which a recreated topic is noticed; 0 for none.
+    /// Kafka mode: fingerprint of the message at `last_offset`, to detect a recreated topic; 0 for none.
     #[serde(skip_serializing_if = "is_zero")]
     pub last_message: u32,
-    /// The partition is no longer configured: its owner hands it over and no other takes it. The record stays, for the
-    /// version and the last hand-off.
+    /// The partition is no longer configured: its owner hands it over and no member acquires it. The record
+    /// is kept for the version and the last hand-off.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_retired: bool,
     /// Grows with every owner: the fencing token. See [`AssignmentRecord::next_version`].
     pub version: i64,
-    /// The store's revision that the last rebalance was decided on.
+    /// Store revision on which the last rebalance was planned.
     pub last_applied_index: i64,
-    /// When it was written, by the writer's wall clock. For people.
+    /// Time of the write, by the writer's wall clock. Informational.
     pub updated_at: i64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "signature required by serde")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
@@ -58,16 +59,17 @@ impl AssignmentRecord {
         Self { last_offset: -1, ..Self::default() }
     }
 
-    /// The fencing token of the next owner, at a moment when the store was at `revision`.
+    /// Fencing token of the next owner, for a store at `revision`.
     ///
-    /// Invariant: a token is never larger than the revision of the write that takes the partition, and never smaller than
-    /// the revision before it. So tokens grow also across a record that was deleted or could not be read.
+    /// Invariant: a token is never larger than the revision of the write that acquires the partition, and
+    /// never smaller than the revision before it. Tokens therefore grow also across a deleted or malformed
+    /// record.
     pub(crate) fn next_version(&self, revision: i64) -> i64 {
         (self.version + 1).max(revision)
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {
-        serde_json::to_vec(self).expect("plain fields can be written down").into()
+        serde_json::to_vec(self).expect("plain fields serialize to JSON").into()
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
@@ -75,39 +77,39 @@ impl AssignmentRecord {
     }
 }
 
-/// What happened to a partition on this node.
+/// Ownership change of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TopologyChange {
-    /// This node owns it now.
+    /// This node acquired the partition.
     Assigned,
-    /// This node has handed it over.
+    /// This node handed the partition over.
     Revoked,
-    /// This node lost it without a chance to hand over.
+    /// This node lost the partition without a hand-off.
     Lost,
-    /// Another node owns it now.
+    /// Another node acquired the partition.
     Moved,
 }
 
-/// A partition changes hands.
+/// An ownership change of a partition, as published to subscribers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopologyEvent {
-    /// Of which group.
+    /// Assignment group.
     pub group: String,
-    /// Which partition.
+    /// Partition id.
     pub partition: String,
-    /// What happened.
+    /// Kind of the change.
     pub change: TopologyChange,
-    /// Who owns it now; empty while nobody does.
+    /// Current owner; empty while there is none.
     pub owner_node_id: String,
-    /// The equipment that belongs to it.
+    /// Equipment of the partition.
     pub equipment_ids: Vec<String>,
-    /// What was handed over; a large one as its reference.
+    /// The recorded hand-off; a large hand-off as its reference.
     pub workflow_handoff: Option<StoredHandoff>,
-    /// The last offset that the hand-off includes; -1 for none.
+    /// Last offset that the hand-off includes; -1 for none.
     pub last_offset: i64,
-    /// The fencing token of the ownership.
+    /// Fencing token of the ownership.
     pub version: i64,
 }
 

@@ -1,4 +1,4 @@
-//! Partitions that change hands with their state, in order and after a death.
+//! Partition ownership transfer with state: graceful hand-off, owner failure, leader change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -13,14 +13,14 @@ use crate::events::ClusterEvent;
 use crate::leadership::{CasElection, ElectionOptions};
 use crate::membership::{HeartbeatOptions, Membership, NodeInfo};
 use crate::repository::{BoxFuture, StateRepository, Txn};
-use crate::scenario::{Flaky, Mood, Store, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, Store, everywhere, in_memory, until};
 
-/// What all workers together have done: the work is to count, and the count is what is handed over.
+/// Work of all workers together: each worker counts steps, and the count is the hand-off state.
 #[derive(Default)]
 struct Ledger {
-    /// Partition -> who works on it.
+    /// Partition -> node that works on it.
     working: Mutex<BTreeMap<String, String>>,
-    /// Partition -> steps that were done, by anybody.
+    /// Partition -> steps done by all nodes.
     done: Mutex<BTreeMap<String, u64>>,
     tokens: Mutex<BTreeMap<String, i64>>,
 }
@@ -42,7 +42,7 @@ impl Counter {
         })
     }
 
-    /// One step of work on everything that is owned, and valid.
+    /// One step of work on every valid owned partition.
     fn work(&self) {
         let owned: Vec<Owned> = self.owned.lock().unwrap().values().cloned().collect();
         for one in owned.iter().filter(|one| one.is_valid()) {
@@ -74,7 +74,7 @@ impl PartitionHandler for Counter {
             self.owned.lock().unwrap().remove(partition);
             let count = self.counts.lock().unwrap().remove(partition).unwrap();
             let who = self.ledger.working.lock().unwrap().remove(partition);
-            assert_eq!(who.as_ref(), Some(&self.node), "it was ours until now");
+            assert_eq!(who.as_ref(), Some(&self.node), "this node was the owner until now");
             let handoff = Handoff { checkpoint: count.to_string().into(), ..Handoff::default() };
             HandedOver { handoff, last_offset: i64::try_from(count).unwrap() }
         })
@@ -111,7 +111,7 @@ impl Fleet {
         Self { ledger: Arc::default(), specs, store }
     }
 
-    /// A node that works and would lead.
+    /// A node that owns partitions and campaigns for the assignment leadership.
     async fn start(&self, id: &str) -> Worker {
         let flaky = Flaky::new(self.store.repository.clone());
         let mut context = self.store.node(id);
@@ -130,10 +130,10 @@ impl Fleet {
         Worker { counter, membership, worker, flaky, context }
     }
 
-    /// Waits until the workers own everything, evenly, and nothing else does.
+    /// Waits until the workers own all partitions, evenly.
     async fn settled(&self, workers: &[&Worker]) {
         let all: BTreeSet<String> = self.specs.borrow().iter().map(|spec| spec.id.clone()).collect();
-        until(&format!("{}: all partitions are owned evenly", self.store.name), async || {
+        until(&format!("{}: partitions are balanced", self.store.name), async || {
             workers.iter().for_each(|worker| worker.counter.work());
             let owned: Vec<_> = workers.iter().map(|worker| worker.worker.owned()).collect();
             let sizes: Vec<usize> = owned.iter().map(BTreeMap::len).collect();
@@ -155,7 +155,7 @@ fn partitions_move_to_a_new_node_with_their_state_and_back_when_it_leaves() {
         let mut events = a.context.events.subscribe();
         let b = fleet.start("b").await;
         fleet.settled(&[&a, &b]).await;
-        assert_eq!(b.worker.owned().len(), 4, "the fewest moves");
+        assert_eq!(b.worker.owned().len(), 4, "fewest moves");
         let revoked = loop {
             match events.next().await.unwrap().unwrap() {
                 ClusterEvent::Topology(event) if event.change == TopologyChange::Revoked => break event,
@@ -179,7 +179,7 @@ fn partitions_move_to_a_new_node_with_their_state_and_back_when_it_leaves() {
 }
 
 #[test]
-fn what_a_dead_node_owned_goes_on_from_its_last_checkpoint() {
+fn partitions_of_a_failed_node_resume_from_its_last_checkpoint() {
     everywhere(async |store| {
         let fleet = Fleet::new(store, 6);
         let (a, b) = (fleet.start("a").await, fleet.start("b").await);
@@ -193,30 +193,33 @@ fn what_a_dead_node_owned_goes_on_from_its_last_checkpoint() {
             one.checkpoint(&HandedOver { handoff, last_offset: 9 }).await.unwrap();
             saved.insert(one.partition().to_owned(), count);
         }
-        b.counter.work(); // after the checkpoint: this is what a crash takes
-        b.flaky.set(Mood { away: true, ..Mood::default() });
-        until("b stops by itself", async || owned.iter().all(|one| !one.is_valid()).then_some(())).await;
+        b.counter.work(); // after the checkpoint: lost in the crash
+        b.flaky.set(Faults { unreachable: true, ..Faults::default() });
+        until("b stops when its lease deadline passes", async || {
+            owned.iter().all(|one| !one.is_valid()).then_some(())
+        })
+        .await;
         fleet.settled(&[&a]).await;
         for (partition, count) in saved {
             let here = a.counter.counts.lock().unwrap()[&partition];
             let done_here = fleet.ledger.done.lock().unwrap()[&partition];
             assert!(here >= count && here < done_here, "{partition}: from {count}, at {here} of {done_here}");
         }
-        b.flaky.set(Mood::default());
+        b.flaky.set(Faults::default());
         let late = owned[0].checkpoint(&HandedOver::default()).await;
         assert!(matches!(late, Err(HandoffError::NotOwner(_))), "{late:?}");
     });
 }
 
 #[test]
-fn a_leader_change_in_the_middle_leaves_nothing_undone() {
+fn leader_change_during_rebalance_completes_all_transfers() {
     in_memory(async |store| {
         let fleet = Fleet::new(store, 40);
         let a = fleet.start("a").await;
         fleet.settled(&[&a]).await;
         let b = fleet.start("b").await;
-        // The leader goes while partitions are on their way.
-        until("something has moved", async || (!b.worker.owned().is_empty()).then_some(())).await;
+        // The leader fails during partition transfers.
+        until("first partition has moved", async || (!b.worker.owned().is_empty()).then_some(())).await;
         fleet.store.repository.txn(Txn::new().delete("cluster:leader/g")).await.unwrap();
         let c = fleet.start("c").await;
         fleet.settled(&[&a, &b, &c]).await;
@@ -224,7 +227,7 @@ fn a_leader_change_in_the_middle_leaves_nothing_undone() {
         fleet.specs.send_modify(|specs| {
             specs.push(PartitionSpec { id: "new/one".to_owned(), ..PartitionSpec::default() });
         });
-        until("the new one is owned", async || {
+        until("new partition is owned", async || {
             [&a, &b, &c].iter().any(|one| one.worker.owned().contains_key("new/one")).then_some(())
         })
         .await;
@@ -232,22 +235,22 @@ fn a_leader_change_in_the_middle_leaves_nothing_undone() {
 }
 
 #[test]
-fn ownership_does_not_move_because_a_node_is_silent() {
+fn missed_heartbeats_do_not_move_ownership() {
     in_memory(async |store| {
         let fleet = Fleet::new(store, 4);
         let (a, b) = (fleet.start("a").await, fleet.start("b").await);
         fleet.settled(&[&a, &b]).await;
         let before = b.worker.owned();
-        // Its heartbeats do not arrive any more, its renewals do: silent, not gone.
-        b.flaky.set(Mood { lossy: 50, ..Mood::default() });
+        // Heartbeats are lost, lease renewals arrive: the member is silent, its lease is valid.
+        b.flaky.set(Faults { lost_percent: 50, ..Faults::default() });
         tokio::time::sleep(fleet.store.ttl * 3).await;
         assert_eq!(b.worker.owned(), before);
-        b.flaky.set(Mood::default());
+        b.flaky.set(Faults::default());
     });
 }
 
 #[test]
-fn hand_offs_of_every_size_come_back() {
+fn hand_offs_of_every_size_round_trip() {
     everywhere(async |store| {
         let options = HandoffOptions { max_bytes: 4 << 20, ..HandoffOptions::default() };
         let handoffs = HandoffStore::new(store.repository.clone(), options);
@@ -268,7 +271,7 @@ fn hand_offs_of_every_size_come_back() {
             assert_eq!(stored.encoding, encoding, "{}", store.name);
             assert_eq!(handoffs.load(&stored).await.unwrap(), handoff);
             handoffs.sweep("g", "p", Some(&stored)).await;
-            assert_eq!(handoffs.load(&stored).await.unwrap(), handoff, "the current one stays");
+            assert_eq!(handoffs.load(&stored).await.unwrap(), handoff, "the current hand-off is kept");
             let pieces = store.repository.list("cluster:handoffs/g/p/").await.unwrap().1.len();
             assert_eq!(pieces, stored.reference.map_or(0, |reference| reference.pieces));
         }
@@ -278,7 +281,7 @@ fn hand_offs_of_every_size_come_back() {
 }
 
 #[test]
-fn a_damaged_hand_off_is_refused() {
+fn damaged_hand_off_is_rejected() {
     in_memory(async |store| {
         let handoffs = HandoffStore::new(store.repository.clone(), HandoffOptions::default());
         let mut random = fastrand::Rng::with_seed(5);
@@ -310,7 +313,7 @@ fn a_damaged_hand_off_is_refused() {
 }
 
 #[test]
-fn a_malformed_record_is_said_and_mended() {
+fn malformed_record_is_reported_and_replaced() {
     in_memory(async |store| {
         let fleet = Fleet::new(store, 2);
         fleet.store.repository.txn(Txn::new().put("cluster:assignments/g/p0", "[")).await.unwrap();
@@ -320,7 +323,7 @@ fn a_malformed_record_is_said_and_mended() {
 }
 
 #[test]
-fn tokens_grow_across_a_record_that_was_deleted_or_overwritten() {
+fn fencing_tokens_grow_across_a_deleted_or_overwritten_record() {
     everywhere(async |store| {
         let fleet = Fleet::new(store, 2);
         let a = fleet.start("a").await;
@@ -338,7 +341,7 @@ fn tokens_grow_across_a_record_that_was_deleted_or_overwritten() {
 }
 
 #[test]
-fn a_partition_that_is_no_longer_configured_is_revoked_and_comes_back_with_its_state() {
+fn removed_partition_is_revoked_and_keeps_its_state_when_added_again() {
     everywhere(async |store| {
         let fleet = Fleet::new(store, 4);
         let a = fleet.start("a").await;
@@ -360,7 +363,7 @@ fn a_partition_that_is_no_longer_configured_is_revoked_and_comes_back_with_its_s
 }
 
 #[test]
-fn a_hand_off_that_cannot_be_read_holds_up_its_own_partition_only() {
+fn unreadable_hand_off_blocks_only_its_partition() {
     in_memory(async |store| {
         let fleet = Fleet::new(store, 3);
         let unreadable = AssignmentRecord {
@@ -371,20 +374,20 @@ fn a_hand_off_that_cannot_be_read_holds_up_its_own_partition_only() {
         fleet.store.repository.txn(put(&unreadable)).await.unwrap();
         let a = fleet.start("a").await;
         let owns = async |count: usize| (a.worker.owned().len() == count).then_some(());
-        until("the others are owned", async || owns(2).await).await;
+        until("the other partitions are owned", async || owns(2).await).await;
         assert!(!a.worker.owned().contains_key("p0"));
-        // Mended by hand: the owner goes on with what is there now.
+        // Repaired by hand: the owner continues with the current record.
         let entry = fleet.store.repository.get("cluster:assignments/g/p0").await.unwrap().unwrap();
-        let mut mended = AssignmentRecord::from_bytes(&entry.value).unwrap();
-        mended.workflow_handoff = None;
-        fleet.store.repository.txn(put(&mended)).await.unwrap();
+        let mut repaired = AssignmentRecord::from_bytes(&entry.value).unwrap();
+        repaired.workflow_handoff = None;
+        fleet.store.repository.txn(put(&repaired)).await.unwrap();
         until("the partition is owned", async || owns(3).await).await;
     });
 }
 
-/// The election is used as a trait object everywhere.
+/// Compile-time check: `LeaderElection` is object safe.
 #[test]
-fn elections_are_objects() {
+fn leader_election_is_object_safe() {
     in_memory(async |store| {
         let election: Arc<dyn crate::leadership::LeaderElection> =
             Arc::new(CasElection::new(&store.node("a"), "x", ElectionOptions::default()));
@@ -395,11 +398,11 @@ fn elections_are_objects() {
 }
 
 #[test]
-fn a_hand_off_of_100_mib_goes_by_reference_or_is_compressed() {
+fn hand_off_of_100_mib_is_stored_by_reference_or_compressed() {
     in_memory(async |store| {
         let handoffs = HandoffStore::new(store.repository.clone(), HandoffOptions::default());
         let mut random = fastrand::Rng::with_seed(5);
-        // What repeats after a mebibyte is noise to a compressor that looks back 64 KiB.
+        // A repetition after 1 MiB is noise to a compressor with a 64 KiB window.
         let noise: Vec<u8> = (0..1 << 20).map(|_| random.u8(..)).collect();
         for (block, encoding, pieces) in [(noise, "reference", 200), (vec![7; 1 << 20], "reference", 1)] {
             let checkpoint: Bytes = block.repeat(100).into();
@@ -413,13 +416,13 @@ fn a_hand_off_of_100_mib_goes_by_reference_or_is_compressed() {
             assert_eq!(handoffs.load(&stored).await.unwrap(), handoff);
             handoffs.sweep("g", "p", Some(&stored)).await;
             let (_, kept) = store.repository.list("cluster:handoffs/g/p/").await.unwrap();
-            assert_eq!(kept.len(), reference.pieces, "what the one before left is gone");
+            assert_eq!(kept.len(), reference.pieces, "chunks of the previous hand-off are deleted");
         }
     });
 }
 
 #[test]
-fn a_hand_off_that_is_too_old_is_not_used_and_without_a_limit_none_is() {
+fn expired_hand_off_is_not_used_and_without_a_ttl_none_expires() {
     in_memory(async |store| {
         let day = 86_400_000;
         let with = |ttl| HandoffOptions { ttl, ..HandoffOptions::default() };

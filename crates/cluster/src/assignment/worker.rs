@@ -1,11 +1,13 @@
-//! The owners' part: takes what it is to own, hands over what it is to give, and stops when its membership ends.
+//! The assignment worker: acquires the partitions assigned to this member, hands over the partitions it must
+//! release, and stops when its membership ends.
 //!
-//! Order of things, per partition: taken (the record says so) → hand-off loaded → [`PartitionHandler::on_assigned`] →
-//! … → [`PartitionHandler::on_revoked`] has returned (nothing is processed any more) → hand-off recorded and the partition
-//! let go, in one compare-and-swap. So the next owner never begins before this one has ended.
+//! Order per partition: acquired (the record names this member) → hand-off loaded →
+//! [`PartitionHandler::on_assigned`] → … → [`PartitionHandler::on_revoked`] has returned (processing has
+//! stopped) → hand-off recorded and partition released, in one compare-and-swap. The next owner therefore
+//! never starts before this owner has stopped.
 //!
-//! Partitions do not wait for each other: the records of one partition are worked off in order, those of different
-//! partitions side by side. A hand-off that cannot be read or recorded holds up its own partition only.
+//! Partitions are independent: the records of one partition are applied in order, those of different
+//! partitions concurrently. A hand-off that cannot be read or recorded blocks only its own partition.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,38 +24,39 @@ use super::record::{AssignmentRecord, TopologyChange, TopologyEvent};
 use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::events::ClusterEvent;
+use crate::fault_injection::{self, Bug};
 use crate::keys;
 use crate::membership::Membership;
 use crate::metrics::seconds;
-use crate::planted::{self, Bug};
 use crate::repository::{BoxFuture, Compare, Entry, Event, Txn, TxnOutcome};
 use crate::session::SessionWatch;
 
-/// Failures in a row after which somebody is told.
+/// Consecutive failures after which an operator alert is logged.
 const ALERT_AFTER: u32 = 5;
 
-/// What an owner leaves behind.
+/// State that an owner records for the next owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandedOver {
-    /// The state of the work.
+    /// Checkpoint and stage of the work.
     pub handoff: Handoff,
-    /// The last offset that it includes; -1 for none.
+    /// Last offset that the checkpoint includes; -1 for none.
     pub last_offset: i64,
 }
 
-/// The application's side of owning partitions.
+/// Callbacks of the application for partition ownership.
 pub trait PartitionHandler: Send + Sync + 'static {
-    /// The partition is ours, with what the owner before left. Work may begin when this is called.
+    /// This node owns the partition; `handed_over` is the state of the previous owner. Work may start when
+    /// this is called.
     fn on_assigned(&self, owned: Owned, handed_over: Option<HandedOver>) -> BoxFuture<'_, ()>;
 
-    /// The partition is to be given up: stop working on it, and say what the next owner needs.
+    /// The partition moves to another node: stop the work on it and return the state for the next owner.
     fn on_revoked<'a>(&'a self, partition: &'a str) -> BoxFuture<'a, HandedOver>;
 
-    /// The partition is lost: stop at once. Nothing can be recorded any more.
+    /// The partition is lost: stop immediately. Nothing can be recorded any more.
     fn on_lost(&self, partition: &str);
 }
 
-/// A partition this node owns.
+/// A partition owned by this node.
 #[derive(Clone)]
 pub struct Owned {
     group: Arc<str>,
@@ -65,34 +68,35 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// Its name.
+    /// Partition id.
     pub fn partition(&self) -> &str {
         &self.partition
     }
 
-    /// Its group.
+    /// Assignment group.
     pub fn group(&self) -> &str {
         &self.group
     }
 
-    /// The equipment that belongs to it.
+    /// Equipment of the partition.
     pub fn equipment_ids(&self) -> &[String] {
         &self.equipment_ids
     }
 
-    /// Larger than that of every owner before: for whatever the work writes to.
+    /// Fencing token, larger than the token of every previous owner; pass it to every system the work writes
+    /// to.
     pub fn fencing_token(&self) -> i64 {
         self.version
     }
 
-    /// Whether it is ours at this moment. Look before each use.
+    /// True while this node owns the partition. Check before each use.
     pub fn is_valid(&self) -> bool {
         let known = self.worker.owned.lock().unwrap_or_else(PoisonError::into_inner);
         self.session.is_valid()
             && known.get(&*self.partition).is_some_and(|held| held.version == self.version)
     }
 
-    /// Records how far the work is, for the case that this process dies.
+    /// Records a checkpoint, for recovery after a crash of this process.
     pub async fn checkpoint(&self, state: &HandedOver) -> Result<(), HandoffError> {
         self.worker.record(&self.partition, self.version, state, false).await
     }
@@ -112,11 +116,11 @@ struct Inner {
     session: SessionWatch,
     handoffs: HandoffStore,
     handler: Arc<dyn PartitionHandler>,
-    /// What this node owns.
+    /// Partitions owned by this node.
     owned: Mutex<BTreeMap<String, Held>>,
-    /// One change of each partition's record by this process at a time.
+    /// Serializes the changes of each partition's record by this process.
     writing: Mutex<HashMap<String, Arc<AsyncMutex<()>>>>,
-    /// When this member began to wait for work, and whether it has got some.
+    /// Start of the wait for the first partition, and whether this member has acquired one.
     began: u64,
     is_at_work: AtomicBool,
 }
@@ -128,7 +132,7 @@ pub struct AssignmentWorker {
 }
 
 impl AssignmentWorker {
-    /// Takes what this member is to own, from now until its membership ends.
+    /// Acquires the partitions assigned to this member, until its membership ends.
     pub fn start(
         context: &Context,
         membership: &Membership,
@@ -157,26 +161,26 @@ impl AssignmentWorker {
                 _ = running.session.lost() => {}
                 () = running.run() => {}
             }
-            running.lose_all();
+            running.on_all_lost();
         });
         Self { inner, task: Some(task) }
     }
 
-    /// What this node owns, with the fencing tokens.
+    /// Owned partitions with their fencing tokens.
     pub fn owned(&self) -> BTreeMap<String, i64> {
         let owned = self.inner.owned.lock().unwrap_or_else(PoisonError::into_inner);
         owned.iter().map(|(partition, held)| (partition.clone(), held.version)).collect()
     }
 
-    /// Hands everything over, and stops. For a node that leaves.
+    /// Hands over all partitions and stops. For a node that leaves.
     pub async fn stop(mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
-            // Ended or aborted: either way it takes nothing any more.
+            // Ended or aborted: either way it acquires nothing any more.
             let _ = task.await;
         }
         let held: Vec<String> = self.owned().into_keys().collect();
-        join_all(held.iter().map(|partition| self.inner.give(partition))).await;
+        join_all(held.iter().map(|partition| self.inner.hand_over(partition))).await;
     }
 }
 
@@ -184,7 +188,7 @@ impl Drop for AssignmentWorker {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
-            self.inner.lose_all();
+            self.inner.on_all_lost();
         }
     }
 }
@@ -193,7 +197,7 @@ impl Inner {
     async fn run(self: &Arc<Self>) {
         let prefix = keys::assignments(&self.group);
         let mut backoff = Backoff::default();
-        let mut lanes = Lanes::default();
+        let mut queues = PartitionQueues::default();
         loop {
             if let Ok((revision, entries)) = self.context.repository.list(&prefix).await
                 && let Ok(mut watch) = self.context.repository.watch(&prefix, revision + 1).await
@@ -203,17 +207,17 @@ impl Inner {
                 for entry in entries {
                     if let Some(partition) = entry.key.strip_prefix(&prefix).map(keys::name) {
                         listed.insert(partition.clone());
-                        lanes.push(self, partition, Some(entry));
+                        queues.push(self, partition, Some(entry));
                     }
                 }
-                // Deleted while nothing was watched.
+                // Deleted while no watch was open.
                 for partition in self.partitions().into_iter().filter(|held| !listed.contains(held)) {
-                    lanes.push(self, partition, None);
+                    queues.push(self, partition, None);
                 }
                 loop {
                     tokio::select! {
                         biased;
-                        () = lanes.next(self), if !lanes.running.is_empty() => {}
+                        () = queues.next(self), if !queues.running.is_empty() => {}
                         event = watch.next() => {
                             let Some(Ok(event)) = event else { break };
                             let (key, entry) = match event {
@@ -221,7 +225,7 @@ impl Inner {
                                 Event::Delete { key, .. } => (key, None),
                             };
                             if let Some(partition) = key.strip_prefix(&prefix) {
-                                lanes.push(self, keys::name(partition), entry);
+                                queues.push(self, keys::name(partition), entry);
                             }
                         }
                     }
@@ -231,11 +235,11 @@ impl Inner {
         }
     }
 
-    /// Acts on the newest record of a partition; `None` for one that was deleted.
+    /// Applies the newest record of a partition; `None` for a deleted record.
     async fn on_change(self: &Arc<Self>, partition: &str, entry: Option<Entry>) {
         match entry {
             Some(entry) => self.on_record(partition, &entry).await,
-            None => self.lose(partition),
+            None => self.on_partition_lost(partition),
         }
     }
 
@@ -248,13 +252,13 @@ impl Inner {
             Ok(record) => record,
             Err(reason) => {
                 self.context.events.publish(ClusterEvent::Malformed { key: entry.key.clone(), reason });
-                return self.lose(partition);
+                return self.on_partition_lost(partition);
             }
         };
         let me = &*self.context.node_id;
         let held = self.held(partition);
         if held.as_ref().is_some_and(|(_, revision)| *revision >= entry.mod_revision) {
-            return; // our own writing, or older
+            return; // own write, or stale
         }
         let is_ours = record.owner_node_id == me && record.owner_epoch == self.epoch;
         if let Some((version, _)) = held {
@@ -262,25 +266,26 @@ impl Inner {
                 let moves = is_leaving(&record, me);
                 self.remember(partition, entry.mod_revision, record);
                 if moves {
-                    self.give(partition).await;
+                    self.hand_over(partition).await;
                 }
                 return;
             }
-            self.lose(partition);
+            self.on_partition_lost(partition);
         }
         if record.owner_node_id.is_empty() && record.target_node_id == me {
-            self.take(partition, entry, record).await;
+            self.acquire(partition, entry, record).await;
         } else if is_ours {
-            self.on_own(partition, &entry.key).await;
+            self.on_recorded_as_owner(partition, &entry.key).await;
         } else if !record.owner_node_id.is_empty() && record.target_node_id.is_empty() {
             let event = TopologyEvent::new(&self.group, partition, TopologyChange::Moved, &record);
             self.context.events.publish(ClusterEvent::Topology(event));
         }
     }
 
-    /// A record says that a partition is ours, and we do not have it: taken by a try whose answer was lost, or given away
-    /// since, and this is the word of a moment before. Only the store can tell which.
-    async fn on_own(self: &Arc<Self>, partition: &str, key: &str) {
+    /// The record names this member as owner, and the partition is not held: it was acquired by an attempt
+    /// whose reply was lost, or it was released since and this record is stale. Only a read of the store can
+    /// distinguish the two.
+    async fn on_recorded_as_owner(self: &Arc<Self>, partition: &str, key: &str) {
         let mut backoff = Backoff::default();
         let entry = loop {
             match self.context.repository.get(key).await {
@@ -316,7 +321,7 @@ impl Inner {
         held.map(|held| held.record)
     }
 
-    async fn take(self: &Arc<Self>, partition: &str, entry: &Entry, mut record: AssignmentRecord) {
+    async fn acquire(self: &Arc<Self>, partition: &str, entry: &Entry, mut record: AssignmentRecord) {
         record.owner_node_id = self.context.node_id.to_string();
         record.owner_epoch = self.epoch;
         record.target_node_id.clear();
@@ -330,15 +335,16 @@ impl Inner {
         loop {
             match self.context.repository.txn(txn.clone()).await {
                 Ok(TxnOutcome::Done { revision }) => return self.adopt(partition, revision, record).await,
-                // Decided anew, or done by a try whose answer was lost: the watch tells.
+                // Planned again, or committed by an attempt whose reply was lost: the watch delivers the
+                // result.
                 Ok(TxnOutcome::Conflict { .. }) => return,
                 Err(error) if error.is_retryable() => backoff.pause().await,
-                Err(error) => return tracing::warn!(%error, partition, "a partition was not taken"),
+                Err(error) => return tracing::warn!(%error, partition, "partition acquisition failed"),
             }
         }
     }
 
-    /// The record says that the partition is ours: loads what was handed over, and lets the work begin.
+    /// The record names this member as owner: loads the hand-off and starts the work.
     async fn adopt(self: &Arc<Self>, partition: &str, revision: i64, record: AssignmentRecord) {
         let began = self.context.clock.monotonic_ns();
         let mut backoff = Backoff::default();
@@ -346,7 +352,7 @@ impl Inner {
         let handed_over = loop {
             let Some(stored) = &record.workflow_handoff else { break None };
             if self.handoffs.is_expired(record.updated_at, now) {
-                self.alert(partition, &backoff, "it is over the limit of its age and not used any more");
+                self.alert(partition, &backoff, "hand-off is over the limit of its age and is not used");
                 break None;
             }
             match self.handoffs.load(stored).await {
@@ -354,11 +360,12 @@ impl Inner {
                 Err(error) => {
                     self.context.metrics.handoff_retries.inc();
                     self.alert(partition, &backoff, &error.to_string());
-                    // What cannot be read now may be mended or come back; starting without it would lose it.
+                    // An unreadable hand-off may be repaired or become readable; a start without it would
+                    // lose it.
                     backoff.pause().await;
                     let now = self.context.repository.get(&keys::assignment(&self.group, partition)).await;
                     if now.is_ok_and(|now| now.is_none_or(|now| now.mod_revision != revision)) {
-                        return; // the newer record waits behind this one
+                        return; // a newer record is queued behind this one
                     }
                 }
             }
@@ -382,29 +389,30 @@ impl Inner {
             self.context.metrics.join_to_rebalance_time.observe(seconds(now.saturating_sub(self.began)));
         }
         if moves {
-            self.give(partition).await;
+            self.hand_over(partition).await;
         }
     }
 
-    /// Drains a partition, records its hand-off and lets it go.
-    async fn give(self: &Arc<Self>, partition: &str) {
+    /// Drains a partition, records its hand-off and releases it.
+    async fn hand_over(self: &Arc<Self>, partition: &str) {
         let Some((version, _)) = self.held(partition) else { return };
-        // Without the membership nothing is ours to hand over, and nobody would believe us.
+        // Without a membership this node owns nothing, and the store would reject the write.
         if !self.session.is_valid() {
-            return self.lose(partition);
+            return self.on_partition_lost(partition);
         }
         let state = self.handler.on_revoked(partition).await;
         let mut backoff = Backoff::default();
         loop {
             match self.record(partition, version, &state, true).await {
                 Ok(()) => return,
-                Err(HandoffError::NotOwner(_)) => return self.lose(partition),
-                Err(_) if !self.session.is_valid() => return self.lose(partition),
+                Err(HandoffError::NotOwner(_)) => return self.on_partition_lost(partition),
+                Err(_) if !self.session.is_valid() => return self.on_partition_lost(partition),
                 Err(error) => {
                     self.context.metrics.handoff_retries.inc();
                     self.alert(partition, &backoff, &error.to_string());
                     if matches!(error, HandoffError::TooLarge { .. }) {
-                        // It will not fit next time either. Kept rather than dropped: the operator decides.
+                        // A retry cannot fit either. The partition is kept, not dropped: the operator
+                        // decides.
                         return;
                     }
                     backoff.pause().await;
@@ -416,7 +424,7 @@ impl Inner {
     fn alert(&self, partition: &str, backoff: &Backoff, reason: &str) {
         let failures = backoff.failures() + 1;
         if failures.is_multiple_of(ALERT_AFTER) || reason.contains("over the limit") {
-            tracing::warn!(partition, failures, reason, "a hand-off fails again and again");
+            tracing::warn!(partition, failures, reason, "hand-off failed repeatedly");
             self.context.events.publish(ClusterEvent::HandoffFailing {
                 group: self.group.to_string(),
                 partition: partition.to_owned(),
@@ -426,7 +434,8 @@ impl Inner {
         }
     }
 
-    /// Records a hand-off, if the partition is still ours at `version`; with `release` it is let go in the same step.
+    /// Records a hand-off if this node still owns the partition at `version`; with `release` the partition
+    /// is released in the same transaction.
     async fn record(
         self: &Arc<Self>,
         partition: &str,
@@ -452,8 +461,8 @@ impl Inner {
                 && record.version == version
                 && record.workflow_handoff.as_ref() == Some(&stored);
             if release && released {
-                // By a try whose answer was lost.
-                self.let_go(partition, &record);
+                // Released by an attempt whose reply was lost.
+                self.on_released(partition, &record);
                 return Ok(());
             }
             let is_ours = *record.owner_node_id == *self.context.node_id
@@ -462,7 +471,7 @@ impl Inner {
             if !is_ours {
                 return Err(not_owner());
             }
-            let kept = !(release && planted::is(Bug::NoHandoff));
+            let kept = !(release && fault_injection::is_injected(Bug::NoHandoff));
             record.workflow_handoff = kept.then(|| stored.clone());
             record.last_offset = if kept { state.last_offset } else { -1 };
             record.updated_at = self.context.clock.wall_ms();
@@ -480,14 +489,14 @@ impl Inner {
                     self.context.metrics.handoff_time.observe(seconds(took));
                     self.handoffs.sweep(&self.group, partition, Some(&stored)).await;
                     if release {
-                        self.let_go(partition, &record);
+                        self.on_released(partition, &record);
                     } else {
                         self.on_recorded(partition, revision, record);
                     }
                     return Ok(());
                 }
                 TxnOutcome::Conflict { .. } if !self.session.is_valid() => return Err(not_owner()),
-                // The leader wrote a target meanwhile: look again.
+                // The leader wrote a target concurrently: retry.
                 TxnOutcome::Conflict { current, .. } if current.get(1).is_some_and(Option::is_none) => {
                     return Err(not_owner());
                 }
@@ -496,12 +505,13 @@ impl Inner {
         }
     }
 
-    /// A checkpoint's own record comes back by the watch; a target that the leader wrote before it must not be missed.
+    /// The watch delivers the checkpoint's own record; a target that the leader wrote before it must not be
+    /// missed.
     fn on_recorded(self: &Arc<Self>, partition: &str, revision: i64, record: AssignmentRecord) {
         let is_settled = !is_leaving(&record, &self.context.node_id);
         let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = owned.get_mut(partition).filter(|held| held.version == record.version) {
-            // One that is to move is left as unseen, so that the watch acts on it.
+            // A partition with a target stays unseen, so that the watch acts on it.
             if is_settled {
                 held.revision = held.revision.max(revision);
             }
@@ -509,14 +519,14 @@ impl Inner {
         }
     }
 
-    fn let_go(&self, partition: &str, record: &AssignmentRecord) {
+    fn on_released(&self, partition: &str, record: &AssignmentRecord) {
         if self.forget(partition).is_some() {
             let event = TopologyEvent::new(&self.group, partition, TopologyChange::Revoked, record);
             self.context.events.publish(ClusterEvent::Topology(event));
         }
     }
 
-    fn lose(&self, partition: &str) {
+    fn on_partition_lost(&self, partition: &str) {
         if let Some(record) = self.forget(partition) {
             self.handler.on_lost(partition);
             let event = TopologyEvent::new(&self.group, partition, TopologyChange::Lost, &record);
@@ -524,32 +534,32 @@ impl Inner {
         }
     }
 
-    fn lose_all(&self) {
+    fn on_all_lost(&self) {
         let held: Vec<String> = {
             let owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
             owned.keys().cloned().collect()
         };
         for partition in held {
-            self.lose(&partition);
+            self.on_partition_lost(&partition);
         }
     }
 }
 
-/// Whether the owner `me` of a partition is to hand it over.
+/// True if the owner `me` must hand the partition over.
 fn is_leaving(record: &AssignmentRecord, me: &str) -> bool {
     record.is_retired || !(record.target_node_id.is_empty() || record.target_node_id == me)
 }
 
-/// Changes under way, one for each partition, and the newest change that waits behind each.
+/// Record changes in progress, one for each partition, and the newest record queued behind each.
 #[derive(Default)]
-struct Lanes {
+struct PartitionQueues {
     running: FuturesUnordered<BoxFuture<'static, String>>,
-    /// Partitions with a change under way; what waits is the newest record, or `None` inside for a deletion.
+    /// Partitions with a change in progress; queued is the newest record, or an inner `None` for a deletion.
     waiting: HashMap<String, Option<Option<Entry>>>,
 }
 
-impl Lanes {
-    /// Records are whole states: a newer one replaces one that waits.
+impl PartitionQueues {
+    /// A record is the complete state: a newer record replaces a queued one.
     fn push(&mut self, worker: &Arc<Inner>, partition: String, entry: Option<Entry>) {
         match self.waiting.get_mut(&partition) {
             Some(waiting) => *waiting = Some(entry),
@@ -564,7 +574,7 @@ impl Lanes {
         }
     }
 
-    /// Waits for a change to end and begins the one behind it. Cancel-safe.
+    /// Waits for a change to complete and starts the queued one. Cancel-safe.
     async fn next(&mut self, worker: &Arc<Inner>) {
         let Some(partition) = self.running.next().await else { return };
         if let Some(Some(entry)) = self.waiting.remove(&partition) {

@@ -1,5 +1,5 @@
-//! The suite on coordination cores of one node and of three, asked through a follower; the cases about bounded
-//! buffers are not ours: a watch here is a position in history.
+//! The repository suite on coordination cores of one node and of three, called through a follower. The cases
+//! about bounded buffers do not apply: a watch here is a position in the history.
 
 use std::sync::{Arc, Mutex};
 
@@ -19,8 +19,8 @@ fn repository(cluster: &TestCluster, at: usize) -> Arc<CoordRepository> {
     Arc::new(CoordRepository::under(cluster.node(at), "/moim/test"))
 }
 
-/// The suite calls from inside its runtime, which the cluster's own must not be in.
-fn aside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+/// The suite calls from inside its runtime, which must not contain the cluster's own runtime.
+fn on_other_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(work).join().unwrap())
 }
 
@@ -36,10 +36,10 @@ fn fixture(count: usize) -> Fixture {
         repository: repository_here,
         advance_ms: Box::new(move |ms| {
             clock.advance_ms(ms);
-            aside(|| passing.lock().unwrap().wait_leases_ended());
+            on_other_thread(|| passing.lock().unwrap().wait_leases_ended());
         }),
         restart: Some(Box::new(move || {
-            aside(|| {
+            on_other_thread(|| {
                 let mut cluster = cluster.lock().unwrap();
                 cluster.kill(at);
                 cluster.start_node(at);
@@ -61,45 +61,45 @@ fn three() -> Fixture {
 mod one_node {
     use super::one;
     crate::conformance_tests!(one;
-        a_key_has_the_revisions_of_its_changes,
-        compare_and_swap_wins_only_as_expected,
-        a_transaction_compares_many_keys_and_changes_all_or_nothing,
-        a_transaction_that_cannot_be_is_refused,
-        a_listing_is_the_prefix_and_nothing_else,
-        racing_swaps_lose_no_update,
-        a_lease_takes_its_keys_when_it_ends,
-        a_lease_that_is_kept_alive_stays,
-        a_revoked_lease_is_gone_at_once,
-        a_key_put_without_its_lease_outlives_it,
-        a_watch_sees_every_change_in_order,
-        a_watch_starts_in_the_past,
-        a_listing_and_a_watch_leave_no_gap,
-        a_restart_keeps_everything,
+        key_revisions_follow_its_changes,
+        compare_and_swap_succeeds_only_if_precondition_holds,
+        transaction_is_atomic_over_many_keys,
+        invalid_transaction_is_rejected,
+        list_returns_exactly_the_prefix,
+        concurrent_compare_and_swaps_lose_no_update,
+        lease_expiry_deletes_its_keys,
+        renewed_lease_does_not_expire,
+        revoked_lease_ends_immediately,
+        key_put_without_lease_outlives_its_old_lease,
+        watch_delivers_every_event_in_order,
+        watch_from_past_revision_delivers_history,
+        list_then_watch_misses_no_event,
+        restart_keeps_keys_revisions_and_leases,
     );
 }
 
 mod three_nodes {
     use super::three;
     crate::conformance_tests!(three;
-        a_key_has_the_revisions_of_its_changes,
-        compare_and_swap_wins_only_as_expected,
-        a_transaction_compares_many_keys_and_changes_all_or_nothing,
-        a_transaction_that_cannot_be_is_refused,
-        a_listing_is_the_prefix_and_nothing_else,
-        racing_swaps_lose_no_update,
-        a_lease_takes_its_keys_when_it_ends,
-        a_lease_that_is_kept_alive_stays,
-        a_revoked_lease_is_gone_at_once,
-        a_key_put_without_its_lease_outlives_it,
-        a_watch_sees_every_change_in_order,
-        a_watch_starts_in_the_past,
-        a_listing_and_a_watch_leave_no_gap,
-        a_restart_keeps_everything,
+        key_revisions_follow_its_changes,
+        compare_and_swap_succeeds_only_if_precondition_holds,
+        transaction_is_atomic_over_many_keys,
+        invalid_transaction_is_rejected,
+        list_returns_exactly_the_prefix,
+        concurrent_compare_and_swaps_lose_no_update,
+        lease_expiry_deletes_its_keys,
+        renewed_lease_does_not_expire,
+        revoked_lease_ends_immediately,
+        key_put_without_lease_outlives_its_old_lease,
+        watch_delivers_every_event_in_order,
+        watch_from_past_revision_delivers_history,
+        list_then_watch_misses_no_event,
+        restart_keeps_keys_revisions_and_leases,
     );
 }
 
 #[test]
-fn a_watch_far_behind_hears_everything_and_one_before_history_is_told() {
+fn lagging_watch_receives_all_events_and_watch_of_compacted_revision_gets_a_gap() {
     let cluster = TestCluster::start(1, quick);
     cluster.settle();
     let store = repository(&cluster, 0);

@@ -1,8 +1,8 @@
-//! From decisions to watchers: events wait here until they are durable, then go to everybody who watches.
+//! The watch feed: holds events until they are durable, then delivers them to the watchers.
 //!
-//! Invariants: events are published in the order of their revisions, each once, none before it is durable; a
-//! watcher gets every event of its prefix or a [`WatchGap`]. The lock in here is taken by the disk's
-//! notification, so it is never held while anything waits.
+//! Invariants: events are published in revision order, each once, none before it is durable; a watcher gets
+//! every event of its prefix or a [`WatchGap`]. The disk's durability notification takes the lock in here,
+//! so it is never held during a wait.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -15,11 +15,11 @@ use tokio::sync::mpsc;
 
 use crate::repository::{Event, Watch, WatchGap};
 
-/// How many events are kept for watchers that ask for the past.
+/// Maximum number of events in the history, for watches from a past revision.
 const HISTORY_EVENTS: usize = 8_192;
-/// How many bytes of keys and values they may have together.
+/// Maximum bytes of keys and values in the history.
 const HISTORY_BYTES: usize = 8 << 20;
-/// How many events a watcher may be behind before it has to list again.
+/// Maximum lag of a watcher in events; beyond it the watcher must list again.
 const WATCH_BUFFER: usize = 1_024;
 
 /// The events of a repository.
@@ -28,7 +28,7 @@ pub(crate) struct Feed {
 }
 
 struct Inner {
-    /// Decided, not yet durable: the log position after which they are, and the events.
+    /// Decided and not yet durable: the log position that makes them durable, and the events.
     waiting: VecDeque<(i64, Vec<Event>)>,
     /// Published events, oldest first.
     history: VecDeque<Event>,
@@ -46,7 +46,7 @@ struct Watcher {
 }
 
 impl Feed {
-    /// A feed for a store that is at `revision` and remembers nothing before.
+    /// A feed for a store at `revision`, with an empty history.
     pub(crate) fn new(revision: i64) -> Self {
         let inner = Inner {
             waiting: VecDeque::new(),
@@ -58,14 +58,14 @@ impl Feed {
         Self { inner: Mutex::new(inner) }
     }
 
-    /// Takes events that are durable once the log is durable up to `position`.
+    /// Queues events that become durable with the log position `position`.
     pub(crate) fn push(&self, position: i64, events: Vec<Event>) {
         if !events.is_empty() {
             self.lock().waiting.push_back((position, events));
         }
     }
 
-    /// Publishes what is durable now that the log is, up to `durable_end`.
+    /// Publishes the events that are durable up to `durable_end`.
     pub(crate) fn publish(&self, durable_end: i64) {
         let mut inner = self.lock();
         while inner.waiting.front().is_some_and(|(position, _)| *position <= durable_end) {
@@ -77,7 +77,7 @@ impl Feed {
         }
     }
 
-    /// A watch from a revision on; 0 means: what is published from now on.
+    /// A watch from a revision on; 0 means events published from now on.
     pub(crate) fn watch(&self, prefix: &str, from_revision: i64) -> Watch {
         let (sender, events) = mpsc::channel(WATCH_BUFFER);
         let lagged = Arc::new(AtomicI64::new(0));
@@ -109,7 +109,7 @@ impl Feed {
 }
 
 impl Inner {
-    /// Gives an event to its watchers. One that is gone or whose buffer is full is not a watcher any more.
+    /// Delivers an event to its watchers. A closed watcher, or one with a full buffer, is removed.
     fn deliver(&mut self, event: &Event) {
         self.watchers.retain(|watcher| {
             if event.revision() < watcher.from_revision || !event.key().starts_with(&watcher.prefix) {
@@ -145,7 +145,7 @@ fn weight(event: &Event) -> usize {
     event.key().len() + value
 }
 
-/// The watcher's end: the past first, then what comes.
+/// The receiving end of a watch: history first, then new events.
 struct Subscription {
     backlog: VecDeque<Event>,
     events: Option<mpsc::Receiver<Event>>,

@@ -1,8 +1,8 @@
-//! Decisions and snapshots as bytes: what a log keeps.
+//! Record and snapshot encoding of the engine's log.
 //!
-//! Big-endian, lengths before contents, a format version first. The bytes come back from a disk or a peer, so the
-//! decoder trusts nothing: a length is compared with what is left before anything is allocated, and a record
-//! that does not end where it should is refused. Format 1 is frozen by the golden tests.
+//! Big-endian, length-prefixed, format version first. The bytes come back from a disk or a peer, so the
+//! decoder validates everything: a length is compared with the remaining bytes before any allocation, and a
+//! record with trailing bytes is rejected. Format 1 is frozen by the golden tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,16 +21,16 @@ const SNAPSHOT: u8 = 4;
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
-/// What one entry of a log says.
+/// Content of one log entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Logged {
-    /// A decision, to be applied to what came before.
+    /// A decision, to be applied to the preceding state.
     Record(Record),
-    /// The whole state: what came before does not matter any more.
+    /// A snapshot of the whole state; preceding entries are obsolete.
     Snapshot(State),
 }
 
-/// The bytes of a decision.
+/// Encodes a decision.
 pub fn encode_record(record: &Record) -> Bytes {
     let mut out = BytesMut::with_capacity(64);
     out.put_u8(FORMAT);
@@ -56,7 +56,7 @@ pub fn encode_record(record: &Record) -> Bytes {
     out.freeze()
 }
 
-/// The bytes of a whole state.
+/// Encodes a snapshot.
 pub fn encode_snapshot(state: &State) -> Bytes {
     let mut out = BytesMut::with_capacity(64 + state.entries.len() * 128);
     out.put_u8(FORMAT);
@@ -80,7 +80,7 @@ pub fn encode_snapshot(state: &State) -> Bytes {
     out.freeze()
 }
 
-/// Reads what one of the encoders wrote.
+/// Decodes the output of one of the encoders.
 pub fn decode(mut bytes: Bytes) -> Result<Logged, RepositoryError> {
     let format = get_u8(&mut bytes)?;
     if format != FORMAT {
@@ -96,7 +96,7 @@ pub fn decode(mut bytes: Bytes) -> Result<Logged, RepositoryError> {
         other => return Err(damaged(&format!("unknown kind of record: {other}"))),
     };
     if bytes.has_remaining() {
-        return Err(damaged("bytes after the end of a record"));
+        return Err(damaged("trailing bytes after a record"));
     }
     Ok(logged)
 }
@@ -117,7 +117,7 @@ fn put_op(out: &mut BytesMut, op: &Op) {
 }
 
 fn put_count(out: &mut BytesMut, count: usize) {
-    out.put_u32(u32::try_from(count).expect("a repository holds fewer than 2^32 things"));
+    out.put_u32(u32::try_from(count).expect("a repository holds fewer than 2^32 items"));
 }
 
 fn put_bytes(out: &mut BytesMut, bytes: &[u8]) {
@@ -132,7 +132,7 @@ fn put_lease(out: &mut BytesMut, lease: Option<LeaseId>) {
 fn get_change(bytes: &mut Bytes) -> Result<Record, RepositoryError> {
     let revision = get_i64(bytes)?;
     let count = get_u32(bytes)?;
-    let mut ops = Vec::new(); // grows with what is really there, not with what is claimed
+    let mut ops = Vec::new(); // grows with the decoded ops, not with the claimed count
     for _ in 0..count {
         ops.push(match get_u8(bytes)? {
             PUT => Op::Put { key: get_key(bytes)?, value: get_bytes(bytes)?, lease: get_lease(bytes)? },
@@ -171,26 +171,26 @@ fn get_state(bytes: &mut Bytes) -> Result<State, RepositoryError> {
 }
 
 fn get_u8(bytes: &mut Bytes) -> Result<u8, RepositoryError> {
-    bytes.try_get_u8().map_err(|_| cut_short())
+    bytes.try_get_u8().map_err(|_| truncated())
 }
 
 fn get_u32(bytes: &mut Bytes) -> Result<u32, RepositoryError> {
-    bytes.try_get_u32().map_err(|_| cut_short())
+    bytes.try_get_u32().map_err(|_| truncated())
 }
 
 fn get_i64(bytes: &mut Bytes) -> Result<i64, RepositoryError> {
-    bytes.try_get_i64().map_err(|_| cut_short())
+    bytes.try_get_i64().map_err(|_| truncated())
 }
 
 fn get_u64(bytes: &mut Bytes) -> Result<u64, RepositoryError> {
-    bytes.try_get_u64().map_err(|_| cut_short())
+    bytes.try_get_u64().map_err(|_| truncated())
 }
 
-/// A copy, so that one small value does not keep a whole segment's buffer in memory.
+/// Copies, so that one small value does not keep a whole segment's buffer in memory.
 fn get_bytes(bytes: &mut Bytes) -> Result<Bytes, RepositoryError> {
-    let len = usize::try_from(get_u32(bytes)?).map_err(|_| cut_short())?;
+    let len = usize::try_from(get_u32(bytes)?).map_err(|_| truncated())?;
     if len > bytes.remaining() {
-        return Err(cut_short());
+        return Err(truncated());
     }
     Ok(Bytes::copy_from_slice(&bytes.split_to(len)))
 }
@@ -203,8 +203,8 @@ fn get_lease(bytes: &mut Bytes) -> Result<Option<LeaseId>, RepositoryError> {
     Ok(Some(LeaseId(get_i64(bytes)?)).filter(|id| id.0 != 0))
 }
 
-fn cut_short() -> RepositoryError {
-    damaged("a record is cut short")
+fn truncated() -> RepositoryError {
+    damaged("truncated record")
 }
 
 fn damaged(message: &str) -> RepositoryError {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn format_1_stays_as_it_is() {
+    fn format_1_golden_bytes_are_unchanged() {
         let ops = vec![
             Op::Put { key: "a".into(), value: Bytes::from_static(b"xy"), lease: Some(LeaseId(7)) },
             Op::Delete { key: "b".into() },
@@ -248,11 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn a_record_cut_anywhere_is_refused() {
+    fn record_truncated_at_any_length_is_rejected() {
         let ops = vec![Op::Put { key: "key".into(), value: Bytes::from_static(b"value"), lease: None }];
         let bytes = encode_record(&Record::Change { revision: 2, ops });
         for end in 0..bytes.len() {
-            assert!(decode(bytes.slice(..end)).is_err(), "cut at {end}");
+            assert!(decode(bytes.slice(..end)).is_err(), "truncated at {end}");
         }
         let mut longer = BytesMut::from(&bytes[..]);
         longer.put_u8(0);
@@ -264,7 +264,8 @@ mod tests {
         );
     }
 
-    /// Drives a state with random requests; every state on the way must come back from its log and its snapshot.
+    /// Drives a state with random requests; every intermediate state must be rebuilt from its log and from
+    /// its snapshot.
     #[test]
     fn replay_and_snapshot_give_the_same_state() {
         for seed in 0..50 {

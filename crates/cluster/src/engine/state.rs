@@ -1,10 +1,11 @@
-//! The keys and leases themselves: a pure state machine.
+//! The key and lease state machine: pure, no clock, no I/O.
 //!
-//! `decide` looks and changes nothing; `apply` changes and cannot refuse. Between the two the caller makes the
-//! decision durable, so what a crash forgets was never part of the state. No clock and no I/O in here:
-//! deadlines of leases live in [`super::leases`].
+//! `decide_*` reads and changes nothing; `apply` changes and cannot reject. In between the caller makes the
+//! decision durable, so a decision lost in a crash was never part of the acknowledged state. Lease deadlines
+//! are in [`super::leases`].
 //!
-//! Invariant: every entry's revisions are at most `revision`, and every lease of an entry exists and lists it.
+//! Invariant: every entry's revisions are at most `revision`, and every lease of an entry exists and lists
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -13,40 +14,40 @@ use crate::repository::{
     Compare, Entry, Event, LeaseId, MAX_TXN_BYTES, MAX_TXN_OPS, Op, RepositoryError, Txn, TxnOutcome,
 };
 
-/// A decision: what is written to the log and then applied.
+/// A decision: written to the log, then applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// Keys change, at the next revision.
+    /// Changes keys, at the next revision.
     Change {
         /// The revision of the change.
         revision: i64,
-        /// What changes.
+        /// The changes.
         ops: Vec<Op>,
     },
-    /// A lease exists from now on.
+    /// Grants a lease.
     Grant {
-        /// Its name.
+        /// Lease id.
         id: LeaseId,
-        /// How long it lives without being kept alive.
+        /// TTL without renewal.
         ttl_ms: u64,
     },
-    /// A lease is gone and its keys with it, at the next revision if it had any.
+    /// Revokes a lease and deletes its keys, at the next revision if it had any.
     Revoke {
-        /// Its name.
+        /// Lease id.
         id: LeaseId,
     },
 }
 
-/// A lease and the keys it will take with it.
+/// A lease and the keys that its expiry deletes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseState {
-    /// How long it lives without being kept alive.
+    /// TTL without renewal.
     pub ttl_ms: u64,
-    /// Its keys.
+    /// Keys attached to the lease.
     pub keys: BTreeSet<String>,
 }
 
-/// Everything a repository knows.
+/// The complete state of a repository.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct State {
     pub(crate) revision: i64,
@@ -78,12 +79,12 @@ impl State {
         from.take_while(move |(key, _)| key.starts_with(prefix)).map(|(_, entry)| entry)
     }
 
-    /// The leases, with their time to live.
+    /// The leases with their TTL.
     pub fn leases(&self) -> impl Iterator<Item = (LeaseId, u64)> {
         self.leases.iter().map(|(id, lease)| (*id, lease.ttl_ms))
     }
 
-    /// What a transaction would do: a record to log, or none when there is nothing to do, and its outcome.
+    /// Evaluates a transaction: the record to log, `None` when nothing changes, and the outcome.
     pub fn decide_txn(&self, txn: Txn) -> Result<(Option<Record>, TxnOutcome), RepositoryError> {
         self.check(&txn)?;
         if !txn.compares.iter().all(|compare| self.holds(compare)) {
@@ -99,13 +100,13 @@ impl State {
         Ok((Some(Record::Change { revision, ops }), TxnOutcome::Done { revision }))
     }
 
-    /// The next lease and the record that grants it.
+    /// The next lease id and the record that grants it.
     pub fn decide_grant(&self, ttl_ms: u64) -> (LeaseId, Record) {
         let id = LeaseId(self.next_lease);
         (id, Record::Grant { id, ttl_ms })
     }
 
-    /// The record that ends a lease.
+    /// The record that revokes a lease.
     pub fn decide_revoke(&self, id: LeaseId) -> Result<Record, RepositoryError> {
         if !self.leases.contains_key(&id) {
             return Err(RepositoryError::LeaseNotFound(id));
@@ -113,10 +114,10 @@ impl State {
         Ok(Record::Revoke { id })
     }
 
-    /// Makes a decision part of the state and says what changed.
+    /// Applies a decision and returns the events.
     ///
-    /// Records come from `decide_*` on this very state, or from a log of such records: one that does not fit is a
-    /// damaged log, and the state is then not changed.
+    /// Records come from `decide_*` on the current state, or from a log of such records: a record that does
+    /// not fit means a damaged log, and the state is then unchanged.
     pub fn apply(&mut self, record: &Record) -> Result<Vec<Event>, RepositoryError> {
         match record {
             Record::Change { revision, ops } => self.apply_change(*revision, ops),

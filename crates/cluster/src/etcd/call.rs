@@ -1,7 +1,8 @@
-//! One gRPC call over a connection: the request's headers and frames out, frames and a status back.
+//! One gRPC call over a connection: request headers and frames out, response frames and a status back.
 //!
-//! Invariant: a failure says whether the request can have reached the server. It has not when the stream was
-//! never opened, or when the server refused the stream by name; in every other case it may have.
+//! Invariant: a failure states whether the request can have reached the server. It has not when the stream
+//! was never opened, or when the server refused the stream (REFUSED_STREAM); in every other case it may
+//! have.
 
 use std::time::Duration;
 
@@ -12,31 +13,31 @@ use http::{HeaderMap, HeaderValue, Method, Request, Version};
 use moim_wire_grpc::status::decode_message;
 use moim_wire_grpc::{Code, FrameReader, Message, Status, encode_frame, timeout};
 
-use super::channel::{Counted, Link};
+use super::channel::{CallGuard, Link};
 use super::error::EtcdError;
 
-/// The longest message we read. Listings of large stores come in one.
+/// Maximum length of a received message. A list of a large store is one message.
 const MAX_MESSAGE: usize = 1 << 30;
 const USER_AGENT: &str = concat!("moim/", env!("CARGO_PKG_VERSION"));
 
-/// A call under way.
+/// A call in progress.
 pub(crate) struct Stream {
     send: SendStream<Bytes>,
     receive: Receive,
     reader: FrameReader,
-    _counted: Counted,
+    _guard: CallGuard,
 }
 
 enum Receive {
-    /// The headers have not come yet.
+    /// The response headers have not arrived yet.
     Headers(ResponseFuture),
     Body(RecvStream),
-    /// Everything has come: how the call ended.
+    /// The call is complete, with its status.
     Done(Result<(), Status>),
 }
 
 impl Stream {
-    /// Opens a call. With a timeout the server is told when nobody will listen any more.
+    /// Opens a call. With a timeout, the server gets the deadline of the caller.
     pub(crate) async fn open(
         link: &Link,
         path: &'static str,
@@ -47,18 +48,19 @@ impl Stream {
         let request = request(link, path, within)?;
         let (response, send) = sender.send_request(request, false).map_err(unsent)?;
         let reader = FrameReader::new(MAX_MESSAGE);
-        Ok(Self { send, receive: Receive::Headers(response), reader, _counted: link.count() })
+        Ok(Self { send, receive: Receive::Headers(response), reader, _guard: link.count() })
     }
 
-    /// Sends a message; `last` says that no more will come.
+    /// Sends a message; `last` closes the sending side.
     pub(crate) fn send<M: Message>(&mut self, message: &M, last: bool) -> Result<(), EtcdError> {
         self.send.send_data(encode_frame(message), last).map_err(|error| broken(&error))
     }
 
-    /// The next message, or `None` when the call ended well. Cancel-safe.
+    /// The next message, or `None` when the call completed with status OK. Cancel-safe.
     pub(crate) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, EtcdError> {
         loop {
-            let wrong = |what: &dyn std::fmt::Display| EtcdError::Unknown(format!("a wrong answer: {what}"));
+            let wrong =
+                |what: &dyn std::fmt::Display| EtcdError::Unknown(format!("malformed response: {what}"));
             if let Some(frame) = self.reader.next_frame().map_err(|error| wrong(&error))? {
                 return moim_wire_grpc::decode(frame).map(Some).map_err(|error| wrong(&error));
             }
@@ -71,13 +73,14 @@ impl Stream {
                     } else if head.status.is_success() {
                         Receive::Body(body)
                     } else {
-                        let message = format!("the server answers HTTP status {}", head.status.as_u16());
+                        let message = format!("server responded with HTTP status {}", head.status.as_u16());
                         Receive::Done(Err(Status::new(Code::Unknown, message)))
                     };
                 }
                 Receive::Body(body) => match body.data().await {
                     Some(Ok(piece)) => {
-                        // What was read may be sent again; a stream that has ended needs no room.
+                        // Return the read bytes to the flow-control window; a stream that has ended needs
+                        // none.
                         let _ = body.flow_control().release_capacity(piece.len());
                         self.reader.push(piece);
                     }
@@ -87,7 +90,9 @@ impl Stream {
                         let ended = match trailers {
                             Some(trailers) => status(&trailers),
                             None => {
-                                return Err(EtcdError::Unknown("the answer ended without a status".into()));
+                                return Err(EtcdError::Unknown(
+                                    "response ended without a gRPC status".into(),
+                                ));
                             }
                         };
                         self.receive = Receive::Done(ended);
@@ -100,7 +105,7 @@ impl Stream {
     }
 }
 
-/// One question, one answer.
+/// A unary call.
 pub(crate) async fn unary<Q: Message, A: Message + Default>(
     link: &Link,
     path: &'static str,
@@ -110,12 +115,12 @@ pub(crate) async fn unary<Q: Message, A: Message + Default>(
     let mut stream = Stream::open(link, path, Some(within)).await?;
     stream.send(question, true)?;
     let Some(answer) = stream.next::<A>().await? else {
-        return Err(EtcdError::Unknown("the answer is empty".to_owned()));
+        return Err(EtcdError::Unknown("empty response".to_owned()));
     };
-    // The status comes after the answer, and only then is it one.
+    // The status follows the response message; the response is valid only with it.
     match stream.next::<A>().await? {
         None => Ok(answer),
-        Some(_) => Err(EtcdError::Unknown("two answers to one question".to_owned())),
+        Some(_) => Err(EtcdError::Unknown("two responses to a unary call".to_owned())),
     }
 }
 
@@ -127,7 +132,7 @@ fn request(link: &Link, path: &'static str, within: Option<Duration>) -> Result<
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .header("user-agent", USER_AGENT)
-        // A member that is cut off says so at once, instead of keeping us waiting.
+        // A member without a leader fails the call immediately instead of blocking it.
         .header("hasleader", "true")
         .body(())
         .map_err(|error| EtcdError::Unreachable(format!("{}: {error}", link.endpoint)))?;

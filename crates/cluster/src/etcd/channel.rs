@@ -1,10 +1,10 @@
-//! Connections to one of several servers: made when somebody needs one, given up when it is silent, and
-//! moved to the next server when this one cannot help.
+//! The connection of an etcd client: opened on demand, closed on ping timeout, and failed over to the next
+//! server.
 //!
-//! One task, the connector, owns the connections. Invariants: at most one is offered at a time; a silent
-//! server is noticed while anybody waits for it, by pings, so that no call and no watch hangs on it; between
-//! two tries of the same server there is a pause that grows, with jitter, so that many clients do not come
-//! back as one.
+//! One task, the connector, owns the connections. Invariants: at most one connection is offered at a time;
+//! while a call or a watch is open, pings detect a silent server, so that no call and no watch hangs on it;
+//! between two attempts at the same server there is a growing pause with jitter, so that many clients do not
+//! reconnect at once.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::error::EtcdError;
 
-/// How a client finds and keeps its servers.
+/// Server addresses and timeouts of an etcd client.
 #[derive(Clone, Debug)]
 pub struct EtcdOptions {
     /// `HOST:PORT` of each server, tried in this order.
     pub endpoints: Vec<String>,
-    /// How long one try to connect may take.
+    /// Timeout of one connection attempt.
     pub connect_timeout: Duration,
-    /// How long a call may take, all tries together.
+    /// Timeout of a call, all attempts together.
     pub call_timeout: Duration,
-    /// While calls or watches are open, how often a silent server is asked whether it is there. An etcd
-    /// closes connections that ask more often than every five seconds.
+    /// Ping interval while calls or watches are open. An etcd closes connections that ping more often than
+    /// every five seconds.
     pub ping_interval: Duration,
-    /// How long it may take to say so.
+    /// Ping timeout.
     pub ping_timeout: Duration,
 }
 
 impl EtcdOptions {
-    /// Defaults, for servers at these addresses (`HOST:PORT`, or with `http://` or `etcd://` before it).
+    /// Defaults, for servers at these addresses (`HOST:PORT`, optionally with `http://` or `etcd://`).
     pub fn new<I: IntoIterator<Item = S>, S: AsRef<str>>(endpoints: I) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(|endpoint| plain(endpoint.as_ref()).to_owned()).collect(),
@@ -50,47 +50,47 @@ impl EtcdOptions {
     }
 }
 
-/// The address without scheme and slash.
+/// The address without scheme and trailing slash.
 fn plain(endpoint: &str) -> &str {
     let address = endpoint.trim();
     let address = address.strip_prefix("http://").or(address.strip_prefix("etcd://")).unwrap_or(address);
     address.trim_end_matches('/')
 }
 
-/// How long a server that is left may go on with the calls it has.
+/// How long an abandoned connection may complete its calls.
 const DRAIN: Duration = Duration::from_secs(60);
-/// How many servers may be on their way out.
+/// Maximum number of draining connections.
 const MAX_DRAINING: usize = 8;
-/// The longest pause between two rounds over all servers.
+/// Maximum pause between two rounds over all servers.
 const MAX_PAUSE_MS: u64 = 1_000;
-/// Room for what a server may send before the caller has read it.
+/// Flow-control window of a stream.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 
-/// A connection that can be used.
+/// An established connection.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(super) sender: SendRequest<Bytes>,
-    /// Tells connections apart, for [`Channel::leave`].
+    /// Identifies the connection, for [`Channel::leave`].
     pub(super) generation: u64,
     /// `HOST:PORT`.
     pub(super) endpoint: Arc<str>,
-    /// Calls under way.
+    /// Number of calls in progress.
     calls: Arc<AtomicUsize>,
 }
 
 impl Link {
-    /// Counts a call for as long as the result lives.
-    pub(super) fn count(&self) -> Counted {
+    /// Counts a call for as long as the guard lives.
+    pub(super) fn count(&self) -> CallGuard {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        Counted(self.calls.clone())
+        CallGuard(self.calls.clone())
     }
 }
 
-/// A call under way: its server is asked whether it is there.
-pub(super) struct Counted(Arc<AtomicUsize>);
+/// Guard of a call in progress: pings run while one exists.
+pub(super) struct CallGuard(Arc<AtomicUsize>);
 
-impl Drop for Counted {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -100,34 +100,34 @@ impl Drop for Counted {
 enum State {
     Up(Link),
     Down {
-        /// How many rounds over all servers have failed since the start.
+        /// Number of failed rounds over all servers since the start.
         rounds: u64,
         /// The last failure.
         why: Arc<str>,
     },
 }
 
-enum Wish {
-    /// A connection.
+enum ConnectorRequest {
+    /// Connect to a server.
     Connect,
-    /// Another server than the one of this connection.
+    /// Fail over from the server of this connection.
     Leave(u64),
 }
 
-/// A way to whichever server answers. Cheap to clone; the connections end with the last clone.
+/// A connection to any of the servers. Cheap to clone; the connections close with the last clone.
 #[derive(Clone)]
 pub struct Channel {
     state: watch::Receiver<State>,
-    wishes: mpsc::Sender<Wish>,
+    requests: mpsc::Sender<ConnectorRequest>,
     options: Arc<EtcdOptions>,
 }
 
 impl Channel {
-    /// A channel whose connections live on the current runtime, under this scope. Nothing is connected yet.
+    /// A channel whose connections live on the current runtime, under this scope. It connects on demand.
     pub fn new(options: EtcdOptions, scope: &Scope) -> Self {
         let options = Arc::new(options);
         let (publish, state) = watch::channel(State::Down { rounds: 0, why: "not connected yet".into() });
-        let (wishes, inbox) = mpsc::channel(16);
+        let (requests, inbox) = mpsc::channel(16);
         let connector = Connector {
             options: options.clone(),
             publish,
@@ -138,16 +138,16 @@ impl Channel {
             rounds: 0,
         };
         scope.spawn("etcd connector", connector.run());
-        Self { state, wishes, options }
+        Self { state, requests, options }
     }
 
-    /// How it finds and keeps its servers.
+    /// Server addresses and timeouts.
     pub fn options(&self) -> &EtcdOptions {
         &self.options
     }
 
-    /// A connection, waiting for one until the deadline. With `impatient` one round over all servers is
-    /// enough to give up.
+    /// Returns a connection, waiting for one until the deadline. With `impatient`, one failed round over all
+    /// servers is an error.
     pub(crate) async fn link(&self, deadline: Instant, impatient: bool) -> Result<Link, EtcdError> {
         let mut state = self.state.clone();
         let mut first_round = None;
@@ -161,21 +161,22 @@ impl Channel {
                     why
                 }
             };
-            // Full means that the wish is known.
-            let _ = self.wishes.try_send(Wish::Connect);
+            // A full queue already holds a connect request.
+            let _ = self.requests.try_send(ConnectorRequest::Connect);
             match timeout_at(deadline, state.changed()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(_)) => return Err(EtcdError::Unreachable("the client is closed".to_owned())),
+                Ok(Err(_)) => return Err(EtcdError::Unreachable("etcd client is closed".to_owned())),
                 Err(_) => return Err(EtcdError::Unreachable(why.to_string())),
             }
         }
     }
 
-    /// The server of this connection cannot help: calls from now on go to the next one, calls under way may
-    /// go on. The only server is not left; when it is silent, its connection ends by itself.
+    /// Fails over from the server of this connection: new calls go to the next server, calls in progress may
+    /// complete. With a single server there is no failover; when it is silent, the ping timeout closes its
+    /// connection.
     pub(crate) fn leave(&self, link: &Link) {
         if self.options.endpoints.len() > 1 {
-            let _ = self.wishes.try_send(Wish::Leave(link.generation));
+            let _ = self.requests.try_send(ConnectorRequest::Leave(link.generation));
         }
     }
 }
@@ -183,22 +184,22 @@ impl Channel {
 type Live = Connection<TcpStream, Bytes>;
 type Draining = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How a connection came to its end.
+/// Reason for the end of a connection.
 enum End {
-    /// It broke, or was silent.
+    /// Connection error or ping timeout.
     Broken(String),
-    /// Somebody asked for another server.
+    /// A caller requested failover.
     Left,
-    /// Nobody has a handle any more.
+    /// All handles are dropped.
     Unused,
 }
 
 struct Connector {
     options: Arc<EtcdOptions>,
     publish: watch::Sender<State>,
-    inbox: mpsc::Receiver<Wish>,
+    inbox: mpsc::Receiver<ConnectorRequest>,
     draining: FuturesUnordered<Draining>,
-    /// The server to try next.
+    /// Index of the server to try next.
     next: usize,
     generation: u64,
     rounds: u64,
@@ -206,15 +207,15 @@ struct Connector {
 
 impl Connector {
     async fn run(mut self) {
-        // In a row, over all servers.
+        // Consecutive failures, over all servers.
         let mut failures: usize = 0;
         loop {
-            if failures == 0 && !self.wait_for_wish().await {
+            if failures == 0 && !self.wait_for_request().await {
                 return;
             }
             let endpoint = self.endpoint();
             let connecting = timeout(self.options.connect_timeout, connect(&endpoint));
-            let why = match connecting.await.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
+            let why = match connecting.await.unwrap_or_else(|_| Err("connect timeout".to_owned())) {
                 Ok((sender, connection)) => {
                     failures = 0;
                     self.generation += 1;
@@ -222,9 +223,9 @@ impl Connector {
                     let (generation, endpoint) = (self.generation, endpoint.clone());
                     let link = Link { sender, generation, endpoint, calls: calls.clone() };
                     self.publish.send_replace(State::Up(link));
-                    match self.keep(connection, &calls).await {
+                    match self.drive(connection, &calls).await {
                         End::Unused => return,
-                        End::Left => "another server was asked for".to_owned(),
+                        End::Left => "failover requested".to_owned(),
                         End::Broken(why) => why,
                     }
                 }
@@ -249,14 +250,14 @@ impl Connector {
         self.options.endpoints.get(self.next % count).map_or_else(|| "".into(), |one| one.as_str().into())
     }
 
-    /// Returns when a connection is wanted, or false when nobody can want one any more.
-    async fn wait_for_wish(&mut self) -> bool {
+    /// Returns true when a connection is requested, and false when all handles are dropped.
+    async fn wait_for_request(&mut self) -> bool {
         loop {
             tokio::select! {
                 wish = self.inbox.recv() => match wish {
-                    Some(Wish::Connect) => return true,
-                    // Of a connection that is gone.
-                    Some(Wish::Leave(_)) => {}
+                    Some(ConnectorRequest::Connect) => return true,
+                    // Refers to a closed connection.
+                    Some(ConnectorRequest::Leave(_)) => {}
                     None => return false,
                 },
                 Some(()) = self.draining.next(), if !self.draining.is_empty() => {}
@@ -264,7 +265,7 @@ impl Connector {
         }
     }
 
-    /// Lets time pass after a failed round; false when nobody waits any more.
+    /// Pauses after a failed round; false when all handles are dropped.
     async fn pause(&mut self, failures: usize) -> bool {
         let rounds = u32::try_from(failures / self.options.endpoints.len().max(1)).unwrap_or(u32::MAX);
         let longest = 25u64.saturating_mul(1 << rounds.min(10)).min(MAX_PAUSE_MS);
@@ -279,8 +280,8 @@ impl Connector {
         }
     }
 
-    /// Drives a connection until it ends, is left, or is silent.
-    async fn keep(&mut self, mut connection: Live, calls: &AtomicUsize) -> End {
+    /// Drives a connection until it closes, fails over, or its ping times out.
+    async fn drive(&mut self, mut connection: Live, calls: &AtomicUsize) -> End {
         let mut pings = connection.ping_pong();
         let (interval, patience) = (self.options.ping_interval, self.options.ping_timeout);
         let mut next_ping = Instant::now() + interval;
@@ -298,14 +299,14 @@ impl Connector {
                 ended = Pin::new(&mut connection) => {
                     return End::Broken(ended.err().map_or_else(|| "closed".to_owned(), |error| error.to_string()));
                 }
-                // A broken connection shows above.
+                // A broken connection is detected above.
                 _ = pong => waiting_for_pong = false,
                 () = tokio::time::sleep_until(next_ping) => {
                     if waiting_for_pong {
-                        return End::Broken("the server is silent".to_owned());
+                        return End::Broken("ping timeout".to_owned());
                     }
                     next_ping = Instant::now() + interval;
-                    // Asking without need is what servers punish.
+                    // Ping only with open calls: servers penalize pings on idle connections.
                     if calls.load(Ordering::Relaxed) > 0
                         && let Some(pings) = &mut pings
                         && pings.send_ping(h2::Ping::opaque()).is_ok()
@@ -315,11 +316,11 @@ impl Connector {
                     }
                 }
                 wish = self.inbox.recv() => match wish {
-                    Some(Wish::Leave(generation)) if generation == self.generation => {
+                    Some(ConnectorRequest::Leave(generation)) if generation == self.generation => {
                         self.drain(connection);
                         return End::Left;
                     }
-                    Some(Wish::Leave(_) | Wish::Connect) => {}
+                    Some(ConnectorRequest::Leave(_) | ConnectorRequest::Connect) => {}
                     None => return End::Unused,
                 },
                 Some(()) = self.draining.next(), if !self.draining.is_empty() => {}
@@ -327,11 +328,11 @@ impl Connector {
         }
     }
 
-    /// Lets the calls of a connection go on for a while.
+    /// Lets the calls of an abandoned connection complete, up to [`DRAIN`].
     fn drain(&mut self, connection: Live) {
         if self.draining.len() < MAX_DRAINING {
             self.draining.push(Box::pin(async move {
-                // However it ends, its calls are told.
+                // When the connection closes, its calls get the error.
                 let _ = timeout(DRAIN, connection).await;
             }));
         }

@@ -1,5 +1,5 @@
-//! The methods of the etcd v3 API, each asked as often as it may be: reads and renewals until the deadline,
-//! changes once.
+//! The methods of the etcd v3 API with their retry rules: reads and lease renewals are retried until the
+//! deadline, writes are sent once.
 
 use std::time::Duration;
 
@@ -22,46 +22,46 @@ use super::channel::{Channel, EtcdOptions};
 use super::error::EtcdError;
 use super::watch::{EtcdWatch, WatchError, WatchOptions};
 
-/// Between two tries of a read.
+/// Pause between two attempts of a read.
 const PAUSE_MS: std::ops::RangeInclusive<u64> = 10..=60;
-/// A read that hangs this long is asked elsewhere.
-const TRY: Duration = Duration::from_secs(3);
+/// Timeout of one read attempt; then the read fails over to another server.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A client of an etcd, or of a Moim. Cheap to clone.
+/// A client of an etcd or a Moim server. Cheap to clone.
 #[derive(Clone)]
 pub struct EtcdClient {
     channel: Channel,
     call_timeout: Duration,
 }
 
-/// How a call may be repeated.
+/// Retry rule of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Repeat {
-    /// It changes nothing, or the same again: until the deadline.
-    Freely,
-    /// It changes something: while it was surely not done.
-    IfUndone,
+enum Retry {
+    /// Read-only or idempotent: retried until the deadline.
+    Idempotent,
+    /// A write: retried only while it was certainly not applied.
+    IfNotApplied,
 }
 
 impl EtcdClient {
-    /// A client whose connections live on the current runtime. Nothing is connected yet.
+    /// A client whose connections live on the current runtime. It connects on demand.
     pub fn new(options: EtcdOptions, scope: &Scope) -> Self {
         let call_timeout = options.call_timeout;
         Self { channel: Channel::new(options, scope), call_timeout }
     }
 
-    /// The same client with another time for each call.
+    /// The same client with another call timeout.
     #[must_use]
     pub fn with_timeout(&self, call_timeout: Duration) -> Self {
         Self { channel: self.channel.clone(), call_timeout }
     }
 
-    /// Its way to the servers.
+    /// The connection channel.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// Whether any server takes connections: one try of each, without the patience of a call.
+    /// Succeeds if any server accepts connections: one attempt for each server, without retries.
     pub async fn probe(&self) -> Result<(), EtcdError> {
         self.channel.link(self.deadline(), true).await.map(drop)
     }
@@ -74,25 +74,25 @@ impl EtcdClient {
         &self,
         path: &'static str,
         question: &Q,
-        repeat: Repeat,
+        retry: Retry,
     ) -> Result<A, EtcdError> {
         let deadline = self.deadline();
         loop {
             let link = self.channel.link(deadline, false).await?;
             let left = deadline.saturating_duration_since(Instant::now());
-            // A change has one try and all the time; a read rather asks somebody else.
-            let within = if repeat == Repeat::Freely { left.min(TRY) } else { left };
+            // A write gets one attempt with the whole timeout; a read fails over earlier.
+            let within = if retry == Retry::Idempotent { left.min(ATTEMPT_TIMEOUT) } else { left };
             let error = match timeout(within, unary(&link, path, question, within)).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => error,
-                Err(_) => EtcdError::Unknown(format!("{}: no answer in time", link.endpoint)),
+                Err(_) => EtcdError::Unknown(format!("{}: no reply within the timeout", link.endpoint)),
             };
-            let again = match repeat {
-                Repeat::Freely => error.may_pass(),
-                Repeat::IfUndone => error.may_pass() && !error.may_have_happened(),
+            let again = match retry {
+                Retry::Idempotent => error.is_retryable_read(),
+                Retry::IfNotApplied => error.is_retryable_read() && !error.may_have_happened(),
             };
-            if error.may_pass() {
-                // Also when this call has no time left: the next one shall ask somebody else.
+            if error.is_retryable_read() {
+                // Also without time left for this call: the next call must use another server.
                 self.channel.leave(&link);
             }
             let pause = Duration::from_millis(fastrand::u64(PAUSE_MS));
@@ -103,83 +103,83 @@ impl EtcdClient {
         }
     }
 
-    /// Reads keys.
+    /// Range read.
     pub async fn range(&self, request: &RangeRequest) -> Result<RangeResponse, EtcdError> {
-        self.call(method::kv::RANGE, request, Repeat::Freely).await
+        self.call(method::kv::RANGE, request, Retry::Idempotent).await
     }
 
-    /// Gives a key a value.
+    /// Put.
     pub async fn put(&self, request: &PutRequest) -> Result<PutResponse, EtcdError> {
-        self.call(method::kv::PUT, request, Repeat::IfUndone).await
+        self.call(method::kv::PUT, request, Retry::IfNotApplied).await
     }
 
-    /// Takes keys away.
+    /// DeleteRange.
     pub async fn delete(&self, request: &DeleteRangeRequest) -> Result<DeleteRangeResponse, EtcdError> {
-        self.call(method::kv::DELETE_RANGE, request, Repeat::IfUndone).await
+        self.call(method::kv::DELETE_RANGE, request, Retry::IfNotApplied).await
     }
 
-    /// Compares and changes.
+    /// Transaction.
     pub async fn txn(&self, request: &TxnRequest) -> Result<TxnResponse, EtcdError> {
-        let repeat = if only_reads(request) { Repeat::Freely } else { Repeat::IfUndone };
-        self.call(method::kv::TXN, request, repeat).await
+        let retry = if is_read_only(request) { Retry::Idempotent } else { Retry::IfNotApplied };
+        self.call(method::kv::TXN, request, retry).await
     }
 
-    /// Forgets history before a revision.
+    /// Compacts the history before a revision.
     pub async fn compact(&self, request: &CompactionRequest) -> Result<CompactionResponse, EtcdError> {
-        self.call(method::kv::COMPACT, request, Repeat::IfUndone).await
+        self.call(method::kv::COMPACT, request, Retry::IfNotApplied).await
     }
 
-    /// Watches keys. Returns when the server has begun to watch.
+    /// Opens a watch. Returns when the server has created it.
     pub async fn watch(&self, options: WatchOptions) -> Result<EtcdWatch, WatchError> {
         EtcdWatch::open(self.channel.clone(), options, self.deadline()).await
     }
 
-    /// Makes a lease of so many seconds; an id of 0 lets the server choose.
+    /// Grants a lease with a TTL in seconds; an id of 0 lets the server choose.
     pub async fn lease_grant(&self, ttl: i64, id: i64) -> Result<LeaseGrantResponse, EtcdError> {
-        self.call(method::lease::GRANT, &LeaseGrantRequest { ttl, id }, Repeat::IfUndone).await
+        self.call(method::lease::GRANT, &LeaseGrantRequest { ttl, id }, Retry::IfNotApplied).await
     }
 
-    /// Ends a lease and its keys.
+    /// Revokes a lease and deletes its keys.
     pub async fn lease_revoke(&self, id: i64) -> Result<LeaseRevokeResponse, EtcdError> {
-        self.call(method::lease::REVOKE, &LeaseRevokeRequest { id }, Repeat::IfUndone).await
+        self.call(method::lease::REVOKE, &LeaseRevokeRequest { id }, Retry::IfNotApplied).await
     }
 
-    /// How long a lease has left; a `ttl` of -1 is a lease that does not exist.
+    /// Remaining TTL of a lease; a `ttl` of -1 means that the lease does not exist.
     pub async fn lease_time_to_live(
         &self,
         id: i64,
         keys: bool,
     ) -> Result<LeaseTimeToLiveResponse, EtcdError> {
-        self.call(method::lease::TIME_TO_LIVE, &LeaseTimeToLiveRequest { id, keys }, Repeat::Freely).await
+        self.call(method::lease::TIME_TO_LIVE, &LeaseTimeToLiveRequest { id, keys }, Retry::Idempotent).await
     }
 
-    /// Every lease.
+    /// Lists all leases.
     pub async fn leases(&self) -> Result<LeaseLeasesResponse, EtcdError> {
-        self.call(method::lease::LEASES, &LeaseLeasesRequest {}, Repeat::Freely).await
+        self.call(method::lease::LEASES, &LeaseLeasesRequest {}, Retry::Idempotent).await
     }
 
-    /// Renews a lease once; a `ttl` of 0 is a lease that does not exist.
+    /// Renews a lease once; a `ttl` of 0 means that the lease does not exist.
     pub async fn lease_keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, EtcdError> {
-        self.call(method::lease::KEEP_ALIVE, &LeaseKeepAliveRequest { id }, Repeat::Freely).await
+        self.call(method::lease::KEEP_ALIVE, &LeaseKeepAliveRequest { id }, Retry::Idempotent).await
     }
 
-    /// The members.
+    /// Lists the cluster members.
     pub async fn member_list(&self) -> Result<MemberListResponse, EtcdError> {
-        self.call(method::cluster::MEMBER_LIST, &MemberListRequest { linearizable: true }, Repeat::Freely)
+        self.call(method::cluster::MEMBER_LIST, &MemberListRequest { linearizable: true }, Retry::Idempotent)
             .await
     }
 
-    /// How the member that is asked does.
+    /// Status of the member that serves the call.
     pub async fn status(&self) -> Result<StatusResponse, EtcdError> {
-        self.call(method::maintenance::STATUS, &StatusRequest {}, Repeat::Freely).await
+        self.call(method::maintenance::STATUS, &StatusRequest {}, Retry::Idempotent).await
     }
 
-    /// The alarms that are on.
+    /// Lists the active alarms.
     pub async fn alarms(&self) -> Result<AlarmResponse, EtcdError> {
         self.alarm(AlarmAction::Get, 0, AlarmType::None).await
     }
 
-    /// Asks for alarms, raises one, or takes it back.
+    /// Lists, activates or deactivates an alarm.
     pub async fn alarm(
         &self,
         action: AlarmAction,
@@ -187,21 +187,22 @@ impl EtcdClient {
         alarm: AlarmType,
     ) -> Result<AlarmResponse, EtcdError> {
         let request = AlarmRequest { action: action as i32, member_id, alarm: alarm as i32 };
-        let repeat = if action == AlarmAction::Get { Repeat::Freely } else { Repeat::IfUndone };
-        self.call(method::maintenance::ALARM, &request, repeat).await
+        let retry = if action == AlarmAction::Get { Retry::Idempotent } else { Retry::IfNotApplied };
+        self.call(method::maintenance::ALARM, &request, retry).await
     }
 
-    /// Removes a member for good.
+    /// Removes a member permanently.
     pub async fn member_remove(&self, id: u64) -> Result<MemberRemoveResponse, EtcdError> {
-        self.call(method::cluster::MEMBER_REMOVE, &MemberRemoveRequest { id }, Repeat::IfUndone).await
+        self.call(method::cluster::MEMBER_REMOVE, &MemberRemoveRequest { id }, Retry::IfNotApplied).await
     }
 
-    /// Asks the member, which must be the leader, to step down for another.
+    /// Moves the leadership; the serving member must be the leader.
     pub async fn move_leader(&self, target_id: u64) -> Result<MoveLeaderResponse, EtcdError> {
-        self.call(method::maintenance::MOVE_LEADER, &MoveLeaderRequest { target_id }, Repeat::IfUndone).await
+        self.call(method::maintenance::MOVE_LEADER, &MoveLeaderRequest { target_id }, Retry::IfNotApplied)
+            .await
     }
 
-    /// The store of the member as a file. The call's time counts for each piece.
+    /// Streams a snapshot of the member's store. The call timeout applies to each chunk.
     pub async fn snapshot(&self) -> Result<Snapshot, EtcdError> {
         let link = self.channel.link(self.deadline(), false).await?;
         let mut stream = Stream::open(&link, method::maintenance::SNAPSHOT, None).await?;
@@ -210,26 +211,26 @@ impl EtcdClient {
     }
 }
 
-/// A store that arrives as a file.
+/// A snapshot stream.
 pub struct Snapshot {
     stream: Stream,
     patience: Duration,
 }
 
 impl Snapshot {
-    /// The next piece, or `None` after the last: the SHA-256 of all before it.
+    /// The next chunk, or `None` after the last. The stream ends with the SHA-256 of the preceding bytes.
     pub async fn next(&mut self) -> Result<Option<Bytes>, EtcdError> {
         match timeout_at(Instant::now() + self.patience, self.stream.next::<SnapshotResponse>()).await {
             Ok(piece) => Ok(piece?.map(|piece| piece.blob)),
-            Err(_) => Err(EtcdError::Unknown("the snapshot has stopped to arrive".to_owned())),
+            Err(_) => Err(EtcdError::Unknown("snapshot stream timed out".to_owned())),
         }
     }
 }
 
-fn only_reads(txn: &TxnRequest) -> bool {
+fn is_read_only(txn: &TxnRequest) -> bool {
     txn.success.iter().chain(&txn.failure).all(|step| match &step.op {
         None | Some(RequestOpKind::Range(_)) => true,
         Some(RequestOpKind::Put(_) | RequestOpKind::DeleteRange(_)) => false,
-        Some(RequestOpKind::Txn(nested)) => only_reads(nested),
+        Some(RequestOpKind::Txn(nested)) => is_read_only(nested),
     })
 }

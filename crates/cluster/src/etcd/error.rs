@@ -1,29 +1,30 @@
-//! Why a call to an etcd gave no result, and what that says about its effect.
+//! Errors of etcd calls, and whether the call can have taken effect.
 
 use moim_wire_grpc::{Code, Status};
 
-/// What etcd says when the member asked knows no leader. It says so before it does anything.
+/// etcd's error of a member without a leader. It is returned before anything is proposed.
 pub(super) const NO_LEADER: &str = "etcdserver: no leader";
 
-/// Why a call gave no result.
+/// A failed call.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// A server answered, and the answer is an error.
+    /// A server responded with an error status.
     #[error("{}", .0.message)]
     Refused(Status),
-    /// No server could be reached: the request was never sent.
+    /// No server is reachable: the request was never sent.
     #[error("no server can be reached: {0}")]
     Unreachable(String),
-    /// The request was sent, and no answer came.
+    /// The request was sent, and no response arrived.
     #[error("no answer: {0}")]
     Unknown(String),
 }
 
 impl EtcdError {
-    /// Whether a change may have happened although its call failed.
+    /// True if a write may have been applied although its call failed.
     ///
-    /// Most errors of a server are said before anything is proposed. Those that can come after are not told
-    /// apart by their code alone, so whatever is not known to come before counts as unknown.
+    /// Most server errors are returned before anything is proposed. Errors after a proposal cannot be
+    /// identified by their code alone, so every error that is not known to precede the proposal counts as
+    /// unknown.
     pub fn may_have_happened(&self) -> bool {
         match self {
             Self::Unreachable(_) => false,
@@ -50,15 +51,15 @@ impl EtcdError {
         }
     }
 
-    /// Whether a read may be asked again, here or elsewhere.
-    pub(super) fn may_pass(&self) -> bool {
+    /// True if a read may be retried, on the same or on another server.
+    pub(super) fn is_retryable_read(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Unknown(_) => true,
             Self::Refused(status) => matches!(status.code, Code::Unavailable | Code::DeadlineExceeded),
         }
     }
 
-    /// The code of a server's answer.
+    /// gRPC status code of the server's response.
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Refused(status) => Some(status.code),
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_said_before_a_proposal_is_a_no() {
+    fn only_errors_before_a_proposal_are_definite() {
         let cases = [
             (Code::Unavailable, NO_LEADER, false),
             (Code::Unavailable, "etcdserver: request timed out", true),

@@ -1,8 +1,8 @@
-//! The state repository over the etcd protocol: keys under a prefix of their own, so that one etcd can serve
-//! several clusters and other people's keys.
+//! The state repository over the etcd protocol: all keys under one prefix, so that one etcd can serve
+//! several clusters and other applications.
 //!
-//! Keys under the prefix that are not text are nobody's we know, and are passed over. Revisions are the whole
-//! store's: they move when others write.
+//! Keys under the prefix that are not UTF-8 belong to other applications and are skipped. Revisions are
+//! those of the whole store: they also advance with writes of other applications.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::repository::{
     StateRepository, Txn, TxnOutcome, Watch, WatchGap,
 };
 
-/// A state repository in an etcd, or in a Moim.
+/// A state repository on an etcd or a Moim server.
 #[derive(Clone)]
 pub struct EtcdRepository {
     client: EtcdClient,
@@ -31,12 +31,12 @@ pub struct EtcdRepository {
 }
 
 impl EtcdRepository {
-    /// The keys under `prefix`, which callers never see.
+    /// A repository over the keys under `prefix`; keys of callers do not include it.
     pub fn new(client: EtcdClient, prefix: impl Into<String>) -> Self {
         Self { client, prefix: prefix.into() }
     }
 
-    /// The client underneath.
+    /// The etcd client.
     pub fn client(&self) -> &EtcdClient {
         &self.client
     }
@@ -62,12 +62,12 @@ impl EtcdRepository {
         TxnRequest {
             compare: txn.compares.iter().map(|compare| self.compare(compare)).collect(),
             success: txn.ops.iter().map(|op| step(self.op(op))).collect(),
-            // What each comparison found, for the caller who lost.
+            // The entry of each compared key, returned to the caller on a conflict.
             failure: txn.compares.iter().map(|compare| step(RequestOpKind::Range(read(compare)))).collect(),
         }
     }
 
-    /// A missing key has 0 everywhere, so a revision above 0 says that the key is there.
+    /// A missing key has revision 0, so a revision above 0 requires that the key exists.
     fn compare(&self, compare: &Compare) -> wire::Compare {
         use CompareResult::{Equal, Greater, Less};
         use CompareTarget::{Create, Mod, Value, Version};
@@ -121,7 +121,7 @@ impl EtcdRepository {
         TxnOutcome::Conflict { revision, current: response.responses.into_iter().map(found).collect() }
     }
 
-    /// Which of the leases a refused transaction named is the one that does not exist.
+    /// The lease of a rejected transaction that does not exist.
     async fn missing_lease(&self, txn: &Txn) -> Option<LeaseId> {
         let mut leases: Vec<LeaseId> = txn.ops.iter().filter_map(lease_of).collect();
         leases.sort_unstable();
@@ -150,7 +150,7 @@ fn step(kind: RequestOpKind) -> RequestOp {
     RequestOp { op: Some(kind) }
 }
 
-/// Refused here so that every backend refuses the same.
+/// Validated here so that every backend rejects the same transactions.
 fn check(txn: &Txn) -> Result<(), RepositoryError> {
     let invalid = |why: &str| Err(RepositoryError::Invalid(why.to_owned()));
     if txn.compares.len() > MAX_TXN_OPS || txn.ops.len() > MAX_TXN_OPS {
@@ -185,7 +185,7 @@ fn read_error(error: EtcdError) -> RepositoryError {
     }
 }
 
-/// A failed change may have happened unless the server said otherwise.
+/// A failed write may have been applied, unless the server's error excludes it.
 fn write_error(error: EtcdError) -> RepositoryError {
     if error.may_have_happened() {
         return RepositoryError::Unknown;
@@ -291,7 +291,7 @@ impl StateRepository for EtcdRepository {
     }
 }
 
-/// A watch and what it has received and not given on yet.
+/// A watch, and the events it has received and not delivered yet.
 struct Delivery {
     watch: EtcdWatch,
     ready: std::vec::IntoIter<wire::Event>,
@@ -313,7 +313,7 @@ impl EtcdRepository {
 }
 
 impl Delivery {
-    /// The next change; a gap, or nothing, when the watch is over.
+    /// The next event; a gap or `None` when the watch has ended.
     async fn next(&mut self) -> Result<Event, Option<WatchGap>> {
         loop {
             for event in self.ready.by_ref() {
@@ -325,7 +325,7 @@ impl Delivery {
                 Ok(batch) => self.ready = batch.events.into_iter(),
                 Err(WatchError::Compacted { oldest }) => return Err(Some(WatchGap::Compacted { oldest })),
                 Err(error) => {
-                    tracing::warn!(%error, "a watch has ended");
+                    tracing::warn!(%error, "etcd watch ended");
                     return Err(None);
                 }
             }

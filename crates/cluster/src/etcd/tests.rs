@@ -1,4 +1,4 @@
-//! The client and the repository against a real etcd: the one `MOIM_TEST_ETCD` names (`HOST:PORT`), or an
+//! The client and the repository against a real etcd: the one at `MOIM_TEST_ETCD` (`HOST:PORT`), or an
 //! installed `etcd`, started for each test on free ports.
 
 use std::net::TcpListener;
@@ -18,7 +18,7 @@ use crate::repository::{Event, Expect, RepositoryError, StateRepository, Swap, W
 use crate::testing::{self, Fixture};
 
 #[test]
-fn the_end_of_a_prefix() {
+fn prefix_end_is_the_next_prefix() {
     let cases: [(&[u8], &[u8]); 5] =
         [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0"), (b"/k/", b"/k0")];
     for (prefix, end) in cases {
@@ -26,10 +26,10 @@ fn the_end_of_a_prefix() {
     }
 }
 
-/// An etcd of one member. It ends with this process, however that ends.
+/// An etcd with one member. It ends with this process, also after a crash.
 pub(crate) struct Etcd {
-    /// `None` when it is somebody else's, or stopped. A shell that runs the server and kills it at the end of its input,
-    /// which we hold.
+    /// `None` for an external or a stopped server. The child is a shell that runs the server and kills it
+    /// when its standard input closes, which this process holds open.
     child: Option<Child>,
     dir: Option<tempfile::TempDir>,
     address: String,
@@ -37,7 +37,7 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    /// `None`, said loudly, when there is none on this machine.
+    /// `None`, with a message on stderr, when this machine has no etcd.
     pub(crate) fn start() -> Option<Self> {
         if let Ok(address) = std::env::var("MOIM_TEST_ETCD") {
             return Some(Self { child: None, dir: None, address, peer: String::new() });
@@ -46,10 +46,10 @@ impl Etcd {
             eprintln!("SKIPPED: no etcd is installed, and MOIM_TEST_ETCD names none");
             return None;
         }
-        // In memory where that can be: what is asked of it here is its protocol, not its disk.
-        let in_memory = room_in("/dev/shm") >= MEMORY_FOR_ONE * 8;
+        // In memory if possible: the tests exercise its protocol, not its disk.
+        let in_memory = free_bytes_in("/dev/shm") >= MEMORY_FOR_ONE * 8;
         let dir = if in_memory { tempfile::tempdir_in("/dev/shm") } else { tempfile::tempdir() }.unwrap();
-        let mut etcd = Self { child: None, dir: Some(dir), address: free(), peer: free() };
+        let mut etcd = Self { child: None, dir: Some(dir), address: free_address(), peer: free_address() };
         etcd.launch();
         Some(etcd)
     }
@@ -85,14 +85,14 @@ impl Etcd {
         EtcdClient::new(EtcdOptions::new([&self.address]), &Scope::new(Shutdown::new()))
     }
 
-    /// A repository of its own, also on a shared server.
+    /// A repository with a unique prefix, also on a shared server.
     pub(crate) fn repository(&self) -> EtcdRepository {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (pid, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         EtcdRepository::new(self.client(), format!("/test/{pid}/{count}/"))
     }
 
-    fn is_ours(&self) -> bool {
+    fn is_own_process(&self) -> bool {
         self.dir.is_some()
     }
 }
@@ -103,10 +103,10 @@ impl Drop for Etcd {
     }
 }
 
-/// It prewrites its log in files of 64 MB.
+/// etcd preallocates its WAL in files of 64 MB.
 const MEMORY_FOR_ONE: u64 = 256 << 20;
 
-fn room_in(folder: &str) -> u64 {
+fn free_bytes_in(folder: &str) -> u64 {
     rustix::fs::statvfs(folder).map_or(0, |found| found.f_bavail * found.f_frsize)
 }
 
@@ -115,11 +115,11 @@ fn binary() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file())
 }
 
-fn free() -> String {
+fn free_address() -> String {
     crate::scenario::free_address().to_string()
 }
 
-/// Where connections live, whatever runtime a test runs on.
+/// Runtime of the connections, independent of the test's runtime.
 fn io_runtime() -> &'static tokio::runtime::Handle {
     static HANDLE: OnceLock<tokio::runtime::Handle> = OnceLock::new();
     HANDLE.get_or_init(|| {
@@ -132,28 +132,28 @@ fn io_runtime() -> &'static tokio::runtime::Handle {
 
 fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { timeout(Duration::from_secs(60), future).await.expect("an answer in time") })
+    runtime.block_on(async { timeout(Duration::from_secs(60), future).await.expect("test timeout") })
 }
 
 fn fixture() -> Option<Fixture> {
     let etcd = Etcd::start()?;
     let repository: Arc<dyn StateRepository> = Arc::new(etcd.repository());
-    let is_ours = etcd.is_ours();
+    let is_own_process = etcd.is_own_process();
     let etcd = Arc::new(Mutex::new(etcd));
     let (kept, restarted) = (etcd.clone(), repository.clone());
     Some(Fixture {
         repository,
         advance_ms: Box::new(move |ms| {
             let _etcd = &kept;
-            // Time is real here, and an etcd ends leases up to half a second late: what must not have ended
-            // yet is looked at early, what must have ended late.
+            // Time is real here, and an etcd expires leases up to half a second late: a lease that must be
+            // alive is checked early, one that must have expired is checked late.
             std::thread::sleep(if ms >= 1_000 {
                 Duration::from_millis(ms - 500)
             } else {
                 Duration::from_secs(1)
             });
         }),
-        restart: is_ours.then(|| {
+        restart: is_own_process.then(|| {
             let restart = move || {
                 let mut etcd = etcd.lock().unwrap();
                 etcd.kill();
@@ -165,7 +165,7 @@ fn fixture() -> Option<Fixture> {
     })
 }
 
-/// The cases that hold for a store whose history ends only by compaction and whose time is real.
+/// The cases for a store with real time whose history ends only by compaction.
 macro_rules! conformance {
     ($($case:ident),* $(,)?) => {
         mod conformance {
@@ -182,19 +182,19 @@ macro_rules! conformance {
 }
 
 conformance!(
-    a_key_has_the_revisions_of_its_changes,
-    compare_and_swap_wins_only_as_expected,
-    a_transaction_compares_many_keys_and_changes_all_or_nothing,
-    a_transaction_that_cannot_be_is_refused,
-    a_listing_is_the_prefix_and_nothing_else,
-    racing_swaps_lose_no_update,
-    a_lease_takes_its_keys_when_it_ends,
-    a_revoked_lease_is_gone_at_once,
-    a_key_put_without_its_lease_outlives_it,
-    a_watch_sees_every_change_in_order,
-    a_watch_starts_in_the_past,
-    a_listing_and_a_watch_leave_no_gap,
-    a_restart_keeps_everything,
+    key_revisions_follow_its_changes,
+    compare_and_swap_succeeds_only_if_precondition_holds,
+    transaction_is_atomic_over_many_keys,
+    invalid_transaction_is_rejected,
+    list_returns_exactly_the_prefix,
+    concurrent_compare_and_swaps_lose_no_update,
+    lease_expiry_deletes_its_keys,
+    revoked_lease_ends_immediately,
+    key_put_without_lease_outlives_its_old_lease,
+    watch_delivers_every_event_in_order,
+    watch_from_past_revision_delivers_history,
+    list_then_watch_misses_no_event,
+    restart_keeps_keys_revisions_and_leases,
 );
 
 async fn put(repository: &EtcdRepository, key: &str, value: &str) -> i64 {
@@ -206,7 +206,7 @@ async fn put(repository: &EtcdRepository, key: &str, value: &str) -> i64 {
 }
 
 #[test]
-fn a_lease_that_is_renewed_outlives_its_time() {
+fn renewed_lease_outlives_its_ttl() {
     let Some(etcd) = Etcd::start() else { return };
     let repository = etcd.repository();
     block_on(async {
@@ -223,7 +223,7 @@ fn a_lease_that_is_renewed_outlives_its_time() {
 }
 
 #[test]
-fn a_watch_from_before_a_compaction_is_told_where_history_begins() {
+fn watch_of_compacted_revision_gets_the_compact_revision() {
     let Some(etcd) = Etcd::start() else { return };
     let repository = etcd.repository();
     block_on(async {
@@ -239,9 +239,9 @@ fn a_watch_from_before_a_compaction_is_told_where_history_begins() {
 }
 
 #[test]
-fn a_watch_outlives_its_server_and_misses_nothing() {
+fn watch_survives_server_restart_without_missed_events() {
     let Some(mut etcd) = Etcd::start() else { return };
-    if !etcd.is_ours() {
+    if !etcd.is_own_process() {
         return;
     }
     let repository = etcd.repository();
@@ -266,8 +266,8 @@ fn a_watch_outlives_its_server_and_misses_nothing() {
 }
 
 #[test]
-fn a_change_without_an_answer_is_unknown_and_a_server_that_is_not_there_is_not() {
-    // Takes connections and requests, and never answers.
+fn write_without_response_is_unknown_and_unreachable_server_is_not() {
+    // Accepts connections and requests, and never responds.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = |address: String, wait: u64| {
         let _runtime = io_runtime().enter();
@@ -279,18 +279,18 @@ fn a_change_without_an_answer_is_unknown_and_a_server_that_is_not_there_is_not()
         let put = PutRequest { key: "k".into(), ..Default::default() };
         let error = client(silent.local_addr().unwrap().to_string(), 300).put(&put).await.unwrap_err();
         assert!(error.may_have_happened(), "{error:?}");
-        let gone = client(free(), 300);
-        let error = gone.put(&put).await.unwrap_err();
+        let unreachable = client(free_address(), 300);
+        let error = unreachable.put(&put).await.unwrap_err();
         assert!(matches!(error, EtcdError::Unreachable(_)), "{error:?}");
-        assert!(matches!(gone.probe().await, Err(EtcdError::Unreachable(_))));
-        let repository = EtcdRepository::new(gone, "/p/");
+        assert!(matches!(unreachable.probe().await, Err(EtcdError::Unreachable(_))));
+        let repository = EtcdRepository::new(unreachable, "/p/");
         let error = repository.compare_and_swap("k", Expect::Any, None, None).await.unwrap_err();
         assert!(matches!(error, RepositoryError::Unavailable(_)), "{error:?}");
     });
 }
 
 #[test]
-fn a_silent_server_is_left_and_another_one_answers() {
+fn client_fails_over_from_a_silent_server() {
     let Some(etcd) = Etcd::start() else { return };
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = {
@@ -306,7 +306,7 @@ fn a_silent_server_is_left_and_another_one_answers() {
 }
 
 #[test]
-fn answers_of_the_server_keep_their_code_and_text() {
+fn server_errors_keep_their_code_and_message() {
     let Some(etcd) = Etcd::start() else { return };
     let client = etcd.client();
     block_on(async {
@@ -326,7 +326,7 @@ fn answers_of_the_server_keep_their_code_and_text() {
 }
 
 #[test]
-fn a_snapshot_ends_with_its_checksum() {
+fn snapshot_stream_ends_with_its_checksum() {
     let Some(etcd) = Etcd::start() else { return };
     let client = etcd.client();
     block_on(async {

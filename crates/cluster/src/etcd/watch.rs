@@ -1,8 +1,9 @@
-//! A watch that outlives connections: after a break it begins again where it was, on whichever server answers.
+//! A watch that survives connection loss: it resumes at its position, on any server.
 //!
-//! Invariants: every change from the first revision on is delivered once and in order, or the watch ends and
-//! says from where changes are missing. The place to go on from is the revision after the last one that was
-//! delivered whole, and a server delivers revisions whole because fragments are never asked for.
+//! Invariants: every event from the first revision on is delivered once and in order, or the watch ends with
+//! the revision from which events are missing. The resume position is the revision after the last one that
+//! was delivered completely; a server delivers revisions completely because the client never requests
+//! fragments.
 
 use std::time::Duration;
 
@@ -18,59 +19,59 @@ use super::call::Stream;
 use super::channel::{Channel, Link};
 use super::error::EtcdError;
 
-/// How long one server may take to begin a watch.
-const CREATE_PATIENCE: Duration = Duration::from_secs(5);
-/// Between two tries to begin again.
+/// Timeout for the creation of a watch on one server.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two attempts to resume.
 const PAUSE_MS: std::ops::RangeInclusive<u64> = 20..=200;
 
-/// What is watched.
+/// Parameters of a watch.
 #[derive(Clone, Debug, Default)]
 pub struct WatchOptions {
-    /// The key, or the first of a range.
+    /// The key, or the first key of a range.
     pub key: Bytes,
-    /// The end of the range; empty for the key alone.
+    /// The end of the range; empty for a single key.
     pub range_end: Bytes,
-    /// The first revision; 0 means what comes after the watch has begun.
+    /// The first revision; 0 means events after the creation of the watch.
     pub start_revision: i64,
-    /// Whether events carry what the key held before.
+    /// True if events carry the previous key-value pair.
     pub prev_kv: bool,
-    /// Whether the server says from time to time how far it is.
+    /// True if the server sends progress notifications.
     pub progress_notify: bool,
-    /// Kinds of events that are not wanted.
+    /// Event types to filter out.
     pub filters: Vec<FilterType>,
 }
 
-/// Changes of one or more whole revisions, in order.
+/// Events of one or more complete revisions, in order.
 #[derive(Clone, Debug)]
 pub struct WatchBatch {
-    /// The store's revision when the server sent them.
+    /// The store's revision when the server sent the batch.
     pub revision: i64,
-    /// The changes; none in a notice of progress.
+    /// The events; empty in a progress notification.
     pub events: Vec<Event>,
 }
 
-/// Why a watch ended, or could not begin.
+/// End of a watch, or a failed creation.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum WatchError {
-    /// The history it needs is no longer kept.
-    #[error("history before revision {oldest} is gone")]
+    /// The required revision has been compacted.
+    #[error("history before revision {oldest} has been compacted")]
     Compacted {
-        /// The oldest revision that can still be watched from.
+        /// The oldest revision that can still be watched.
         oldest: i64,
     },
-    /// The server will not have it.
+    /// The server rejected the watch.
     #[error("the watch was refused: {0}")]
     Refused(String),
-    /// It could not begin in time. Only from opening: a watch that has begun tries for ever.
+    /// The creation timed out. Only returned on open: an established watch retries without limit.
     #[error(transparent)]
     Failed(#[from] EtcdError),
 }
 
-/// A watch.
+/// An etcd watch.
 pub struct EtcdWatch {
     channel: Channel,
     options: WatchOptions,
-    /// Where to begin again. Invariant: everything before it was delivered.
+    /// Resume position. Invariant: every event before it was delivered.
     next_revision: i64,
     stream: Option<(Link, Stream)>,
 }
@@ -84,9 +85,9 @@ impl EtcdWatch {
         let next_revision = options.start_revision;
         let mut watch = Self { channel, options, next_revision, stream: None };
         loop {
-            match watch.begin(deadline).await {
+            match watch.create(deadline).await {
                 Ok(()) => return Ok(watch),
-                Err(WatchError::Failed(error)) if error.may_pass() && Instant::now() < deadline => {
+                Err(WatchError::Failed(error)) if error.is_retryable_read() && Instant::now() < deadline => {
                     pause().await
                 }
                 Err(error) => return Err(error),
@@ -99,13 +100,13 @@ impl EtcdWatch {
         self.next_revision
     }
 
-    /// The next changes. After an error the watch is over. Cancel-safe.
+    /// The next batch of events. After an error the watch has ended. Cancel-safe.
     pub async fn next(&mut self) -> Result<WatchBatch, WatchError> {
         loop {
             let Some((link, stream)) = &mut self.stream else {
-                let deadline = Instant::now() + CREATE_PATIENCE;
-                match self.begin(deadline).await {
-                    Err(WatchError::Failed(error)) if error.may_pass() => pause().await,
+                let deadline = Instant::now() + CREATE_TIMEOUT;
+                match self.create(deadline).await {
+                    Err(WatchError::Failed(error)) if error.is_retryable_read() => pause().await,
                     Err(error) => return Err(error),
                     Ok(()) => {}
                 }
@@ -131,22 +132,23 @@ impl EtcdWatch {
         }
     }
 
-    /// Opens a stream and waits until the server watches.
-    async fn begin(&mut self, deadline: Instant) -> Result<(), WatchError> {
+    /// Opens a stream and waits for the creation of the watch.
+    async fn create(&mut self, deadline: Instant) -> Result<(), WatchError> {
         let link = self.channel.link(deadline, false).await?;
-        let deadline = deadline.min(Instant::now() + CREATE_PATIENCE);
+        let deadline = deadline.min(Instant::now() + CREATE_TIMEOUT);
         let beginning = async {
             let mut stream = Stream::open(&link, method::watch::WATCH, None).await?;
             stream.send(&self.create_request(), false)?;
             match stream.next::<WatchResponse>().await? {
                 Some(response) => Ok((stream, response)),
-                None => Err(EtcdError::Unknown("the watch ended before it began".to_owned())),
+                None => Err(EtcdError::Unknown("watch stream ended before its creation".to_owned())),
             }
         };
-        let begun = timeout_at(deadline, beginning).await;
-        let begun = begun.unwrap_or_else(|_| Err(EtcdError::Unknown("the watch does not begin".to_owned())));
-        let (stream, response) = match begun {
-            Ok(begun) => begun,
+        let created = timeout_at(deadline, beginning).await;
+        let created =
+            created.unwrap_or_else(|_| Err(EtcdError::Unknown("watch creation timed out".to_owned())));
+        let (stream, response) = match created {
+            Ok(created) => created,
             Err(error) => {
                 self.channel.leave(&link);
                 return Err(error.into());
@@ -186,7 +188,7 @@ impl EtcdWatch {
                 self.channel.leave(&link);
             }
             return match error {
-                // The member lost its leader, or stops: another one goes on.
+                // The member lost its leader or stops: resume on another member.
                 WatchError::Failed(_) => Ok(None),
                 error => Err(error),
             };
@@ -196,7 +198,7 @@ impl EtcdWatch {
             response.events.iter().filter_map(|event| event.kv.as_ref()).map(|kv| kv.mod_revision).max();
         match last {
             Some(last) => self.next_revision = self.next_revision.max(last + 1),
-            // Progress: everything up to here was delivered.
+            // Progress notification: every event up to this revision was delivered.
             None if !response.created => self.next_revision = self.next_revision.max(revision + 1),
             None => {}
         }
@@ -205,14 +207,14 @@ impl EtcdWatch {
     }
 }
 
-/// Why a server ended a watch.
+/// The reason for which a server cancelled a watch.
 fn ended(response: &WatchResponse) -> WatchError {
     if response.compact_revision > 0 {
         return WatchError::Compacted { oldest: response.compact_revision };
     }
     let reason = response.cancel_reason.as_str();
     if reason.is_empty() || reason.contains("no leader") || reason.contains("stopped") {
-        return WatchError::Failed(EtcdError::Unknown(format!("the server ended the watch: {reason}")));
+        return WatchError::Failed(EtcdError::Unknown(format!("watch cancelled by the server: {reason}")));
     }
     WatchError::Refused(reason.to_owned())
 }

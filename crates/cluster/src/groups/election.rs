@@ -1,11 +1,11 @@
-//! Leadership by the group's own leader: no key to race for, the term is the token.
+//! Leadership that follows the Raft leader: no key to compete for, the term is the fencing token.
 //!
-//! A leader believes itself only while a quorum has confirmed it: each confirmation is good for most of the time that
-//! followers give a leader before they look for another, counted from when the question was sent. A leader that hands its
-//! leadership over stops believing itself before it asks the other to stand for election, and does not start again in
-//! the same term: the other need not wait for that time. The term is also
-//! written to `cluster:leader/{app}`, by compare-and-swap from a smaller term only, so that transactions on the group's
-//! store can be fenced by it.
+//! A leadership is valid only while a quorum has confirmed it: each confirmation is valid for most of the
+//! election timeout, counted from the sending of the confirmation request. On a leadership transfer the
+//! leader invalidates its leadership before it asks the target to start an election, and does not become
+//! valid again in the same term: the target need not wait for the election timeout. The term is also written
+//! to `cluster:leader/{app}`, by compare-and-swap from a smaller term only, so that transactions on the
+//! group's store can be fenced by it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,10 +23,10 @@ use crate::leadership::{ElectionError, LeaderChanges, LeaderElection, LeaderInfo
 use crate::repository::{BoxFuture, Compare, Event, Expect, RepositoryError, Swap};
 use crate::session::SessionEnd;
 
-/// The part of a confirmation's time that is used.
-const USED: f64 = 0.8;
+/// Fraction of a confirmation's validity that is used.
+const SAFETY_FACTOR: f64 = 0.8;
 
-/// Leads while this member leads its group. Cheap to clone.
+/// Leads while this member is the Raft leader of its group. Cheap to clone.
 #[derive(Clone)]
 pub struct RaftElection {
     context: Context,
@@ -49,7 +49,7 @@ impl RaftElection {
         Self { context: context.clone(), name: app.into(), key, coordinator, lease }
     }
 
-    /// The term this member leads in, confirmed by a quorum; `None` when it does not lead.
+    /// The term of this leader, confirmed by a quorum; `None` when this member is not the leader.
     async fn confirmed(&self) -> Option<u64> {
         let group = self.coordinator.group();
         let leads = |term: &Option<(u64, moim_raft::Member)>| {
@@ -61,7 +61,7 @@ impl RaftElection {
         still.then_some(before)
     }
 
-    /// Whether this member leads in `term`, as far as it knows by itself, and has not begun to hand that over.
+    /// True if this member is the leader of `term` by local knowledge and has not started a transfer.
     fn leads_in(&self, term: u64) -> bool {
         let group = self.coordinator.group();
         let known = group.leader_in_term();
@@ -69,7 +69,7 @@ impl RaftElection {
             && known.is_some_and(|(known, leader)| known == term && leader.id == group.voter())
     }
 
-    /// A transfer that the other never took leaves this member leading a term it must not rely on: a new election ends it.
+    /// A failed transfer leaves this member leader of a term it must not rely on: start a new election.
     async fn maybe_leave_term(&self, stuck: &mut Option<(u64, u64)>) {
         let group = self.coordinator.group();
         let led = group.leader_in_term().filter(|(_, leader)| leader.id == group.voter());
@@ -87,7 +87,7 @@ impl RaftElection {
         }
     }
 
-    /// Writes the term down; the revision of what was written.
+    /// Records the term; returns the revision of the record.
     async fn announce(&self, term: u64) -> Result<Option<i64>, RepositoryError> {
         let store = &self.context.repository;
         let entry = store.get(&self.key).await?;
@@ -102,7 +102,7 @@ impl RaftElection {
         }
         let expect = entry.map_or(Expect::Absent, |entry| Expect::Revision(entry.mod_revision));
         let value = Term { node_id: self.context.node_id.to_string(), term };
-        let value = serde_json::to_vec(&value).expect("plain fields can be written down");
+        let value = serde_json::to_vec(&value).expect("plain fields serialize to JSON");
         Ok(match store.compare_and_swap(&self.key, expect, Some(value.into()), None).await? {
             Swap::Done { revision } => Some(revision),
             Swap::Conflict { .. } => None,
@@ -153,10 +153,10 @@ impl RaftElection {
                         Ok(Some(now)) if now == term && standing.is_valid() => {
                             standing.usable_until.fetch_max(election.until(sent), Ordering::SeqCst);
                         }
-                        // Another one leads, or we led again in a later term: both end this leadership.
-                        Ok(Some(_)) => return "the term has passed".to_owned(),
+                        // Another member leads, or this one leads in a later term: both end this leadership.
+                        Ok(Some(_)) => return "a later term has started".to_owned(),
                         Ok(None) | Err(_) if !standing.is_valid() => {
-                            return "no quorum confirms it".to_owned();
+                            return "no quorum confirmation".to_owned();
                         }
                         Ok(None) | Err(_) => {}
                     }
@@ -177,7 +177,7 @@ impl RaftElection {
     }
 
     fn until(&self, sent: u64) -> u64 {
-        sent.saturating_add(u64::try_from(self.lease.mul_f64(USED).as_nanos()).unwrap_or(u64::MAX))
+        sent.saturating_add(u64::try_from(self.lease.mul_f64(SAFETY_FACTOR).as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
@@ -251,7 +251,7 @@ impl Standing for RaftStanding {
                 if !self.is_valid() {
                     return SessionEnd::Expired;
                 }
-                // The sender is in `self`; it does not go while we look.
+                // The sender is in `self`; it outlives this wait.
                 let _ = tokio::time::timeout(self.election.lease / 5, end.changed()).await;
             }
         })

@@ -1,8 +1,9 @@
-//! How the first members agree that they are the first.
+//! Group bootstrap: the agreement of the founders.
 //!
-//! Every founder asks every other one who it is. When all have shown their folders, the list of them is written down and
-//! acted on; whoever has acted shows the list. A founder that finds its own folder in a list that somebody acted on acts
-//! on it, too; one that finds a list without its folder was there before and lost what it had: it must not vote.
+//! Every founder queries the identity of every other one. When all have exchanged their folders, the list is
+//! persisted and the group is bootstrapped from it; a bootstrapped founder shows the list. A founder that
+//! finds its own folder in a bootstrapped list uses that list, too; one that finds a list without its folder
+//! was a member before and lost its data: it must not vote.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,19 +13,19 @@ use moim_raft::{BoxFuture, Service, visit};
 use serde::{Deserialize, Serialize};
 
 use super::identity::{Founder, Identity};
-use super::join::Question;
+use super::join::JoinCall;
 use super::{GroupConfig, GroupError, GroupPeer, Port};
 use crate::backoff::Backoff;
 
-/// What a founder shows.
+/// The state that a founder shows to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Shown {
+pub(super) struct FounderState {
     pub(super) app: String,
     pub(super) node_id: String,
     pub(super) directory: String,
-    /// The list it acted on, with nonces for a founder that showed its own; empty before.
+    /// The list it bootstrapped from, with nonces for a founder that showed its own; empty before.
     pub(super) acted: Vec<Founder>,
-    /// Its part of the group's secret, before it acted.
+    /// Its part of the group's secret, before the bootstrap.
     #[serde(default)]
     pub(super) nonce: String,
     /// The group's secret, for a founder that showed its own part of it.
@@ -32,10 +33,10 @@ pub(super) struct Shown {
     pub(super) secret: Option<String>,
 }
 
-/// Shows this founder to the others while they agree.
-struct Show(Mutex<Shown>);
+/// Serves this founder's state to the others until they agree.
+struct FounderService(Mutex<FounderState>);
 
-impl Service for Show {
+impl Service for FounderService {
     fn handle(&self, _request: Bytes) -> BoxFuture<'_, Bytes> {
         let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let shown = serde_json::to_vec(&shown).unwrap_or_default();
@@ -43,7 +44,7 @@ impl Service for Show {
     }
 }
 
-/// Returns who this member is, once all founders agree.
+/// Returns the identity of this member, once all founders agree.
 pub(super) async fn agree(
     config: &GroupConfig,
     port: &Port,
@@ -58,7 +59,7 @@ pub(super) async fn agree(
             identity
         }
     };
-    let shown = Shown {
+    let shown = FounderState {
         app: config.app.clone(),
         node_id: config.node_id.clone(),
         directory: identity.directory.clone(),
@@ -66,7 +67,7 @@ pub(super) async fn agree(
         nonce: identity.nonce.clone(),
         secret: None,
     };
-    port.port.seat(&config.app, Arc::new(Show(Mutex::new(shown))));
+    port.port.register_join_service(&config.app, Arc::new(FounderService(Mutex::new(shown))));
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
     let (list, secret) = loop {
         let mut list: Vec<Founder> = Vec::new();
@@ -78,7 +79,7 @@ pub(super) async fn agree(
             let drawn = if peer.node_id == config.node_id {
                 Some((identity.directory.clone(), identity.nonce.clone()))
             } else {
-                let seen = ask(&config.app, &identity.nonce, &peer.address)
+                let seen = query_founder(&config.app, &identity.nonce, &peer.address)
                     .await
                     .filter(|seen| seen.app == config.app && seen.node_id == peer.node_id);
                 if let Some(seen) = &seen
@@ -109,7 +110,7 @@ pub(super) async fn agree(
         backoff.pause().await;
     };
     let own = list.iter().find(|one| one.directory == identity.directory);
-    let own = own.ok_or_else(|| GroupError::Folder(format!("{} is none of the peers", config.node_id)))?;
+    let own = own.ok_or_else(|| GroupError::Folder(format!("{} is not one of the peers", config.node_id)))?;
     identity.voter = own.voter;
     identity.cluster = format!("{:032x}", cluster_of(&config.app, &list));
     identity.founders = list;
@@ -118,14 +119,14 @@ pub(super) async fn agree(
     Ok(identity)
 }
 
-async fn ask(app: &str, nonce: &str, address: &str) -> Option<Shown> {
-    let question = Question::Status { app: app.to_owned(), nonce: nonce.to_owned() };
+async fn query_founder(app: &str, nonce: &str, address: &str) -> Option<FounderState> {
+    let question = JoinCall::Status { app: app.to_owned(), nonce: nonce.to_owned() };
     let question = serde_json::to_vec(&question).ok()?;
     let answer = visit(address, question.into(), Duration::from_secs(1)).await.ok()?;
     serde_json::from_slice(&answer).ok()
 }
 
-/// The group's secret follows from what each founder adds; empty if one of them has nothing to add.
+/// The group's secret is derived from the nonces of all founders; empty if one of them has none.
 fn secret_of(founders: &[Founder]) -> String {
     let numbers = founders.iter().map(|one| u128::from_str_radix(&one.nonce, 16).ok());
     let mixed = numbers
@@ -134,7 +135,7 @@ fn secret_of(founders: &[Founder]) -> String {
     mixed.map_or_else(String::new, |mixed| format!("{:032x}", mixed.max(1)))
 }
 
-/// The group's name follows from who founds it: there is nothing to vote on.
+/// The group's cluster id is derived from its founders: no vote is needed.
 fn cluster_of(app: &str, founders: &[Founder]) -> u128 {
     let mut text = app.to_owned();
     for one in founders {

@@ -1,4 +1,5 @@
-//! Who this folder is in the group: written once, before it first speaks for itself, and never changed.
+//! The identity of a data folder in the group: written once, before the first message in its name, and never
+//! changed.
 
 use std::io::Write as _;
 
@@ -9,43 +10,45 @@ use super::{GroupConfig, GroupError};
 
 const FILE: &str = "group.json";
 
-/// A founder: its folder is named by what it drew.
+/// A founder; its folder has a random id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Founder {
     pub(super) node_id: String,
     pub(super) address: String,
     pub(super) directory: String,
     pub(super) voter: u64,
-    /// Its part of the group's secret. Shown to other founders until they agree, and never afterwards.
+    /// Its part of the group's secret. FounderState to other founders until they agree, and never afterwards.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) nonce: String,
 }
 
-/// What `group.json` holds.
+/// Content of `group.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) app: String,
     pub(super) node_id: String,
-    /// Drawn when the folder was first used.
+    /// Directory id, random, drawn when the folder was first used.
     pub(super) directory: String,
-    /// The group's name among all groups, in hexadecimal; empty until the founders agreed.
+    /// Cluster id of the group, in hexadecimal; empty until the founders agreed.
     pub(super) cluster: String,
-    /// 0 until the founders agreed.
+    /// Voter id; 0 until the founders agreed.
     pub(super) voter: u64,
-    /// Those of the first hour, for a member that is one of them.
+    /// The founders, if this member is one of them.
     pub(super) founders: Vec<Founder>,
-    /// What this folder adds to the secret of a group that it founds. Empty in a folder from before there were secrets.
+    /// This folder's part of the secret of a group that it founds. Empty in a folder of a version without
+    /// group secrets.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) nonce: String,
-    /// What only members of the group know, in hexadecimal; empty in a group from before there were secrets.
+    /// Shared secret of the group's members, in hexadecimal; empty in a group of a version without group
+    /// secrets.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) secret: String,
-    /// The ticket of a join that is not known to be completed; the voter id is used for nothing else until it is.
+    /// Ticket of a join that is not known to be completed; until then the voter id is used for nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) joining: Option<JoinTicket>,
 }
 
-/// A name for a new folder.
+/// A random directory id for a new folder.
 pub(super) fn directory() -> String {
     format!("{:032x}", fastrand::u128(1..))
 }
@@ -65,19 +68,19 @@ impl Identity {
         }
     }
 
-    /// The secret as the peer port uses it.
+    /// The secret as a number, for the peer port.
     pub(super) fn secret_number(&self) -> u128 {
         u128::from_str_radix(&self.secret, 16).unwrap_or(0)
     }
 
-    /// Moves everything in the folder of a join that expired aside, so that the next join begins with an empty one. The
-    /// group has never counted this voter, so nothing in it was acknowledged by it.
+    /// Moves the content of an expired join's folder aside, so that the next join starts with an empty
+    /// folder. This member was never a voter of the group, so it acknowledged nothing in it.
     pub(super) fn set_aside(&self, config: &GroupConfig) -> Result<(), GroupError> {
         let failed =
             |error: std::io::Error| GroupError::Folder(format!("{}: {error}", config.data.display()));
         let aside = config.data.join(format!("expired-join-{}", self.voter));
         std::fs::create_dir_all(&aside).map_err(failed)?;
-        // The identity goes last: a crash before that finds the join as it was.
+        // The identity file moves last: a crash before that leaves the join as it was.
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&config.data).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
@@ -108,12 +111,12 @@ impl Identity {
         Ok(Some(identity))
     }
 
-    /// Written aside, synced, renamed: whole or not there.
+    /// Temporary file, fsync, rename: an atomic replacement.
     pub(super) fn save(&self, config: &GroupConfig) -> Result<(), GroupError> {
         let failed = |error: std::io::Error| GroupError::Folder(error.to_string());
         std::fs::create_dir_all(&config.data).map_err(failed)?;
         let (file, aside) = (config.data.join(FILE), config.data.join("group.json.new"));
-        let bytes = serde_json::to_vec_pretty(self).expect("plain fields can be written down");
+        let bytes = serde_json::to_vec_pretty(self).expect("plain fields serialize to JSON");
         let mut out = std::fs::File::create(&aside).map_err(failed)?;
         out.write_all(&bytes).and_then(|()| out.sync_all()).map_err(failed)?;
         std::fs::rename(&aside, &file).map_err(failed)?;

@@ -1,7 +1,7 @@
-//! The newcomer's side of joining: a ticket, the acceptance, the sync.
+//! The joining node's side of a join: ticket, acceptance, sync.
 //!
-//! Any member can be asked; one that does not lead says who does. Every step can be asked again: the request is
-//! recorded in the group, so a leader that goes in the middle is followed by one that knows of it.
+//! Any member accepts a call; a follower redirects to the leader. Every step can be retried: the request is
+//! recorded in the group, so the next leader continues it.
 
 use std::time::Duration;
 
@@ -12,61 +12,61 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 
-/// What a newcomer says about itself.
+/// Description of the joining node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct JoinRequest {
-    /// The node.
+    /// Node id.
     pub node_id: String,
-    /// Where its group port is.
+    /// Address of its group port.
     pub endpoint: String,
-    /// Its failure domain.
+    /// Zone (failure domain).
     pub zone: String,
-    /// What it does.
+    /// Roles.
     pub roles: Vec<String>,
-    /// Whatever else.
+    /// Additional metadata.
     pub metadata: std::collections::BTreeMap<String, String>,
 }
 
-/// The right to ask how a request went, for a while.
+/// Permission to query the state of a join request, for a limited time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JoinTicket {
-    /// Whose group.
+    /// Application name.
     pub app: String,
-    /// The node.
+    /// Node id.
     pub node_id: String,
-    /// Which request of that node.
+    /// Id of the request of that node.
     pub id: String,
-    /// How long it is good for, from when it was given.
+    /// Validity from the time of issue.
     pub valid_ms: u64,
 }
 
-/// The newcomer is let in.
+/// Acceptance of a join request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JoinAcceptance {
-    /// Its voter id.
+    /// Voter id of the joining node.
     pub peer_id: u64,
-    /// Who sends it the snapshot.
+    /// Address of the member that sends the snapshot.
     pub snapshot_source: String,
-    /// The log index from which it is a member.
+    /// Log index at which the node becomes a member.
     pub effective_index: u64,
-    /// The group's name among all groups.
+    /// Cluster id of the group.
     pub cluster: String,
-    /// What only members of the group know.
+    /// Shared secret of the group's members.
     #[serde(default)]
     pub secret: String,
 }
 
-/// Why a newcomer is not let in.
+/// A failed join.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The leader, or a person, said no.
+    /// The leader or an operator rejected the request.
     #[error("the join was rejected: {0}")]
     Rejected(String),
-    /// It took too long; everything about it is forgotten.
+    /// The join timed out; the group keeps nothing of it.
     #[error("the join has expired")]
     Expired,
     /// No member answered in time.
@@ -74,13 +74,13 @@ pub enum JoinError {
     Unreachable(String),
 }
 
-/// What is asked of a member.
+/// A call of a joining node or a founder to a member.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
-pub(super) enum Question {
+pub(super) enum JoinCall {
     Status {
         app: String,
-        /// The asking founder's part of the group's secret.
+        /// The calling founder's part of the group's secret.
         #[serde(default)]
         nonce: String,
     },
@@ -93,23 +93,23 @@ pub(super) enum Question {
     },
     Complete {
         ticket: JoinTicket,
-        /// The voter id that was accepted under this ticket; 0 from a newcomer that does not say.
+        /// The voter id that was accepted under this ticket; 0 from a joining node of an older version.
         #[serde(default)]
         peer_id: u64,
     },
 }
 
-/// What a member answers.
+/// A member's reply.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
-pub(super) enum Answer {
+pub(super) enum JoinReply {
     Ticket {
         ticket: JoinTicket,
     },
     Accepted {
         acceptance: JoinAcceptance,
     },
-    /// Nothing is decided, or the newcomer has not caught up: ask again.
+    /// No decision yet, or the learner has not caught up: retry.
     Pending,
     Active,
     Redirect {
@@ -119,25 +119,25 @@ pub(super) enum Answer {
         reason: String,
     },
     Expired,
-    /// It could not be done now: ask again.
+    /// Temporary failure: retry.
     Busy {
         reason: String,
     },
 }
 
-/// Asks the members of a group to be let in.
+/// Client of the join protocol.
 pub struct JoinClient {
     app: String,
     members: Vec<String>,
 }
 
 impl JoinClient {
-    /// Any of the group's members will do.
+    /// A client that calls any of these members.
     pub fn new(app: &str, members: &[String]) -> Self {
         Self { app: app.to_owned(), members: members.to_vec() }
     }
 
-    /// Hands in a request.
+    /// Submits a join request.
     pub async fn request_join(
         &self,
         node_id: &str,
@@ -147,23 +147,26 @@ impl JoinClient {
         let mut request = request.clone();
         node_id.clone_into(&mut request.node_id);
         endpoint.clone_into(&mut request.endpoint);
-        let question = Question::Request { app: self.app.clone(), request };
-        match self.ask(&question, Duration::from_secs(30)).await? {
-            Answer::Ticket { ticket } => Ok(ticket),
+        let question = JoinCall::Request { app: self.app.clone(), request };
+        match self.call_leader(&question, Duration::from_secs(30)).await? {
+            JoinReply::Ticket { ticket } => Ok(ticket),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Waits for the answer.
+    /// Waits for the acceptance.
     pub async fn await_acceptance(&self, ticket: &JoinTicket) -> Result<JoinAcceptance, JoinError> {
-        let question = Question::Await { ticket: ticket.clone() };
-        match self.ask(&question, Duration::from_millis(ticket.valid_ms) + Duration::from_secs(5)).await? {
-            Answer::Accepted { acceptance } => Ok(acceptance),
+        let question = JoinCall::Await { ticket: ticket.clone() };
+        match self
+            .call_leader(&question, Duration::from_millis(ticket.valid_ms) + Duration::from_secs(5))
+            .await?
+        {
+            JoinReply::Accepted { acceptance } => Ok(acceptance),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Says that this member runs, and waits until it has caught up and votes.
+    /// Reports that this member runs, and waits until it has caught up and is promoted to voter.
     pub async fn complete_sync(
         &self,
         ticket: &JoinTicket,
@@ -173,35 +176,38 @@ impl JoinClient {
     }
 
     pub(super) async fn complete(&self, ticket: &JoinTicket, peer_id: u64) -> Result<(), JoinError> {
-        let question = Question::Complete { ticket: ticket.clone(), peer_id };
-        match self.ask(&question, Duration::from_millis(ticket.valid_ms) + Duration::from_secs(5)).await? {
-            Answer::Active => Ok(()),
+        let question = JoinCall::Complete { ticket: ticket.clone(), peer_id };
+        match self
+            .call_leader(&question, Duration::from_millis(ticket.valid_ms) + Duration::from_secs(5))
+            .await?
+        {
+            JoinReply::Active => Ok(()),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Asks the leader, wherever it is, until there is an answer that is one.
-    async fn ask(&self, question: &Question, patience: Duration) -> Result<Answer, JoinError> {
-        let bytes = Bytes::from(serde_json::to_vec(question).expect("plain fields can be written down"));
+    /// Calls the leader, following redirects, until there is a definite reply.
+    async fn call_leader(&self, call: &JoinCall, patience: Duration) -> Result<JoinReply, JoinError> {
+        let bytes = Bytes::from(serde_json::to_vec(call).expect("plain fields serialize to JSON"));
         let deadline = Instant::now() + patience;
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(300));
         let mut next = 0;
         let mut leader: Option<String> = None;
-        let mut last = "none was asked".to_owned();
+        let mut last = "no member configured".to_owned();
         while Instant::now() < deadline {
             let fallback = self.members.get(next % self.members.len().max(1)).cloned();
             let Some(address) = leader.take().or(fallback) else { break };
             match visit(&address, bytes.clone(), Duration::from_secs(6)).await {
-                Ok(answer) => match serde_json::from_slice::<Answer>(&answer) {
-                    Ok(Answer::Redirect { leader: Some(address) }) => {
+                Ok(answer) => match serde_json::from_slice::<JoinReply>(&answer) {
+                    Ok(JoinReply::Redirect { leader: Some(address) }) => {
                         leader = Some(address);
                         continue;
                     }
-                    Ok(Answer::Redirect { leader: None }) => last = "nobody leads".to_owned(),
-                    Ok(Answer::Busy { reason }) => last = reason,
-                    Ok(Answer::Pending) => leader = Some(address),
-                    Ok(Answer::Rejected { reason }) => return Err(JoinError::Rejected(reason)),
-                    Ok(Answer::Expired) => return Err(JoinError::Expired),
+                    Ok(JoinReply::Redirect { leader: None }) => last = "no leader".to_owned(),
+                    Ok(JoinReply::Busy { reason }) => last = reason,
+                    Ok(JoinReply::Pending) => leader = Some(address),
+                    Ok(JoinReply::Rejected { reason }) => return Err(JoinError::Rejected(reason)),
+                    Ok(JoinReply::Expired) => return Err(JoinError::Expired),
                     Ok(answer) => return Ok(answer),
                     Err(error) => last = format!("{address}: {error}"),
                 },
@@ -216,6 +222,6 @@ impl JoinClient {
     }
 }
 
-fn unexpected(answer: &Answer) -> JoinError {
-    JoinError::Unreachable(format!("an answer that makes no sense: {answer:?}"))
+fn unexpected(answer: &JoinReply) -> JoinError {
+    JoinError::Unreachable(format!("unexpected join reply: {answer:?}"))
 }

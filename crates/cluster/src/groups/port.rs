@@ -1,9 +1,10 @@
-//! The port of a process: one listener for the groups of all its applications.
+//! The group port of a process: one listener for the groups of all its applications.
 //!
-//! Members of a group name the group when they connect ([`moim_raft::Doors`]); whoever is not a member yet, founders and
-//! newcomers, names the application in its question, and the [`Reception`] gives it to that application's desk.
+//! Members of a group name the group when they connect ([`moim_raft::Doors`]). Founders and joining nodes
+//! are not members yet; they name the application in their call, and the [`JoinRouter`] forwards it to that
+//! application's join service.
 //!
-//! Invariant: a question about one application is never answered by another's desk.
+//! Invariant: a call about one application is never answered by another application's service.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,10 +16,10 @@ use moim_base::task::{Scope, Shutdown};
 use moim_raft::{BoxFuture, Doors, Router, Service, ServiceId, TcpServer};
 use serde::Deserialize;
 
-use super::join::Answer;
+use super::join::JoinReply;
 
-/// Where members and newcomers reach the groups of this process. Cheap to clone; it is closed when the last group on it and
-/// the last clone are gone, or by [`close`](Self::close).
+/// The listener for members and joining nodes of this process's groups. Cheap to clone; it closes when the
+/// last group on it and the last clone are dropped, or by [`close`](Self::close).
 #[derive(Clone)]
 pub struct GroupPort {
     inner: Arc<Inner>,
@@ -26,28 +27,28 @@ pub struct GroupPort {
 
 struct Inner {
     doors: Doors,
-    desks: Arc<Reception>,
+    join_router: Arc<JoinRouter>,
     address: String,
     scope: Scope,
 }
 
 impl GroupPort {
-    /// Listens. Others are told `advertise`, or where it listens if that is empty.
+    /// Binds the listener. The advertised address is `advertise`, or the listen address if that is empty.
     pub async fn bind(listen: SocketAddr, advertise: &str) -> io::Result<Self> {
-        let (router, desks) = (Router::new(), Arc::new(Reception::default()));
-        router.serve(ServiceId::NODE, desks.clone());
+        let (router, join_router) = (Router::new(), Arc::new(JoinRouter::default()));
+        router.serve(ServiceId::NODE, join_router.clone());
         let (doors, scope) = (Doors::new(router), Scope::new(Shutdown::new()));
         let server = TcpServer::bind_shared(listen, doors.clone(), &scope).await?;
         let address = if advertise.is_empty() { server.address().to_string() } else { advertise.to_owned() };
-        Ok(Self { inner: Arc::new(Inner { doors, desks, address, scope }) })
+        Ok(Self { inner: Arc::new(Inner { doors, join_router, address, scope }) })
     }
 
-    /// What others are told.
+    /// The advertised address.
     pub fn address(&self) -> &str {
         &self.inner.address
     }
 
-    /// Nobody is let in any more, and whoever is there is left.
+    /// Stops accepting connections and closes the existing ones.
     pub fn close(&self) {
         self.inner.scope.shutdown().stop();
     }
@@ -56,15 +57,15 @@ impl GroupPort {
         &self.inner.doors
     }
 
-    /// Questions about an application go to this desk from now on.
-    pub(super) fn seat(&self, app: &str, desk: Arc<dyn Service>) {
-        let mut desks = self.inner.desks.0.write().unwrap_or_else(PoisonError::into_inner);
-        desks.insert(app.to_owned(), desk);
+    /// Routes join calls of an application to this service.
+    pub(super) fn register_join_service(&self, app: &str, service: Arc<dyn Service>) {
+        let mut services = self.inner.join_router.0.write().unwrap_or_else(PoisonError::into_inner);
+        services.insert(app.to_owned(), service);
     }
 
-    /// And now to nobody.
-    pub(super) fn unseat(&self, app: &str) {
-        self.inner.desks.0.write().unwrap_or_else(PoisonError::into_inner).remove(app);
+    /// Stops routing join calls of an application.
+    pub(super) fn unregister_join_service(&self, app: &str) {
+        self.inner.join_router.0.write().unwrap_or_else(PoisonError::into_inner).remove(app);
     }
 }
 
@@ -80,13 +81,13 @@ impl Drop for Inner {
     }
 }
 
-/// Gives questions to desks, by application.
+/// Routes join calls to services, by application.
 #[derive(Default)]
-struct Reception(RwLock<HashMap<String, Arc<dyn Service>>>);
+struct JoinRouter(RwLock<HashMap<String, Arc<dyn Service>>>);
 
-/// As much of a question as says whom it is for.
+/// The part of a join call that names its application.
 #[derive(Deserialize)]
-struct About {
+struct CallTarget {
     #[serde(default)]
     app: String,
     ticket: Option<Ticket>,
@@ -98,21 +99,21 @@ struct Ticket {
     app: String,
 }
 
-impl Service for Reception {
+impl Service for JoinRouter {
     fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
         Box::pin(async move {
-            let about = serde_json::from_slice::<About>(&request);
+            let about = serde_json::from_slice::<CallTarget>(&request);
             let app = about.map(|about| about.ticket.map_or(about.app, |ticket| ticket.app));
-            let desk = match &app {
+            let service = match &app {
                 Ok(app) => self.0.read().unwrap_or_else(PoisonError::into_inner).get(app).cloned(),
                 Err(_) => None,
             };
-            let reason = match (desk, app) {
-                (Some(desk), _) => return desk.handle(request).await,
+            let reason = match (service, app) {
+                (Some(service), _) => return service.handle(request).await,
                 (None, Ok(app)) => format!("there is no group of {app} here"),
-                (None, Err(error)) => format!("a question that makes no sense: {error}"),
+                (None, Err(error)) => format!("malformed join request: {error}"),
             };
-            serde_json::to_vec(&Answer::Rejected { reason }).unwrap_or_default().into()
+            serde_json::to_vec(&JoinReply::Rejected { reason }).unwrap_or_default().into()
         })
     }
 }

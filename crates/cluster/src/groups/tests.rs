@@ -1,4 +1,4 @@
-//! Groups of three in one process, over real sockets and folders.
+//! Raft groups of three members in one process, over real sockets and folders.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,13 +18,13 @@ fn quick(app: &str, node: &str, dir: &Path) -> GroupConfig {
     config
 }
 
-/// Runs on two threads: the group's tasks go on while a test waits.
+/// Two threads: the group's tasks run while a test waits.
 pub(crate) fn run<F: Future<Output = ()>>(scenario: impl FnOnce(tempfile::TempDir) -> F) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let kept = dir.path().to_owned();
     runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), scenario(dir)).await.expect("an end in time");
+        tokio::time::timeout(Duration::from_secs(60), scenario(dir)).await.expect("test timeout");
     });
     drop(runtime);
     drop(kept);
@@ -65,7 +65,7 @@ fn addresses(groups: &[AppGroup]) -> Vec<String> {
 }
 
 async fn leader(groups: &[AppGroup]) -> usize {
-    until("somebody leads", async || groups.iter().position(AppGroup::leads)).await
+    until("a leader is elected", async || groups.iter().position(AppGroup::leads)).await
 }
 
 async fn put(group: &AppGroup, key: &str, value: &str) {
@@ -74,7 +74,7 @@ async fn put(group: &AppGroup, key: &str, value: &str) {
 }
 
 #[test]
-fn founders_agree_and_a_member_that_comes_back_has_everything() {
+fn founders_agree_and_restarted_member_keeps_its_data() {
     run(async |dir| {
         let mut groups = three("press", dir.path(), |_| {}).await;
         put(&groups[0], "k", "1").await;
@@ -99,7 +99,7 @@ fn founders_agree_and_a_member_that_comes_back_has_everything() {
 }
 
 #[test]
-fn a_founder_that_lost_its_folder_does_not_vote_again() {
+fn founder_with_lost_folder_does_not_vote_again() {
     run(async |dir| {
         let mut groups = three("press", dir.path(), |_| {}).await;
         let lost = groups.remove(2);
@@ -122,7 +122,7 @@ fn a_founder_that_lost_its_folder_does_not_vote_again() {
 }
 
 #[test]
-fn a_newcomer_joins_through_a_follower_syncs_and_votes() {
+fn node_joins_through_a_follower_syncs_and_becomes_voter() {
     run(async |dir| {
         let mut groups = three("press", dir.path(), |_| {}).await;
         for number in 0..50 {
@@ -135,13 +135,14 @@ fn a_newcomer_joins_through_a_follower_syncs_and_votes() {
         assert_eq!(joined.peer_id(), 4);
         joined.ready(Duration::from_secs(20)).await.unwrap();
         assert!(joined.repository().get("k49").await.unwrap().is_some());
-        until("it votes", async || (joined.members().0.len() == 4).then_some(())).await;
+        until("the learner is promoted to voter", async || (joined.members().0.len() == 4).then_some(()))
+            .await;
         let key = "cluster:raft/join-requests/press/d";
-        assert!(joined.repository().get(key).await.unwrap().is_none(), "the request is gone");
+        assert!(joined.repository().get(key).await.unwrap().is_none(), "the join request is deleted");
         let members = addresses(&groups);
         let again = AppGroup::join(quick("press", "d2", dir.path()), &members, JoinRequest::default());
         let again = again.await.unwrap();
-        assert_eq!(again.peer_id(), 5, "no id is given out twice");
+        assert_eq!(again.peer_id(), 5, "voter ids are not reused");
         let record: GroupRecord = serde_json::from_slice(
             &joined.repository().get("cluster:raft/groups/press").await.unwrap().unwrap().value,
         )
@@ -153,7 +154,7 @@ fn a_newcomer_joins_through_a_follower_syncs_and_votes() {
 }
 
 #[test]
-fn joins_are_rejected_approved_by_hand_and_expire() {
+fn joins_are_rejected_approved_manually_and_expire() {
     run(async |dir| {
         let groups = three("press", dir.path(), |config| {
             config.manual_approval = true;
@@ -168,52 +169,53 @@ fn joins_are_rejected_approved_by_hand_and_expire() {
         let refused = client.request_join("a", "x:1", &JoinRequest::default()).await;
         assert!(matches!(&refused, Err(JoinError::Rejected(why)) if why.contains("already")), "{refused:?}");
 
-        let mut heard: Vec<_> = groups.iter().map(|group| group.inner.config.events.subscribe()).collect();
+        let mut subscriptions: Vec<_> =
+            groups.iter().map(|group| group.inner.config.events.subscribe()).collect();
         let ticket = client.request_join("d", "127.0.0.1:1", &JoinRequest::default()).await.unwrap();
         assert_eq!(groups[0].pending().await.unwrap()[0].node_id, "d");
         groups[1].reject("d", "no room").await.unwrap();
         let refused = client.await_acceptance(&ticket).await;
         assert_eq!(refused, Err(JoinError::Rejected("no room".to_owned())));
 
-        // Nobody decides: it expires, and leaves nothing.
+        // No decision: the request expires and leaves nothing.
         let ticket = client.request_join("e", "127.0.0.1:1", &JoinRequest::default()).await.unwrap();
         assert_eq!(client.await_acceptance(&ticket).await, Err(JoinError::Expired));
         assert!(groups[0].pending().await.unwrap().is_empty());
 
-        // Accepted, but it never syncs: the learner goes, too.
+        // Accepted, but it never syncs: the learner is removed, too.
         let ticket = client.request_join("f", "127.0.0.1:1", &JoinRequest::default()).await.unwrap();
         groups[2].approve("f").await.unwrap();
         client.await_acceptance(&ticket).await.unwrap();
         let at = leader(&groups).await;
-        until("it is a learner", async || (groups[at].members().1.len() == 1).then_some(())).await;
-        until("it is forgotten", async || {
+        until("the node is a learner", async || (groups[at].members().1.len() == 1).then_some(())).await;
+        until("the request and the learner are removed", async || {
             groups.iter().find(|group| group.leads()).filter(|group| group.members().1.is_empty()).map(drop)
         })
         .await;
         let stale = JoinTicket { id: "0".into(), ..ticket };
         assert_eq!(client.await_acceptance(&stale).await, Err(JoinError::Expired));
-        // Whoever led told of every step.
-        let mut told = std::collections::BTreeSet::new();
-        until("every step is told", async || {
-            for events in &mut heard {
+        // The leader published every step.
+        let mut published = std::collections::BTreeSet::new();
+        until("every join step is published", async || {
+            for events in &mut subscriptions {
                 while let Some(Some(Ok(event))) = events.next().now_or_never() {
                     if let ClusterEvent::Join { node, step, .. } = event {
-                        told.insert(format!("{node} {step}"));
+                        published.insert(format!("{node} {step}"));
                     }
                 }
             }
             let wanted = ["d requested", "d rejected", "e requested", "e expired", "f accepted", "f expired"];
-            wanted.iter().all(|step| told.contains(*step)).then_some(())
+            wanted.iter().all(|step| published.contains(*step)).then_some(())
         })
         .await;
         let failures: u64 = groups.iter().map(|group| group.inner.config.metrics.join_failures.get()).sum();
-        assert!(failures >= 4, "{failures} of one refused, one turned away, two expired");
+        assert!(failures >= 4, "{failures} of one rejected call, one rejected request, two expired");
         stop_all(&groups).await;
     });
 }
 
 #[test]
-fn a_folder_whose_join_has_expired_joins_again() {
+fn folder_of_an_expired_join_joins_again() {
     run(async |dir| {
         let mut groups = three("press", dir.path(), |config| {
             config.join_timeout = Duration::from_millis(1_500);
@@ -225,7 +227,7 @@ fn a_folder_whose_join_has_expired_joins_again() {
         let endpoint = config.listen.to_string();
         let ticket = client.request_join("d", &endpoint, &JoinRequest::default()).await.unwrap();
         let acceptance = client.await_acceptance(&ticket).await.unwrap();
-        // It crashes when it has written down who it is, and comes back after the join has expired.
+        // It crashes after it has persisted its identity, and restarts after the join has expired.
         let identity = Identity {
             cluster: acceptance.cluster.clone(),
             voter: acceptance.peer_id,
@@ -234,7 +236,7 @@ fn a_folder_whose_join_has_expired_joins_again() {
             ..Identity::new(&config)
         };
         identity.save(&config).unwrap();
-        until("it is forgotten", async || {
+        until("the learner is removed", async || {
             groups.iter().find(|group| group.leads()).filter(|group| group.members().1.is_empty()).map(drop)
         })
         .await;
@@ -248,7 +250,7 @@ fn a_folder_whose_join_has_expired_joins_again() {
 }
 
 #[test]
-fn a_join_goes_on_when_the_leader_changes_in_the_middle() {
+fn join_continues_across_a_leader_change() {
     run(async |dir| {
         let mut groups = three("press", dir.path(), |_| {}).await;
         let client = JoinClient::new("press", &addresses(&groups));
@@ -256,9 +258,9 @@ fn a_join_goes_on_when_the_leader_changes_in_the_middle() {
         let endpoint = config.listen.to_string();
         let ticket = client.request_join("d", &endpoint, &JoinRequest::default()).await.unwrap();
         let at = leader(&groups).await;
-        let gone = groups.remove(at);
-        gone.stop().await;
-        drop(gone);
+        let removed = groups.remove(at);
+        removed.stop().await;
+        drop(removed);
         let acceptance = client.await_acceptance(&ticket).await.unwrap();
         let identity = Identity {
             app: "press".into(),
@@ -282,7 +284,7 @@ fn a_join_goes_on_when_the_leader_changes_in_the_middle() {
 }
 
 #[test]
-fn leadership_follows_the_group_and_the_term_fences() {
+fn leadership_follows_the_raft_leader_and_the_term_fences() {
     run(async |dir| {
         let groups = three("press", dir.path(), |_| {}).await;
         let scope = Scope::new(Shutdown::new());
@@ -298,13 +300,13 @@ fn leadership_follows_the_group_and_the_term_fences() {
         };
         let done = groups[at].repository().txn(fenced(&first, "1")).await.unwrap();
         assert!(matches!(done, TxnOutcome::Done { .. }));
-        until("it is observed", async || {
+        until("the leadership is observed", async || {
             let term = first.fencing_token();
             changes.current().filter(|leader| leader.fencing_token == term).map(drop)
         })
         .await;
         groups[at].step_down().await;
-        assert!(!first.is_valid(), "at once: the next leader did not wait either");
+        assert!(!first.is_valid(), "immediately: the next leader did not wait for the election timeout");
         let next = leader(&groups).await;
         let second = tokio::select! {
             won = elections[(at + 1) % 3].campaign() => won.unwrap(),
@@ -314,7 +316,7 @@ fn leadership_follows_the_group_and_the_term_fences() {
         assert!(!first.is_valid());
         assert!(second.fencing_token() > first.fencing_token());
         let late = groups[next].repository().txn(fenced(&first, "2")).await.unwrap();
-        assert!(matches!(late, TxnOutcome::Conflict { .. }), "the former leader changes nothing");
+        assert!(matches!(late, TxnOutcome::Conflict { .. }), "the former leader is fenced");
         changes.changed().await;
         scope.shutdown().stop();
         stop_all(&groups).await;
@@ -322,7 +324,7 @@ fn leadership_follows_the_group_and_the_term_fences() {
 }
 
 #[test]
-fn a_leader_without_a_quorum_stops_itself() {
+fn leader_without_quorum_loses_its_leadership() {
     run(async |dir| {
         let groups = three("press", dir.path(), |_| {}).await;
         let scope = Scope::new(Shutdown::new());
@@ -341,7 +343,7 @@ fn a_leader_without_a_quorum_stops_itself() {
 }
 
 #[test]
-fn who_is_in_the_group_can_be_published() {
+fn group_members_are_published_to_a_store() {
     run(async |dir| {
         let groups = three("press", dir.path(), |config| config.equipment_group = "hall-1".into()).await;
         let store = crate::MemoryRepository::new(Arc::new(BootClock));

@@ -1,7 +1,8 @@
-//! Election by a key: whoever creates it leads, its lease ends the leadership of one that is gone.
+//! Election by compare-and-swap: the creator of the key is the leader; lease expiry ends the leadership of a
+//! failed leader.
 //!
-//! Invariants: the key is created by compare-and-swap only; its create revision, the token, grows with every leader;
-//! a leader stops by its own clock before the lease can end at the store.
+//! Invariants: the key is created by compare-and-swap only; its create revision, the token, grows with every
+//! leader; a leader stops by its own clock before the lease can expire at the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +14,15 @@ use super::{ElectionError, LeaderChanges, LeaderElection, LeaderInfo, Leadership
 use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::events::ClusterEvent;
-use crate::hold;
+use crate::held_key;
 use crate::keys;
 use crate::repository::{BoxFuture, Compare, Entry, Event, RepositoryError, Txn, TxnOutcome};
 use crate::session::{Session, SessionEnd};
 
-/// How an election is held.
+/// Options of an election.
 #[derive(Clone, Debug)]
 pub struct ElectionOptions {
-    /// How long a leader that is gone is waited for.
+    /// Lease TTL: the time until a failed leader is replaced.
     pub ttl: Duration,
     /// The key; `cluster:leader/{name}` if empty.
     pub key: String,
@@ -33,12 +34,12 @@ impl Default for ElectionOptions {
     }
 }
 
-/// What the key holds.
+/// Value of the election key.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
     node_id: String,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     since: i64,
 }
@@ -53,14 +54,14 @@ pub struct CasElection {
 }
 
 impl CasElection {
-    /// A candidate for `name`. Nothing happens before somebody campaigns or observes.
+    /// A candidate for `name`. Does nothing until `campaign` or `observe` is called.
     pub fn new(context: &Context, name: impl Into<Arc<str>>, options: ElectionOptions) -> Self {
         let name = name.into();
         let key = if options.key.is_empty() { keys::leader(&name) } else { options.key };
         Self { context: context.clone(), name, key: key.into(), ttl: options.ttl }
     }
 
-    /// Becomes leader now, or says who is.
+    /// Becomes leader immediately, or returns the current leader.
     pub async fn try_lead(&self) -> Result<Result<Leadership, Option<LeaderInfo>>, ElectionError> {
         let session = Session::open(&self.context, self.ttl).await?;
         match self.try_create(&session).await? {
@@ -69,14 +70,14 @@ impl CasElection {
         }
     }
 
-    /// Tries to create the key. On a conflict: the revision of the comparison, and what was found.
+    /// Tries to create the key. On a conflict: the revision of the comparison, and the current entry.
     async fn try_create(
         &self,
         session: &Session,
     ) -> Result<Result<i64, (i64, Option<Entry>)>, RepositoryError> {
         let record =
             Record { node_id: self.context.node_id.to_string(), since: self.context.clock.wall_ms() };
-        let value = serde_json::to_vec(&record).expect("plain fields can be written down");
+        let value = serde_json::to_vec(&record).expect("plain fields serialize to JSON");
         let txn = Txn::new().when(Compare::Absent(self.key.to_string())).put_leased(
             &*self.key,
             value,
@@ -85,7 +86,7 @@ impl CasElection {
         Ok(match self.context.repository.txn(txn).await? {
             TxnOutcome::Done { revision } => Ok(revision),
             TxnOutcome::Conflict { revision, mut current } => match current.pop().flatten() {
-                // An earlier try whose answer was lost.
+                // Created by an earlier attempt whose reply was lost.
                 Some(entry) if entry.lease == Some(session.lease()) => Ok(entry.create_revision),
                 found => Err((revision, found)),
             },
@@ -100,7 +101,7 @@ impl CasElection {
         context.metrics.leader_changes.inc();
         context.metrics.is_leader.inc();
         let gauge = context.metrics.is_leader.clone();
-        hold::watch_over(&self.context, &session, self.key.to_string(), token, move |reason| {
+        held_key::monitor(&self.context, &session, self.key.to_string(), token, move |reason| {
             context.events.publish(ClusterEvent::LeadershipLost { name, reason: reason.to_owned() });
         });
         let ended = session.watcher();
@@ -131,13 +132,13 @@ impl CasElection {
                 },
             };
             match self.try_create(&ours).await {
-                // A key that was created late under a lease that is over leads nothing.
+                // A key that was created late under an expired lease gives no leadership.
                 Ok(Ok(token)) if ours.is_valid() => return Ok(self.lead(ours, token)),
                 Ok(Ok(_)) => {}
                 Ok(Err((revision, _))) => {
                     backoff.reset();
                     self.wait_for_vacancy(revision).await;
-                    // Not everybody at once.
+                    // Jitter, so that candidates do not retry at once.
                     tokio::time::sleep(Duration::from_micros(fastrand::u64(0..3_000))).await;
                     session = Some(ours);
                 }
@@ -151,7 +152,7 @@ impl CasElection {
         }
     }
 
-    /// Returns when the key may be free: it was deleted after `revision`, or nobody can say.
+    /// Returns when the key may be absent: it was deleted after `revision`, or the watch failed.
     async fn wait_for_vacancy(&self, revision: i64) {
         let Ok(mut watch) = self.context.repository.watch(&self.key, revision + 1).await else {
             return tokio::time::sleep(Duration::from_millis(100)).await;
@@ -194,7 +195,7 @@ impl LeaderElection for CasElection {
     }
 }
 
-/// Tells `sender` who leads, for ever.
+/// Publishes the current leader to `sender`; never returns.
 async fn observe(context: &Context, name: &str, key: &str, sender: &watch::Sender<Option<LeaderInfo>>) {
     let set = |leader: Option<LeaderInfo>| {
         let changed = sender.send_if_modified(|known| {
@@ -220,7 +221,7 @@ async fn observe(context: &Context, name: &str, key: &str, sender: &watch::Sende
             while let Some(Ok(event)) = watch.next().await {
                 match event {
                     Event::Put(entry) if entry.key == key => set(Some(info(&entry))),
-                    Event::Delete { key: gone, .. } if gone == key => set(None),
+                    Event::Delete { key: deleted, .. } if deleted == key => set(None),
                     Event::Put(_) | Event::Delete { .. } => {}
                 }
             }

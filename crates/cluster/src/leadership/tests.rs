@@ -1,4 +1,4 @@
-//! Elections on every store: one leader at a time, also when it was paused or its answers got lost.
+//! Elections on every store: one leader at a time, also after a process pause or lost replies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +10,14 @@ use super::*;
 use crate::context::Context;
 use crate::events::ClusterEvent;
 use crate::repository::TxnOutcome;
-use crate::scenario::{Flaky, Mood, Resource, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, Resource, everywhere, in_memory, until};
 
 fn candidate(context: &Context, ttl: Duration) -> CasElection {
     CasElection::new(context, "jobs", ElectionOptions { ttl, ..ElectionOptions::default() })
 }
 
 #[test]
-fn one_leads_and_the_next_has_a_larger_token() {
+fn one_candidate_leads_and_the_next_leader_has_a_larger_token() {
     everywhere(async |store| {
         let (a, b) = (store.node("a"), store.node("b"));
         let first = candidate(&a, store.ttl).campaign().await.unwrap();
@@ -35,16 +35,16 @@ fn one_leads_and_the_next_has_a_larger_token() {
 }
 
 #[test]
-fn a_leader_that_is_gone_is_followed_when_its_lease_ends() {
+fn failed_leader_is_replaced_after_lease_expiry() {
     everywhere(async |store| {
-        // Its process ends: nobody renews, nobody revokes.
+        // The process crashes: the lease is neither renewed nor revoked.
         let flaky = Flaky::new(store.repository.clone());
         let mut a = store.node("a");
         a.repository = flaky.clone();
         let first = candidate(&a, store.ttl).campaign().await.unwrap();
-        flaky.set(Mood { away: true, ..Mood::default() });
+        flaky.set(Faults { unreachable: true, ..Faults::default() });
         let second = candidate(&store.node("b"), store.ttl).campaign().await.unwrap();
-        assert!(!first.is_valid(), "{}: it stopped before", store.name);
+        assert!(!first.is_valid(), "{}: it stopped before the lease expiry", store.name);
         assert!(second.fencing_token() > first.fencing_token());
     });
 }
@@ -56,7 +56,7 @@ fn observers_see_every_leader() {
         let a = store.node("a");
         let mut events = a.events.subscribe();
         let first = candidate(&a, store.ttl).campaign().await.unwrap();
-        until("the observer sees it", async || {
+        until("the leader is observed", async || {
             changes.current().filter(|leader| leader.node_id == "a").map(drop)
         })
         .await;
@@ -72,7 +72,7 @@ fn observers_see_every_leader() {
 }
 
 #[test]
-fn a_key_that_somebody_deletes_ends_the_leadership() {
+fn deleted_key_ends_the_leadership() {
     everywhere(async |store| {
         let a = store.node("a");
         let leadership = candidate(&a, Duration::from_secs(30)).campaign().await.unwrap();
@@ -89,7 +89,7 @@ fn a_key_that_somebody_deletes_ends_the_leadership() {
 }
 
 #[test]
-fn a_deposed_leader_changes_nothing_in_the_store() {
+fn deposed_leader_is_fenced_in_the_store() {
     everywhere(async |store| {
         let a = store.node("a");
         let first = candidate(&a, store.ttl).campaign().await.unwrap();
@@ -104,27 +104,28 @@ fn a_deposed_leader_changes_nothing_in_the_store() {
 }
 
 #[test]
-fn a_paused_leader_stops_itself_and_the_resource_refuses_what_slips_through() {
+fn paused_leader_loses_validity_and_the_resource_rejects_its_token() {
     in_memory(async |store| {
         let clock = Arc::new(ManualClock::at(1_000));
         let paused = store.node("a").with_clock(clock.clone());
         let resource = Resource::default();
         let first = candidate(&paused, Duration::from_secs(10)).campaign().await.unwrap();
         assert!(first.is_valid() && resource.write(first.fencing_token(), "1"));
-        // It looked, was paused before it wrote, and another one led meanwhile.
+        // The leader checked its validity, was paused before its write, and another leader was elected
+        // meanwhile.
         assert!(first.is_valid());
         clock.advance_ms(60_000);
         store.repository.txn(Txn::new().delete("cluster:leader/jobs")).await.unwrap();
         let second = candidate(&store.node("b"), store.ttl).campaign().await.unwrap();
         assert!(resource.write(second.fencing_token(), "2"));
-        assert!(!resource.write(first.fencing_token(), "3"), "the token is old");
-        assert!(!first.is_valid(), "and the next look says so");
+        assert!(!resource.write(first.fencing_token(), "3"), "the token is stale");
+        assert!(!first.is_valid(), "the next check fails");
         assert_eq!(resource.writes().len(), 2);
     });
 }
 
 #[test]
-fn many_candidates_never_lead_at_the_same_time() {
+fn many_candidates_never_lead_concurrently() {
     in_memory(async |store| {
         let (leaders, terms) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         for number in 0..5 {
@@ -134,7 +135,7 @@ fn many_candidates_never_lead_at_the_same_time() {
             let (leaders, terms, ttl) = (leaders.clone(), terms.clone(), store.ttl);
             store.scope.spawn("candidate", async move {
                 loop {
-                    flaky.set(Mood { lossy: 10, ..Mood::default() });
+                    flaky.set(Faults { lost_percent: 10, ..Faults::default() });
                     let leadership = candidate(&context, ttl).campaign().await.unwrap();
                     terms.fetch_add(1, Ordering::SeqCst);
                     for step in 0..20 {
@@ -144,7 +145,7 @@ fn many_candidates_never_lead_at_the_same_time() {
                         assert_eq!(leaders.fetch_add(1, Ordering::SeqCst), 0, "two leaders");
                         leaders.fetch_sub(1, Ordering::SeqCst);
                         if step == 10 && fastrand::bool() {
-                            flaky.set(Mood { away: true, ..Mood::default() });
+                            flaky.set(Faults { unreachable: true, ..Faults::default() });
                         }
                         tokio::time::sleep(Duration::from_millis(5)).await;
                     }

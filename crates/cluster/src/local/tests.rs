@@ -1,4 +1,4 @@
-//! The suite on a journal on a real disk, and what only a log can get wrong.
+//! The repository suite on a journal on a real disk, and the failure modes of the log.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +20,7 @@ struct Running {
     repository: Arc<LocalRepository>,
 }
 
-/// The disk thread stops before anybody takes the folder away.
+/// Stops the disk thread before the folder is deleted.
 impl Drop for Running {
     fn drop(&mut self) {
         self.store.close().unwrap();
@@ -92,18 +92,18 @@ fn fixture() -> Fixture {
 crate::conformance_tests!(fixture);
 
 #[test]
-fn without_a_sink_answers_come_all_the_same() {
-    crate::testing::a_listing_and_a_watch_leave_no_gap(fixture_with(false));
-    crate::testing::a_watch_sees_every_change_in_order(fixture_with(false));
+fn replies_arrive_without_a_durable_sink() {
+    crate::testing::list_then_watch_misses_no_event(fixture_with(false));
+    crate::testing::watch_delivers_every_event_in_order(fixture_with(false));
 }
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
 }
 
-/// A store whose disk thread never runs until it is pumped: nothing is durable by accident.
+/// A store whose disk thread runs only when it is pumped: nothing becomes durable unintentionally.
 #[test]
-fn nothing_is_revealed_before_it_is_durable() {
+fn no_reply_or_event_before_durability() {
     let dir = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::at(1_000));
     let store = open_store(dir.path(), &clock);
@@ -126,7 +126,7 @@ fn nothing_is_revealed_before_it_is_durable() {
 }
 
 #[test]
-fn the_log_does_not_grow_for_ever() {
+fn log_is_trimmed_by_snapshots() {
     let dir = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::at(1_000));
     let running = start(dir.path(), &clock, true);
@@ -142,8 +142,8 @@ fn the_log_does_not_grow_for_ever() {
     assert!(log.end() - log.start() < 100, "keeps {} frames", log.end() - log.start());
 }
 
-/// Makes changes on a simulated disk until the power goes at its `operation`th operation. Gives the disk, how many
-/// changes were acknowledged, and the listing after each change that was tried.
+/// Makes changes on a simulated disk until the power fails at its `operation`th operation. Returns the disk,
+/// the number of acknowledged changes, and the list after each attempted change.
 fn change_until_power_loss(operation: u64) -> (SimDisk, usize, Vec<(i64, Vec<String>)>) {
     let disk = SimDisk::new();
     disk.set_fault(Some((operation, Fault::PowerCut)));
@@ -158,7 +158,7 @@ fn change_until_power_loss(operation: u64) -> (SimDisk, usize, Vec<(i64, Vec<Str
         let mut change = repository.txn(Txn::new().put(put, i.to_string()).delete(delete));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         if change.as_mut().poll(&mut context).is_ready() {
-            break; // refused: nothing is durable before the disk has worked
+            break; // rejected: nothing is durable before the disk has worked
         }
         while store.pump() {}
         match change.as_mut().poll(&mut context) {
@@ -189,7 +189,7 @@ fn open_on(disk: &SimDisk) -> Result<(Store, Arc<LocalRepository>), String> {
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_power_loss_at_any_operation() {
+fn acknowledged_changes_survive_power_loss_at_any_operation() {
     let runtime = runtime();
     let _context = runtime.enter();
     let whole = change_until_power_loss(u64::MAX);

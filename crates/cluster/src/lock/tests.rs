@@ -1,14 +1,14 @@
-//! Locks on every store: order, tokens, loss.
+//! Locks on every store: FIFO order, fencing tokens, loss.
 
 use super::*;
-use crate::scenario::{Flaky, Mood, Resource, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, Resource, everywhere, in_memory, until};
 
 fn options(ttl: Duration) -> LockOptions {
     LockOptions { ttl, ..LockOptions::default() }
 }
 
 #[test]
-fn waiters_come_in_their_order_and_tokens_grow() {
+fn waiters_acquire_in_fifo_order_and_tokens_grow() {
     everywhere(async |store| {
         let resource = Arc::new(Resource::default());
         let first = Locks::new(&store.node("n0")).acquire("a/b", options(store.ttl)).await.unwrap();
@@ -21,7 +21,7 @@ fn waiters_come_in_their_order_and_tokens_grow() {
                 guard.release().await.unwrap();
             });
             let locks = Locks::new(&store.node("o"));
-            until("it waits", async || {
+            until("the contender is queued", async || {
                 (locks.queue_length("a/b").await.unwrap() == number + 1).then_some(())
             })
             .await;
@@ -30,7 +30,8 @@ fn waiters_come_in_their_order_and_tokens_grow() {
         assert_eq!(holder.owner_node_id, "n0", "{}", store.name);
         assert!(resource.write(first.fencing_token(), "0"));
         first.release().await.unwrap();
-        until("all have had it", async || (resource.writes().len() == 5).then_some(())).await;
+        until("all contenders have held the lock", async || (resource.writes().len() == 5).then_some(()))
+            .await;
         let order: Vec<_> = resource.writes().into_iter().map(|(_, who)| who).collect();
         assert_eq!(order, ["0", "1", "2", "3", "4"], "{}", store.name);
         let locks = Locks::new(&store.node("o"));
@@ -39,7 +40,7 @@ fn waiters_come_in_their_order_and_tokens_grow() {
 }
 
 #[test]
-fn trying_once_does_not_wait_and_a_bounded_wait_ends() {
+fn zero_wait_fails_at_once_and_bounded_wait_times_out() {
     everywhere(async |store| {
         let context = store.node("b");
         let locks = Locks::new(&context);
@@ -48,7 +49,7 @@ fn trying_once_does_not_wait_and_a_bounded_wait_ends() {
             let refused = locks.acquire("l", LockOptions { wait: Some(wait), ..options(store.ttl) }).await;
             assert!(matches!(refused, Err(LockError::Timeout(_))), "{refused:?}");
         }
-        until("those who gave up have left", async || {
+        until("timed out contenders have left the queue", async || {
             (locks.queue_length("l").await.unwrap() == 1).then_some(())
         })
         .await;
@@ -58,20 +59,22 @@ fn trying_once_does_not_wait_and_a_bounded_wait_ends() {
         assert_eq!(context.metrics.locks_held.get(), 1);
         drop(guard);
         assert_eq!(context.metrics.locks_held.get(), 0);
-        until("dropping gives it back", async || (locks.queue_length("l").await.unwrap() == 0).then_some(()))
-            .await;
+        until("dropping the guard releases the lock", async || {
+            (locks.queue_length("l").await.unwrap() == 0).then_some(())
+        })
+        .await;
         assert!(context.metrics.lock_waits.get() >= 1);
     });
 }
 
 #[test]
-fn the_lock_of_one_that_is_gone_passes_on_and_releasing_it_says_so() {
+fn lock_of_a_failed_holder_passes_on_and_its_release_reports_the_loss() {
     everywhere(async |store| {
         let flaky = Flaky::new(store.repository.clone());
         let mut a = store.node("a");
         a.repository = flaky.clone();
         let lost = Locks::new(&a).acquire("l", options(store.ttl)).await.unwrap();
-        flaky.set(Mood { away: true, ..Mood::default() });
+        flaky.set(Faults { unreachable: true, ..Faults::default() });
         let next = Locks::new(&store.node("b")).acquire("l", options(store.ttl)).await.unwrap();
         assert!(!lost.is_valid() && next.is_valid(), "{}", store.name);
         assert!(next.fencing_token() > lost.fencing_token());
@@ -84,14 +87,14 @@ fn the_lock_of_one_that_is_gone_passes_on_and_releasing_it_says_so() {
 }
 
 #[test]
-fn locks_are_held_one_at_a_time_while_answers_get_lost() {
+fn locks_exclude_each_other_while_replies_are_lost() {
     in_memory(async |store| {
         let holders = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let done = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         use std::sync::atomic::Ordering::SeqCst;
         for number in 0..6 {
             let flaky = Flaky::new(store.repository.clone());
-            flaky.set(Mood { lossy: 15, ..Mood::default() });
+            flaky.set(Faults { lost_percent: 15, ..Faults::default() });
             let mut context = store.node(&format!("n{number}"));
             context.repository = flaky;
             let (holders, done, ttl) = (holders.clone(), done.clone(), store.ttl);
@@ -104,18 +107,18 @@ fn locks_are_held_one_at_a_time_while_answers_get_lost() {
                         holders.fetch_sub(1, SeqCst);
                         done.fetch_add(1, SeqCst);
                     }
-                    // An unknown outcome is an error here; the lease ends what is left.
+                    // An unknown outcome is an error here; the lease expiry cleans up.
                     let _ = guard.release().await;
                 }
             });
         }
-        until("many turns", async || (done.load(SeqCst) > 200).then_some(())).await;
+        until("200 acquisitions", async || (done.load(SeqCst) > 200).then_some(())).await;
         assert!(!store.scope.shutdown().has_panicked());
     });
 }
 
 #[test]
-fn a_lock_needs_a_name() {
+fn empty_lock_name_is_rejected() {
     in_memory(async |store| {
         let refused = Locks::new(&store.node("a")).acquire("", LockOptions::default()).await;
         assert!(matches!(refused, Err(LockError::NoName)));

@@ -1,7 +1,7 @@
-//! The tables that are pushed: the current one, and how to get there from the last few.
+//! The table feed: the current routing table, and the deltas of the last versions.
 //!
-//! Everything is encoded once and shared by all subscribers. A subscriber has no queue: it knows which version it has,
-//! and asks for what comes after it; one that is too far behind gets the whole table.
+//! Every message is encoded once and shared by all subscribers. A subscriber has no queue: it has a position
+//! and requests the messages after it; a subscriber that lags too far gets a snapshot.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,23 +15,23 @@ use tokio::sync::watch;
 use crate::metrics::ClusterMetrics;
 use crate::routing::table::RoutingTable;
 
-/// Steps that are kept, and their bytes.
-const STEPS: usize = 512;
-const STEP_BYTES: usize = 16 << 20;
-/// Entries in one part of a snapshot: a message that a client's window takes.
-const PART: usize = 2_000;
+/// Maximum number of retained deltas, and their bytes.
+const MAX_DELTAS: usize = 512;
+const MAX_DELTA_BYTES: usize = 16 << 20;
+/// Entries in one part of a snapshot: a message that fits a client's flow-control window.
+const SNAPSHOT_PART_ENTRIES: usize = 2_000;
 
-/// From one version to the next, ready to be sent.
-struct Step {
+/// The encoded delta from one version to the next.
+struct EncodedDelta {
     from: i64,
     to: i64,
     frame: Bytes,
 }
 
-/// What is pushed.
+/// The pushed table with its deltas and its encoded snapshot.
 pub(super) struct Published {
     pub(super) table: Arc<RoutingTable>,
-    steps: VecDeque<Arc<Step>>,
+    deltas: VecDeque<Arc<EncodedDelta>>,
     snapshot: OnceLock<Vec<Bytes>>,
 }
 
@@ -39,9 +39,9 @@ impl Published {
     fn snapshot(&self) -> &[Bytes] {
         self.snapshot.get_or_init(|| {
             let entries = self.table.entries();
-            let count = entries.len().div_ceil(PART).max(1);
+            let count = entries.len().div_ceil(SNAPSHOT_PART_ENTRIES).max(1);
             let part = |index: usize| {
-                let some = entries.iter().skip(index * PART).take(PART);
+                let some = entries.iter().skip(index * SNAPSHOT_PART_ENTRIES).take(SNAPSHOT_PART_ENTRIES);
                 let snapshot = Snapshot {
                     incarnation: self.table.incarnation,
                     version: self.table.version,
@@ -56,14 +56,14 @@ impl Published {
     }
 }
 
-/// What a subscriber has.
+/// The table version of a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) incarnation: i64,
     pub(super) version: i64,
 }
 
-/// Pushes tables.
+/// Publishes tables to subscribers.
 pub(super) struct Feed {
     published: watch::Sender<Arc<Published>>,
     subscribers: AtomicUsize,
@@ -71,7 +71,7 @@ pub(super) struct Feed {
 
 impl Feed {
     pub(super) fn new() -> Self {
-        let empty = Published { table: Arc::default(), steps: VecDeque::new(), snapshot: OnceLock::new() };
+        let empty = Published { table: Arc::default(), deltas: VecDeque::new(), snapshot: OnceLock::new() };
         Self { published: watch::channel(Arc::new(empty)).0, subscribers: AtomicUsize::new(0) }
     }
 
@@ -92,54 +92,54 @@ impl Feed {
         metrics.routing_subscribers.inc();
     }
 
-    pub(super) fn on_gone(&self, metrics: &ClusterMetrics) {
+    pub(super) fn on_unsubscribed(&self, metrics: &ClusterMetrics) {
         self.subscribers.fetch_sub(1, Ordering::Relaxed);
         metrics.routing_subscribers.dec();
     }
 
-    /// Pushes a table, unless one as new was pushed already.
+    /// Publishes a table, unless an equal or newer one was published already.
     pub(super) fn publish(&self, table: Arc<RoutingTable>, metrics: &ClusterMetrics) {
         self.published.send_if_modified(|published| {
             let old = &published.table;
-            let is_same_place = old.incarnation == table.incarnation;
-            if is_same_place && table.version <= old.version {
+            let is_same_incarnation = old.incarnation == table.incarnation;
+            if is_same_incarnation && table.version <= old.version {
                 return false;
             }
-            let mut steps = VecDeque::new();
-            if is_same_place && old.version > 0 {
-                steps.clone_from(&published.steps);
+            let mut deltas = VecDeque::new();
+            if is_same_incarnation && old.version > 0 {
+                deltas.clone_from(&published.deltas);
                 let delta = old.delta(&table);
                 let (from, to) = (delta.from, delta.to);
                 let frame = encode_frame(&FollowResponse { kind: Some(FollowResponseKind::Delta(delta)) });
-                steps.push_back(Arc::new(Step { from, to, frame }));
-                let mut bytes: usize = steps.iter().map(|step| step.frame.len()).sum();
-                while steps.len() > STEPS || (bytes > STEP_BYTES && steps.len() > 1) {
-                    bytes -= steps.pop_front().map_or(0, |step| step.frame.len());
+                deltas.push_back(Arc::new(EncodedDelta { from, to, frame }));
+                let mut bytes: usize = deltas.iter().map(|delta| delta.frame.len()).sum();
+                while deltas.len() > MAX_DELTAS || (bytes > MAX_DELTA_BYTES && deltas.len() > 1) {
+                    bytes -= deltas.pop_front().map_or(0, |delta| delta.frame.len());
                 }
             }
             metrics.routing_version.set(table.version);
             metrics.routing_pushes.inc();
-            *published = Arc::new(Published { table, steps, snapshot: OnceLock::new() });
+            *published = Arc::new(Published { table, deltas, snapshot: OnceLock::new() });
             true
         });
     }
 }
 
-/// What to send to one who is at `position`, and where it is then; nothing when it is up to date.
+/// The messages for a subscriber at `position`, and its next position; `None` when it is up to date.
 pub(super) fn next(published: &Published, position: Position) -> Option<(Vec<Bytes>, Position)> {
     let now = Position { incarnation: published.table.incarnation, version: published.table.version };
     if now.version == 0 || (position.incarnation == now.incarnation && position.version >= now.version) {
         return None;
     }
     if position.incarnation == now.incarnation {
-        let first = published.steps.iter().position(|step| step.from == position.version);
+        let first = published.deltas.iter().position(|delta| delta.from == position.version);
         if let Some(first) = first {
             let mut at = position.version;
             let mut frames = Vec::new();
-            for step in published.steps.iter().skip(first).take_while(|step| step.from <= now.version) {
-                debug_assert_eq!(step.from, at, "steps follow each other");
-                frames.push(step.frame.clone());
-                at = step.to;
+            for delta in published.deltas.iter().skip(first).take_while(|delta| delta.from <= now.version) {
+                debug_assert_eq!(delta.from, at, "deltas are contiguous");
+                frames.push(delta.frame.clone());
+                at = delta.to;
             }
             return Some((frames, Position { version: at, ..now }));
         }

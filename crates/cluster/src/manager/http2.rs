@@ -1,4 +1,5 @@
-//! gRPC on HTTP/2, as much of it as the manager needs: calls in, frames out, a status at the end.
+//! Server side gRPC on HTTP/2, reduced to the needs of the manager: calls in, frames out, a status at the
+//! end.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -9,18 +10,18 @@ use h2::{RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Response};
 use moim_wire_grpc::{FrameReader, Message, Status, encode_frame, status};
 
-/// The largest message a client may send: a hand-off, and what is around it.
+/// Maximum request message: a hand-off and its envelope.
 const MAX_MESSAGE: usize = 16 << 20;
-/// A client that takes nothing for so long is given up.
-const STALL: Duration = Duration::from_secs(30);
-/// As much is written at once.
-const PIECE: usize = 64 << 10;
+/// Write timeout: a client that reads nothing for so long is disconnected.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum bytes of one write.
+const WRITE_BYTES: usize = 64 << 10;
 
-/// The client is gone.
+/// The client has disconnected.
 #[derive(Debug)]
-pub(super) struct Gone;
+pub(super) struct Disconnected;
 
-/// The messages a client sends.
+/// Messages of a client.
 pub(super) struct Incoming {
     body: RecvStream,
     frames: FrameReader,
@@ -31,68 +32,68 @@ impl Incoming {
         Self { body, frames: FrameReader::new(MAX_MESSAGE) }
     }
 
-    /// The next message; `None` when the client has said everything. Cancel-safe.
-    pub(super) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Gone> {
+    /// The next message; `None` when the client has closed its side. Cancel-safe.
+    pub(super) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Disconnected> {
         loop {
-            if let Some(frame) = self.frames.next_frame().map_err(|_| Gone)? {
-                return moim_wire_grpc::decode(frame).map(Some).map_err(|_| Gone);
+            if let Some(frame) = self.frames.next_frame().map_err(|_| Disconnected)? {
+                return moim_wire_grpc::decode(frame).map(Some).map_err(|_| Disconnected);
             }
             match self.body.data().await {
                 Some(Ok(piece)) => {
-                    // What was read may be sent again.
+                    // Return the read bytes to the flow-control window.
                     let _ = self.body.flow_control().release_capacity(piece.len());
                     self.frames.push(piece);
                 }
-                Some(Err(_)) => return Err(Gone),
+                Some(Err(_)) => return Err(Disconnected),
                 None => return Ok(None),
             }
         }
     }
 }
 
-/// Where the answers go.
+/// Response stream to a client.
 pub(super) struct Outgoing {
     stream: SendStream<Bytes>,
 }
 
 impl Outgoing {
-    /// Begins an answer of many messages.
-    pub(super) fn start(mut respond: SendResponse<Bytes>) -> Result<Self, Gone> {
+    /// Starts a streaming response.
+    pub(super) fn start(mut respond: SendResponse<Bytes>) -> Result<Self, Disconnected> {
         let mut response = Response::new(());
         response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
-        let stream = respond.send_response(response, false).map_err(|_| Gone)?;
+        let stream = respond.send_response(response, false).map_err(|_| Disconnected)?;
         Ok(Self { stream })
     }
 
-    /// Sends a frame as the client takes it.
-    pub(super) async fn send(&mut self, mut frame: Bytes) -> Result<(), Gone> {
+    /// Sends a frame within the client's flow-control window.
+    pub(super) async fn send(&mut self, mut frame: Bytes) -> Result<(), Disconnected> {
         while !frame.is_empty() {
-            self.stream.reserve_capacity(frame.len().min(PIECE));
-            let mut room = self.stream.capacity();
-            if room == 0 {
+            self.stream.reserve_capacity(frame.len().min(WRITE_BYTES));
+            let mut window = self.stream.capacity();
+            if window == 0 {
                 let more = poll_fn(|context| self.stream.poll_capacity(context));
-                room = match tokio::time::timeout(STALL, more).await {
-                    Ok(Some(Ok(room))) => room,
-                    Ok(Some(Err(_)) | None) | Err(_) => return Err(Gone),
+                window = match tokio::time::timeout(WRITE_TIMEOUT, more).await {
+                    Ok(Some(Ok(window))) => window,
+                    Ok(Some(Err(_)) | None) | Err(_) => return Err(Disconnected),
                 };
             }
-            let piece = frame.split_to(room.min(frame.len()));
-            self.stream.send_data(piece, false).map_err(|_| Gone)?;
+            let piece = frame.split_to(window.min(frame.len()));
+            self.stream.send_data(piece, false).map_err(|_| Disconnected)?;
         }
         Ok(())
     }
 
-    /// Returns when the client gives the call up.
+    /// Returns when the client cancels the call.
     pub(super) async fn closed(&mut self) {
-        // However it ends, the client is gone.
+        // Any outcome means that the client has disconnected.
         let _ = poll_fn(|context| self.stream.poll_reset(context)).await;
     }
 
-    /// Ends the call.
-    pub(super) fn finish(mut self, result: Result<(), Status>) -> Result<(), Gone> {
+    /// Completes the call with a status.
+    pub(super) fn finish(mut self, result: Result<(), Status>) -> Result<(), Disconnected> {
         let mut trailers = HeaderMap::new();
         put_status(&mut trailers, result.as_ref().err());
-        self.stream.send_trailers(trailers).map_err(|_| Gone)
+        self.stream.send_trailers(trailers).map_err(|_| Disconnected)
     }
 }
 
@@ -107,12 +108,12 @@ fn put_status(headers: &mut HeaderMap, failed: Option<&Status>) {
     }
 }
 
-/// Ends a call of one answer.
+/// Completes a unary call.
 pub(super) async fn unary<M: Message>(
     respond: SendResponse<Bytes>,
-    answer: Result<M, Status>,
-) -> Result<(), Gone> {
-    match answer {
+    response: Result<M, Status>,
+) -> Result<(), Disconnected> {
+    match response {
         Ok(message) => {
             let mut out = Outgoing::start(respond)?;
             out.send(encode_frame(&message)).await?;
@@ -122,10 +123,10 @@ pub(super) async fn unary<M: Message>(
     }
 }
 
-/// Ends a call with an error and no message.
-pub(super) fn fail(mut respond: SendResponse<Bytes>, failed: &Status) -> Result<(), Gone> {
+/// Completes a call with an error and no message.
+pub(super) fn fail(mut respond: SendResponse<Bytes>, failed: &Status) -> Result<(), Disconnected> {
     let mut response = Response::new(());
     response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
     put_status(response.headers_mut(), Some(failed));
-    respond.send_response(response, true).map(drop).map_err(|_| Gone)
+    respond.send_response(response, true).map(drop).map_err(|_| Disconnected)
 }

@@ -1,6 +1,7 @@
-//! The servers that are connected, and the commands they have not answered yet.
+//! The connected servers, and their unacknowledged commands.
 //!
-//! Invariant: at most one connection per server counts; a newer one replaces the older, whose commands fail.
+//! Invariant: at most one connection per server is current; a newer one replaces the older, whose commands
+//! fail.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,16 +12,16 @@ use bytes::Bytes;
 use moim_wire_grpc::routing::{Ack, Command};
 use tokio::sync::{mpsc, oneshot};
 
-/// Commands that wait to be sent to one server.
+/// Maximum number of unsent commands to one server.
 const QUEUE: usize = 256;
 
-type Answer = Result<Bytes, String>;
+type CommandResult = Result<Bytes, String>;
 
 #[derive(Default)]
 struct State {
     servers: HashMap<String, Connected>,
     waiting: HashMap<u64, Waiting>,
-    /// Connections so far.
+    /// Generation of the last connection.
     generation: u64,
 }
 
@@ -32,7 +33,7 @@ struct Connected {
 struct Waiting {
     node: String,
     generation: u64,
-    answer: oneshot::Sender<Answer>,
+    result: oneshot::Sender<CommandResult>,
 }
 
 pub(super) struct Hub {
@@ -40,8 +41,8 @@ pub(super) struct Hub {
     operations: AtomicU64,
 }
 
-/// A server's connection.
-pub(super) struct Seat {
+/// Connection of a server.
+pub(super) struct ServerConnection {
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) generation: u64,
 }
@@ -55,13 +56,13 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn connect(&self, node: &str) -> Seat {
+    pub(super) fn connect(&self, node: &str) -> ServerConnection {
         let (sender, commands) = mpsc::channel(QUEUE);
         let mut state = self.state();
         state.generation += 1;
         let generation = state.generation;
         state.servers.insert(node.to_owned(), Connected { commands: sender, generation });
-        Seat { commands, generation }
+        ServerConnection { commands, generation }
     }
 
     pub(super) fn disconnect(&self, node: &str, generation: u64) {
@@ -78,13 +79,13 @@ impl Hub {
             .collect();
         for operation in failed {
             if let Some(waiting) = state.waiting.remove(&operation) {
-                // Whoever waited may have given up.
-                let _ = waiting.answer.send(Err(format!("the connection to {node} broke")));
+                // The caller may have timed out.
+                let _ = waiting.result.send(Err(format!("connection to server {node} lost")));
             }
         }
     }
 
-    /// Ends every server's connection.
+    /// Closes the connections of all servers.
     pub(super) fn disconnect_all(&self) {
         let nodes: Vec<(String, u64)> = {
             let mut state = self.state();
@@ -102,25 +103,25 @@ impl Hub {
     pub(super) fn on_ack(&self, ack: Ack) {
         let waiting = self.state().waiting.remove(&ack.operation);
         if let Some(waiting) = waiting {
-            let answer = if ack.error.is_empty() { Ok(ack.handoff) } else { Err(ack.error) };
-            // Whoever waited may have given up.
-            let _ = waiting.answer.send(answer);
+            let result = if ack.error.is_empty() { Ok(ack.handoff) } else { Err(ack.error) };
+            // The caller may have timed out.
+            let _ = waiting.result.send(result);
         }
     }
 
-    /// Sends a command that nobody waits for.
-    pub(super) fn tell(&self, node: &str, command: Command) {
+    /// Sends a command without waiting for its acknowledgement.
+    pub(super) fn send(&self, node: &str, command: Command) {
         if let Some(server) = self.state().servers.get(node) {
-            // A server that does not read is told again when it connects anew.
+            // A server that does not read gets the command again when it reconnects.
             let _ = server.commands.try_send(command);
         }
     }
 
-    /// Sends a command and waits for its answer.
-    pub(super) async fn ask(&self, node: &str, mut command: Command, within: Duration) -> Answer {
+    /// Sends a command and waits for its acknowledgement.
+    pub(super) async fn request(&self, node: &str, mut command: Command, within: Duration) -> CommandResult {
         let operation = self.operations.fetch_add(1, Ordering::Relaxed);
         command.operation = operation;
-        let (sender, answer) = oneshot::channel();
+        let (sender, result) = oneshot::channel();
         {
             let mut state = self.state();
             let Some(server) = state.servers.get(node) else {
@@ -130,14 +131,14 @@ impl Hub {
                 return Err(format!("server {node} is busy"));
             }
             let generation = server.generation;
-            state.waiting.insert(operation, Waiting { node: node.to_owned(), generation, answer: sender });
+            state.waiting.insert(operation, Waiting { node: node.to_owned(), generation, result: sender });
         }
-        let answered = tokio::time::timeout(within, answer).await;
+        let answered = tokio::time::timeout(within, result).await;
         self.state().waiting.remove(&operation);
         match answered {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(format!("the connection to {node} broke")),
-            Err(_) => Err(format!("server {node} did not answer in time")),
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(format!("connection to server {node} lost")),
+            Err(_) => Err(format!("server {node} did not result in time")),
         }
     }
 }

@@ -17,15 +17,15 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::Shared;
 use super::feed::{self, Position};
-use super::http2::{self, Gone, Incoming, Outgoing};
-use super::hub::Seat;
+use super::http2::{self, Disconnected, Incoming, Outgoing};
+use super::hub::ServerConnection;
 use crate::routing::link::{LEADER_IS, NO_LEADER};
 
-/// Connections at a time.
+/// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 16_384;
-/// How long a client may take to say hello.
-const HELLO: Duration = Duration::from_secs(10);
-/// How long to wait when no connection can be taken.
+/// Timeout of the client's hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn spawn(shared: &Arc<Shared>, listener: TcpListener) {
@@ -61,7 +61,7 @@ pub(super) fn spawn(shared: &Arc<Shared>, listener: TcpListener) {
 }
 
 async fn connection(shared: &Arc<Shared>, socket: TcpStream) -> Result<(), h2::Error> {
-    // Small messages go out at once, and a client whose machine has gone is noticed.
+    // Send small messages without delay, and detect dead peers.
     let _ = socket.set_nodelay(true);
     let keepalive =
         TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
@@ -79,7 +79,7 @@ async fn connection(shared: &Arc<Shared>, socket: TcpStream) -> Result<(), h2::E
             let stop = shared.context.scope.shutdown().clone();
             tokio::select! {
                 () = stop.stopped() => {}
-                // A client that is gone needs no answer.
+                // A disconnected client needs no response.
                 _ = call(&shared, request, respond) => {}
             }
         });
@@ -91,39 +91,39 @@ async fn call(
     shared: &Arc<Shared>,
     request: Request<h2::RecvStream>,
     respond: SendResponse<Bytes>,
-) -> Result<(), Gone> {
+) -> Result<(), Disconnected> {
     let (head, body) = request.into_parts();
     let mut incoming = Incoming::new(body);
     match head.uri.path() {
         method::FOLLOW => follow(shared, incoming, respond).await,
         method::CHANGE => {
-            let Some(request) = incoming.next::<ChangeRequest>().await? else { return Err(Gone) };
-            let answer = match leading(shared, &request.namespace) {
-                Ok(lead) => lead.change(request).await,
+            let Some(request) = incoming.next::<ChangeRequest>().await? else { return Err(Disconnected) };
+            let response = match require_leader(shared, &request.namespace) {
+                Ok(state) => state.change(request).await,
                 Err(status) => Err(status),
             };
-            http2::unary(respond, answer).await
+            http2::unary(respond, response).await
         }
         method::SHOW => {
-            let Some(request) = incoming.next::<ShowRequest>().await? else { return Err(Gone) };
-            let answer = leading(shared, &request.namespace).map(|lead| lead.show());
-            http2::unary(respond, answer).await
+            let Some(request) = incoming.next::<ShowRequest>().await? else { return Err(Disconnected) };
+            let response = require_leader(shared, &request.namespace).map(|state| state.show());
+            http2::unary(respond, response).await
         }
         path => http2::fail(respond, &Status::new(Code::Unimplemented, format!("there is no method {path}"))),
     }
 }
 
-fn known(shared: &Shared, namespace: &str) -> Result<(), Status> {
+fn check_namespace(shared: &Shared, namespace: &str) -> Result<(), Status> {
     if namespace.trim_matches('/') == shared.options.namespace.trim_matches('/') {
         return Ok(());
     }
     Err(Status::new(Code::NotFound, format!("this manager has no namespace {namespace}")))
 }
 
-fn leading(shared: &Shared, namespace: &str) -> Result<Arc<super::lead::Lead>, Status> {
-    known(shared, namespace)?;
-    if let Some(lead) = shared.lead().filter(|lead| lead.is_valid()) {
-        return Ok(lead);
+fn require_leader(shared: &Shared, namespace: &str) -> Result<Arc<super::leader::LeaderState>, Status> {
+    check_namespace(shared, namespace)?;
+    if let Some(state) = shared.leader_state().filter(|state| state.is_valid()) {
+        return Ok(state);
     }
     Err(match shared.leader.current().filter(|leader| *leader.node_id != *shared.context.node_id) {
         Some(leader) => Status::new(Code::FailedPrecondition, format!("{LEADER_IS}{}", leader.node_id)),
@@ -131,25 +131,25 @@ fn leading(shared: &Shared, namespace: &str) -> Result<Arc<super::lead::Lead>, S
     })
 }
 
-/// Counts a subscriber for as long as it lives.
+/// Counts a subscriber while it is connected.
 struct Subscribed<'a>(&'a Shared);
 
 impl Drop for Subscribed<'_> {
     fn drop(&mut self) {
-        self.0.feed.on_gone(&self.0.context.metrics);
+        self.0.feed.on_unsubscribed(&self.0.context.metrics);
     }
 }
 
-/// Frees a server's seat.
-struct Seated<'a> {
+/// Unregisters a server's connection.
+struct ConnectionGuard<'a> {
     shared: &'a Shared,
     node: String,
-    seat: Seat,
+    connection: ServerConnection,
 }
 
-impl Drop for Seated<'_> {
+impl Drop for ConnectionGuard<'_> {
     fn drop(&mut self) {
-        self.shared.hub.disconnect(&self.node, self.seat.generation);
+        self.shared.hub.disconnect(&self.node, self.connection.generation);
     }
 }
 
@@ -157,33 +157,38 @@ async fn follow(
     shared: &Arc<Shared>,
     mut incoming: Incoming,
     respond: SendResponse<Bytes>,
-) -> Result<(), Gone> {
-    let hello = tokio::time::timeout(HELLO, incoming.next::<FollowRequest>()).await.map_err(|_| Gone)??;
+) -> Result<(), Disconnected> {
+    let hello = tokio::time::timeout(HELLO_TIMEOUT, incoming.next::<FollowRequest>())
+        .await
+        .map_err(|_| Disconnected)??;
     let Some(FollowRequest { kind: Some(FollowRequestKind::Hello(hello)) }) = hello else {
-        return http2::fail(respond, &Status::new(Code::InvalidArgument, "a stream begins with a hello"));
+        return http2::fail(
+            respond,
+            &Status::new(Code::InvalidArgument, "the first message of a stream must be a hello"),
+        );
     };
-    let checked = known(shared, &hello.namespace).and_then(|()| match hello.node_id.is_empty() {
+    let checked = check_namespace(shared, &hello.namespace).and_then(|()| match hello.node_id.is_empty() {
         true => Ok(None),
-        // Servers do what the leader says, so they talk to the leader.
-        false => leading(shared, &hello.namespace).map(Some),
+        // Servers execute the leader's commands, so they connect to the leader.
+        false => require_leader(shared, &hello.namespace).map(Some),
     });
-    let lead = match checked {
-        Ok(lead) => lead,
+    let state = match checked {
+        Ok(state) => state,
         Err(status) => return http2::fail(respond, &status),
     };
     let mut out = Outgoing::start(respond)?;
     shared.feed.on_subscribed(&shared.context.metrics);
     let _subscribed = Subscribed(shared);
-    let mut seated = None;
-    if let Some(lead) = lead {
-        let seat = shared.hub.connect(&hello.node_id);
-        seated = Some(Seated { shared, node: hello.node_id.clone(), seat });
-        lead.on_connected(&hello);
+    let mut guard = None;
+    if let Some(state) = state {
+        let connection = shared.hub.connect(&hello.node_id);
+        guard = Some(ConnectionGuard { shared, node: hello.node_id.clone(), connection });
+        state.on_connected(&hello);
     }
-    let ended = stream(shared, &hello, &mut incoming, &mut out, seated.as_mut()).await;
+    let ended = stream(shared, &hello, &mut incoming, &mut out, guard.as_mut()).await;
     match ended {
         Ok(()) => out.finish(Ok(())),
-        Err(gone) => Err(gone),
+        Err(disconnected) => Err(disconnected),
     }
 }
 
@@ -192,8 +197,8 @@ async fn stream(
     hello: &Hello,
     incoming: &mut Incoming,
     out: &mut Outgoing,
-    mut seated: Option<&mut Seated<'_>>,
-) -> Result<(), Gone> {
+    mut guard: Option<&mut ConnectionGuard<'_>>,
+) -> Result<(), Disconnected> {
     let mut published = shared.feed.subscribe();
     let mut position = Position { incarnation: hello.incarnation, version: hello.have_version };
     let mut is_silent = false;
@@ -207,8 +212,8 @@ async fn stream(
         }
         drop(current);
         let command = async {
-            match &mut seated {
-                Some(seated) => seated.seat.commands.recv().await,
+            match &mut guard {
+                Some(guard) => guard.connection.commands.recv().await,
                 None => std::future::pending().await,
             }
         };
@@ -219,14 +224,14 @@ async fn stream(
                     let kind = Some(FollowResponseKind::Command(command));
                     out.send(encode_frame(&FollowResponse { kind })).await?;
                 }
-                // Replaced by a newer connection, or this manager leads no more.
+                // Replaced by a newer connection, or this manager lost its leadership.
                 None => return Ok(()),
             },
-            () = out.closed() => return Err(Gone),
+            () = out.closed() => return Err(Disconnected),
             message = incoming.next::<FollowRequest>(), if !is_silent => match message? {
                 Some(FollowRequest { kind: Some(FollowRequestKind::Ack(ack)) }) => shared.hub.on_ack(ack),
                 Some(_) => {}
-                // It has nothing more to say, but still listens.
+                // The client has closed its side, but still receives.
                 None => is_silent = true,
             },
         }

@@ -1,4 +1,4 @@
-//! A service that counts per key, in ranges, through everything that can happen to them.
+//! A service that counts per key, in ranges, through splits, merges, migrations, drains and failures.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,9 +12,9 @@ use crate::repository::{BoxFuture, StateRepository};
 use crate::routing::{
     CallError, Moved, RangeHooks, RouteEntry, RouteServer, RoutingClient, RoutingError, RoutingTable,
 };
-use crate::scenario::{Flaky, Mood, Store, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, Store, everywhere, in_memory, until};
 
-/// What a server's ranges are recovered from when it is gone: shared storage.
+/// Shared storage, from which the ranges of a failed server are recovered.
 #[derive(Default)]
 struct Disk(Mutex<BTreeMap<String, u64>>);
 
@@ -80,7 +80,7 @@ struct Node {
     counts: Arc<Counts>,
     scope: Scope,
     flaky: Arc<Flaky>,
-    /// Holds the address: nobody listening means that the process is gone.
+    /// Holds the address: a closed listener means that the process has failed.
     listener: Option<std::net::TcpListener>,
 }
 
@@ -97,7 +97,7 @@ struct World {
 }
 
 impl World {
-    /// With leases longer than any test waits: whatever happens in time does not happen because a lease has expired.
+    /// Leases longer than any test: no result depends on a lease expiry.
     async fn start(store: Store, managers: usize, servers: &[&str]) -> Self {
         Self::with_lease(store, managers, servers, Duration::from_secs(60)).await
     }
@@ -149,13 +149,13 @@ impl World {
         self.nodes.lock().unwrap().insert(id.to_owned(), Arc::new(node));
     }
 
-    /// As `kill -9` does it: connections break, nobody listens, nothing is said.
+    /// Equivalent to `kill -9`: connections break, the listener closes, nothing is sent.
     fn kill(&self, id: &str) {
         let node = self.nodes.lock().unwrap().remove(id).unwrap();
-        let mut node = Arc::into_inner(node).expect("nobody is calling it");
+        let mut node = Arc::into_inner(node).expect("no call in progress");
         drop(node.listener.take());
         // The registration is left to its lease.
-        node.flaky.set(Mood { away: true, ..Mood::default() });
+        node.flaky.set(Faults { unreachable: true, ..Faults::default() });
         node.scope.shutdown().stop();
         drop(node.server.take());
     }
@@ -164,14 +164,14 @@ impl World {
         RoutingClient::connect(&self.store.node("sdk"), "svc", &self.addresses())
     }
 
-    /// Counts a key up, wherever it is.
+    /// Increments the count of a key on its server.
     async fn count(&self, client: &RoutingClient, key: &str) {
-        let asked = client.call(key, Duration::from_secs(20), async |route: RouteEntry| {
+        let called = client.call(key, Duration::from_secs(20), async |route: RouteEntry| {
             self.calls.fetch_add(1, Ordering::SeqCst);
             let node = self.nodes.lock().unwrap().get(&route.node_id).cloned();
-            let Some(node) = node else { return Err(CallError::Unreachable("nobody there")) };
-            let Some(server) = &node.server else { return Err(CallError::Unreachable("gone")) };
-            // Looking and counting are one step here: a service does both under its own lock.
+            let Some(node) = node else { return Err(CallError::Unreachable("no such server")) };
+            let Some(server) = &node.server else { return Err(CallError::Unreachable("stopped")) };
+            // Check and count are atomic here: a service does both under its own lock.
             let mut memory = node.counts.memory.lock().unwrap();
             if let Err(Moved(newer)) = server.check(key) {
                 return Err(CallError::Moved(newer.map(|newer| *newer)));
@@ -181,7 +181,7 @@ impl World {
             node.counts.disk.0.lock().unwrap().insert(key.to_owned(), *count);
             Ok(())
         });
-        asked.await.unwrap();
+        called.await.unwrap();
         *self.sent.lock().unwrap().entry(key.to_owned()).or_default() += 1;
     }
 
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// Every count is what was sent.
+    /// Verifies that every count equals the number of sent increments.
     fn verify(&self, what: &str) {
         let disk = self.disk.0.lock().unwrap().clone();
         assert_eq!(disk, *self.sent.lock().unwrap(), "{}: {what}", self.store.name);
@@ -213,10 +213,10 @@ impl World {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_service_counts_exactly_through_split_merge_migrate_drain_and_kill() {
+fn counts_are_exact_through_split_merge_migrate_drain_and_kill() {
     everywhere(async |store| {
         let lease = store.ttl;
         let world = World::with_lease(store, 2, &["a", "b", "c"], lease).await;
@@ -226,7 +226,7 @@ fn a_service_counts_exactly_through_split_merge_migrate_drain_and_kill() {
         world.verify("at first");
 
         let route = client.route("m0").unwrap();
-        let upper = client.split(&route.partition_id, "m1", PATIENCE).await.unwrap();
+        let upper = client.split(&route.partition_id, "m1", TIMEOUT).await.unwrap();
         until("the split is seen", async || {
             (client.route("m1").unwrap().partition_id == upper).then_some(())
         })
@@ -236,20 +236,20 @@ fn a_service_counts_exactly_through_split_merge_migrate_drain_and_kill() {
         world.verify("after a split");
 
         let other = ["a", "b", "c"].into_iter().find(|id| *id != route.node_id).unwrap();
-        client.migrate(&upper, other, PATIENCE).await.unwrap();
+        client.migrate(&upper, other, TIMEOUT).await.unwrap();
         world.load(&client, 2).await;
         world.verify("after a migration");
-        client.merge(&route.partition_id, &upper, PATIENCE).await.unwrap();
+        client.merge(&route.partition_id, &upper, TIMEOUT).await.unwrap();
         world.load(&client, 2).await;
         world.verify("after a merge");
 
-        client.drain("a", false, PATIENCE).await.unwrap();
+        client.drain("a", false, TIMEOUT).await.unwrap();
         world.settled(&client, &["b", "c"]).await;
-        let shown = client.show(PATIENCE).await.unwrap();
+        let shown = client.show(TIMEOUT).await.unwrap();
         assert_eq!(shown.servers.iter().find(|server| server.node_id == "a").unwrap().partitions, 0);
         world.load(&client, 2).await;
         world.verify("after a drain");
-        client.drain("a", true, PATIENCE).await.unwrap();
+        client.drain("a", true, TIMEOUT).await.unwrap();
         world.settled(&client, &["a", "b", "c"]).await;
 
         // Its connections break at once, which proves nothing: its ranges move when its lease has expired.
@@ -261,21 +261,21 @@ fn a_service_counts_exactly_through_split_merge_migrate_drain_and_kill() {
 }
 
 #[test]
-fn when_the_leading_manager_goes_another_one_takes_over() {
+fn another_manager_takes_over_after_leader_failure() {
     everywhere(async |store| {
         let mut world = World::start(store, 2, &["a", "b"]).await;
         let client = world.client();
         world.settled(&client, &["a", "b"]).await;
         world.load(&client, 1).await;
         let at = world.managers.iter().position(|(manager, _)| manager.leads()).unwrap();
-        let (gone, scope) = world.managers.remove(at);
+        let (failed, scope) = world.managers.remove(at);
         scope.shutdown().stop();
-        drop(gone);
+        drop(failed);
         world.load(&client, 1).await;
         let route = client.route("m0").unwrap();
         let split = async || client.split(&route.partition_id, "m00", Duration::from_secs(2)).await.ok();
-        until("an operation works again", split).await;
-        // The addresses of both are known to all.
+        until("an operation succeeds again", split).await;
+        // All clients know the addresses of both managers.
         world.add("c").await;
         world.settled(&client, &["a", "b", "c"]).await;
         world.load(&client, 1).await;
@@ -284,7 +284,7 @@ fn when_the_leading_manager_goes_another_one_takes_over() {
 }
 
 #[test]
-fn operations_that_cannot_be_are_refused_by_name() {
+fn invalid_operations_are_rejected_with_a_reason() {
     in_memory(async |store| {
         let world = World::start(store, 1, &["a"]).await;
         let client = world.client();
@@ -292,31 +292,31 @@ fn operations_that_cannot_be_are_refused_by_name() {
         let first = client.table().entries()[0].clone();
         let last = client.table().entries().last().unwrap().clone();
         let cases = [
-            (client.split("nobody", "x", PATIENCE).await.map(drop), "there is no partition nobody"),
-            (client.split(&first.partition_id, "~~", PATIENCE).await.map(drop), "is not inside of partition"),
+            (client.split("missing", "x", TIMEOUT).await.map(drop), "there is no partition missing"),
+            (client.split(&first.partition_id, "~~", TIMEOUT).await.map(drop), "is not inside of partition"),
             (
-                client.merge(&first.partition_id, &last.partition_id, PATIENCE).await.map(drop),
+                client.merge(&first.partition_id, &last.partition_id, TIMEOUT).await.map(drop),
                 "does not begin where",
             ),
             (
-                client.migrate(&first.partition_id, "nobody", PATIENCE).await.map(drop),
-                "there is no server nobody",
+                client.migrate(&first.partition_id, "missing", TIMEOUT).await.map(drop),
+                "there is no server missing",
             ),
-            (client.drain("a", false, PATIENCE).await.map(drop), "no server is left"),
-            (client.drain("nobody", false, PATIENCE).await.map(drop), "there is no server nobody"),
+            (client.drain("a", false, TIMEOUT).await.map(drop), "no server is left"),
+            (client.drain("missing", false, TIMEOUT).await.map(drop), "there is no server missing"),
         ];
         for (refused, text) in cases {
             let message = refused.unwrap_err().to_string();
-            assert!(message.contains(text), "{message:?} says {text:?}");
+            assert!(message.contains(text), "{message:?} contains {text:?}");
         }
         let stranger = RoutingClient::connect(&world.store.node("x"), "other", &world.addresses());
-        let refused = stranger.show(PATIENCE).await.unwrap_err().to_string();
+        let refused = stranger.show(TIMEOUT).await.unwrap_err().to_string();
         assert!(refused.contains("no namespace other"), "{refused}");
     });
 }
 
 #[test]
-fn a_server_that_was_paused_serves_nothing_before_it_is_registered_again() {
+fn paused_server_serves_nothing_until_it_is_registered_again() {
     in_memory(async |store| {
         let world = World::start(store, 1, &["a", "b"]).await;
         let client = world.client();
@@ -325,12 +325,12 @@ fn a_server_that_was_paused_serves_nothing_before_it_is_registered_again() {
         let server = a.server.as_ref().unwrap();
         let mine = server.partitions();
         assert!(!mine.is_empty());
-        // Its lease is taken from it, as after a long pause.
+        // Its lease expires, as after a long pause.
         let created =
             async || world.store.repository.get("/svc/nodes/a").await.unwrap().map(|a| a.create_revision);
         let first = created().await.unwrap();
         NodeRegistry::new(&world.store.node("x"), "svc", world.store.ttl).deregister("a").await.unwrap();
-        until("it registers again", async || created().await.filter(|now| *now > first)).await;
+        until("the server registers again", async || created().await.filter(|now| *now > first)).await;
         drop(a);
         world.settled(&client, &["a", "b"]).await;
         world.load(&client, 1).await;
@@ -339,7 +339,7 @@ fn a_server_that_was_paused_serves_nothing_before_it_is_registered_again() {
 }
 
 #[test]
-fn a_server_that_registers_again_serves_nothing_from_an_old_table() {
+fn reregistered_server_serves_nothing_from_a_stale_table() {
     in_memory(async |store| {
         let lease = store.ttl;
         let mut world = World::with_lease(store, 1, &["a", "b"], lease).await;
@@ -348,13 +348,13 @@ fn a_server_that_registers_again_serves_nothing_from_an_old_table() {
         let a = world.nodes.lock().unwrap()["a"].clone();
         let server = a.server.as_ref().unwrap();
         assert!(!server.partitions().is_empty());
-        // Cut off from the store, but not from the manager, until its ranges are another server's.
-        a.flaky.set(Mood { away: true, ..Mood::default() });
+        // Cut off from the store, but not from the manager, until its ranges belong to another server.
+        a.flaky.set(Faults { unreachable: true, ..Faults::default() });
         world.settled(&client, &["b"]).await;
         let (manager, scope) = world.managers.pop().unwrap();
         scope.shutdown().stop();
         drop(manager);
-        // As if that table had never reached it: only the store can tell it that its own is old.
+        // As if the new table had never arrived: only the store shows that the server's table is stale.
         let old = Arc::new(
             RoutingTable::new(
                 1,
@@ -368,8 +368,8 @@ fn a_server_that_registers_again_serves_nothing_from_an_old_table() {
             .of(server.table().incarnation),
         );
         server.set_table(old);
-        a.flaky.set(Mood::default());
-        until("it is registered again", async || server.is_registered().then_some(())).await;
+        a.flaky.set(Faults::default());
+        until("the server is registered again", async || server.is_registered().then_some(())).await;
         let deadline = tokio::time::Instant::now() + lease;
         while tokio::time::Instant::now() < deadline {
             assert_eq!(server.partitions(), [], "b serves these ranges");
@@ -379,7 +379,7 @@ fn a_server_that_registers_again_serves_nothing_from_an_old_table() {
 }
 
 #[test]
-fn a_range_is_not_taken_from_a_server_that_has_registered_again() {
+fn range_is_not_taken_from_a_reregistered_server() {
     in_memory(async |store| {
         let world = World::start(store, 1, &["a"]).await;
         let client = world.client();
@@ -396,14 +396,14 @@ fn a_range_is_not_taken_from_a_server_that_has_registered_again() {
 }
 
 #[test]
-fn a_slow_subscriber_costs_one_message_and_a_late_one_gets_everything() {
+fn slow_subscriber_costs_one_message_and_late_subscriber_gets_a_snapshot() {
     in_memory(async |store| {
         let world = World::start(store, 1, &["a"]).await;
         let early = world.client();
         world.settled(&early, &["a"]).await;
         let mut partition = early.route("m").unwrap().partition_id;
         for step in 0..20 {
-            partition = early.split(&partition, &format!("m{step:03}"), PATIENCE).await.unwrap();
+            partition = early.split(&partition, &format!("m{step:03}"), TIMEOUT).await.unwrap();
         }
         let late = world.client();
         until("both have the same table", async || {

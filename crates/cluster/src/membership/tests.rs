@@ -1,11 +1,11 @@
-//! Members that come, fall silent, leave and are impersonated, on every store.
+//! Members that join, miss heartbeats, leave and have duplicate ids, on every store.
 
 use moim_base::ManualClock;
 use std::sync::Arc;
 
 use super::*;
 use crate::events::ClusterEvent;
-use crate::scenario::{Flaky, Mood, Store, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, Store, everywhere, in_memory, until};
 
 fn info(id: &str) -> NodeInfo {
     NodeInfo {
@@ -57,7 +57,7 @@ fn members_join_are_seen_and_leave() {
 }
 
 #[test]
-fn a_silent_member_is_suspect_then_down_and_comes_back() {
+fn silent_member_is_suspect_then_down_then_up_again() {
     everywhere(async |store| {
         let flaky = Flaky::new(store.repository.clone());
         let mut a = store.node("a");
@@ -67,7 +67,7 @@ fn a_silent_member_is_suspect_then_down_and_comes_back() {
         let mut events = observer.events.subscribe();
         let member = Membership::join(&a, info("a"), &options(&store)).await.unwrap();
         status_of(&monitor, "a", MemberStatus::Up).await;
-        flaky.set(Mood { away: true, ..Mood::default() });
+        flaky.set(Faults { unreachable: true, ..Faults::default() });
         let mut seen = Vec::new();
         while seen.last() != Some(&MemberStatus::Down) {
             if let Some(Ok(ClusterEvent::Member(event))) = events.next().await {
@@ -75,22 +75,22 @@ fn a_silent_member_is_suspect_then_down_and_comes_back() {
             }
         }
         assert_eq!(seen, [MemberStatus::Up, MemberStatus::Suspect, MemberStatus::Down], "{}", store.name);
-        assert!(!member.is_valid(), "it knows itself");
+        assert!(!member.is_valid(), "the member detects its own expiry");
         drop(member);
-        flaky.set(Mood::default());
+        flaky.set(Faults::default());
         let _back = Membership::join(&a, info("a"), &options(&store)).await.unwrap();
         status_of(&monitor, "a", MemberStatus::Up).await;
     });
 }
 
 #[test]
-fn two_processes_with_one_id() {
+fn second_process_with_the_same_id_waits_for_lease_expiry() {
     everywhere(async |store| {
         let first = Membership::join(&store.node("a"), info("a"), &options(&store)).await.unwrap();
         let second = Membership::join(&store.node("a"), info("a"), &options(&store)).await;
         assert!(matches!(second, Err(JoinError::DuplicateNode { .. })), "{}", store.name);
         assert!(first.is_valid());
-        // A record that a crash left behind is replaced when its lease has expired, and not before.
+        // The record of a crashed process is replaced after its lease has expired, and not before.
         let lease = store.repository.grant(store.ttl).await.unwrap();
         let left = NodeRecord { info: info("b"), incarnation: 7, ..NodeRecord::default() };
         let txn = Txn::new().put_leased("cluster:nodes/b", left.to_bytes(), lease.id);
@@ -98,16 +98,16 @@ fn two_processes_with_one_id() {
         let b = Membership::join(&store.node("b"), info("b"), &options(&store)).await.unwrap();
         assert!(b.is_valid());
         assert!(store.repository.keep_alive(lease.id).await.is_err(), "{}: it waited", store.name);
-        // Whoever finds its record taken stops.
-        let usurper = NodeRecord { info: info("b"), incarnation: 8, ..NodeRecord::default() };
+        // A process whose record was replaced stops.
+        let replacement = NodeRecord { info: info("b"), incarnation: 8, ..NodeRecord::default() };
         store.repository.txn(Txn::new().delete("cluster:nodes/b")).await.unwrap();
-        store.repository.txn(Txn::new().put("cluster:nodes/b", usurper.to_bytes())).await.unwrap();
+        store.repository.txn(Txn::new().put("cluster:nodes/b", replacement.to_bytes())).await.unwrap();
         assert!(matches!(b.lost().await, SessionEnd::Taken(_)));
     });
 }
 
 #[test]
-fn bad_ids_and_malformed_records() {
+fn invalid_ids_and_malformed_records_are_rejected() {
     in_memory(async |store| {
         for id in ["", "a/b"] {
             let refused = Membership::join(&store.node(id), info(id), &options(&store)).await;
@@ -124,7 +124,7 @@ fn bad_ids_and_malformed_records() {
 }
 
 #[test]
-fn a_wall_clock_that_jumps_changes_nothing() {
+fn wall_clock_jump_does_not_change_member_status() {
     in_memory(async |store| {
         let clock = Arc::new(ManualClock::at(10_000_000));
         let observer = store.node("o").with_clock(clock.clone());

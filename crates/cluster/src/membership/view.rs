@@ -1,7 +1,8 @@
-//! The view of the members: kept by a watch, judged by this node's own clock, told as a snapshot and events.
+//! The membership view: maintained by a watch, judged by this node's own clock, published as a snapshot and
+//! events.
 //!
-//! Invariant: the view is what the events so far make of the empty view; a watch that has a gap is followed by a
-//! listing whose differences become events, so no change is missed.
+//! Invariant: the view is the result of the events so far on the empty view; a watch gap is followed by a
+//! list whose differences become events, so no change is missed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,70 +17,71 @@ use crate::events::{ClusterEvent, EventStream};
 use crate::keys;
 use crate::repository::{Entry, Event};
 
-/// How a member feels.
+/// Status of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum MemberStatus {
-    /// It is heard.
+    /// Heartbeats arrive.
     #[default]
     Up,
-    /// It has been silent for a while.
+    /// No heartbeat for the heartbeat timeout.
     Suspect,
-    /// It has been silent for long, or its lease has ended.
+    /// No heartbeat for twice the timeout, or lease expired.
     Down,
-    /// It said goodbye.
+    /// The member left gracefully.
     Left,
 }
 
-/// A member's status has changed.
+/// A status change of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberEvent {
-    /// Who.
+    /// The member.
     pub node: NodeInfo,
-    /// What it was; nothing for one that is new.
+    /// Previous status; `None` for a new member.
     pub from: Option<MemberStatus>,
-    /// What it is.
+    /// New status.
     pub status: MemberStatus,
-    /// Why.
+    /// Reason of the change.
     pub reason: String,
 }
 
-/// A member as this node sees it.
+/// A member as observed by this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberView {
-    /// What it says about itself.
+    /// Description of the node.
     pub info: NodeInfo,
-    /// How it feels.
+    /// Observed status.
     pub status: MemberStatus,
-    /// When it wrote its record, by its own wall clock. For people.
+    /// Time of its last record write, by its own wall clock. Informational.
     pub last_heartbeat: i64,
-    /// Its life: the create revision of its record.
+    /// Incarnation: the create revision of its record.
     pub epoch: i64,
 }
 
-struct Seen {
+struct Observed {
     view: MemberView,
     incarnation: u64,
-    /// When its record last changed before our eyes.
-    heard_ns: u64,
+    /// Monotonic time at which this node last observed a change of the record.
+    observed_ns: u64,
 }
 
-/// Watches the members. Cheap to clone.
+/// Monitors the members. Cheap to clone.
 #[derive(Clone)]
 pub struct Monitor {
     context: Context,
-    seen: Arc<Mutex<BTreeMap<String, Seen>>>,
+    observed: Arc<Mutex<BTreeMap<String, Observed>>>,
     options: HeartbeatOptions,
 }
 
 impl Monitor {
-    /// Begins to watch, in a task of the context's scope. Returns when the members of this moment are in the view.
+    /// Starts the monitor in a task of the context's scope. Returns when the current members are in the
+    /// view.
     pub async fn start(
         context: &Context,
         options: &HeartbeatOptions,
     ) -> Result<Self, crate::RepositoryError> {
-        let monitor = Self { context: context.clone(), seen: Arc::default(), options: options.clone() };
+        let monitor = Self { context: context.clone(), observed: Arc::default(), options: options.clone() };
         let revision = crate::backoff::read(Duration::from_secs(10), || monitor.list()).await?;
         let (watching, stop) = (monitor.clone(), context.scope.shutdown().clone());
         context.scope.spawn("cluster members", async move {
@@ -92,44 +94,43 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Everybody who was seen and has not been forgotten; those who went stay until they come back.
+    /// All observed members, including those that left or are down.
     pub fn view(&self) -> Vec<MemberView> {
-        self.seen().values().map(|seen| seen.view.clone()).collect()
+        self.observed().values().map(|observed| observed.view.clone()).collect()
     }
 
-    /// The members that are heard.
+    /// The members with status UP.
     pub fn up(&self) -> Vec<MemberView> {
         self.view().into_iter().filter(|member| member.status == MemberStatus::Up).collect()
     }
 
     /// One member.
     pub fn get(&self, id: &str) -> Option<MemberView> {
-        self.seen().get(id).map(|seen| seen.view.clone())
+        self.observed().get(id).map(|observed| observed.view.clone())
     }
 
-    /// The view of this moment and everything that changes it afterwards. The stream says when it has missed something:
-    /// ask again then.
+    /// The current view and all later changes. The stream reports missed events: subscribe again then.
     pub fn subscribe(&self) -> (Vec<MemberView>, MemberStream) {
-        // Under the lock that every change is made and published under.
-        let seen = self.seen();
+        // Under the lock that covers every change and its publication.
+        let observed = self.observed();
         let stream = MemberStream { events: self.context.events.subscribe() };
-        (seen.values().map(|seen| seen.view.clone()).collect(), stream)
+        (observed.values().map(|observed| observed.view.clone()).collect(), stream)
     }
 
-    fn seen(&self) -> MutexGuard<'_, BTreeMap<String, Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn observed(&self) -> MutexGuard<'_, BTreeMap<String, Observed>> {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads everything; what is different from the view becomes events.
+    /// Lists all records; differences to the view become events.
     async fn list(&self) -> Result<i64, crate::RepositoryError> {
         let (revision, entries) = self.context.repository.list(keys::NODES).await?;
-        let mut gone: Vec<String> = self.seen().keys().cloned().collect();
+        let mut deleted: Vec<String> = self.observed().keys().cloned().collect();
         for entry in &entries {
-            gone.retain(|id| keys::node(id) != entry.key);
+            deleted.retain(|id| keys::node(id) != entry.key);
             self.on_put(entry);
         }
-        for id in gone {
-            self.on_gone(&id);
+        for id in deleted {
+            self.on_deleted(&id);
         }
         Ok(revision)
     }
@@ -137,7 +138,7 @@ impl Monitor {
     async fn watch(&self, listed: i64) {
         let mut backoff = Backoff::default();
         let mut from = Some(listed);
-        // Often enough that silence is noticed within a tenth of the timeout.
+        // Silence is detected within a tenth of the timeout.
         let tick = (self.options.timeout / 10).max(Duration::from_millis(5));
         loop {
             let revision = match from.take() {
@@ -145,28 +146,28 @@ impl Monitor {
                 None => match self.list().await {
                     Ok(revision) => revision,
                     Err(_) => {
-                        self.look();
+                        self.check_silence();
                         backoff.pause().await;
                         continue;
                     }
                 },
             };
             let Ok(mut watch) = self.context.repository.watch(keys::NODES, revision + 1).await else {
-                self.look();
+                self.check_silence();
                 backoff.pause().await;
                 continue;
             };
             backoff.reset();
             loop {
                 match tokio::time::timeout(tick, watch.next()).await {
-                    Err(_) => self.look(),
+                    Err(_) => self.check_silence(),
                     Ok(Some(Ok(Event::Put(entry)))) => {
                         self.on_put(&entry);
-                        self.look();
+                        self.check_silence();
                     }
                     Ok(Some(Ok(Event::Delete { key, .. }))) => {
                         if let Some(id) = key.strip_prefix(keys::NODES) {
-                            self.on_gone(id);
+                            self.on_deleted(id);
                         }
                     }
                     Ok(Some(Err(_)) | None) => break,
@@ -183,12 +184,12 @@ impl Monitor {
                 return self.context.events.publish(ClusterEvent::Malformed { key, reason });
             }
         };
-        let heard_ns = self.context.clock.monotonic_ns();
+        let observed_ns = self.context.clock.monotonic_ns();
         let status = if record.status == MemberStatus::Left { MemberStatus::Left } else { MemberStatus::Up };
-        let mut members = self.seen();
+        let mut members = self.observed();
         let known = members.get(&record.info.id);
-        let from = known.map(|seen| seen.view.status);
-        let is_new_life = known.is_none_or(|seen| seen.incarnation != record.incarnation);
+        let from = known.map(|observed| observed.view.status);
+        let is_new_incarnation = known.is_none_or(|observed| observed.incarnation != record.incarnation);
         let view = MemberView {
             info: record.info.clone(),
             status,
@@ -196,57 +197,57 @@ impl Monitor {
             epoch: entry.create_revision,
         };
         let id = record.info.id.clone();
-        members.insert(id, Seen { view, incarnation: record.incarnation, heard_ns });
+        members.insert(id, Observed { view, incarnation: record.incarnation, observed_ns });
         let reason = match (from, status) {
-            (Some(before), now) if before == now && !is_new_life => return,
-            (_, MemberStatus::Left) => "it said goodbye",
-            (None | Some(MemberStatus::Left), _) => "it joined",
-            (Some(_), _) if is_new_life => "it was started again",
-            (Some(_), _) => "it is heard again",
+            (Some(before), now) if before == now && !is_new_incarnation => return,
+            (_, MemberStatus::Left) => "left gracefully",
+            (None | Some(MemberStatus::Left), _) => "joined",
+            (Some(_), _) if is_new_incarnation => "restarted",
+            (Some(_), _) => "heartbeats resumed",
         };
         self.publish(&members, MemberEvent { node: record.info, from, status, reason: reason.to_owned() });
     }
 
-    /// The record is gone: with a goodbye, or because the lease ended.
-    fn on_gone(&self, id: &str) {
-        let mut members = self.seen();
-        if let Some(seen) = members.get_mut(id)
-            && !matches!(seen.view.status, MemberStatus::Left | MemberStatus::Down)
+    /// The record was deleted: after a graceful leave, or by lease expiry.
+    fn on_deleted(&self, id: &str) {
+        let mut members = self.observed();
+        if let Some(observed) = members.get_mut(id)
+            && !matches!(observed.view.status, MemberStatus::Left | MemberStatus::Down)
         {
-            let from = Some(std::mem::replace(&mut seen.view.status, MemberStatus::Down));
-            let node = seen.view.info.clone();
-            let reason = "its lease has ended".to_owned();
+            let from = Some(std::mem::replace(&mut observed.view.status, MemberStatus::Down));
+            let node = observed.view.info.clone();
+            let reason = "lease expired".to_owned();
             self.publish(&members, MemberEvent { node, from, status: MemberStatus::Down, reason });
         }
     }
 
-    /// Who has been silent for too long?
-    fn look(&self) {
+    /// Marks members without heartbeats as suspect or down.
+    fn check_silence(&self) {
         let now = self.context.clock.monotonic_ns();
         let timeout = u64::try_from(self.options.timeout.as_nanos()).unwrap_or(u64::MAX);
         let mut events = Vec::new();
-        let mut members = self.seen();
-        for seen in members.values_mut() {
-            let silent = now.saturating_sub(seen.heard_ns);
-            let next = match seen.view.status {
+        let mut members = self.observed();
+        for observed in members.values_mut() {
+            let silent = now.saturating_sub(observed.observed_ns);
+            let next = match observed.view.status {
                 MemberStatus::Up | MemberStatus::Suspect if silent >= timeout.saturating_mul(2) => {
                     MemberStatus::Down
                 }
                 MemberStatus::Up if silent >= timeout => MemberStatus::Suspect,
                 _ => continue,
             };
-            let from = Some(std::mem::replace(&mut seen.view.status, next));
+            let from = Some(std::mem::replace(&mut observed.view.status, next));
             let reason = format!("silent for {} ms", silent / 1_000_000);
-            events.push(MemberEvent { node: seen.view.info.clone(), from, status: next, reason });
+            events.push(MemberEvent { node: observed.view.info.clone(), from, status: next, reason });
         }
         for event in events {
             self.publish(&members, event);
         }
     }
 
-    fn publish(&self, members: &BTreeMap<String, Seen>, event: MemberEvent) {
+    fn publish(&self, members: &BTreeMap<String, Observed>, event: MemberEvent) {
         let count = |status| {
-            let count = members.values().filter(|seen| seen.view.status == status).count();
+            let count = members.values().filter(|observed| observed.view.status == status).count();
             i64::try_from(count).unwrap_or(i64::MAX)
         };
         self.context.metrics.members_up.set(count(MemberStatus::Up));
@@ -255,13 +256,13 @@ impl Monitor {
     }
 }
 
-/// What changes in the membership.
+/// Changes of the membership.
 pub struct MemberStream {
     events: EventStream,
 }
 
 impl MemberStream {
-    /// The next change, or how many events were missed; `None` when the cluster is gone. Cancel-safe.
+    /// The next change, or the number of missed events; `None` when the bus is closed. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<MemberEvent, crate::events::Lagged>> {
         loop {
             match self.events.next().await? {

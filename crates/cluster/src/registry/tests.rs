@@ -1,14 +1,14 @@
-//! Servers that register, go and come back, and watchers that were cut off.
+//! Servers that register, fail and return, and watchers with gaps.
 
 use super::*;
-use crate::scenario::{Flaky, Mood, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, everywhere, in_memory, until};
 
 fn server(id: &str) -> ServerInfo {
     ServerInfo { id: id.to_owned(), address: format!("{id}:1"), ..ServerInfo::default() }
 }
 
 #[test]
-fn servers_register_are_listed_and_go() {
+fn servers_are_listed_until_they_deregister() {
     everywhere(async |store| {
         let registry = NodeRegistry::new(&store.node("m"), "actorbase", store.ttl);
         let mut watcher = registry.watcher();
@@ -30,24 +30,27 @@ fn servers_register_are_listed_and_go() {
 }
 
 #[test]
-fn a_lost_registration_comes_back_by_itself() {
+fn lost_registration_is_renewed_automatically() {
     everywhere(async |store| {
         let flaky = Flaky::new(store.repository.clone());
         let mut context = store.node("a");
         context.repository = flaky.clone();
         let registration = NodeRegistry::new(&context, "n", store.ttl).register(server("a")).await.unwrap();
         let registry = NodeRegistry::new(&store.node("m"), "n", store.ttl);
-        flaky.set(Mood { away: true, ..Mood::default() });
-        until("the lease ends", async || registry.list().await.unwrap().is_empty().then_some(())).await;
+        flaky.set(Faults { unreachable: true, ..Faults::default() });
+        until("the lease expires", async || registry.list().await.unwrap().is_empty().then_some(())).await;
         assert!(!registration.is_valid(), "{}", store.name);
-        flaky.set(Mood::default());
-        until("it is back", async || (registry.list().await.unwrap().len() == 1).then_some(())).await;
-        until("and knows it", async || registration.is_valid().then_some(())).await;
+        flaky.set(Faults::default());
+        until("the server is listed again", async || {
+            (registry.list().await.unwrap().len() == 1).then_some(())
+        })
+        .await;
+        until("the registration is valid again", async || registration.is_valid().then_some(())).await;
     });
 }
 
 #[test]
-fn somebody_else_can_remove_a_server_and_a_second_life_replaces_the_first() {
+fn server_can_be_removed_by_others_and_a_new_incarnation_replaces_it() {
     in_memory(async |store| {
         let registry = NodeRegistry::new(&store.node("m"), "n", Duration::from_secs(60));
         let lease = store.repository.grant(store.ttl).await.unwrap();
@@ -60,7 +63,7 @@ fn somebody_else_can_remove_a_server_and_a_second_life_replaces_the_first() {
         assert!(after.create_revision > before.create_revision);
         let _b = registry.register(server("b")).await.unwrap();
         registry.deregister("b").await.unwrap();
-        registry.deregister("nobody").await.unwrap();
+        registry.deregister("missing").await.unwrap();
         assert!(matches!(registry.register(server("a/b")).await, Err(RegisterError::BadId(_))));
     });
 }
@@ -76,18 +79,18 @@ fn two_processes_never_hold_one_id_at_the_same_time() {
         let second = registry.register(server("a")).await;
         assert!(
             matches!(second, Err(RegisterError::Duplicate { .. })),
-            "{}: the first one lives",
+            "{}: the first process is alive",
             store.name
         );
         assert!(first.is_valid(), "{}", store.name);
-        mine.set(Mood { away: true, ..Mood::default() });
+        mine.set(Faults { unreachable: true, ..Faults::default() });
         let second = registry.register(server("a")).await.unwrap();
         assert!(second.is_valid() && !first.is_valid(), "{}", store.name);
     });
 }
 
 #[test]
-fn a_watcher_that_was_cut_off_tells_the_difference() {
+fn watcher_emits_the_difference_after_a_gap() {
     in_memory(async |store| {
         let flaky = Flaky::new(store.repository.clone());
         let mut context = store.node("m");
@@ -99,8 +102,8 @@ fn a_watcher_that_was_cut_off_tells_the_difference() {
         for _ in 0..2 {
             watcher.next().await.unwrap();
         }
-        // More changes than a watch keeps: it has a gap, and cannot list at first.
-        flaky.set(Mood { away: true, ..Mood::default() });
+        // More changes than a watch buffers: it has a gap, and cannot list at first.
+        flaky.set(Faults { unreachable: true, ..Faults::default() });
         for round in 0..3_000 {
             store.repository.txn(Txn::new().put("/n/nodes/noise", "{}")).await.unwrap();
             if round == 1_000 {
@@ -109,9 +112,9 @@ fn a_watcher_that_was_cut_off_tells_the_difference() {
         }
         let _c = registry.register(server("c")).await.unwrap();
         store.repository.txn(Txn::new().delete("/n/nodes/noise")).await.unwrap();
-        flaky.set(Mood::default());
+        flaky.set(Faults::default());
         let mut net: BTreeMap<String, i32> = BTreeMap::new();
-        until("the difference is told", async || {
+        until("the difference is emitted", async || {
             while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(50), watcher.next()).await
             {
                 match event {
@@ -122,6 +125,6 @@ fn a_watcher_that_was_cut_off_tells_the_difference() {
             (net.get("b") == Some(&-1) && net.get("c") == Some(&1)).then_some(())
         })
         .await;
-        assert_eq!(net.get("").copied().unwrap_or(0), 0, "noise came and went: {net:?}");
+        assert_eq!(net.get("").copied().unwrap_or(0), 0, "noise joined and left: {net:?}");
     });
 }

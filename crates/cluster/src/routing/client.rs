@@ -1,5 +1,5 @@
-//! The SDK: knows the managers' addresses and nothing else; follows the table, finds the server of a key, and tries
-//! again when a range has moved.
+//! The SDK: needs only the managers' addresses; follows the table, routes a key to its server, and retries
+//! after a range migration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,32 +9,32 @@ use moim_wire_grpc::routing::{ChangeKind, ChangeRequest, ChangeResponse, ShowReq
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::link::{self, Follower, NO_LEADER, redirected};
+use super::link::{self, Follower, NO_LEADER, leader_redirect};
 use super::table::{RouteEntry, RoutingTable};
 use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::etcd::{Channel, EtcdError, unary};
 
-/// Redirects that are followed for one call.
-const REDIRECTS: u32 = 16;
+/// Maximum number of redirects for one call.
+const MAX_REDIRECTS: u32 = 16;
 
-/// Why a call on a route did not work.
+/// A failed call on a route.
 #[derive(Debug)]
 pub enum CallError<E> {
-    /// The server does not have the range any more; it may say who has.
+    /// The server does not own the range any more; it may name the new owner.
     Moved(Option<RouteEntry>),
-    /// The server could not be reached: the route may be old.
+    /// The server is unreachable: the route may be stale.
     Unreachable(E),
-    /// Anything else: not tried again.
+    /// Any other failure: not retried.
     Failed(E),
 }
 
-/// Why there is no answer.
+/// A failed routed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError<E> {
-    /// No range holds the key, or nobody serves it, for as long as was waited.
-    #[error("nobody serves the key in time")]
+    /// No range contains the key, or no server owns it, within the timeout.
+    #[error("no server owns the key within the timeout")]
     NoRoute,
     /// The call itself failed.
     #[error("{0}")]
@@ -85,12 +85,12 @@ impl RoutingClient {
         }
     }
 
-    /// The table as it is known here.
+    /// The last received table.
     pub fn table(&self) -> Arc<RoutingTable> {
         self.table.borrow().clone()
     }
 
-    /// Who serves a key, as far as is known here.
+    /// The server of a key, by the last received table.
     pub fn route(&self, key: &str) -> Option<RouteEntry> {
         self.table.borrow().lookup(key).filter(|entry| !entry.node_id.is_empty()).cloned()
     }
@@ -104,8 +104,8 @@ impl RoutingClient {
         }
     }
 
-    /// Calls the server of a key, again when the range has moved: to where the server says, or to where the next table
-    /// says. Within `patience`.
+    /// Calls the server of a key; after a range migration it retries on the server named in the redirect or
+    /// in the next table, within `patience`.
     pub async fn call<T, E, F>(
         &self,
         key: &str,
@@ -131,10 +131,12 @@ impl RoutingClient {
                 Err(_) => return Err(RouteError::NoRoute),
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(CallError::Failed(error))) => return Err(RouteError::Failed(error)),
-                Ok(Err(CallError::Moved(Some(newer)))) if redirects < REDIRECTS && newer.contains(key) => {
+                Ok(Err(CallError::Moved(Some(newer))))
+                    if redirects < MAX_REDIRECTS && newer.contains(key) =>
+                {
                     redirects += 1;
                     hint = Some(newer);
-                    // Two servers that send us to each other are given time to agree.
+                    // Two servers that redirect to each other get time to agree.
                     if redirects > 2 {
                         tokio::time::sleep(backoff.next_pause()).await;
                     }
@@ -153,29 +155,29 @@ impl RoutingClient {
         }
     }
 
-    /// Waits for a newer table, or a moment.
+    /// Waits for a newer table, or for the backoff pause.
     async fn wait(&self, version: i64, deadline: Instant, backoff: &mut Backoff) {
         let until = deadline.min(Instant::now() + backoff.next_pause());
-        // Either way the next look decides.
+        // On either, the next lookup decides.
         let _ = timeout_at(until, self.newer_than(version)).await;
     }
 
-    /// Divides a partition at a key; answers the name of the upper part.
+    /// Splits a partition at a key; returns the id of the upper part.
     pub async fn split(&self, partition: &str, at: &str, patience: Duration) -> Result<String, EtcdError> {
         Ok(self.change(ChangeKind::Split, partition, at, "", patience).await?.partition_id)
     }
 
-    /// Takes the partition above into this one.
+    /// Merges the next higher partition into this one.
     pub async fn merge(&self, partition: &str, above: &str, patience: Duration) -> Result<i64, EtcdError> {
         Ok(self.change(ChangeKind::Merge, partition, above, "", patience).await?.version)
     }
 
-    /// Moves a partition to a server.
+    /// Migrates a partition to a server.
     pub async fn migrate(&self, partition: &str, to: &str, patience: Duration) -> Result<i64, EtcdError> {
         Ok(self.change(ChangeKind::Migrate, partition, "", to, patience).await?.version)
     }
 
-    /// Moves everything away from a server, and gives it nothing any more; or takes that back.
+    /// Migrates all ranges away from a server and assigns it no more; `undo` reverts that.
     pub async fn drain(&self, node: &str, undo: bool, patience: Duration) -> Result<i64, EtcdError> {
         let kind = if undo { ChangeKind::Undrain } else { ChangeKind::Drain };
         Ok(self.change(kind, "", "", node, patience).await?.version)
@@ -196,43 +198,43 @@ impl RoutingClient {
             argument: argument.to_owned(),
             node_id: node.to_owned(),
         };
-        self.ask_leader(method::CHANGE, &request, patience).await
+        self.call_leader(method::CHANGE, &request, patience).await
     }
 
-    /// The state of the namespace, as the leading manager knows it.
+    /// The state of the namespace on the leading manager.
     pub async fn show(&self, patience: Duration) -> Result<ShowResponse, EtcdError> {
         let request = ShowRequest { namespace: self.namespace.to_string() };
-        self.ask_leader(method::SHOW, &request, patience).await
+        self.call_leader(method::SHOW, &request, patience).await
     }
 
-    /// Asks any manager; one that does not lead says who does.
-    async fn ask_leader<Q: Message, A: Message + Default>(
+    /// Calls any manager and follows the redirect to the leader.
+    async fn call_leader<Q: Message, A: Message + Default>(
         &self,
         path: &'static str,
-        question: &Q,
+        request: &Q,
         patience: Duration,
     ) -> Result<A, EtcdError> {
         let deadline = Instant::now() + patience;
         let mut channel = self.channel.clone();
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
         loop {
-            let asked = async {
+            let reply = async {
                 let link = channel.link(deadline, false).await?;
                 let left = deadline.saturating_duration_since(Instant::now());
-                let answer = unary::<Q, A>(&link, path, question, left).await;
-                if answer.is_err() {
+                let reply = unary::<Q, A>(&link, path, request, left).await;
+                if reply.is_err() {
                     channel.leave(&link);
                 }
-                answer
+                reply
             };
-            let error = match timeout_at(deadline, asked).await {
-                Ok(Ok(answer)) => return Ok(answer),
+            let error = match timeout_at(deadline, reply).await {
+                Ok(Ok(response)) => return Ok(response),
                 Ok(Err(error)) => error,
-                Err(_) => return Err(EtcdError::Unknown("no answer in time".to_owned())),
+                Err(_) => return Err(EtcdError::Unknown("no reply within the timeout".to_owned())),
             };
-            match redirected(&error) {
+            match leader_redirect(&error) {
                 Some(leader) => channel = link::channel(&self.context, &[leader]),
-                // What no leader began may be asked again; what a leader refused may not.
+                // A call that no leader started may be retried; a leader's rejection is final.
                 None if matches!(error, EtcdError::Unreachable(_)) || is_leaderless(&error) => {
                     channel = link::channel(&self.context, &self.managers);
                 }

@@ -1,8 +1,8 @@
-//! The subscriber's side of a manager's stream: connects to any of the managers, says hello, puts snapshots and
-//! deltas together, and begins again elsewhere when the stream breaks.
+//! The subscriber's side of a manager's stream: connects to any of the managers, sends the hello, applies
+//! snapshots and deltas, and reconnects elsewhere when the stream breaks.
 //!
-//! Invariant: what is published only gets newer; a delta is applied to exactly the table it starts from, and one that
-//! does not fit is answered by asking for a snapshot.
+//! Invariant: the published table only gets newer; a delta is applied to exactly the table it starts from,
+//! and a delta that does not fit is followed by a snapshot request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,39 +19,39 @@ use crate::backoff::Backoff;
 use crate::context::Context;
 use crate::etcd::{Channel, EtcdError, EtcdOptions, Stream};
 
-/// How long a manager may take to be reached.
-const CONNECT: Duration = Duration::from_secs(5);
+/// Timeout of a connection to a manager.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Who subscribes.
+/// A subscriber.
 pub(crate) struct Follower {
     pub(crate) context: Context,
     pub(crate) managers: Vec<String>,
     pub(crate) channel: Channel,
     pub(crate) namespace: String,
-    /// Empty for an SDK.
+    /// Server id; empty for an SDK.
     pub(crate) node_id: String,
     pub(crate) table: watch::Sender<Arc<RoutingTable>>,
     /// Commands of the manager; SDKs get none.
     pub(crate) commands: Option<mpsc::Sender<Command>>,
-    /// Answers to them.
+    /// Acknowledgements of the commands.
     pub(crate) acks: Option<mpsc::Receiver<Ack>>,
-    /// What a server has stopped serving for operations under way.
+    /// Partitions that a server has drained for operations in progress.
     pub(crate) drained: Box<dyn Fn() -> Vec<String> + Send + Sync>,
 }
 
-/// A channel to whichever manager answers.
+/// A channel to any of the managers.
 pub(crate) fn channel(context: &Context, managers: &[String]) -> Channel {
     let mut options = EtcdOptions::new(managers);
-    // Managers do not mind being asked, and a silent one is to be left soon.
+    // Managers accept frequent pings, and a silent manager must be detected soon.
     options.ping_interval = Duration::from_secs(1);
     options.ping_timeout = Duration::from_secs(1);
-    // Not everybody to the same one.
+    // Distribute the subscribers over the managers.
     fastrand::shuffle(&mut options.endpoints);
     Channel::new(options, &context.scope)
 }
 
 impl Follower {
-    /// Follows for ever.
+    /// Follows without limit.
     pub(crate) async fn run(mut self) {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut want_snapshot = false;
@@ -60,9 +60,9 @@ impl Follower {
             match self.follow(&mut want_snapshot, &mut backoff).await {
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "the manager was lost");
-                    // Servers follow the manager that leads; any other says who that is.
-                    if let Some(leader) = redirected(&error) {
+                    tracing::debug!(%error, "manager connection lost");
+                    // Servers follow the leading manager; any other one redirects.
+                    if let Some(leader) = leader_redirect(&error) {
                         self.channel = channel(&self.context, &[leader]);
                         is_redirected = true;
                     } else if std::mem::take(&mut is_redirected) {
@@ -75,7 +75,7 @@ impl Follower {
     }
 
     async fn follow(&mut self, want_snapshot: &mut bool, backoff: &mut Backoff) -> Result<(), EtcdError> {
-        let link = self.channel.link(Instant::now() + CONNECT, false).await?;
+        let link = self.channel.link(Instant::now() + CONNECT_TIMEOUT, false).await?;
         let followed = self.follow_on(&link, want_snapshot, backoff).await;
         self.channel.leave(&link);
         followed
@@ -127,7 +127,7 @@ impl Follower {
                     match table.apply(delta) {
                         Ok(next) => self.publish(next),
                         Err(error) => {
-                            tracing::debug!(%error, "asking for the whole table");
+                            tracing::debug!(%error, "delta mismatch; requesting a snapshot");
                             *want_snapshot = true;
                             return Ok(());
                         }
@@ -156,20 +156,20 @@ impl Follower {
     }
 }
 
-/// What a manager that does not lead says.
+/// Prefix of the redirect message of a manager that is not the leader.
 pub(crate) const LEADER_IS: &str = "the leader is ";
-/// What a manager says that knows no leader.
+/// Message of a manager that knows no leader.
 pub(crate) const NO_LEADER: &str = "no manager leads";
 
-/// The leader, if that is what the answer says.
-pub(crate) fn redirected(error: &EtcdError) -> Option<String> {
+/// The leader's address, if the error is a redirect.
+pub(crate) fn leader_redirect(error: &EtcdError) -> Option<String> {
     match error {
         EtcdError::Refused(status) => status.message.strip_prefix(LEADER_IS).map(str::to_owned),
         EtcdError::Unreachable(_) | EtcdError::Unknown(_) => None,
     }
 }
 
-/// Adds a part; the table, when it was the last one.
+/// Adds a snapshot part; returns the table after the last one.
 fn gather(parts: &mut Vec<RouteEntry>, part: Snapshot) -> Option<RoutingTable> {
     if part.index == 0 {
         parts.clear();
@@ -182,7 +182,7 @@ fn gather(parts: &mut Vec<RouteEntry>, part: Snapshot) -> Option<RoutingTable> {
     match RoutingTable::new(part.version, entries) {
         Ok(table) => Some(table.of(part.incarnation)),
         Err(error) => {
-            tracing::warn!(%error, "a manager sent a table that is none");
+            tracing::warn!(%error, "undecodable routing table from manager");
             None
         }
     }

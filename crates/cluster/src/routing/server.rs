@@ -1,14 +1,15 @@
-//! A range server: registers itself, follows the table through a manager, knows at each request whether the range is
-//! its own, and does what the manager's operations ask of it.
+//! A range server: registers itself, follows the table through a manager, checks range ownership on each
+//! request, and executes the manager's commands.
 //!
 //! Invariants:
-//! - A key is served only while the registration stands (by this process's clock), the table says that the range is ours,
-//!   the partition is ready, and it is not drained. So a server that is paused or cut off stops before its ranges are
-//!   given to others.
-//! - A server that had to register again serves nothing before it has seen a table at least as new as the store's, read
-//!   after the registration, and has prepared its ranges anew: others may have owned them meanwhile.
-//! - A drained partition stays so until the table gives it to somebody else, or a manager that leads says that the
-//!   operation was given up. Commands of an older leader than seen are refused.
+//! - A key is served only while the registration is valid (by this process's clock), the table assigns the
+//!   range to this server, the partition is ready, and it is not drained. A paused or isolated server
+//!   therefore stops before its ranges move to others.
+//! - A server that registered again serves nothing before it has seen a table at least as new as the
+//!   store's, read after the registration, and has prepared its ranges again: others may have owned them
+//!   meanwhile.
+//! - A drained partition stays drained until the table assigns it to another server, or the leading manager
+//!   aborts the operation. Commands with a lower term than seen are rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -27,19 +28,20 @@ use crate::events::ClusterEvent;
 use crate::registry::{NodeRegistry, RegisterError, Registration, ServerInfo};
 use crate::repository::BoxFuture;
 
-/// What the application does when ranges come, go and change. An error gives the operation up; the partition stays
-/// as it was.
+/// Application callbacks for range ownership changes. An error aborts the operation; the partition stays as
+/// it was.
 pub trait RangeHooks: Send + Sync + 'static {
-    /// Stop serving the partition: finish what is under way, and say what the next owner needs.
+    /// Stop serving the partition: complete the requests in progress, and return the state for the next
+    /// owner.
     fn drain<'a>(&'a self, range: &'a RouteEntry) -> BoxFuture<'a, Result<Bytes, String>>;
 
-    /// Get ready to serve the partition. What the owner before left is empty when that one is gone: recover then.
+    /// Prepare to serve the partition. The hand-off is empty when the previous owner failed: recover then.
     fn prepare<'a>(&'a self, partition: &'a str, handoff: Bytes) -> BoxFuture<'a, Result<(), String>>;
 
-    /// Serve the drained partition again: the operation was given up.
+    /// Serve the drained partition again: the operation was aborted.
     fn resume<'a>(&'a self, range: &'a RouteEntry) -> BoxFuture<'a, Result<(), String>>;
 
-    /// Divide the partition at `key`; `upper` is the name of the part from there on.
+    /// Split the partition at `key`; `upper` is the id of the upper part.
     fn split<'a>(
         &'a self,
         range: &'a RouteEntry,
@@ -47,25 +49,25 @@ pub trait RangeHooks: Send + Sync + 'static {
         upper: &'a str,
     ) -> BoxFuture<'a, Result<(), String>>;
 
-    /// Take the partition `above`, which is ours, too, into this one.
+    /// Merge the partition `above`, which this server owns, too, into this one.
     fn merge<'a>(&'a self, range: &'a RouteEntry, above: &'a RouteEntry)
     -> BoxFuture<'a, Result<(), String>>;
 
-    /// The partition is not ours any more: let go of what is left of it.
+    /// The partition moved to another server: release its resources.
     fn released(&self, partition: &str);
 }
 
-/// The range of a key is not served here; who has it, if that is known.
+/// The range of a key is not served here; the new owner, if known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved(pub Option<Box<RouteEntry>>);
 
 #[derive(Default)]
 struct State {
-    /// Partitions that were made ready.
+    /// Prepared partitions.
     ready: BTreeSet<String>,
     /// Partitions that are drained for an operation.
     drained: BTreeSet<String>,
-    /// Partitions that were made ready for an operation whose table has not come yet.
+    /// Partitions that are prepared for an operation whose table has not arrived yet.
     awaited: BTreeSet<String>,
 }
 
@@ -77,16 +79,16 @@ struct Inner {
     #[cfg(test)]
     pushed: watch::Sender<Arc<RoutingTable>>,
     state: Mutex<State>,
-    /// The highest term of a manager that was seen.
+    /// The highest manager term seen.
     term: AtomicI64,
-    /// The registration for which `table` is known to be current; 0 for none.
+    /// The registration for which `table` is confirmed as current; 0 for none.
     confirmed: AtomicI64,
     store: RoutingTableStore,
     context: Context,
     namespace: String,
 }
 
-/// A range server's view. Cheap to clone; the registration ends with the last clone.
+/// A range server. Cheap to clone; the registration ends with the last clone.
 #[derive(Clone)]
 pub struct RouteServer {
     inner: Arc<Inner>,
@@ -121,7 +123,7 @@ impl RouteServer {
             namespace: namespace.to_owned(),
         });
         let (commands, inbox) = mpsc::channel(64);
-        let (answers, acks) = mpsc::channel(64);
+        let (ack_sender, acks) = mpsc::channel(64);
         let drained = Arc::clone(&inner);
         let follower = Follower {
             context: context.clone(),
@@ -141,13 +143,13 @@ impl RouteServer {
                 () = stop.stopped() => {}
                 _ = dropped.recv() => {}
                 () = follower.run() => {}
-                () = running.run(inbox, answers) => {}
+                () = running.run(inbox, ack_sender) => {}
             }
         });
         Ok(Self { inner, _alive: alive })
     }
 
-    /// Whether this server serves a key at this moment; else who does, to be told to whoever asked.
+    /// The range of a key if this server serves it; else the known owner, for a redirect.
     pub fn check(&self, key: &str) -> Result<RouteEntry, Moved> {
         let table = self.inner.table.borrow().clone();
         let Some(entry) = table.lookup(key) else { return Err(Moved(None)) };
@@ -161,12 +163,12 @@ impl RouteServer {
         if serves { Ok(entry.clone()) } else { Err(Moved(None)) }
     }
 
-    /// The table as it is known here.
+    /// The last received table.
     pub fn table(&self) -> Arc<RoutingTable> {
         self.inner.table.borrow().clone()
     }
 
-    /// The partitions that are served.
+    /// The served partitions.
     pub fn partitions(&self) -> Vec<RouteEntry> {
         let table = self.table();
         table
@@ -177,18 +179,18 @@ impl RouteServer {
             .collect()
     }
 
-    /// Puts a table in the place of the one that was pushed last.
+    /// Replaces the last received table.
     #[cfg(test)]
     pub(crate) fn set_table(&self, table: Arc<RoutingTable>) {
         self.inner.pushed.send_replace(table);
     }
 
-    /// Whether the registration stands.
+    /// True while the registration is valid.
     pub fn is_registered(&self) -> bool {
         self.inner.registration.is_valid()
     }
 
-    /// Deregisters: the manager gives the ranges to others at once.
+    /// Deregisters: the manager reassigns the ranges immediately.
     pub async fn stop(self) -> Result<(), crate::RepositoryError> {
         self.inner.registration.clone().deregister().await
     }
@@ -199,35 +201,35 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the registration stands and the table is known to be no older than it.
+    /// True if the registration is valid and the table is confirmed to be no older than it.
     fn is_confirmed(&self) -> bool {
         self.registration.created().is_some_and(|created| created == self.confirmed.load(Ordering::SeqCst))
     }
 
-    async fn run(&self, mut inbox: mpsc::Receiver<Command>, answers: mpsc::Sender<Ack>) {
+    async fn run(&self, mut inbox: mpsc::Receiver<Command>, ack_sender: mpsc::Sender<Ack>) {
         let (mut table, mut registration) = (self.table.clone(), self.registration.clone());
-        let (mut life, mut needed) = (None, None);
+        let (mut created, mut needed) = (None, None);
         loop {
-            if life != registration.created() {
-                life = registration.created();
+            if created != registration.created() {
+                created = registration.created();
                 needed = None;
                 self.release_all();
             }
-            // A table before a command: a command is about the table that was sent before it.
+            // Tables before commands: a command refers to the table that was sent before it.
             tokio::select! {
                 biased;
                 () = registration.changed() => {}
-                saved = self.stored_table(), if life.is_some() && needed.is_none() => {
+                saved = self.stored_table(), if created.is_some() && needed.is_none() => {
                     needed = Some(saved);
                     let now = table.borrow_and_update().clone();
-                    self.maybe_confirm(life, needed, &now).await;
+                    self.maybe_confirm(created, needed, &now).await;
                 }
                 changed = table.changed() => {
                     if changed.is_err() {
                         return;
                     }
                     let now = table.borrow_and_update().clone();
-                    self.maybe_confirm(life, needed, &now).await;
+                    self.maybe_confirm(created, needed, &now).await;
                 }
                 command = inbox.recv() => {
                     let Some(command) = command else { return };
@@ -236,7 +238,7 @@ impl Inner {
                         Ok(handoff) => (String::new(), handoff),
                         Err(error) => (error, Bytes::new()),
                     };
-                    if operation > 0 && answers.send(Ack { operation, error, handoff }).await.is_err() {
+                    if operation > 0 && ack_sender.send(Ack { operation, error, handoff }).await.is_err() {
                         return;
                     }
                 }
@@ -244,7 +246,7 @@ impl Inner {
         }
     }
 
-    /// Lets go of every partition: the registration under which they were ours has ended.
+    /// Releases every partition: the registration under which they were owned has ended.
     fn release_all(&self) {
         self.confirmed.store(0, Ordering::SeqCst);
         let State { ready, .. } = std::mem::take(&mut *self.state());
@@ -253,7 +255,7 @@ impl Inner {
         }
     }
 
-    /// Incarnation and version of the table in the store at this moment. Tries until the store answers.
+    /// Incarnation and version of the table in the store. Retries until the store responds.
     async fn stored_table(&self) -> (i64, i64) {
         let mut backoff = Backoff::default();
         loop {
@@ -262,22 +264,24 @@ impl Inner {
                     let table = saved.unwrap_or_default().table;
                     return (table.incarnation, table.version);
                 }
-                Err(error) => tracing::debug!(%error, server = self.id, "routing table not read"),
+                Err(error) => {
+                    tracing::debug!(%error, server = self.id, "routing table read failed; retrying")
+                }
             }
             backoff.pause().await;
         }
     }
 
-    /// Acts on the table once it is as new as the one that the store had after the registration `life`.
-    async fn maybe_confirm(&self, life: Option<i64>, needed: Option<(i64, i64)>, table: &RoutingTable) {
-        let (Some(life), Some(needed)) = (life, needed) else { return };
+    /// Applies the table once it is as new as the store's table after the registration `created`.
+    async fn maybe_confirm(&self, created: Option<i64>, needed: Option<(i64, i64)>, table: &RoutingTable) {
+        let (Some(created), Some(needed)) = (created, needed) else { return };
         if (table.incarnation, table.version) >= needed {
             self.on_table(table).await;
-            self.confirmed.store(life, Ordering::SeqCst);
+            self.confirmed.store(created, Ordering::SeqCst);
         }
     }
 
-    /// Makes ready what is ours now, and lets go of what is not.
+    /// Prepares newly owned partitions, and releases the others.
     async fn on_table(&self, table: &RoutingTable) {
         let ours: BTreeMap<&str, &RouteEntry> = table
             .entries()
@@ -285,14 +289,15 @@ impl Inner {
             .filter(|entry| entry.node_id == self.id)
             .map(|entry| (entry.partition_id.as_str(), &**entry))
             .collect();
-        let gone: Vec<String> = {
+        let released: Vec<String> = {
             let mut state = self.state();
-            let gone = state.ready.iter().filter(|id| !ours.contains_key(id.as_str())).cloned().collect();
+            let released = state.ready.iter().filter(|id| !ours.contains_key(id.as_str())).cloned().collect();
             state.drained.retain(|id| ours.contains_key(id.as_str()));
-            gone
+            released
         };
-        for id in gone {
-            // What an operation has prepared here is not in the table yet; it is given, or given up, by name.
+        for id in released {
+            // A partition prepared by an operation is not in the table yet; the operation completes or
+            // aborts it explicitly.
             if self.state().awaited.contains(&id) {
                 continue;
             }
@@ -302,11 +307,11 @@ impl Inner {
         self.state().awaited.retain(|id| !ours.contains_key(id.as_str()));
         for id in ours.keys() {
             if !self.state().ready.contains(*id) {
-                // Given to us without an operation: its owner is gone.
+                // Assigned without an operation: its owner failed.
                 match self.hooks.prepare(id, Bytes::new()).await {
                     Ok(()) => drop(self.state().ready.insert((*id).to_owned())),
                     Err(error) => {
-                        tracing::warn!(partition = id, error, "a partition could not be made ready")
+                        tracing::warn!(partition = id, error, "partition preparation failed")
                     }
                 }
             }
@@ -352,7 +357,7 @@ impl Inner {
                     self.hooks.resume(&ours()?).await?;
                     self.state().drained.remove(partition);
                 } else if self.state().awaited.remove(partition) {
-                    // Prepared for an operation that was given up.
+                    // Prepared for an operation that was aborted.
                     self.state().ready.remove(partition);
                     self.hooks.released(partition);
                 }
@@ -369,7 +374,7 @@ impl Inner {
                 self.hooks.merge(&ours()?, &above).await?;
                 Ok(Bytes::new())
             }
-            CommandKind::Unknown => Err("the command is not known here".to_owned()),
+            CommandKind::Unknown => Err("unknown command".to_owned()),
         }
     }
 }

@@ -1,13 +1,14 @@
-//! The table in the state repository: `/<namespace>/routing`.
+//! Routing table storage in the state repository: `/<namespace>/routing`.
 //!
-//! A small table is one JSON value, `{version, entries}`. A large one is stored in pieces, which are written first; then a
-//! compare-and-swap of the head, which names them, makes all of them the table at once. Where a piece ends depends on
-//! the names in it, not on its place, so a change rewrites the pieces around it and no others.
+//! A small table is one JSON value, `{version, entries}`. A large table is stored in chunks, which are
+//! written first; then a compare-and-swap of the head, which names them, makes all of them the current table
+//! atomically. Chunk boundaries depend on the partition ids in them, not on their position, so a change
+//! rewrites only the chunks around it.
 //!
-//! Invariants: a piece is never changed after it was named by a head; a head never names a piece that was not written;
-//! pieces that no head names any more are removed after the swap, and a reader that was between the two reads the
-//! head again. A piece that a swap on its way may still name is left alone: what was written for a swap of unknown
-//! outcome, and, without a fence that says that nobody else saves, whatever another writer has written.
+//! Invariants: a chunk is never changed after a head named it; a head never names an unwritten chunk; chunks
+//! that no head names any more are deleted after the swap, and a reader between the two reads the head
+//! again. A chunk that a swap in flight may still name is kept: chunks written for a swap of unknown
+//! outcome, and, without a fence that excludes other writers, all chunks of other writers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,41 +25,41 @@ use crate::events::ClusterEvent;
 use crate::follow::{Change, Follower};
 use crate::repository::{Compare, RepositoryError, Txn, TxnOutcome};
 
-/// A table of more entries is stored in pieces.
+/// A table with more entries is stored in chunks.
 const INLINE_ENTRIES: usize = 1_000;
-/// A piece ends where the checksum of a name has these bits clear: every 512 entries or so.
-const PIECE_MASK: u32 = 0x1ff;
-/// And here at the latest.
-const PIECE_ENTRIES: usize = 2_048;
-/// And here, whatever the entries are: well below what a request may hold.
-const PIECE_BYTES: usize = 512 << 10;
-/// How long reads wait for the store.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a head is read again whose pieces were swept away meanwhile.
-const TRIES: usize = 20;
+/// A chunk ends where the checksum of a partition id has these bits clear: about every 512 entries.
+const CHUNK_MASK: u32 = 0x1ff;
+/// Maximum number of entries in a chunk.
+const CHUNK_MAX_ENTRIES: usize = 2_048;
+/// Maximum bytes of a chunk: well below the request size limit.
+const CHUNK_MAX_BYTES: usize = 512 << 10;
+/// Timeout of reads.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of head reads when its chunks are deleted concurrently.
+const MAX_READS: usize = 20;
 
-/// Why a table was not saved or read.
+/// A failed save or load.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RoutingError {
-    /// Somebody else saved meanwhile. Nothing was changed.
-    #[error("the table was changed by somebody else")]
+    /// Another writer saved concurrently. Nothing was changed.
+    #[error("routing table was changed by another writer")]
     Conflict,
-    /// The one who saves does not lead any more. Nothing was changed.
-    #[error("this manager does not lead any more")]
+    /// The writer is not the leader any more. Nothing was changed.
+    #[error("this manager is not the leader any more")]
     Fenced,
-    /// What is stored is no table.
-    #[error("the table in the store is malformed: {0}")]
+    /// The stored table cannot be decoded.
+    #[error("malformed routing table in the store: {0}")]
     Malformed(String),
-    /// What was to be saved is no table.
+    /// The table to save is invalid.
     #[error(transparent)]
     Invalid(#[from] TableError),
-    /// The store gave no answer.
+    /// The store failed or did not answer.
     #[error(transparent)]
     Store(#[from] RepositoryError),
 }
 
-/// What is at the head.
+/// Value of the head key.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Head {
@@ -67,7 +68,7 @@ struct Head {
     entries: Vec<RouteEntry>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pieces: Vec<Piece>,
-    /// Servers that are to give away what they have.
+    /// Servers that are being drained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     draining: Vec<String>,
 }
@@ -80,18 +81,18 @@ struct Piece {
     crc32c: u32,
 }
 
-/// A table as it was read: what a save compares.
+/// A table as read from the store: the precondition of a save.
 #[derive(Clone, Debug, Default)]
 pub struct Saved {
     /// The table.
     pub table: Arc<RoutingTable>,
-    /// Servers that are to give away what they have.
+    /// Servers that are being drained.
     pub draining: Vec<String>,
-    /// The head's mod revision; 0 for no head.
+    /// Mod revision of the head; 0 for no head.
     pub revision: i64,
 }
 
-/// The table of a namespace. Cheap to clone.
+/// The routing table of a namespace. Cheap to clone.
 #[derive(Clone)]
 pub struct RoutingTableStore {
     context: Context,
@@ -99,15 +100,15 @@ pub struct RoutingTableStore {
     cache: Arc<Mutex<Cache>>,
 }
 
-/// What is known of the store: what has not changed is neither read nor written again.
+/// Cached chunks: unchanged chunks are neither read nor written again.
 #[derive(Default)]
 struct Cache {
-    /// Pieces by their key.
+    /// Chunks by key.
     pieces: HashMap<String, Known>,
     last: Option<Last>,
-    /// Pieces that no head names any more and that are still there.
+    /// Chunks that no head names any more and that are not deleted yet.
     left: Vec<String>,
-    /// Whether there can be such pieces that `left` does not know.
+    /// False if there can be unnamed chunks that `left` does not list.
     is_swept: bool,
 }
 
@@ -117,7 +118,7 @@ struct Known {
     crc32c: u32,
 }
 
-/// The newest table that was read or saved, and the pieces its head names.
+/// The newest table that was read or saved, and the chunks its head names.
 struct Last {
     saved: Saved,
     named: HashSet<String>,
@@ -134,7 +135,7 @@ impl Cache {
         self.last = Some(Last { saved: saved.clone(), named });
     }
 
-    /// A head was saved in the place of another: what only that one named is of no use any more.
+    /// A head replaced another: chunks named only by the old head are obsolete.
     fn on_saved(&mut self, before: i64, saved: &Saved, head: &Head) {
         match &self.last {
             Some(last) if last.saved.revision == before => {
@@ -159,19 +160,19 @@ impl RoutingTableStore {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The table, or nothing when there is none.
+    /// Loads the table; `None` when there is none.
     pub async fn load(&self) -> Result<Option<Saved>, RoutingError> {
-        for _ in 0..TRIES {
-            let head = backoff::read(PATIENCE, || self.context.repository.get(&self.head)).await?;
+        for _ in 0..MAX_READS {
+            let head = backoff::read(READ_TIMEOUT, || self.context.repository.get(&self.head)).await?;
             let Some(entry) = head else { return Ok(None) };
             if let Some(saved) = self.read(&entry.value, entry.create_revision, entry.mod_revision).await? {
                 return Ok(Some(saved));
             }
         }
-        Err(RoutingError::Malformed("pieces that the head names are not there".to_owned()))
+        Err(RoutingError::Malformed("chunks named by the head are missing".to_owned()))
     }
 
-    /// Saves the next table, if the head is as it was when `before` was read; `fence` must hold, too.
+    /// Saves the next table, if the head is unchanged since `before` was read; `fence` must hold, too.
     pub async fn save(
         &self,
         before: &Saved,
@@ -184,9 +185,9 @@ impl RoutingTableStore {
         Ok(saved)
     }
 
-    /// Saves like [`save`](Self::save), and leaves the pieces of the table before to a [`sweep`](Self::sweep): nobody who
-    /// waits for the table need wait for that.
-    /// `registrations` are compared with the head: what the change assumes about servers.
+    /// Saves like [`save`](Self::save), and leaves the old table's chunks to a [`sweep`](Self::sweep): no
+    /// caller waits for their deletion. `registrations` are compared together with the head: the change's
+    /// assumptions about servers.
     pub(crate) async fn swap(
         &self,
         before: &Saved,
@@ -195,8 +196,8 @@ impl RoutingTableStore {
         fence: Option<Compare>,
         registrations: &[Compare],
     ) -> Result<Saved, RoutingError> {
-        let (head, written) = self.write_pieces(&table, draining.clone(), fence.as_ref()).await?;
-        let value: Bytes = serde_json::to_vec(&head).expect("plain fields can be written down").into();
+        let (head, written) = self.write_chunks(&table, draining.clone(), fence.as_ref()).await?;
+        let value: Bytes = serde_json::to_vec(&head).expect("plain fields serialize to JSON").into();
         let expected = match before.revision {
             0 => Compare::Absent(self.head.to_string()),
             revision => Compare::ModRevision(self.head.to_string(), revision),
@@ -217,19 +218,19 @@ impl RoutingTableStore {
             }
             TxnOutcome::Conflict { current, .. } => {
                 let found = current.first().and_then(Option::as_ref).map_or(0, |entry| entry.mod_revision);
-                self.forget(&written, None).await;
+                self.delete_chunks(&written, None).await;
                 Err(if found == before.revision { RoutingError::Fenced } else { RoutingError::Conflict })
             }
         }
     }
 
-    /// The table of this moment, then every new one; some may be passed over, the last is always told.
+    /// The current table, then every new one; intermediate tables may be skipped, the last one never.
     pub fn watch(&self) -> TableWatch {
         let (sender, receiver) = watch::channel(None);
         let store = self.clone();
         let mut follower = Follower::start(&self.context, self.head.to_string());
         self.context.scope.spawn("cluster routing watch", async move {
-            // Pieces are under the head's key, too; only the head says that there is a new table.
+            // Chunks are under the head's key, too; only the head announces a new table.
             let mut head = None;
             loop {
                 let change = tokio::select! {
@@ -239,7 +240,7 @@ impl RoutingTableStore {
                 match change {
                     None => return,
                     Some(Change::Put(entry)) if entry.key == *store.head => head = Some(entry),
-                    Some(Change::Gone(key)) if key == *store.head => {
+                    Some(Change::Deleted(key)) if key == *store.head => {
                         head = None;
                         sender.send_replace(Some(Saved::default()));
                     }
@@ -250,12 +251,12 @@ impl RoutingTableStore {
                 }
                 let Some(entry) = head.take() else { continue };
                 match store.read(&entry.value, entry.create_revision, entry.mod_revision).await {
-                    // Its pieces are gone because a newer head is on its way.
+                    // Its chunks are deleted because a newer head is about to arrive.
                     Ok(None) => {}
                     Ok(Some(saved)) => drop(sender.send_replace(Some(saved))),
                     Err(error) => {
                         let (key, reason) = (store.head.to_string(), error.to_string());
-                        tracing::warn!(%error, "the routing table is passed over");
+                        tracing::warn!(%error, "malformed routing table skipped");
                         store.context.events.publish(ClusterEvent::Malformed { key, reason });
                     }
                 }
@@ -264,7 +265,7 @@ impl RoutingTableStore {
         TableWatch { receiver }
     }
 
-    /// `None` when pieces were swept away meanwhile.
+    /// `None` when chunks were deleted concurrently.
     async fn read(
         &self,
         value: &[u8],
@@ -285,10 +286,11 @@ impl RoutingTableStore {
             let known = match known {
                 Some(known) => known,
                 None => {
-                    let read = backoff::read(PATIENCE, || self.context.repository.get(&piece.key)).await?;
+                    let read =
+                        backoff::read(READ_TIMEOUT, || self.context.repository.get(&piece.key)).await?;
                     let Some(read) = read else { return Ok(None) };
                     if crc32c::crc32c(&read.value) != piece.crc32c {
-                        return Err(malformed(format!("{} is not what the head says", piece.key)));
+                        return Err(malformed(format!("checksum mismatch of chunk {}", piece.key)));
                     }
                     let read: Vec<RouteEntry> =
                         serde_json::from_slice(&read.value).map_err(|error| malformed(error.to_string()))?;
@@ -308,12 +310,12 @@ impl RoutingTableStore {
         Ok(Some(saved))
     }
 
-    fn pieces_prefix(&self) -> String {
+    fn chunks_prefix(&self) -> String {
         format!("{}/pieces/", self.head)
     }
 
-    /// Writes what is new of a large table; answers the head and the keys that were written.
-    async fn write_pieces(
+    /// Writes the new chunks of a large table; returns the head and the written keys.
+    async fn write_chunks(
         &self,
         table: &RoutingTable,
         draining: Vec<String>,
@@ -326,22 +328,22 @@ impl RoutingTableStore {
             return Ok((head, written));
         }
         let known = self.known();
-        for (at, entries) in pieces(table.entries()).into_iter().enumerate() {
+        for (at, entries) in chunks(table.entries()).into_iter().enumerate() {
             let same = known.get(entries[0].partition_id.as_str());
             if let Some((key, known)) = same.filter(|(_, known)| *known.entries == *entries) {
                 head.pieces.push(Piece { key: key.clone(), entries: entries.len(), crc32c: known.crc32c });
                 continue;
             }
             let plain: Vec<&RouteEntry> = entries.iter().map(|entry| &**entry).collect();
-            let value: Bytes = serde_json::to_vec(&plain).expect("plain fields can be written down").into();
+            let value: Bytes = serde_json::to_vec(&plain).expect("plain fields serialize to JSON").into();
             let crc32c = crc32c::crc32c(&value);
-            let key = format!("{}{:016x}-{at:05}", self.pieces_prefix(), fastrand::u64(..));
+            let key = format!("{}{:016x}-{at:05}", self.chunks_prefix(), fastrand::u64(..));
             let mut txn = Txn::new().put(&key, value);
             txn.compares.extend(fence.cloned());
-            // Writing the same again is as good as once.
+            // Idempotent: an unknown outcome is retried.
             let put = || self.context.repository.txn(txn.clone());
-            if let TxnOutcome::Conflict { .. } = backoff::read(PATIENCE, put).await? {
-                self.forget(&written, None).await;
+            if let TxnOutcome::Conflict { .. } = backoff::read(READ_TIMEOUT, put).await? {
+                self.delete_chunks(&written, None).await;
                 return Err(RoutingError::Fenced);
             }
             self.cache().pieces.insert(key.clone(), Known { entries: entries.into(), crc32c });
@@ -351,7 +353,7 @@ impl RoutingTableStore {
         Ok((head, written))
     }
 
-    /// The pieces of the newest head, by the name of their first partition.
+    /// The chunks of the newest head, by their first partition id.
     fn known(&self) -> HashMap<String, (String, Known)> {
         let cache = self.cache();
         let named = cache.last.iter().flat_map(|last| &last.named);
@@ -362,11 +364,11 @@ impl RoutingTableStore {
         named.filter_map(piece).collect()
     }
 
-    /// The outcome of a swap was not heard: reads what became of it. While neither it nor another one is to be seen it
-    /// may still come, and what it names must stay.
+    /// Resolves a swap of unknown outcome by a read of the head. While neither this swap nor another one is
+    /// visible, it may still be applied, and its chunks must be kept.
     async fn settle(&self, ours: &Bytes, before: i64) -> Result<TxnOutcome, RoutingError> {
         self.cache().is_swept = false;
-        let head = backoff::read(PATIENCE, || self.context.repository.get(&self.head)).await?;
+        let head = backoff::read(READ_TIMEOUT, || self.context.repository.get(&self.head)).await?;
         let found = head.as_ref().map_or(0, |entry| entry.mod_revision);
         match head {
             _ if found == before => Err(RepositoryError::Unknown.into()),
@@ -375,32 +377,32 @@ impl RoutingTableStore {
         }
     }
 
-    /// Removes pieces that no head names any more. With a fence also those that somebody before us left behind: while it
-    /// holds nobody else writes any, so what is not named is not about to be.
+    /// Deletes chunks that no head names any more. With a fence also those of earlier writers: while it
+    /// holds no other writer exists, so an unnamed chunk stays unnamed.
     pub(crate) async fn sweep(&self, fence: Option<Compare>) {
         let (left, is_swept) = {
             let mut cache = self.cache();
             (std::mem::take(&mut cache.left), cache.is_swept)
         };
-        self.forget(&left, None).await;
+        self.delete_chunks(&left, None).await;
         if fence.is_none() || is_swept {
             return;
         }
-        let Ok((_, entries)) = self.context.repository.list(&self.pieces_prefix()).await else { return };
+        let Ok((_, entries)) = self.context.repository.list(&self.chunks_prefix()).await else { return };
         let named = self.cache().last.as_ref().map(|last| last.named.clone()).unwrap_or_default();
         let keys = entries.into_iter().map(|entry| entry.key);
-        let gone: Vec<String> = keys.filter(|key| !named.contains(key)).collect();
-        let is_swept = self.forget(&gone, fence.as_ref()).await;
+        let unnamed: Vec<String> = keys.filter(|key| !named.contains(key)).collect();
+        let is_swept = self.delete_chunks(&unnamed, fence.as_ref()).await;
         self.cache().is_swept = is_swept;
     }
 
-    /// Removes pieces, while the fence holds; whether that is done.
-    async fn forget(&self, keys: &[String], fence: Option<&Compare>) -> bool {
+    /// Deletes chunks while the fence holds; true if all are deleted.
+    async fn delete_chunks(&self, keys: &[String], fence: Option<&Compare>) -> bool {
         let mut is_done = true;
         for some in keys.chunks(100) {
             let mut txn = some.iter().fold(Txn::new(), |txn, key| txn.delete(key));
             txn.compares.extend(fence.cloned());
-            // Only space is lost, until the next save.
+            // A failure costs only space until the next save.
             is_done &= matches!(self.context.repository.txn(txn).await, Ok(TxnOutcome::Done { .. }));
         }
         let mut cache = self.cache();
@@ -409,8 +411,8 @@ impl RoutingTableStore {
     }
 }
 
-/// Runs of entries whose ends depend on the names in them.
-fn pieces(entries: &[Arc<RouteEntry>]) -> Vec<&[Arc<RouteEntry>]> {
+/// Splits entries into chunks whose boundaries depend on the partition ids.
+fn chunks(entries: &[Arc<RouteEntry>]) -> Vec<&[Arc<RouteEntry>]> {
     let mut pieces = Vec::new();
     let (mut start, mut bytes) = (0, 0);
     for (at, entry) in entries.iter().enumerate() {
@@ -420,8 +422,8 @@ fn pieces(entries: &[Arc<RouteEntry>]) -> Vec<&[Arc<RouteEntry>]> {
             + entry.node_id.len()
             + entry.node_address.len()
             + 120;
-        let is_end = crc32c::crc32c(entry.partition_id.as_bytes()) & PIECE_MASK == 0;
-        if is_end || at + 1 - start >= PIECE_ENTRIES || bytes >= PIECE_BYTES {
+        let is_end = crc32c::crc32c(entry.partition_id.as_bytes()) & CHUNK_MASK == 0;
+        if is_end || at + 1 - start >= CHUNK_MAX_ENTRIES || bytes >= CHUNK_MAX_BYTES {
             pieces.push(&entries[start..=at]);
             (start, bytes) = (at + 1, 0);
         }
@@ -432,15 +434,15 @@ fn pieces(entries: &[Arc<RouteEntry>]) -> Vec<&[Arc<RouteEntry>]> {
     pieces
 }
 
-/// A table that is watched.
+/// A watch of the routing table.
 #[derive(Clone)]
 pub struct TableWatch {
     receiver: watch::Receiver<Option<Saved>>,
 }
 
 impl TableWatch {
-    /// The next table: first the one of this moment. One without entries and version 0 says that there is none.
-    /// Cancel-safe.
+    /// The next table, starting with the current one. A table without entries and with version 0 means that
+    /// there is none. Cancel-safe.
     pub async fn next(&mut self) -> Option<Saved> {
         loop {
             self.receiver.changed().await.ok()?;
@@ -450,7 +452,7 @@ impl TableWatch {
         }
     }
 
-    /// The last table that is known.
+    /// The last received table.
     pub fn current(&self) -> Option<Saved> {
         self.receiver.borrow().clone()
     }

@@ -1,10 +1,10 @@
-//! The table itself: ranges of keys, in order, each with its server.
+//! The routing table: key ranges in order, each with its server.
 //!
-//! Keys are compared as bytes. Invariant of a valid table: entries are sorted by their start, no two overlap, ids are
-//! unique, and a range is not empty. Ranges need not cover everything.
+//! Keys are compared as bytes. Invariant of a valid table: entries are sorted by their start, no two
+//! overlap, ids are unique, and no range is empty. Ranges need not cover the whole key space.
 //!
-//! Entries are shared between versions: a table of 100,000 of them is copied for every change, and what stays is not
-//! copied with it, nor compared again when the difference is looked for.
+//! Entries are shared between versions: a table of 100,000 entries is copied for every change, and unchanged
+//! entries are neither copied with it nor compared again by the delta computation.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use std::sync::Arc;
 use moim_wire_grpc::routing::{Delta, Route};
 use serde::{Deserialize, Serialize};
 
-/// How a server is.
+/// Status of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(i32)]
 pub enum NodeStatus {
-    /// It is not known to be there yet.
+    /// Not registered yet.
     #[default]
     Waiting = 0,
-    /// It serves.
+    /// Serves its ranges.
     Active = 1,
-    /// It serves, and gives away what it has.
+    /// Serves, and its ranges are being migrated away.
     Draining = 2,
-    /// It is gone.
+    /// Its registration has expired.
     Failed = 3,
 }
 
 impl NodeStatus {
-    /// From its number; numbers of newer versions count as waiting.
+    /// Decodes the number; numbers of newer versions count as waiting.
     pub fn from_i32(number: i32) -> Self {
         match number {
             1 => Self::Active,
@@ -38,7 +38,7 @@ impl NodeStatus {
         }
     }
 
-    /// As people read it.
+    /// Display name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -49,34 +49,34 @@ impl NodeStatus {
     }
 }
 
-/// One range and its server.
+/// A key range and its server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteEntry {
-    /// Its name.
+    /// Partition id.
     pub partition_id: String,
-    /// The first key.
+    /// First key of the range.
     pub key_range_start: String,
-    /// The first key after it; empty for no end.
+    /// End of the range, exclusive; empty for no end.
     pub key_range_end: String,
-    /// The server; empty for none.
+    /// Server id; empty for none.
     pub node_id: String,
-    /// Where the server is reached.
+    /// Address of the server.
     #[serde(default)]
     pub node_address: String,
-    /// How the server is: [`NodeStatus`] as a number.
+    /// Status of the server: [`NodeStatus`] as a number.
     #[serde(default)]
     pub node_status: i32,
 }
 
 impl RouteEntry {
-    /// Whether the range holds a key.
+    /// True if the range contains the key.
     pub fn contains(&self, key: &str) -> bool {
         key >= self.key_range_start.as_str()
             && (self.key_range_end.is_empty() || key < self.key_range_end.as_str())
     }
 
-    /// As it travels.
+    /// Encodes to the wire type.
     pub fn to_wire(&self) -> Route {
         Route {
             partition_id: self.partition_id.clone(),
@@ -88,7 +88,7 @@ impl RouteEntry {
         }
     }
 
-    /// As it came.
+    /// Decodes from the wire type.
     pub fn from_wire(route: Route) -> Self {
         Self {
             partition_id: route.partition_id,
@@ -101,49 +101,49 @@ impl RouteEntry {
     }
 }
 
-/// What is wrong with a table.
+/// An invalid table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// Two entries have one name.
+    /// Two entries have the same partition id.
     #[error("partition {0} is there twice")]
     Duplicate(String),
-    /// A name is empty.
+    /// A partition id is empty.
     #[error("a partition has no name")]
     NoName,
-    /// A range ends where it starts, or before.
+    /// A range ends at or before its start.
     #[error("the range of partition {0} is empty")]
     EmptyRange(String),
-    /// Two ranges have keys in common.
+    /// Two ranges overlap.
     #[error("the ranges of partitions {0} and {1} overlap")]
     Overlap(String, String),
-    /// A change does not fit to what it is applied to.
+    /// The base version of a delta does not match.
     #[error("a change from version {from} does not fit to version {have}")]
     WrongBase {
-        /// What it starts from.
+        /// Base version of the delta.
         from: i64,
-        /// What there is.
+        /// Version of the table.
         have: i64,
     },
 }
 
-/// The table of one version.
+/// One version of the routing table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingTable {
-    /// Which of the tables that were ever at this place; versions count anew in each.
+    /// Incarnation of the table under this key; versions restart in each.
     pub incarnation: i64,
-    /// Grows by one with every change.
+    /// Version; grows by one with every change.
     pub version: i64,
     entries: Vec<Arc<RouteEntry>>,
 }
 
 impl RoutingTable {
-    /// A table of these entries, sorted and checked.
+    /// A table of these entries, sorted and validated.
     pub fn new(version: i64, entries: Vec<RouteEntry>) -> Result<Self, TableError> {
         Self::shared(version, entries.into_iter().map(Arc::new).collect())
     }
 
-    /// The same, of entries that other tables have, too.
+    /// The same, from shared entries.
     pub fn shared(version: i64, mut entries: Vec<Arc<RouteEntry>>) -> Result<Self, TableError> {
         entries.sort_by(|a, b| a.key_range_start.cmp(&b.key_range_start));
         let mut ids = HashSet::with_capacity(entries.len());
@@ -158,19 +158,19 @@ impl RoutingTable {
         Ok(Self { incarnation: 0, version, entries })
     }
 
-    /// The same entries, of this place.
+    /// Sets the incarnation.
     #[must_use]
     pub fn of(mut self, incarnation: i64) -> Self {
         self.incarnation = incarnation;
         self
     }
 
-    /// The entries, by their start.
+    /// The entries, sorted by their start.
     pub fn entries(&self) -> &[Arc<RouteEntry>] {
         &self.entries
     }
 
-    /// The entry whose range holds a key.
+    /// The entry whose range contains the key.
     pub fn lookup(&self, key: &str) -> Option<&RouteEntry> {
         let after = self.entries.partition_point(|entry| entry.key_range_start.as_str() <= key);
         self.entries[..after].last().map(|entry| &**entry).filter(|entry| entry.contains(key))
@@ -181,7 +181,7 @@ impl RoutingTable {
         self.entries.iter().find(|entry| entry.partition_id == partition).map(|entry| &**entry)
     }
 
-    /// The next version, with the entries that `change` makes of these. What it leaves alone stays shared.
+    /// The next version, with the entries changed by `change`. Unchanged entries stay shared.
     pub fn next(&self, change: impl FnOnce(&mut Vec<Arc<RouteEntry>>)) -> Result<Self, TableError> {
         let mut entries = self.entries.clone();
         change(&mut entries);
@@ -192,8 +192,8 @@ impl RoutingTable {
         Ok(Self { incarnation: self.incarnation, version: self.version + 1, ..next })
     }
 
-    /// Whether the entries are those of this table, place by place, with other servers at most: names need not be
-    /// compared with each other then.
+    /// True if the entries are those of this table at the same positions, except for their servers:
+    /// partition ids need not be checked for duplicates then.
     fn same_partitions(&self, entries: &[Arc<RouteEntry>]) -> bool {
         let is_same = |(old, new): (&Arc<RouteEntry>, &Arc<RouteEntry>)| {
             Arc::ptr_eq(old, new)
@@ -204,11 +204,11 @@ impl RoutingTable {
         self.entries.len() == entries.len() && self.entries.iter().zip(entries).all(is_same)
     }
 
-    /// What turns this table into `next`.
+    /// The delta from this table to `next`.
     pub fn delta(&self, next: &Self) -> Delta {
-        let (mut gone, mut new) = (BTreeMap::new(), Vec::new());
+        let (mut removed, mut new) = (BTreeMap::new(), Vec::new());
         let (mut olds, mut news) = (self.entries.iter().peekable(), next.entries.iter().peekable());
-        // Both are sorted. What is the same in both is passed over; of the rest the names decide.
+        // Both are sorted. Equal entries are skipped; the rest is matched by partition id.
         loop {
             let order = match (olds.peek(), news.peek()) {
                 (None, None) => break,
@@ -224,20 +224,20 @@ impl RoutingTable {
             {
                 continue;
             }
-            gone.extend(old.map(|old| (old.partition_id.as_str(), old)));
+            removed.extend(old.map(|old| (old.partition_id.as_str(), old)));
             new.extend(latest);
         }
         let mut upserts = Vec::new();
         for entry in new {
-            if gone.remove(entry.partition_id.as_str()) != Some(entry) {
+            if removed.remove(entry.partition_id.as_str()) != Some(entry) {
                 upserts.push(entry.to_wire());
             }
         }
-        let removes = gone.into_keys().map(str::to_owned).collect();
+        let removes = removed.into_keys().map(str::to_owned).collect();
         Delta { incarnation: next.incarnation, from: self.version, to: next.version, upserts, removes }
     }
 
-    /// The table after a change, if the change starts from this one.
+    /// Applies a delta whose base is this table.
     pub fn apply(&self, delta: Delta) -> Result<Self, TableError> {
         if delta.from != self.version || delta.incarnation != self.incarnation {
             return Err(TableError::WrongBase { from: delta.from, have: self.version });
@@ -265,7 +265,7 @@ impl RoutingTable {
     }
 }
 
-/// Whether an entry is one, by itself.
+/// Validates a single entry.
 fn check(entry: &RouteEntry) -> Result<(), TableError> {
     if entry.partition_id.is_empty() {
         return Err(TableError::NoName);
@@ -276,7 +276,7 @@ fn check(entry: &RouteEntry) -> Result<(), TableError> {
     Ok(())
 }
 
-/// Whether sorted entries keep off each other.
+/// Validates that sorted entries do not overlap.
 fn check_order(entries: &[Arc<RouteEntry>]) -> Result<(), TableError> {
     for pair in entries.windows(2) {
         let (low, high) = (&pair[0], &pair[1]);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_found() {
+    fn lookup_finds_the_range_of_a_key() {
         let table = RoutingTable::new(
             1,
             vec![entry("c", "t", "", "3"), entry("a", "", "g", "1"), entry("b", "g", "p", "2")],
@@ -312,12 +312,12 @@ mod tests {
         for (key, partition) in cases {
             assert_eq!(table.lookup(key).map(|entry| entry.partition_id.as_str()), Some(partition), "{key}");
         }
-        assert_eq!(table.lookup("p"), None, "a hole");
+        assert_eq!(table.lookup("p"), None, "a gap between ranges");
         assert_eq!(RoutingTable::default().lookup("x"), None);
     }
 
     #[test]
-    fn bad_tables_are_refused() {
+    fn invalid_tables_are_rejected() {
         let cases = [
             (vec![entry("a", "", "g", ""), entry("a", "g", "", "")], TableError::Duplicate("a".into())),
             (vec![entry("", "", "", "")], TableError::NoName),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_applied_is_the_next_table() {
+    fn applied_delta_gives_the_next_table() {
         let mut random = fastrand::Rng::with_seed(11);
         let mut table = RoutingTable::new(1, vec![entry("p0", "", "", "n0")]).unwrap().of(5);
         for step in 1..200 {
@@ -364,8 +364,8 @@ mod tests {
             assert_eq!(table.apply(delta.clone()).unwrap(), next);
             let stranger =
                 RoutingTable::new(next.version, next.entries().iter().map(|one| (**one).clone()).collect());
-            assert_eq!(table.delta(&stranger.unwrap().of(5)), delta, "also without anything shared");
-            assert!(next.apply(delta).is_err(), "it starts from another version");
+            assert_eq!(table.delta(&stranger.unwrap().of(5)), delta, "also without shared entries");
+            assert!(next.apply(delta).is_err(), "base version mismatch");
             table = next;
         }
     }

@@ -1,4 +1,4 @@
-//! Tables small and large in every store: pieces, fences, malformed heads, lost answers.
+//! Small and large tables in every store: chunks, fences, malformed heads, lost replies.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::events::ClusterEvent;
 use crate::leadership::{CasElection, ElectionOptions, LeaderElection as _};
 use crate::repository::Txn;
-use crate::scenario::{Flaky, Mood, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, everywhere, in_memory, until};
 
 pub(crate) fn large(count: usize) -> Vec<RouteEntry> {
     let bound = |at: usize| if at == 0 || at == count { String::new() } else { format!("{at:08}") };
@@ -26,10 +26,10 @@ fn table(version: i64, count: usize) -> RoutingTable {
 }
 
 #[test]
-fn small_and_large_tables_come_back() {
+fn small_and_large_tables_round_trip() {
     everywhere(async |store| {
         let tables = RoutingTableStore::new(&store.node("m"), "actorbase");
-        assert!(tables.load().await.unwrap().is_none(), "an empty store has none");
+        assert!(tables.load().await.unwrap().is_none(), "an empty store has no table");
         let mut before = Saved::default();
         for (version, count) in [(1, 3), (2, 1_000), (3, 5_000), (4, 5_001), (5, 2)] {
             before = tables.save(&before, table(version, count), vec!["n1".into()], None).await.unwrap();
@@ -40,7 +40,7 @@ fn small_and_large_tables_come_back() {
             assert_eq!(fresh.draining, ["n1"]);
         }
         let (_, keys) = store.repository.list("/actorbase/routing").await.unwrap();
-        assert_eq!(keys.len(), 1, "pieces that nobody names are gone");
+        assert_eq!(keys.len(), 1, "unnamed chunks are deleted");
         let head: serde_json::Value = serde_json::from_slice(&keys[0].value).unwrap();
         assert_eq!((&head["version"], head["entries"].as_array().unwrap().len()), (&5.into(), 2));
         let entry = &head["entries"][1];
@@ -53,7 +53,7 @@ fn small_and_large_tables_come_back() {
 }
 
 #[test]
-fn a_change_of_a_large_table_writes_few_pieces() {
+fn change_of_a_large_table_writes_few_chunks() {
     in_memory(async |store| {
         let tables = RoutingTableStore::new(&store.node("m"), "n");
         let first = tables.save(&Saved::default(), table(1, 20_000), vec![], None).await.unwrap();
@@ -78,7 +78,7 @@ fn a_change_of_a_large_table_writes_few_pieces() {
 }
 
 #[test]
-fn a_stale_save_is_refused_and_so_is_one_of_a_manager_that_leads_no_more() {
+fn stale_save_and_save_of_a_deposed_manager_are_rejected() {
     everywhere(async |store| {
         let tables = RoutingTableStore::new(&store.node("m"), "n");
         let first = tables.save(&Saved::default(), table(1, 3), vec![], None).await.unwrap();
@@ -103,12 +103,12 @@ fn a_stale_save_is_refused_and_so_is_one_of_a_manager_that_leads_no_more() {
 }
 
 #[test]
-fn a_watch_begins_with_what_there_is_and_passes_over_what_is_no_table() {
+fn watch_starts_with_the_current_table_and_skips_malformed_heads() {
     everywhere(async |store| {
         let context = store.node("r");
         let tables = RoutingTableStore::new(&context, "n");
         let mut watch = tables.watch();
-        assert_eq!(watch.next().await.unwrap().revision, 0, "there is none");
+        assert_eq!(watch.next().await.unwrap().revision, 0, "no table yet");
         let first = tables.save(&Saved::default(), table(1, 3_000), vec![], None).await.unwrap();
         assert_eq!(watch.next().await.unwrap().table, first.table);
         assert_eq!(tables.watch().next().await.unwrap().table, first.table, "{}", store.name);
@@ -123,20 +123,20 @@ fn a_watch_begins_with_what_there_is_and_passes_over_what_is_no_table() {
             assert!(matches!(tables.load().await, Err(RoutingError::Malformed(_))));
         }
         let entry = store.repository.get("/n/routing").await.unwrap().unwrap();
-        let mended = Saved { revision: entry.mod_revision, ..first };
-        tables.save(&mended, table(3, 4), vec![], None).await.unwrap();
+        let repaired = Saved { revision: entry.mod_revision, ..first };
+        tables.save(&repaired, table(3, 4), vec![], None).await.unwrap();
         assert_eq!(watch.next().await.unwrap().table.version, 3);
     });
 }
 
 #[test]
-fn a_lost_answer_to_a_save_is_no_lost_save() {
+fn save_with_a_lost_reply_is_not_lost() {
     in_memory(async |store| {
         let flaky = Flaky::new(store.repository.clone());
         let mut context = store.node("m");
         context.repository = flaky.clone();
         let tables = RoutingTableStore::new(&context, "n");
-        flaky.set(Mood { lossy: 30, ..Mood::default() });
+        flaky.set(Faults { lost_percent: 30, ..Faults::default() });
         let mut before = Saved::default();
         let mut version = 0;
         while version < 30 {
@@ -149,7 +149,7 @@ fn a_lost_answer_to_a_save_is_no_lost_save() {
             }
             version = version.max(before.table.version);
         }
-        until("the reader agrees", async || {
+        until("the reader has the same table", async || {
             let read = RoutingTableStore::new(&store.node("r"), "n").load().await.unwrap().unwrap();
             (read.table.version == version).then_some(())
         })

@@ -1,4 +1,4 @@
-//! The Raft groups that a configuration asks for: founded, joined, or come back to, on one port.
+//! The configured Raft groups: founded, joined, or restarted, on one port.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -6,15 +6,15 @@ use std::path::Path;
 use futures_util::future::try_join_all;
 
 use super::StartError;
-use super::place::Place;
+use super::domain::Domain;
 use crate::backoff::Backoff;
 use crate::config::{AppConfig, ClusterConfig, Mode, Peers};
 use crate::context::Context;
 use crate::groups::{AppGroup, GroupConfig, GroupPeer, GroupPort, GroupRecord, JoinRequest};
 use crate::keys;
 
-/// Opens the groups of all applications that have one. Returns when all of them answer.
-pub(super) async fn open(config: &ClusterConfig, context: &Context) -> Result<Vec<Place>, StartError> {
+/// Opens the groups of all applications that have one. Returns when all of them serve.
+pub(super) async fn open(config: &ClusterConfig, context: &Context) -> Result<Vec<Domain>, StartError> {
     let mut wanted = Vec::new();
     for (name, app) in config.apps.iter().filter(|(_, app)| app.mode == Mode::Raft) {
         let peers = app.members().map_err(|text| StartError::App(format!("apps.{name}: peers: {text}")))?;
@@ -41,17 +41,17 @@ pub(super) async fn open(config: &ClusterConfig, context: &Context) -> Result<Ve
         async move {
             let opened = open_one(config, context, group, app, peers).await;
             let group = opened.map_err(|error| StartError::App(format!("apps.{name}: {error}")))?;
-            // Whoever looks for the group in the store finds it; one that does not is told by its members.
+            // The store is for discovery only; a node that does not read it gets the members from the group.
             if let Err(error) = group.publish(&*context.repository).await {
-                tracing::warn!(%error, app = name, "the group's members were not written to the store");
+                tracing::warn!(%error, app = name, "publishing the group members to the store failed");
             }
-            Ok(Place::group(context, name, group))
+            Ok(Domain::group(context, name, group))
         }
     });
     try_join_all(opening).await
 }
 
-/// Where to listen, and what others are told: what is configured, or else where the peers expect this node.
+/// Listen and advertised address: as configured, or the address that the peers expect for this node.
 fn address<'a>(
     config: &ClusterConfig,
     all: impl Iterator<Item = &'a Peers>,
@@ -95,7 +95,7 @@ async fn open_one(
         }
         Peers::Listed(list) => list.into_iter().map(|(_, address)| address).collect(),
         Peers::Store | Peers::None => {
-            match tokio::time::timeout(patience, in_store(context, &group.app)).await {
+            match tokio::time::timeout(patience, members_in_store(context, &group.app)).await {
                 Ok(members) => members,
                 Err(_) => return Err("peers: the store knows no members of its group".to_owned()),
             }
@@ -113,8 +113,8 @@ async fn open_one(
     Ok(joined)
 }
 
-/// Who is in a group, as the store says; waits until it does.
-async fn in_store(context: &Context, app: &str) -> Vec<String> {
+/// The members of a group as recorded in the store; waits for the record.
+async fn members_in_store(context: &Context, app: &str) -> Vec<String> {
     let mut backoff = Backoff::default();
     loop {
         if let Ok(Some(entry)) = context.repository.get(&keys::raft_group(app)).await

@@ -1,4 +1,4 @@
-//! Whole nodes, started by one call, cut off and stopped.
+//! Complete nodes, started by one call, isolated and stopped.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::assignment::{HandedOver, Owned};
 use crate::config::{AppConfig, HeartbeatConfig, LeaseConfig, Time};
 use crate::lock::LockOptions;
-use crate::scenario::{Flaky, Mood, Store, everywhere, in_memory, until};
+use crate::scenario::{Faults, Flaky, Store, everywhere, in_memory, until};
 
 #[derive(Default)]
 struct Idle {
@@ -57,12 +57,12 @@ async fn start(store: &Store, node: &str, idle: &Arc<Idle>) -> Cluster {
 }
 
 #[test]
-fn one_call_starts_it_all_and_one_ends_it() {
+fn start_and_stop_run_all_services() {
     everywhere(async |store| {
         let idle = Arc::new(Idle::default());
         let a = start(&store, "a", &idle).await;
         let b = start(&store, "b", &idle).await;
-        until("work is shared", async || {
+        until("partitions are balanced", async || {
             (a.owned("press").len() == 3 && b.owned("press").len() == 3).then_some(())
         })
         .await;
@@ -73,15 +73,15 @@ fn one_call_starts_it_all_and_one_ends_it() {
         assert!(leadership.is_valid() && guard.is_valid());
         guard.release().await.unwrap();
         drop(leadership);
-        let (told, mut heard) = tokio::sync::mpsc::channel(1_000);
+        let (sender, mut events) = tokio::sync::mpsc::channel(1_000);
         a.bridge(move |event| {
-            let told = told.clone();
-            async move { told.send(event).await.unwrap_or_default() }
+            let sender = sender.clone();
+            async move { sender.send(event).await.unwrap_or_default() }
         });
         b.stop().await.unwrap();
-        until("everything is on one", async || (a.owned("press").len() == 6).then_some(())).await;
+        until("all partitions are on one node", async || (a.owned("press").len() == 6).then_some(())).await;
         let left = loop {
-            let event: serde_json::Value = serde_json::from_slice(&heard.recv().await.unwrap()).unwrap();
+            let event: serde_json::Value = serde_json::from_slice(&events.recv().await.unwrap()).unwrap();
             if event["kind"] == "member" {
                 break event;
             }
@@ -93,20 +93,21 @@ fn one_call_starts_it_all_and_one_ends_it() {
 }
 
 #[test]
-fn a_node_that_was_cut_off_comes_back_by_itself() {
+fn isolated_node_rejoins_automatically() {
     in_memory(async |store| {
         let flaky = Flaky::new(store.repository.clone());
         let idle = Arc::new(Idle::default());
         let builder = Cluster::builder(config(&store, "a")).repository(flaky.clone());
         let a = builder.app("press", idle.clone()).lifecycle(idle.clone()).start().await.unwrap();
-        until("it works", async || (a.owned("press").len() == 6).then_some(())).await;
-        flaky.set(Mood { away: true, ..Mood::default() });
-        until("it knows", async || (idle.lost.load(Ordering::SeqCst) == 1).then_some(())).await;
+        until("the node owns all partitions", async || (a.owned("press").len() == 6).then_some(())).await;
+        flaky.set(Faults { unreachable: true, ..Faults::default() });
+        until("the loss is reported", async || (idle.lost.load(Ordering::SeqCst) == 1).then_some(())).await;
         let health = a.health().await;
         assert!(!health.ready && !health.member && !health.store, "{health:?}");
         assert!(a.owned("press").is_empty());
-        flaky.set(Mood::default());
-        until("it works again", async || (a.owned("press").len() == 6).then_some(())).await;
+        flaky.set(Faults::default());
+        until("the node owns all partitions again", async || (a.owned("press").len() == 6).then_some(()))
+            .await;
         assert_eq!(idle.joined.load(Ordering::SeqCst), 2);
         assert!(a.health().await.ready);
         a.stop().await.unwrap();
@@ -114,7 +115,7 @@ fn a_node_that_was_cut_off_comes_back_by_itself() {
 }
 
 #[test]
-fn applications_that_do_not_fit_are_refused() {
+fn mismatched_applications_are_rejected() {
     in_memory(async |store| {
         let missing = Cluster::start(config(&store, "a")).await;
         assert!(matches!(missing, Err(StartError::App(text)) if text.contains("apps.press")));
@@ -127,7 +128,7 @@ fn applications_that_do_not_fit_are_refused() {
     });
 }
 
-/// Two applications with groups of their own and one that is led through the store.
+/// Two applications with their own Raft groups and one whose leader is elected in the store.
 fn in_groups(node: &str, peers: &[String], data: &std::path::Path) -> ClusterConfig {
     let partition = |at| PartitionSpec { id: format!("p{at}"), ..PartitionSpec::default() };
     let partitions: Vec<_> = (0..6).map(partition).collect();
@@ -150,9 +151,9 @@ fn in_groups(node: &str, peers: &[String], data: &std::path::Path) -> ClusterCon
     }
 }
 
-/// Waits until an application's six partitions are owned, so many at least by each.
+/// Waits until an application's six partitions are owned, at least `least` by each node.
 async fn share(clusters: &[Cluster], app: &str, least: usize) {
-    until(&format!("{app} is shared"), async || {
+    until(&format!("{app} is balanced"), async || {
         let owned: Vec<usize> = clusters.iter().map(|one| one.owned(app).len()).collect();
         (owned.iter().sum::<usize>() == 6 && owned.iter().all(|count| *count >= least)).then_some(())
     })
@@ -160,7 +161,7 @@ async fn share(clusters: &[Cluster], app: &str, least: usize) {
 }
 
 #[test]
-fn applications_have_groups_of_their_own_on_one_port_and_nodes_join_them() {
+fn application_groups_share_one_port_and_nodes_join_them() {
     crate::groups::tests::run(async |dir| {
         let scope = Scope::new(Shutdown::new());
         let repository: Arc<dyn StateRepository> = MemoryRepository::started(Arc::new(BootClock), &scope);
@@ -189,16 +190,16 @@ fn applications_have_groups_of_their_own_on_one_port_and_nodes_join_them() {
         assert!(groups[0].repository().get("cluster:assignments/press/p0").await.unwrap().is_none());
         assert!(
             repository.get("cluster:assignments/press/p0").await.unwrap().is_none(),
-            "it is in the group"
+            "the node is in the group"
         );
 
-        // A fourth one finds the groups in the store, and gets its share. Whoever leads tells.
-        let mut heard: Vec<EventStream> = clusters.iter().map(Cluster::events).collect();
+        // A fourth node finds the groups in the store and gets partitions. The leader publishes the events.
+        let mut subscriptions: Vec<EventStream> = clusters.iter().map(Cluster::events).collect();
         let mut config = in_groups("d", &["store".to_owned()], dir.path());
         config.apps.remove("paint");
         clusters.push(start(config).await.unwrap());
         share(&clusters, "press", 1).await;
-        let active = heard.iter_mut().map(|events| {
+        let active = subscriptions.iter_mut().map(|events| {
             Box::pin(async move {
                 loop {
                     let event = events.next().await;
@@ -215,7 +216,7 @@ fn applications_have_groups_of_their_own_on_one_port_and_nodes_join_them() {
         let health = clusters[3].health().await;
         assert!(health.ready && health.partitions >= 1, "{health:?}");
 
-        // It goes, and the others go on with its work.
+        // It leaves, and the others take over its partitions.
         clusters.pop().unwrap().stop().await.unwrap();
         share(&clusters, "press", 1).await;
         for cluster in clusters {
@@ -229,7 +230,7 @@ fn applications_have_groups_of_their_own_on_one_port_and_nodes_join_them() {
 }
 
 #[test]
-fn a_group_that_nobody_knows_is_not_joined() {
+fn unknown_group_is_not_joined() {
     crate::groups::tests::run(async |dir| {
         let idle = Arc::new(Idle::default());
         let mut config = in_groups("d", &["store".to_owned()], dir.path());

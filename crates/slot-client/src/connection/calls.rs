@@ -1,7 +1,7 @@
-//! The call table of a connection: who waits for which answer. Slots are used again, so a call allocates nothing.
+//! The call table of a connection: pending replies. Slots are reused, so a call allocates nothing.
 //!
-//! Invariant: a slot is free, or it belongs to one caller until the answer was taken or, after the caller has gone, until
-//! the answer arrived.
+//! Invariant: a slot is free, or it belongs to one caller until the reply was taken or, after the caller was
+//! cancelled, until the reply arrived.
 
 use std::task::Waker;
 
@@ -16,11 +16,11 @@ pub(super) struct CallKey(u32);
 
 #[derive(Default)]
 struct Call {
-    /// What to send; taken when it is handed to the socket.
+    /// The frame; taken when it is passed to the socket.
     frame: Option<Bytes>,
-    /// Answers still to come.
+    /// Number of outstanding replies.
     replies: u32,
-    /// The first error among the answers before the last.
+    /// The first error among the replies before the last.
     error: Option<Value>,
     waker: Option<Waker>,
     state: State,
@@ -31,7 +31,7 @@ enum State {
     #[default]
     Free,
     Waiting,
-    /// The caller has gone.
+    /// The caller was cancelled.
     Abandoned,
     Done(Result<Value, Lost>),
 }
@@ -44,7 +44,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// How many calls have not ended.
+    /// Number of calls in progress.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -63,7 +63,7 @@ impl Calls {
         }
     }
 
-    /// The frame to be written, and how long it is; `None` when nobody waits for it any more, and the call is over.
+    /// The frame to write, and its length; `None` when the caller was cancelled, which ends the call.
     pub(super) fn take_frame(&mut self, key: CallKey) -> (Option<Bytes>, usize) {
         let call = &mut self.slots[key.0 as usize];
         let frame = call.frame.take();
@@ -75,7 +75,7 @@ impl Calls {
         (frame, len)
     }
 
-    /// Takes one answer in. True when it was the last one of the call; the caller is to be woken then.
+    /// Accepts one reply. True when it was the last one of the call; the caller must be woken then.
     pub(super) fn on_value(&mut self, key: CallKey, value: Value) -> (bool, Option<Waker>) {
         let call = &mut self.slots[key.0 as usize];
         call.replies = call.replies.saturating_sub(1);
@@ -89,7 +89,7 @@ impl Calls {
         (true, self.complete(key, Ok(value)))
     }
 
-    /// Ends a call; its caller is to be woken.
+    /// Completes a call; its caller must be woken.
     pub(super) fn complete(&mut self, key: CallKey, result: Result<Value, Lost>) -> Option<Waker> {
         let call = &mut self.slots[key.0 as usize];
         call.frame = None;
@@ -103,7 +103,7 @@ impl Calls {
         None
     }
 
-    /// Every call that has no answer yet.
+    /// All calls without a reply.
     pub(super) fn waiting(&self) -> Vec<CallKey> {
         let open = |call: &Call| matches!(call.state, State::Waiting | State::Abandoned);
         (0..self.slots.len())
@@ -112,7 +112,7 @@ impl Calls {
             .collect()
     }
 
-    /// The answer, which ends the call; or `waker` is kept.
+    /// The reply, which ends the call; otherwise stores `waker`.
     pub(super) fn poll(&mut self, key: CallKey, waker: &Waker) -> Option<Result<Value, Lost>> {
         let call = &mut self.slots[key.0 as usize];
         if let State::Done(_) = call.state {
@@ -127,7 +127,7 @@ impl Calls {
         None
     }
 
-    /// The caller has gone.
+    /// The caller was cancelled.
     pub(super) fn abandon(&mut self, key: CallKey) {
         let call = &mut self.slots[key.0 as usize];
         call.waker = None;
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_reaches_its_caller_and_frees_the_slot() {
+    fn reply_reaches_its_caller_and_frees_the_slot() {
         let mut calls = Calls::default();
         let key = calls.insert("x".into(), 1);
         assert_eq!(poll(&mut calls, key), None);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_answers_with_its_last_value_or_its_first_error() {
+    fn unit_returns_its_last_value_or_its_first_error() {
         let mut calls = Calls::default();
         let key = calls.insert("x".into(), 3);
         assert!(!calls.on_value(key, Value::Error("MOVED 1 a:1".into())).0);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_who_left_is_not_written_and_not_mixed_up() {
+    fn cancelled_call_is_not_written_and_its_reply_is_dropped() {
         let mut calls = Calls::default();
         let (early, late) = (calls.insert("a".into(), 1), calls.insert("bc".into(), 1));
         calls.abandon(early);

@@ -1,4 +1,4 @@
-//! The task that owns a socket: frames out, answers in.
+//! The socket task: writes frames, reads replies.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
@@ -16,35 +16,36 @@ use super::open::Wire;
 use super::{Connection, Kind, Phase};
 use crate::signals::{Event, Trigger, count};
 
-/// Frames up to this size are copied together; larger ones are written from where they are.
+/// Frames up to this size are coalesced; larger frames are written without a copy.
 const COPY_UP_TO: usize = 8 * 1024;
 
-/// Taken from the queue at a time: more would only wait in another place.
+/// Maximum bytes taken from the queue at a time: more would only wait in the socket task.
 const WRITE_AHEAD: usize = 256 * 1024;
 
-/// Read at a time before callers are woken.
+/// Maximum bytes read before callers are woken.
 const READ_AHEAD: usize = 256 * 1024;
 
-/// Answers handed out at a time: a quarter of what is under way, within these bounds. Those who got them ask again, and their
-/// questions are on their way before the next answers are looked at; with everything in one piece, server and client would
-/// work in turns and wait for each other.
-const ANSWERS: (usize, usize) = (16, 128);
+/// Replies delivered at a time: a quarter of the calls in flight, within these bounds. Woken callers send
+/// their next commands before the next replies are decoded; with one large batch, server and client would
+/// alternate and wait for each other.
+const REPLY_BATCH: (usize, usize) = (16, 128);
 
 impl Connection {
-    /// Serves until the connection breaks (the reason) or, after a close, everything was answered (`None`).
+    /// Serves until the connection fails (returns the reason) or, after a close, all replies were delivered
+    /// (`None`).
     pub(super) async fn run(&self, mut wire: Wire) -> Option<String> {
         let mut sent: VecDeque<CallKey> = VecDeque::new();
         let mut out = Outgoing::default();
-        let mut heard = Instant::now();
+        let mut last_read = Instant::now();
         let mut tick = tokio::time::interval((self.options.hung_after / 4).max(Duration::from_millis(5)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // Answers that are here and not handed out; why nothing more will come.
+        // Replies that are buffered and not delivered; the reason for which no more will arrive.
         let (mut is_behind, mut ended) = (false, None);
         let reason = loop {
             if sent.is_empty() {
-                heard = Instant::now();
+                last_read = Instant::now();
             }
-            // To a connection that has ended nothing is given: who has not been sent looks for another way.
+            // No frames are written to a failed connection: unsent commands are retried elsewhere.
             if ended.is_none() {
                 if self.take_queue(&mut out, &mut sent) && sent.is_empty() {
                     break None;
@@ -52,14 +53,14 @@ impl Connection {
                 ended = out.write(&wire.stream).err().map(|error| format!("write: {error}"));
             }
             if is_behind {
-                match self.answer(&mut wire, &mut sent) {
+                match self.deliver_replies(&mut wire, &mut sent) {
                     Ok(more) => is_behind = more,
                     Err(reason) => break Some(reason),
                 }
-                // The other end is not silent while this one is busy with what it said.
-                heard = Instant::now();
+                // The server is not silent while this task delivers buffered replies.
+                last_read = Instant::now();
                 if is_behind {
-                    // Those who got an answer have their turn first.
+                    // Woken callers run first.
                     tokio::task::yield_now().await;
                     continue;
                 }
@@ -72,7 +73,7 @@ impl Connection {
             tokio::select! {
                 ready = wire.stream.ready(interest) => match ready {
                     Ok(ready) if ready.is_readable() || ready.is_read_closed() => {
-                        heard = Instant::now();
+                        last_read = Instant::now();
                         ended = read(&mut wire);
                         is_behind = true;
                     }
@@ -81,12 +82,12 @@ impl Connection {
                 },
                 () = self.wake.notified(), if out.len() < WRITE_AHEAD => {}
                 _ = tick.tick() => {
-                    let silent = heard.elapsed();
+                    let silent = last_read.elapsed();
                     if !sent.is_empty() && silent >= self.options.hung_after && self.kind != Kind::Exclusive {
                         count(&self.signals.metrics.hung);
                         self.signals.emit(Event::Hung(self.node.clone()));
                         self.signals.trigger(Trigger::Timeout);
-                        break Some(format!("silent for {silent:?} although answers are due"));
+                        break Some(format!("silent for {silent:?} although replies are outstanding"));
                     }
                 }
             }
@@ -97,7 +98,7 @@ impl Connection {
         reason
     }
 
-    /// Moves frames from the queue to the writer. True when the connection is to end.
+    /// Moves frames from the queue to the writer. True when the connection must close.
     fn take_queue(&self, out: &mut Outgoing, sent: &mut VecDeque<CallKey>) -> bool {
         let mut shared = self.lock();
         while out.len() < WRITE_AHEAD
@@ -116,14 +117,14 @@ impl Connection {
         shared.phase == Phase::Closed && shared.queue.is_empty()
     }
 
-    /// Hands out answers that have come. Answers whether there may be more.
-    fn answer(&self, wire: &mut Wire, sent: &mut VecDeque<CallKey>) -> Result<bool, String> {
-        let most = (sent.len() / 4).clamp(ANSWERS.0, ANSWERS.1);
+    /// Delivers buffered replies. True if there may be more.
+    fn deliver_replies(&self, wire: &mut Wire, sent: &mut VecDeque<CallKey>) -> Result<bool, String> {
+        let most = (sent.len() / 4).clamp(REPLY_BATCH.0, REPLY_BATCH.1);
         let mut values = Vec::with_capacity(most);
         let mut ended = None;
         while values.len() < most {
             match wire.decoder.decode(&mut wire.buffer) {
-                // Nobody asked for pushes here.
+                // Unsolicited pushes are ignored here.
                 Ok(Some(Value::Push(_))) => {}
                 Ok(Some(value)) => values.push(value),
                 Ok(None) => break,
@@ -134,11 +135,11 @@ impl Connection {
             }
         }
         let more = values.len() == most;
-        self.hand_out(values, sent)?;
+        self.complete_calls(values, sent)?;
         ended.map_or(Ok(more), Err)
     }
 
-    fn hand_out(&self, values: Vec<Value>, sent: &mut VecDeque<CallKey>) -> Result<(), String> {
+    fn complete_calls(&self, values: Vec<Value>, sent: &mut VecDeque<CallKey>) -> Result<(), String> {
         if values.is_empty() {
             return Ok(());
         }
@@ -156,17 +157,17 @@ impl Connection {
                 sent.pop_front();
             }
         }
-        let room = std::mem::take(&mut shared.full);
+        let has_capacity = std::mem::take(&mut shared.has_rejected);
         drop(shared);
         wakers.into_iter().for_each(Waker::wake);
-        if room {
-            self.room.notify_waiters();
+        if has_capacity {
+            self.capacity.notify_waiters();
         }
-        if stray { Err("an answer to nothing".to_owned()) } else { Ok(()) }
+        if stray { Err("reply without a pending command".to_owned()) } else { Ok(()) }
     }
 }
 
-/// Reads what is there. Answers why nothing more will come.
+/// Reads available bytes. Returns the reason when no more will arrive.
 fn read(wire: &mut Wire) -> Option<String> {
     let mut total = 0;
     while total < READ_AHEAD {
@@ -182,7 +183,7 @@ fn read(wire: &mut Wire) -> Option<String> {
     None
 }
 
-/// Frames on their way to the socket: large ones as they are, small ones copied into one piece.
+/// Frames on their way to the socket: large frames without a copy, small frames coalesced.
 #[derive(Default)]
 struct Outgoing {
     pieces: VecDeque<Bytes>,
@@ -211,7 +212,7 @@ impl Outgoing {
         self.pieces.push_back(frame);
     }
 
-    /// Writes until all is gone or the socket is full.
+    /// Writes until everything is written or the socket buffer is full.
     fn write(&mut self, stream: &TcpStream) -> std::io::Result<()> {
         while self.len > 0 {
             let mut slices = [IoSlice::new(&[]); 64];
@@ -254,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_keep_their_order_however_little_is_written() {
+    fn frames_keep_their_order_with_partial_writes() {
         let mut out = Outgoing::default();
         let large = "L".repeat(COPY_UP_TO + 1);
         for frame in ["a", "b", &large, "c"] {

@@ -1,4 +1,4 @@
-//! Making a connection: resolve, connect, say who we are.
+//! Opening a connection: resolve, connect, HELLO.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::Kind;
 use crate::address::Address;
 use crate::options::Options;
 
-/// A socket after the greeting, with what was read beyond it.
+/// A socket after the handshake, with the bytes read beyond it.
 pub(crate) struct Wire {
     pub(crate) stream: TcpStream,
     pub(crate) decoder: ReplyDecoder,
@@ -20,7 +20,8 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Sends `frames` and waits for the answers of `count` commands. For greetings; errors are answers here.
+    /// Sends `frames` and waits for the replies of `count` commands. For the handshake; errors are returned
+    /// as replies.
     pub(crate) async fn exchange(&mut self, frames: &[u8], count: usize) -> Result<Vec<Value>, String> {
         self.stream.write_all(frames).await.map_err(|error| error.to_string())?;
         let mut values = Vec::with_capacity(count);
@@ -30,7 +31,7 @@ impl Wire {
         Ok(values)
     }
 
-    /// The next value that arrives.
+    /// The next value.
     pub(crate) async fn next(&mut self) -> Result<Value, String> {
         loop {
             if let Some(value) = self.decoder.decode(&mut self.buffer).map_err(|error| error.to_string())? {
@@ -46,16 +47,16 @@ impl Wire {
     }
 }
 
-/// Connects to `node` and greets it.
+/// Connects to `node` and performs the handshake.
 pub(crate) async fn open(node: &Address, kind: Kind, options: &Options) -> Result<Wire, String> {
     let stream = connect(node).await?;
     prepare(&stream, options).map_err(|error| error.to_string())?;
     let mut wire = Wire { stream, decoder: ReplyDecoder::new(options.max_reply), buffer: BytesMut::new() };
-    greet(&mut wire, kind, options).await?;
+    handshake(&mut wire, kind, options).await?;
     Ok(wire)
 }
 
-/// Looks the name up anew: an address that changed is found at the next try.
+/// Resolves the name again: a changed address is found on the next attempt.
 async fn connect(node: &Address) -> Result<TcpStream, String> {
     let found = tokio::net::lookup_host((node.host.as_str(), node.port)).await;
     let found = found.map_err(|error| format!("{node}: {error}"))?;
@@ -72,15 +73,16 @@ async fn connect(node: &Address) -> Result<TcpStream, String> {
 fn prepare(stream: &TcpStream, options: &Options) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
-    // Without it the kernel repeats what nobody acknowledges for a quarter of an hour.
+    // Without it the kernel retransmits unacknowledged data for a quarter of an hour.
     socket.set_tcp_user_timeout(Some(options.hung_after.max(Duration::from_secs(1)) * 2))?;
     socket.set_tcp_keepalive(
         &TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5)),
     )
 }
 
-/// One round trip: HELLO 3 with who we are, and for replicas READONLY. A server without RESP3 gets a second.
-async fn greet(wire: &mut Wire, kind: Kind, options: &Options) -> Result<(), String> {
+/// Handshake in one round trip: HELLO 3 with credentials, and READONLY for replicas. A server without RESP3
+/// needs a second one.
+async fn handshake(wire: &mut Wire, kind: Kind, options: &Options) -> Result<(), String> {
     let mut frames = BytesMut::new();
     let mut hello = vec!["HELLO", "3"];
     if let Some(password) = &options.password {
@@ -92,9 +94,9 @@ async fn greet(wire: &mut Wire, kind: Kind, options: &Options) -> Result<(), Str
     command::encode(&mut frames, &hello);
     command::encode(&mut frames, &["CLIENT", "SETINFO", "LIB-NAME", "moim-slot-client"]);
     command::encode(&mut frames, &[if kind == Kind::Reads { "READONLY" } else { "PING" }]);
-    let answers = wire.exchange(&frames, 3).await?;
-    let [first, .., last] = answers.as_slice() else { return Err("no greeting".to_owned()) };
-    let Value::Error(refusal) = first else { return ready(last) };
+    let replies = wire.exchange(&frames, 3).await?;
+    let [first, .., last] = replies.as_slice() else { return Err("no handshake reply".to_owned()) };
+    let Value::Error(refusal) = first else { return check_ready(last) };
     if !refusal.starts_with(b"ERR unknown command") && !refusal.starts_with(b"NOPROTO") {
         return Err(String::from_utf8_lossy(refusal).into_owned());
     }
@@ -108,17 +110,17 @@ async fn greet(wire: &mut Wire, kind: Kind, options: &Options) -> Result<(), Str
         count += 1;
     }
     command::encode(&mut frames, &[if kind == Kind::Reads { "READONLY" } else { "PING" }]);
-    let answers = wire.exchange(&frames, count).await?;
-    answers.iter().try_for_each(ready)
+    let replies = wire.exchange(&frames, count).await?;
+    replies.iter().try_for_each(check_ready)
 }
 
-/// LOADING is an answer too: the node is there, and commands will be told the same.
-fn ready(answer: &Value) -> Result<(), String> {
-    match answer {
+/// LOADING is accepted: the node is reachable, and commands will get the same error.
+fn check_ready(reply: &Value) -> Result<(), String> {
+    match reply {
         Value::Error(text) if text.starts_with(b"NOAUTH") || text.starts_with(b"WRONGPASS") => {
             Err(String::from_utf8_lossy(text).into_owned())
         }
-        // READONLY at a node that is no cluster: there are no replicas to read from then.
+        // READONLY at a node without cluster mode: it has no replicas to read from.
         _ => Ok(()),
     }
 }

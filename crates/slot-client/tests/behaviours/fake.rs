@@ -1,4 +1,4 @@
-//! Servers that say what a test wants them to say, and remember what they were told.
+//! Fake servers with scripted replies that record the received commands.
 
 use std::io::ErrorKind;
 use std::net::TcpListener as StdListener;
@@ -11,38 +11,38 @@ use moim_wire_resp::{Decoded, Decoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a node does with a command.
-pub(crate) enum Act {
+/// Reaction of a node to a command.
+pub(crate) enum Action {
     /// Sends these bytes.
-    Say(String),
+    Reply(String),
     /// Sends these bytes and closes the connection.
-    SayLast(String),
-    /// Closes the connection without an answer.
+    ReplyAndClose(String),
+    /// Closes the connection without a reply.
     Close,
-    /// Never answers on this connection again.
+    /// Never replies on this connection again.
     Hang,
 }
 
-/// Says an error.
-pub(crate) fn error(text: impl std::fmt::Display) -> Option<Act> {
-    Some(Act::Say(format!("-{text}\r\n")))
+/// An error reply.
+pub(crate) fn error(text: impl std::fmt::Display) -> Option<Action> {
+    Some(Action::Reply(format!("-{text}\r\n")))
 }
 
-/// Says an integer.
-pub(crate) fn integer(value: i64) -> Option<Act> {
-    Some(Act::Say(format!(":{value}\r\n")))
+/// An integer reply.
+pub(crate) fn integer(value: i64) -> Option<Action> {
+    Some(Action::Reply(format!(":{value}\r\n")))
 }
 
-type Script = Box<dyn FnMut(usize, &[String]) -> Option<Act> + Send>;
+type Script = Box<dyn FnMut(usize, &[String]) -> Option<Action> + Send>;
 
 struct State {
     views: Vec<String>,
     script: Script,
-    /// Every command after the greeting, with the node that got it.
+    /// Every command after the handshake, with the node that received it.
     log: Vec<(usize, Vec<String>)>,
 }
 
-/// A cluster that exists in the imagination of a test.
+/// A fake cluster.
 pub(crate) struct Fake {
     pub ports: Vec<u16>,
     state: Arc<Mutex<State>>,
@@ -50,21 +50,21 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    /// `owners` gives each primary's slots; nodes without are replicas of the first. The script answers first; what it leaves is
-    /// answered with `+OK`.
+    /// `owners` gives each primary's slots; nodes without are replicas of the first. The script replies
+    /// first; the default reply is `+OK`.
     pub(crate) async fn start(
         owners: &[Option<(u16, u16)>],
-        script: impl FnMut(usize, &[String]) -> Option<Act> + Send + 'static,
+        script: impl FnMut(usize, &[String]) -> Option<Action> + Send + 'static,
     ) -> Self {
         let listeners = owners.iter().map(|_| StdListener::bind("127.0.0.1:0").unwrap()).collect();
         Self::on(listeners, owners, script)
     }
 
-    /// The same on listeners that exist.
+    /// The same on existing listeners.
     pub(crate) fn on(
         listeners: Vec<StdListener>,
         owners: &[Option<(u16, u16)>],
-        script: impl FnMut(usize, &[String]) -> Option<Act> + Send + 'static,
+        script: impl FnMut(usize, &[String]) -> Option<Action> + Send + 'static,
     ) -> Self {
         let ports: Vec<u16> =
             listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
@@ -90,7 +90,7 @@ impl Fake {
         });
     }
 
-    /// Every node tells this from now on.
+    /// Changes the topology that all nodes report.
     pub(crate) fn set_owners(&self, owners: &[Option<(u16, u16)>]) {
         let mut text = String::new();
         for (node, owner) in owners.iter().enumerate() {
@@ -100,11 +100,11 @@ impl Fake {
             };
             text += &format!("id{node} 127.0.0.1:{}@1 {role}\n", self.ports[node]);
         }
-        self.tell(&text);
+        self.set_view(&text);
     }
 
-    /// Every node answers CLUSTER NODES with this from now on.
-    pub(crate) fn tell(&self, view: &str) {
+    /// Sets the CLUSTER NODES reply of all nodes.
+    pub(crate) fn set_view(&self, view: &str) {
         self.state.lock().unwrap().views = vec![view.to_owned(); self.ports.len()];
     }
 
@@ -112,19 +112,19 @@ impl Fake {
         format!("127.0.0.1:{}", self.ports[node])
     }
 
-    /// What nodes were told, without the questions about the topology.
+    /// The received commands, without topology queries.
     pub(crate) fn log(&self) -> Vec<(usize, String)> {
         let state = self.state.lock().unwrap();
-        let told = state.log.iter().filter(|(_, args)| args[0] != "CLUSTER");
-        told.map(|(node, args)| (*node, args.join(" "))).collect()
+        let received = state.log.iter().filter(|(_, args)| args[0] != "CLUSTER");
+        received.map(|(node, args)| (*node, args.join(" "))).collect()
     }
 
-    /// How often the topology was asked for, at all nodes together.
-    pub(crate) fn questions(&self) -> usize {
+    /// Number of topology queries, of all nodes together.
+    pub(crate) fn topology_queries(&self) -> usize {
         self.state.lock().unwrap().log.iter().filter(|(_, args)| args[0] == "CLUSTER").count()
     }
 
-    pub(crate) fn forget(&self) {
+    pub(crate) fn clear_log(&self) {
         self.state.lock().unwrap().log.clear();
     }
 }
@@ -143,17 +143,17 @@ async fn connection(node: usize, mut stream: TcpStream, state: Arc<Mutex<State>>
                 Decoded::Incomplete { .. } => break,
             };
             buffer.advance(consumed);
-            let act = answer(node, &args, &mut state.lock().unwrap());
+            let act = reply(node, &args, &mut state.lock().unwrap());
             match act {
-                Act::Say(text) => out += &text,
-                Act::SayLast(text) => {
+                Action::Reply(text) => out += &text,
+                Action::ReplyAndClose(text) => {
                     out += &text;
-                    // The client may be gone; then nobody misses it.
+                    // The client may have disconnected.
                     let _ = stream.write_all(out.as_bytes()).await;
                     return;
                 }
-                Act::Close => return,
-                Act::Hang => {
+                Action::Close => return,
+                Action::Hang => {
                     decoder = Decoder::default();
                     buffer.clear();
                     std::future::pending::<()>().await;
@@ -172,10 +172,10 @@ async fn connection(node: usize, mut stream: TcpStream, state: Arc<Mutex<State>>
     }
 }
 
-fn answer(node: usize, args: &[String], state: &mut State) -> Act {
+fn reply(node: usize, args: &[String], state: &mut State) -> Action {
     match args[0].as_str() {
-        "HELLO" => return Act::Say("%1\r\n+proto\r\n:3\r\n".to_owned()),
-        "CLIENT" | "PING" => return Act::Say("+OK\r\n".to_owned()),
+        "HELLO" => return Action::Reply("%1\r\n+proto\r\n:3\r\n".to_owned()),
+        "CLIENT" | "PING" => return Action::Reply("+OK\r\n".to_owned()),
         _ => {}
     }
     state.log.push((node, args.to_vec()));
@@ -185,13 +185,13 @@ fn answer(node: usize, args: &[String], state: &mut State) -> Act {
     match args[0].as_str() {
         "CLUSTER" => {
             let view = &state.views[node];
-            Act::Say(format!("${}\r\n{view}\r\n", view.len()))
+            Action::Reply(format!("${}\r\n{view}\r\n", view.len()))
         }
-        _ => Act::Say("+OK\r\n".to_owned()),
+        _ => Action::Reply("+OK\r\n".to_owned()),
     }
 }
 
-/// A key of `slot`, made from `tag`.
+/// A key whose slot is in the range.
 pub(crate) fn key_in(first: u16, last: u16) -> String {
     (0..)
         .map(|n| format!("key{n}"))

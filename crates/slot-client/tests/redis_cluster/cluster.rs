@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::Instant;
 
-/// How long nodes wait before they believe another one dead: short, so that tests are.
+/// Cluster node timeout: short, so that tests are.
 const NODE_TIMEOUT_MS: u32 = 1500;
 
 /// A server process.
@@ -26,7 +26,7 @@ impl Server {
         server
     }
 
-    /// Starts the process, again if need be.
+    /// Starts or restarts the process.
     pub(crate) fn run(&mut self) {
         let child = Command::new("redis-server")
             .args([
@@ -50,7 +50,7 @@ impl Server {
         self.child = Some(child);
     }
 
-    /// Moves it to another port: its data and its identity stay.
+    /// Moves it to another port: its data and its node id stay.
     pub(crate) fn move_to(&mut self, port: u16) {
         self.kill();
         self.port = port;
@@ -64,7 +64,7 @@ impl Server {
         }
     }
 
-    /// Stops it without closing anything: a hung node.
+    /// Suspends it without closing anything: a hung node.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
     }
@@ -92,12 +92,12 @@ fn cluster_port(port: u16) -> u16 {
     port + 10_000
 }
 
-/// Ports that are free, and whose cluster ports are.
+/// Free ports whose cluster bus ports are free, too.
 fn free_ports(count: usize) -> Vec<u16> {
     let mut held = Vec::new();
     while held.len() < count {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // Ephemeral ports are high; the cluster port must exist too.
+        // Ephemeral ports are high; the cluster bus port must be valid too.
         let port = listener.local_addr().unwrap().port() % 20_000 + 10_240;
         if held.iter().any(|(_, _, other): &(TcpListener, TcpListener, u16)| *other == port) {
             continue;
@@ -118,7 +118,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Makes a cluster; `None` where redis is not installed, which is said.
+    /// Creates a cluster; `None`, with a message, where redis is not installed.
     pub(crate) async fn start() -> Option<Self> {
         if !["redis-server", "redis-cli"].iter().all(|name| on_path(name)) {
             eprintln!("skipped: redis-server and redis-cli are not on PATH");
@@ -130,7 +130,7 @@ impl Cluster {
             ports.iter().map(|port| Server::start(folder.path().join(port.to_string()), *port)).collect();
         let cluster = Self { servers, folder };
         for port in &ports {
-            cluster.until("a server answers", || cli(*port, &["PING"]).contains("PONG")).await;
+            cluster.until("a server replies", || cli(*port, &["PING"]).contains("PONG")).await;
         }
         let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let output = Command::new("redis-cli")
@@ -150,10 +150,10 @@ impl Cluster {
                 })
                 .await;
         }
-        // A failover needs a replica that is in step.
+        // A failover needs an in-sync replica.
         for port in &ports {
             cluster
-                .until("replicas are in step", || {
+                .until("replicas are in sync", || {
                     let info = cli(*port, &["INFO", "replication"]);
                     info.contains("master_link_status:up") || info.contains("state=online")
                 })
@@ -170,18 +170,18 @@ impl Cluster {
         self.servers.iter_mut().find(|server| server.port == port).unwrap()
     }
 
-    /// A seventh server that belongs to nobody yet.
+    /// A seventh server outside of the cluster.
     pub(crate) async fn spare(&mut self) -> u16 {
         let port = free_ports(1)[0];
         self.servers.push(Server::start(self.folder.path().join(port.to_string()), port));
-        self.until("the spare answers", || cli(port, &["PING"]).contains("PONG")).await;
+        self.until("the spare replies", || cli(port, &["PING"]).contains("PONG")).await;
         port
     }
 
     pub(crate) async fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(40);
         while !condition() {
-            assert!(Instant::now() < deadline, "{what}: did not happen");
+            assert!(Instant::now() < deadline, "{what}: timed out");
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
     }
@@ -192,7 +192,7 @@ fn on_path(name: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// What redis-cli prints.
+/// Output of redis-cli.
 pub(crate) fn cli(port: u16, args: &[&str]) -> String {
     let output: Output =
         Command::new("redis-cli").args(["-p", &port.to_string()]).args(args).output().unwrap();
@@ -204,8 +204,8 @@ pub(crate) async fn cluster_cli(args: Vec<String>) {
     let run =
         move || Command::new("redis-cli").arg("--cluster").args(&args).output().map(|output| (args, output));
     let (args, output) = moim_base::task::offload(run).await.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{args:?}: {said}");
+    let output_text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{args:?}: {output_text}");
 }
 
 /// The id of a node.

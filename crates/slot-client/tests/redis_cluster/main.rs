@@ -1,5 +1,5 @@
-//! The client against a real Redis Cluster that fails over, reshards, loses nodes, moves them and hangs. Needs redis-server
-//! and redis-cli on PATH; says that it is skipped otherwise.
+//! The client against a real Redis Cluster with failovers, resharding, node loss, address changes and hung
+//! nodes. Needs redis-server and redis-cli on PATH; prints a message and skips otherwise.
 
 #![allow(clippy::unwrap_used)] // all of it is test
 
@@ -24,8 +24,8 @@ async fn client(cluster: &Cluster) -> Client {
         .unwrap()
 }
 
-/// Writes and reads back under load until stopped. Every write must succeed; what is read must be the last value written, unless
-/// `may_lose`: Redis itself forgets acknowledged writes in a failover.
+/// Writes and reads back under load until stopped. Every write must succeed; every read must return the last
+/// written value, unless `may_lose`: Redis itself loses acknowledged writes in a failover.
 struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -73,7 +73,7 @@ impl Load {
 
     async fn progress(&self, cluster: &Cluster) {
         let before = self.count();
-        cluster.until("the load goes on", || self.count() > before + 200).await;
+        cluster.until("the load continues", || self.count() > before + 200).await;
     }
 
     async fn finish(self) {
@@ -88,7 +88,7 @@ impl Load {
 }
 
 #[tokio::test]
-async fn commands_of_every_kind() {
+async fn commands_work_on_a_redis_cluster() {
     let Some(cluster) = Cluster::start().await else { return };
     let client = client(&cluster).await;
     assert_eq!((client.nodes().len(), client.uncovered_slots()), (6, 0));
@@ -124,14 +124,14 @@ async fn commands_of_every_kind() {
     }
     assert!(pipeline.run().await.iter().all(Result::is_ok));
     assert_eq!(client.get::<u64>("count:7").await.unwrap(), 100);
-    // WATCH on a connection of its own notices another writer.
+    // WATCH on a dedicated connection detects another writer.
     let own = client.dedicated("stock").unwrap();
     own.run::<()>(cmd("WATCH").arg("stock")).await.unwrap();
     client.set("stock", 1).await.unwrap();
     own.run::<()>(cmd("MULTI")).await.unwrap();
     own.run::<()>(cmd("SET").arg(("stock", 2))).await.unwrap();
     assert_eq!(own.run::<Option<Vec<String>>>(cmd("EXEC")).await.unwrap(), None);
-    // A blocking pop waits on its own connection while others go on.
+    // A blocking pop waits on an exclusive connection while other commands proceed.
     let (popped, _) = tokio::join!(client.blpop::<(String, String)>("list", 10), async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         client.rpush("list", "element").await.unwrap()
@@ -143,7 +143,7 @@ async fn commands_of_every_kind() {
         "expected bytes, got Null".len()
     );
     let replicas = client.clone().read_from(ReadFrom::Replica);
-    cluster.until("replicas have it", || cli(cluster.servers[3].port, &["DBSIZE"]).trim() != "0").await;
+    cluster.until("replicas have the key", || cli(cluster.servers[3].port, &["DBSIZE"]).trim() != "0").await;
     let deadline = Instant::now() + Duration::from_secs(10);
     while replicas.get::<Option<u64>>("count:7").await.unwrap() != Some(100) {
         assert!(Instant::now() < deadline);
@@ -153,7 +153,7 @@ async fn commands_of_every_kind() {
 }
 
 #[tokio::test]
-async fn a_primary_that_is_killed_shows_no_error() {
+async fn killed_primary_causes_no_error() {
     let Some(mut cluster) = Cluster::start().await else { return };
     let client = client(&cluster).await;
     let mut messages = client.subscribe(["news"]).await.unwrap();
@@ -162,8 +162,8 @@ async fn a_primary_that_is_killed_shows_no_error() {
     let victim = client.primary_of("load:0:0").unwrap().port;
     cluster.by_port(victim).kill();
     let start = Instant::now();
-    cluster.until("somebody else takes over", || client.primary_of("load:0:0").unwrap().port != victim).await;
-    eprintln!("took over after {:?}", start.elapsed());
+    cluster.until("a replica is promoted", || client.primary_of("load:0:0").unwrap().port != victim).await;
+    eprintln!("failover after {:?}", start.elapsed());
     load.progress(&cluster).await;
     cluster.by_port(victim).run();
     load.progress(&cluster).await;
@@ -173,13 +173,13 @@ async fn a_primary_that_is_killed_shows_no_error() {
         client.publish("news", "still here").await.unwrap();
         match tokio::time::timeout(Duration::from_millis(200), messages.next()).await {
             Ok(Some(message)) => break assert_eq!(message.payload, "still here"),
-            _ => assert!(Instant::now() < deadline, "the subscription lives"),
+            _ => assert!(Instant::now() < deadline, "the subscription continues"),
         }
     }
 }
 
 #[tokio::test]
-async fn resharding_and_removing_a_node_shows_no_error() {
+async fn resharding_and_node_removal_cause_no_error() {
     let Some(mut cluster) = Cluster::start().await else { return };
     let client = client(&cluster).await;
     let load = Load::start(&client, false);
@@ -192,7 +192,7 @@ async fn resharding_and_removing_a_node_shows_no_error() {
         cli(*port, &["CLUSTER", "NODES"]).lines().filter(|line| line.contains(" connected")).count() == 7
             && cli(*port, &["CLUSTER", "INFO"]).contains("cluster_state:ok")
     };
-    cluster.until("everybody knows the spare", || ports.iter().all(knows)).await;
+    cluster.until("all nodes know the spare", || ports.iter().all(knows)).await;
     let reshard = |from: String, to: String, slots: u32| {
         let words = format!(
             "reshard 127.0.0.1:{first} --cluster-from {from} --cluster-to {to} --cluster-slots {slots} --cluster-yes --cluster-pipeline 50"
@@ -213,7 +213,7 @@ async fn resharding_and_removing_a_node_shows_no_error() {
     load.progress(&cluster).await;
     client.refresh();
     cluster
-        .until("the client forgets the node", || {
+        .until("the client removes the node", || {
             client.refresh();
             client.nodes().iter().all(|node| node.address.port != spare)
         })
@@ -222,14 +222,14 @@ async fn resharding_and_removing_a_node_shows_no_error() {
 }
 
 #[tokio::test]
-async fn a_hung_primary_shows_no_error() {
+async fn hung_primary_causes_no_error() {
     let Some(mut cluster) = Cluster::start().await else { return };
     let client = client(&cluster).await;
     let load = Load::start(&client, true);
     load.progress(&cluster).await;
     let victim = client.primary_of("load:0:0").unwrap().port;
     cluster.by_port(victim).freeze();
-    cluster.until("somebody else takes over", || client.primary_of("load:0:0").unwrap().port != victim).await;
+    cluster.until("a replica is promoted", || client.primary_of("load:0:0").unwrap().port != victim).await;
     load.progress(&cluster).await;
     cluster.by_port(victim).thaw();
     load.progress(&cluster).await;
@@ -238,7 +238,7 @@ async fn a_hung_primary_shows_no_error() {
 }
 
 #[tokio::test]
-async fn nodes_that_changed_their_addresses_are_found() {
+async fn nodes_with_changed_addresses_are_found() {
     let Some(mut cluster) = Cluster::start().await else { return };
     let client = client(&cluster).await;
     let load = Load::start(&client, true);
@@ -247,9 +247,9 @@ async fn nodes_that_changed_their_addresses_are_found() {
     let spare = cluster.spare().await;
     cluster.by_port(spare).kill();
     cluster.by_port(before).move_to(spare);
-    // Whoever has the slot now, it is not at the old address.
+    // The current owner of the slot is not at the old address.
     cluster
-        .until("the old address is forgotten", || {
+        .until("the old address is removed", || {
             client.refresh();
             client.nodes().iter().all(|node| node.address.port != before)
                 && client.nodes().iter().any(|node| node.address.port == spare)

@@ -1,7 +1,7 @@
-//! A place where a node is a member: the cluster's store, and the Raft group of each application that has one of its own.
+//! A membership domain of a node: the cluster's store, and the Raft group of each application that has one.
 //!
-//! At a place stand a membership, the applications that live there, and the leaderships this node campaigns for. What is lost
-//! at one place is lost there and nowhere else; each place brings its node back by itself.
+//! A domain has a membership, the applications that belong to it, and the leaderships that this node
+//! campaigns for. A loss in one domain does not affect the others; each domain rejoins by itself.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::leadership::{CasElection, ElectionOptions, LeaderElection};
 use crate::membership::{JoinError, Membership};
 use crate::repository::RepositoryError;
 
-/// One place.
-pub(super) struct Place {
-    /// With the store of this place.
+/// One membership domain.
+pub(super) struct Domain {
+    /// Context with the store of this domain.
     pub(super) context: Context,
-    /// The applications that live here.
+    /// The applications of this domain.
     apps: Vec<String>,
-    /// The group, at a place that is one.
+    /// The Raft group, if the domain is one.
     #[cfg(any(test, feature = "raft"))]
     pub(super) group: Option<AppGroup>,
     state: Mutex<State>,
@@ -35,11 +35,11 @@ struct State {
     membership: Option<Arc<Membership>>,
     workers: Vec<(String, AssignmentWorker)>,
     leaders: Vec<JoinHandle<()>>,
-    keeper: Option<JoinHandle<()>>,
+    membership_task: Option<JoinHandle<()>>,
 }
 
-impl Place {
-    /// The cluster's own store.
+impl Domain {
+    /// The domain of the cluster's store.
     pub(super) fn store(context: &Context, apps: Vec<String>) -> Self {
         Self {
             context: context.clone(),
@@ -50,7 +50,7 @@ impl Place {
         }
     }
 
-    /// The group of one application.
+    /// The domain of an application's Raft group.
     #[cfg(any(test, feature = "raft"))]
     pub(super) fn group(context: &Context, app: &str, group: AppGroup) -> Self {
         let mut context = context.clone();
@@ -62,27 +62,27 @@ impl Place {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins, campaigns, and stays.
+    /// Joins, campaigns, and keeps the membership.
     pub(super) async fn start(self: &Arc<Self>, setup: &Arc<Setup>) -> Result<(), JoinError> {
         let membership = Membership::join(&self.context, info(&setup.config), &setup.beats).await?;
         for name in &self.apps {
             self.lead(setup, name);
         }
         self.become_member(setup, membership).await;
-        let (place, setup, stop) =
+        let (domain, setup, stop) =
             (Arc::clone(self), Arc::clone(setup), self.context.scope.shutdown().clone());
-        let keeper = self.context.scope.spawn("cluster", async move {
+        let membership_task = self.context.scope.spawn("cluster", async move {
             tokio::select! {
                 biased;
                 () = stop.stopped() => {}
-                () = place.keep(&setup) => {}
+                () = domain.keep_member(&setup) => {}
             }
         });
-        self.state().keeper = Some(keeper);
+        self.state().membership_task = Some(membership_task);
         Ok(())
     }
 
-    /// Who leads an application here: the leader of its group, or whoever the store says.
+    /// Leader election of an application: the leader of its group, or an election in the store.
     fn election(&self, setup: &Setup, name: &str) -> Arc<dyn LeaderElection> {
         #[cfg(any(test, feature = "raft"))]
         if let Some(group) = &self.group {
@@ -92,7 +92,7 @@ impl Place {
         Arc::new(CasElection::new(&self.context, name, options))
     }
 
-    /// Campaigns for leading an application's assignment.
+    /// Campaigns for the assignment leadership of an application.
     fn lead(&self, setup: &Setup, name: &str) {
         let (Some(app), Some(specs)) = (setup.apps.get(name), setup.specs.get(name)) else { return };
         let options = LeaderOptions {
@@ -113,19 +113,19 @@ impl Place {
         self.state().leaders.push(task);
     }
 
-    /// Whether the application hears of what happens to the node here.
+    /// True if the application gets lifecycle callbacks of this domain.
     #[cfg(any(test, feature = "raft"))]
-    fn is_home(&self) -> bool {
+    fn has_lifecycle_callbacks(&self) -> bool {
         self.group.is_none()
     }
 
-    /// Whether the application hears of what happens to the node here: there is no other place.
+    /// True if the application gets lifecycle callbacks of this domain: the only one.
     #[cfg(not(any(test, feature = "raft")))]
-    fn is_home(&self) -> bool {
+    fn has_lifecycle_callbacks(&self) -> bool {
         true
     }
 
-    /// Starts what stands under the membership.
+    /// Starts the services under the membership.
     async fn become_member(&self, setup: &Setup, membership: Membership) {
         let workers = self.apps.iter().filter_map(|name| {
             let app = setup.apps.get(name)?;
@@ -141,25 +141,25 @@ impl Place {
             state.workers = workers;
             state.membership = Some(Arc::new(membership));
         }
-        if let (true, Some(lifecycle)) = (self.is_home(), &setup.lifecycle) {
+        if let (true, Some(lifecycle)) = (self.has_lifecycle_callbacks(), &setup.lifecycle) {
             lifecycle.on_joined().await;
         }
     }
 
-    /// Joins again whenever the membership was lost.
-    async fn keep(&self, setup: &Setup) {
+    /// Joins again after every loss of the membership.
+    async fn keep_member(&self, setup: &Setup) {
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
         loop {
             let membership = self.state().membership.clone();
             if let Some(membership) = membership {
                 let end = membership.lost().await;
-                tracing::warn!(%end, node = %self.context.node_id, "the membership was lost");
-                let (workers, gone) = {
+                tracing::warn!(%end, node = %self.context.node_id, "membership lost; joining again");
+                let (workers, lost) = {
                     let mut state = self.state();
                     (std::mem::take(&mut state.workers), state.membership.take())
                 };
-                drop((workers, gone, membership));
-                if let (true, Some(lifecycle)) = (self.is_home(), &setup.lifecycle) {
+                drop((workers, lost, membership));
+                if let (true, Some(lifecycle)) = (self.has_lifecycle_callbacks(), &setup.lifecycle) {
                     lifecycle.on_lost();
                 }
             }
@@ -169,37 +169,37 @@ impl Place {
                     self.become_member(setup, membership).await;
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "not joined yet");
+                    tracing::debug!(%error, "membership join failed; retrying");
                     backoff.pause().await;
                 }
             }
         }
     }
 
-    /// Whether the node is a member here.
+    /// True while the node is a member in this domain.
     pub(super) fn is_member(&self) -> bool {
         self.state().membership.as_ref().is_some_and(|membership| membership.is_valid())
     }
 
-    /// The worker of an application that lives here.
+    /// The owned partitions of an application of this domain.
     pub(super) fn owned(&self, app: &str) -> Option<std::collections::BTreeMap<String, i64>> {
         let state = self.state();
         state.workers.iter().find(|(name, _)| name == app).map(|(_, worker)| worker.owned())
     }
 
-    /// Partitions that the node owns here.
+    /// Number of owned partitions in this domain.
     pub(super) fn partitions(&self) -> usize {
         self.state().workers.iter().map(|(_, worker)| worker.owned().len()).sum()
     }
 
-    /// Hands over what the node owns here, gives up what it leads, and says goodbye. From a store that does not answer it goes
-    /// without a word: the lease ends by itself.
+    /// Hands over the owned partitions, resigns the leaderships, and leaves. If the store does not respond
+    /// the node stops without leaving: its lease expires.
     pub(super) async fn stop(&self, setup: &Setup) -> Result<(), RepositoryError> {
-        let keeper = self.state().keeper.take();
-        if let Some(keeper) = keeper {
-            keeper.abort();
+        let membership_task = self.state().membership_task.take();
+        if let Some(membership_task) = membership_task {
+            membership_task.abort();
             // Ended or aborted: either way it does not join again.
-            let _ = keeper.await;
+            let _ = membership_task.await;
         }
         let (workers, leaders, membership) = {
             let mut state = self.state();
@@ -211,7 +211,7 @@ impl Place {
         }
         for leader in leaders {
             leader.abort();
-            // Its leadership is given back when it is dropped.
+            // Dropping the task resigns its leadership.
             let _ = leader.await;
         }
         let patience = setup.beats.timeout * 2;
@@ -221,10 +221,12 @@ impl Place {
         };
         #[cfg(any(test, feature = "raft"))]
         if let Some(group) = &self.group {
-            // One that nobody takes the leadership from stops all the same.
+            // Stop also if no member takes over the leadership.
             let _ = tokio::time::timeout(patience, group.step_down()).await;
             group.stop().await;
         }
-        left.unwrap_or_else(|_| Err(RepositoryError::Unavailable("nobody heard the goodbye".to_owned())))
+        left.unwrap_or_else(|_| {
+            Err(RepositoryError::Unavailable("leave timed out; the lease will expire".to_owned()))
+        })
     }
 }

@@ -1,5 +1,5 @@
-//! Watches over a key that stands for something held: when the key goes, or somebody else's takes its place, whatever
-//! it stood for has ended, although the lease may live.
+//! Monitors a key that represents something held (a leadership, a lock): when the key is deleted or
+//! replaced, the hold has ended, although the lease may be valid.
 
 use std::time::Duration;
 
@@ -8,11 +8,12 @@ use crate::context::Context;
 use crate::repository::{Event, StateRepository};
 use crate::session::{Session, SessionEnd};
 
-/// Patience for a read while holding; the session's own deadline is what ends the waiting.
-const PATIENCE: Duration = Duration::from_secs(3600);
+/// Timeout for a read while holding; the session's own deadline ends the wait earlier.
+const READ_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Starts to watch over `key`, which was created at `created`. `on_loss` is told why it ended, unless it was closed.
-pub(crate) fn watch_over(
+/// Starts to monitor `key`, which was created at revision `created`. `on_loss` gets the reason, unless the
+/// session was closed.
+pub(crate) fn monitor(
     context: &Context,
     session: &Session,
     key: String,
@@ -24,8 +25,8 @@ pub(crate) fn watch_over(
         let end = tokio::select! {
             biased;
             end = session.lost() => end,
-            () = gone(&*store, &key, created) => {
-                session.end(SessionEnd::Taken(format!("the key {key} was deleted or taken by somebody else")));
+            () = wait_until_replaced(&*store, &key, created) => {
+                session.end(SessionEnd::Taken(format!("the key {key} was deleted or replaced by another owner")));
                 session.lost().await
             }
         };
@@ -35,11 +36,11 @@ pub(crate) fn watch_over(
     });
 }
 
-/// Returns when the key is not the one that was created at `created` any more.
-pub(crate) async fn gone(store: &dyn StateRepository, key: &str, created: i64) {
+/// Returns when the key with create revision `created` no longer exists.
+pub(crate) async fn wait_until_replaced(store: &dyn StateRepository, key: &str, created: i64) {
     let mut backoff = Backoff::default();
     loop {
-        let Ok((revision, entries)) = backoff::read(PATIENCE, || store.list(key)).await else {
+        let Ok((revision, entries)) = backoff::read(READ_TIMEOUT, || store.list(key)).await else {
             backoff.pause().await;
             continue;
         };
@@ -53,12 +54,12 @@ pub(crate) async fn gone(store: &dyn StateRepository, key: &str, created: i64) {
         backoff.reset();
         while let Some(Ok(event)) = watch.next().await {
             match event {
-                Event::Delete { key: gone, .. } if gone == key => return,
+                Event::Delete { key: deleted, .. } if deleted == key => return,
                 Event::Put(entry) if entry.key == key && entry.create_revision != created => return,
                 Event::Put(_) | Event::Delete { .. } => {}
             }
         }
-        // A gap, or the end of the watch: look again.
+        // A watch gap, or the end of the watch: read again.
         backoff.pause().await;
     }
 }

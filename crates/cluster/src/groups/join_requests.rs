@@ -1,8 +1,9 @@
-//! The members' side of joining: takes requests, has them approved, lets newcomers catch up, gives them their vote.
+//! The group's side of a join: accepts requests, waits for approval, lets learners catch up, promotes them
+//! to voters.
 //!
-//! A request is a record in the group, `cluster:raft/join-requests/{app}/{node}`, under a lease of the join timeout. What
-//! has to be done follows from the record and the group's members alone, so any leader can go on with it; when the
-//! lease ends, a learner without a record is removed by whoever leads.
+//! A request is a record in the group, `cluster:raft/join-requests/{app}/{node}`, under a lease of the join
+//! timeout. Every next step follows from the record and the group's members alone, so any leader can
+//! continue it; after the lease expiry the leader removes the learner without a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,9 +14,9 @@ use moim_coord::{CoordError, Coordinator};
 use moim_raft::{BoxFuture, Member, Service, VoterId};
 use serde::{Deserialize, Serialize};
 
-use super::founding::Shown;
+use super::founding::FounderState;
 use super::identity::{Founder, Identity};
-use super::join::{Answer, JoinAcceptance, JoinRequest, JoinTicket, Question};
+use super::join::{JoinAcceptance, JoinCall, JoinReply, JoinRequest, JoinTicket};
 use super::{GroupConfig, GroupRecord, PeerRecord, group_id};
 use crate::backoff::{self, Change};
 use crate::embedded::CoordRepository;
@@ -23,12 +24,12 @@ use crate::events::ClusterEvent;
 use crate::keys;
 use crate::repository::{Compare, Entry, RepositoryError, StateRepository as _, Txn, TxnOutcome};
 
-/// Patience for a change of a record.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// A learner without a request is removed after this many looks.
-const LOOKS: u32 = 4;
-const LOOK: Duration = Duration::from_millis(250);
-/// Where the next voter id is.
+/// Timeout for a change of a record.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A learner without a request is removed after this many checks.
+const CHECKS_BEFORE_REMOVAL: u32 = 4;
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// Key of the next voter id.
 const NEXT_VOTER: &str = "cluster:raft/next-peer/";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +38,7 @@ struct Record {
     #[serde(flatten)]
     request: JoinRequest,
     ticket: String,
-    /// By the leader's wall clock. For people.
+    /// By the leader's wall clock. Informational.
     requested_at: i64,
     peer_id: u64,
     /// `requested`, `approved`, `accepted`, `rejected`.
@@ -47,7 +48,7 @@ struct Record {
     accepted_at: i64,
 }
 
-pub(super) struct Desk {
+pub(super) struct JoinRequests {
     config: GroupConfig,
     identity: Identity,
     address: String,
@@ -55,7 +56,7 @@ pub(super) struct Desk {
     repository: Arc<CoordRepository>,
 }
 
-impl Desk {
+impl JoinRequests {
     pub(super) fn new(
         config: &GroupConfig,
         identity: &Identity,
@@ -71,37 +72,37 @@ impl Desk {
         keys::raft_join(&self.config.app, node)
     }
 
-    async fn answer(&self, question: Question) -> Answer {
-        // Only the leader decides; a quorum must confirm that it is one.
+    async fn handle_call(&self, call: JoinCall) -> JoinReply {
+        // Only the leader decides, and a quorum must confirm its leadership.
         if !self.coordinator.group().is_leader() {
             let leader = self.coordinator.group().leader().map(|leader| leader.address);
-            return Answer::Redirect { leader: leader.filter(|leader| *leader != self.address) };
+            return JoinReply::Redirect { leader: leader.filter(|leader| *leader != self.address) };
         }
-        let answered = match question {
-            // Answered before.
-            Question::Status { .. } => return Answer::Pending,
-            Question::Request { app, request } => self.on_request(&app, request).await,
-            Question::Await { ticket } => self.on_await(&ticket).await,
-            Question::Complete { ticket, peer_id } => self.on_complete(&ticket, peer_id).await,
+        let answered = match call {
+            // Handled above.
+            JoinCall::Status { .. } => return JoinReply::Pending,
+            JoinCall::Request { app, request } => self.on_request(&app, request).await,
+            JoinCall::Await { ticket } => self.on_await(&ticket).await,
+            JoinCall::Complete { ticket, peer_id } => self.on_complete(&ticket, peer_id).await,
         };
-        answered.unwrap_or_else(|error| Answer::Busy { reason: error.to_string() })
+        answered.unwrap_or_else(|error| JoinReply::Busy { reason: error.to_string() })
     }
 
-    /// Tells whoever listens how a join goes.
-    fn tell(&self, node: &str, step: &str, reason: &str) {
+    /// Publishes a step of a join to the log and the event bus.
+    fn publish_step(&self, node: &str, step: &str, reason: &str) {
         if matches!(step, "rejected" | "expired") {
             self.config.metrics.join_failures.inc();
         }
-        tracing::info!(app = self.config.app, node, step, reason, "a join");
+        tracing::info!(app = self.config.app, node, step, reason, "group join step");
         let (app, node, step) = (self.config.app.clone(), node.to_owned(), step.to_owned());
         self.config.events.publish(ClusterEvent::Join { app, node, step, reason: reason.to_owned() });
     }
 
-    async fn on_request(&self, app: &str, request: JoinRequest) -> Result<Answer, RepositoryError> {
+    async fn on_request(&self, app: &str, request: JoinRequest) -> Result<JoinReply, RepositoryError> {
         let node = request.node_id.clone();
         let rejected = |reason: String| {
-            self.tell(&node, "rejected", &reason);
-            Ok(Answer::Rejected { reason })
+            self.publish_step(&node, "rejected", &reason);
+            Ok(JoinReply::Rejected { reason })
         };
         if app != self.config.app {
             return rejected(format!("this is the group of {}, not of {app}", self.config.app));
@@ -139,19 +140,19 @@ impl Desk {
             let txn = Txn::new()
                 .when(expected)
                 .put(&counter, (peer_id + 1).to_string())
-                // A second request of the same node replaces the first: its ticket is good for nothing any more.
+                // A second request of the same node replaces the first and invalidates its ticket.
                 .put_leased(&key, to_bytes(&entry), lease.id);
             if let TxnOutcome::Done { .. } = self.repository.txn(txn).await? {
                 let valid_ms = u64::try_from(lease.ttl.as_millis()).unwrap_or(u64::MAX);
-                self.tell(&request.node_id, "requested", "");
+                self.publish_step(&request.node_id, "requested", "");
                 let ticket =
                     JoinTicket { app: app.to_owned(), node_id: request.node_id, id: entry.ticket, valid_ms };
-                return Ok(Answer::Ticket { ticket });
+                return Ok(JoinReply::Ticket { ticket });
             }
         }
     }
 
-    /// The record of a ticket, if it is still good.
+    /// The record of a ticket, if the ticket is still valid.
     async fn find(&self, ticket: &JoinTicket) -> Result<Option<(Entry, Record)>, RepositoryError> {
         let entry = self.repository.get(&self.key(&ticket.node_id)).await?;
         let found = entry.and_then(|entry| {
@@ -161,11 +162,11 @@ impl Desk {
         Ok(found)
     }
 
-    async fn on_await(&self, ticket: &JoinTicket) -> Result<Answer, RepositoryError> {
-        let Some((entry, mut record)) = self.find(ticket).await? else { return Ok(Answer::Expired) };
+    async fn on_await(&self, ticket: &JoinTicket) -> Result<JoinReply, RepositoryError> {
+        let Some((entry, mut record)) = self.find(ticket).await? else { return Ok(JoinReply::Expired) };
         match record.state.as_str() {
-            "rejected" => return Ok(Answer::Rejected { reason: record.reason }),
-            "requested" if self.config.manual_approval => return Ok(Answer::Pending),
+            "rejected" => return Ok(JoinReply::Rejected { reason: record.reason }),
+            "requested" if self.config.manual_approval => return Ok(JoinReply::Pending),
             _ => {}
         }
         let member = Member { id: VoterId(record.peer_id), address: record.request.endpoint.clone() };
@@ -173,8 +174,8 @@ impl Desk {
             Ok(()) => {}
             Err(CoordError::MemberExists) => {
                 let reason = format!("{} is the address of another member", record.request.endpoint);
-                self.tell(&ticket.node_id, "rejected", &reason);
-                return Ok(Answer::Rejected { reason });
+                self.publish_step(&ticket.node_id, "rejected", &reason);
+                return Ok(JoinReply::Rejected { reason });
             }
             Err(error) => return Err(RepositoryError::Unavailable(error.to_string())),
         }
@@ -188,10 +189,10 @@ impl Desk {
                 None => txn.put(&entry.key, to_bytes(&record)),
             };
             if let TxnOutcome::Conflict { .. } = self.repository.txn(txn).await? {
-                return Ok(Answer::Pending);
+                return Ok(JoinReply::Pending);
             }
             self.config.metrics.join_approval_time.observe(since(record.requested_at));
-            self.tell(&ticket.node_id, "accepted", "");
+            self.publish_step(&ticket.node_id, "accepted", "");
         }
         let acceptance = JoinAcceptance {
             peer_id: record.peer_id,
@@ -200,20 +201,20 @@ impl Desk {
             cluster: self.identity.cluster.clone(),
             secret: self.identity.secret.clone(),
         };
-        Ok(Answer::Accepted { acceptance })
+        Ok(JoinReply::Accepted { acceptance })
     }
 
-    async fn on_complete(&self, ticket: &JoinTicket, peer_id: u64) -> Result<Answer, RepositoryError> {
+    async fn on_complete(&self, ticket: &JoinTicket, peer_id: u64) -> Result<JoinReply, RepositoryError> {
         let Some((entry, record)) = self.find(ticket).await? else {
             return self.on_complete_without_record(ticket, peer_id).await;
         };
         if record.state != "accepted" {
-            return Ok(Answer::Pending);
+            return Ok(JoinReply::Pending);
         }
         match self.coordinator.promote_member(VoterId(record.peer_id)).await {
             Ok(()) | Err(CoordError::NotLearner) => {}
-            Err(CoordError::LearnerNotReady) => return Ok(Answer::Pending),
-            Err(CoordError::MemberNotFound) => return Ok(Answer::Expired),
+            Err(CoordError::LearnerNotReady) => return Ok(JoinReply::Pending),
+            Err(CoordError::MemberNotFound) => return Ok(JoinReply::Expired),
             Err(error) => return Err(RepositoryError::Unavailable(error.to_string())),
         }
         let peer = PeerRecord {
@@ -224,36 +225,36 @@ impl Desk {
         self.add_peer(peer).await?;
         self.repository.txn(Txn::new().delete(entry.key)).await?;
         self.config.metrics.sync_time.observe(since(record.accepted_at));
-        self.tell(&ticket.node_id, "active", "");
-        Ok(Answer::Active)
+        self.publish_step(&ticket.node_id, "active", "");
+        Ok(JoinReply::Active)
     }
 
-    /// The join was completed by an earlier question whose answer was lost, or it has expired. A newcomer that hears
-    /// `Expired` gives its voter id up, so it must not be a voter.
+    /// The join was completed by an earlier call whose reply was lost, or it has expired. A joining node
+    /// that gets `Expired` abandons its voter id, so it must not be a voter.
     async fn on_complete_without_record(
         &self,
         ticket: &JoinTicket,
         peer_id: u64,
-    ) -> Result<Answer, RepositoryError> {
+    ) -> Result<JoinReply, RepositoryError> {
         let members = self.record().await?;
         let is_recorded =
             |peer: &PeerRecord| peer.node_id == ticket.node_id && (peer_id == 0 || peer.peer_id == peer_id);
         if members.peers.iter().any(is_recorded) {
-            return Ok(Answer::Active);
+            return Ok(JoinReply::Active);
         }
         let voters = self.coordinator.group().metrics().voters;
         match voters.into_iter().find(|voter| voter.id.0 == peer_id) {
-            // Promoted by a leader that went before it could write this down.
+            // Promoted by a former leader that failed before it recorded the peer.
             Some(voter) => {
                 let node_id = ticket.node_id.clone();
                 self.add_peer(PeerRecord { node_id, peer_id, address: voter.address }).await?;
-                Ok(Answer::Active)
+                Ok(JoinReply::Active)
             }
-            None => Ok(Answer::Expired),
+            None => Ok(JoinReply::Expired),
         }
     }
 
-    /// The group as it is recorded; what founding left is recorded by the first who asks.
+    /// The group record; the first caller writes the record of the founders.
     pub(super) async fn record(&self) -> Result<GroupRecord, RepositoryError> {
         let entry = self.repository.get(&keys::raft_group(&self.config.app)).await?;
         Ok(match entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()) {
@@ -285,9 +286,9 @@ impl Desk {
             }
             record.peers.retain(|one| one.node_id != peer.node_id);
             record.peers.push(peer.clone());
-            Change::Put(serde_json::to_vec(&record).expect("plain fields can be written down").into())
+            Change::Put(serde_json::to_vec(&record).expect("plain fields serialize to JSON").into())
         };
-        backoff::update(&*self.repository, &key, None, PATIENCE, add).await.map(drop)
+        backoff::update(&*self.repository, &key, None, WRITE_TIMEOUT, add).await.map(drop)
     }
 
     pub(super) async fn pending(&self) -> Result<Vec<JoinRequest>, RepositoryError> {
@@ -297,12 +298,12 @@ impl Desk {
         Ok(records.filter(|record| record.state == "requested").map(|record| record.request).collect())
     }
 
-    /// A person's word on a request: `None` approves.
+    /// An operator's decision on a request: `None` approves.
     pub(super) async fn decide(&self, node: &str, rejection: Option<&str>) -> Result<(), RepositoryError> {
         let key = self.key(node);
         loop {
             let Some(entry) = self.repository.get(&key).await? else {
-                return Err(RepositoryError::Invalid(format!("{node} does not ask to join")));
+                return Err(RepositoryError::Invalid(format!("{node} has no pending join request")));
             };
             let mut record: Record = serde_json::from_slice(&entry.value)
                 .map_err(|error| RepositoryError::Damaged(format!("{key}: {error}")))?;
@@ -315,19 +316,20 @@ impl Desk {
             };
             if let TxnOutcome::Done { .. } = self.repository.txn(txn).await? {
                 if let Some(reason) = rejection {
-                    self.tell(node, "rejected", reason);
+                    self.publish_step(node, "rejected", reason);
                 }
                 return Ok(());
             }
         }
     }
 
-    /// Removes learners whose requests have ended, while this member leads, and tells of requests that have.
-    pub(super) async fn tend(&self) {
+    /// Removes learners with expired requests while this member is the leader, and publishes expired
+    /// requests.
+    pub(super) async fn run(&self) {
         let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
         let mut open = BTreeSet::new();
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             if !self.coordinator.group().is_leader() {
                 seen.clear();
                 open.clear();
@@ -336,31 +338,31 @@ impl Desk {
             let Ok((_, entries)) = self.repository.list(&self.key("")).await else { continue };
             let records: Vec<Record> =
                 entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect();
-            self.tell_expired(&mut open, &records).await;
+            self.publish_expired(&mut open, &records).await;
             let wanted: BTreeSet<u64> = records.iter().map(|record| record.peer_id).collect();
             let learners = self.coordinator.group().metrics().learners;
             seen.retain(|id, _| learners.iter().any(|learner| learner.id.0 == *id));
             for learner in learners.iter().filter(|learner| !wanted.contains(&learner.id.0)) {
-                let looks = seen.entry(learner.id.0).or_default();
-                *looks += 1;
-                if *looks >= LOOKS
+                let checks = seen.entry(learner.id.0).or_default();
+                *checks += 1;
+                if *checks >= CHECKS_BEFORE_REMOVAL
                     && let Err(error) = self.coordinator.remove_member(learner.id).await
                 {
-                    tracing::debug!(%error, "it is tried again");
+                    tracing::debug!(%error, "learner removal failed; retrying");
                 }
             }
         }
     }
 
-    /// Of the requests that were open: those that are gone, and neither rejected nor completed, have expired.
-    async fn tell_expired(&self, open: &mut BTreeSet<String>, records: &[Record]) {
-        let is_gone = |node: &&String| records.iter().all(|record| record.request.node_id != **node);
-        let gone: Vec<String> = open.iter().filter(is_gone).cloned().collect();
-        if !gone.is_empty() {
+    /// Open requests without a record that were neither rejected nor completed have expired.
+    async fn publish_expired(&self, open: &mut BTreeSet<String>, records: &[Record]) {
+        let is_missing = |node: &&String| records.iter().all(|record| record.request.node_id != **node);
+        let missing: Vec<String> = open.iter().filter(is_missing).cloned().collect();
+        if !missing.is_empty() {
             let Ok(members) = self.record().await else { return };
-            for node in gone {
+            for node in missing {
                 if members.peers.iter().all(|peer| peer.node_id != node) {
-                    self.tell(&node, "expired", "it was not completed in time");
+                    self.publish_step(&node, "expired", "it was not completed in time");
                 }
             }
         }
@@ -373,29 +375,29 @@ fn now_ms() -> i64 {
     moim_base::Clock::wall_ms(&crate::clock::BootClock)
 }
 
-/// Seconds since a time by the wall clock; none when the clock went back.
+/// Seconds since a wall clock time; 0 when the clock went back.
 fn since(at_ms: i64) -> f64 {
     now_ms().saturating_sub(at_ms).max(0) as f64 / 1e3
 }
 
 fn to_bytes(record: &Record) -> Bytes {
-    serde_json::to_vec(record).expect("plain fields can be written down").into()
+    serde_json::to_vec(record).expect("plain fields serialize to JSON").into()
 }
 
-impl Service for Desk {
+impl Service for JoinRequests {
     fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes> {
         Box::pin(async move {
-            let question = serde_json::from_slice::<Question>(&request);
-            let answer = match question {
-                Ok(Question::Status { nonce, .. }) => {
+            let call = serde_json::from_slice::<JoinCall>(&request);
+            let reply = match call {
+                Ok(JoinCall::Status { nonce, .. }) => {
                     let founders = &self.identity.founders;
                     let is_founder = founders.iter().any(|one| one.nonce == nonce);
-                    // A founder has to be able to tell the others.
+                    // A founder must be able to show the secret to the other founders.
                     let shown_to = |one: &Founder| match is_founder {
                         true => one.clone(),
                         false => Founder { nonce: String::new(), ..one.clone() },
                     };
-                    let shown = Shown {
+                    let shown = FounderState {
                         app: self.config.app.clone(),
                         node_id: self.config.node_id.clone(),
                         directory: self.identity.directory.clone(),
@@ -405,10 +407,10 @@ impl Service for Desk {
                     };
                     return serde_json::to_vec(&shown).unwrap_or_default().into();
                 }
-                Ok(question) => self.answer(question).await,
-                Err(error) => Answer::Rejected { reason: format!("a question that makes no sense: {error}") },
+                Ok(call) => self.handle_call(call).await,
+                Err(error) => JoinReply::Rejected { reason: format!("malformed join request: {error}") },
             };
-            serde_json::to_vec(&answer).unwrap_or_default().into()
+            serde_json::to_vec(&reply).unwrap_or_default().into()
         })
     }
 }

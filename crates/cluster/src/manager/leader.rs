@@ -1,21 +1,23 @@
-//! What the elected manager does: gives ranges of servers that are gone to others, lets servers that come have their
-//! share, and carries out operations.
+//! The elected manager: reassigns ranges of failed servers, rebalances ranges to new servers, and carries
+//! out operations.
 //!
-//! How a range moves from a server that lives:
+//! Migration of a range from a live server:
 //!
 //! ```text
 //!   DRAIN(old) ─▶ hand-off ─▶ PREPARE(new, hand-off) ─▶ save (the only commit point) ─▶ push
 //!        └ any failure before the save: RESUME(old), RESUME(new)
 //! ```
 //!
-//! A manager that dies between DRAIN and the save leaves the old owner drained; when the server finds the next leader it
-//! says so, and is told to resume. The old leader cannot save any more by then: its saves are fenced.
+//! A manager failure between DRAIN and the save leaves the old owner drained; when that server connects to
+//! the next leader it reports the drained range, and gets RESUME. The old leader cannot save any more by
+//! then: its saves are fenced.
 //!
-//! A range is taken from a server without its consent only when its lease has expired: the save compares that the server's
-//! registration is absent, and a move compares that source is still the process that was drained. A closed or refused
-//! connection proves nothing.
+//! A range is taken from a server without its consent only after its lease has expired: the save compares
+//! that the server's registration is absent, and a move compares that the source is still the process that
+//! was drained. A closed or refused connection proves nothing.
 //!
-//! One operation at a time holds the lock on `saved`; reactions to servers take turns with operations between batches.
+//! One operation at a time holds the lock on `saved`; reconciliation alternates with operations between
+//! batches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,48 +42,48 @@ use crate::routing::store::{RoutingError, Saved};
 use crate::routing::table::{NodeStatus, RouteEntry, RoutingTable};
 use crate::session::SessionEnd;
 
-/// Ranges that move at a time.
-const BATCH: usize = 64;
-/// Comparisons of registrations in one save, below what a transaction may hold.
-const COMPARES: usize = 64;
-/// How long a drain is waited for.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
-/// After servers came or went, how long to wait for more of them.
+/// Maximum number of ranges in one migration batch.
+const MAX_MOVES: usize = 64;
+/// Maximum number of registration comparisons in one save, below the transaction limit.
+const MAX_REGISTRATION_COMPARES: usize = 64;
+/// Timeout of a drain.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Delay after a server change, to combine it with further changes.
 const SETTLE: Duration = Duration::from_millis(20);
-/// A first table waits this long for servers to come.
-const FIRST: Duration = Duration::from_millis(300);
+/// Delay of the initial table, to wait for more servers.
+const INITIAL_DELAY: Duration = Duration::from_millis(300);
 
-pub(super) struct Lead {
+pub(super) struct LeaderState {
     shared: Weak<Shared>,
     leadership: Leadership,
-    /// The table as this leader saved or read it last; `None` until it was read.
+    /// The table as this leader last saved or read it; `None` until it was read.
     saved: AsyncMutex<Option<Saved>>,
-    /// Partitions of operations under way.
+    /// Partitions of operations in progress.
     busy: Mutex<BTreeSet<String>>,
-    /// Something is to be looked at.
+    /// Signals the reconcile loop.
     wake: Notify,
-    /// Whether ranges wait for a server to connect.
-    waits: AtomicBool,
+    /// True if ranges wait for a server to connect.
+    waits_for_connection: AtomicBool,
 }
 
-/// What a look at the table has led to.
+/// Result of one reconciliation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// Something was done, and more may have to be.
+    /// A change was made, and more may be needed.
     More,
-    /// Something has to be done and cannot be yet.
+    /// A change is needed and not possible yet.
     Waiting,
-    /// Everything is as it should be.
+    /// The table is as planned.
     Settled,
 }
 
-/// A range and where it is to go.
+/// A range and its target server.
 struct Move {
     entry: RouteEntry,
     to: String,
 }
 
-fn refused(code: Code, message: impl Into<String>) -> Status {
+fn status_error(code: Code, message: impl Into<String>) -> Status {
     Status::new(code, message.into())
 }
 
@@ -93,10 +95,10 @@ fn status(error: RoutingError) -> Status {
         RoutingError::Invalid(_) => Code::InvalidArgument,
         RoutingError::Store(_) => Code::Unavailable,
     };
-    refused(code, error.to_string())
+    status_error(code, error.to_string())
 }
 
-impl Lead {
+impl LeaderState {
     pub(super) fn new(shared: &Arc<Shared>, leadership: Leadership) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::downgrade(shared),
@@ -104,7 +106,7 @@ impl Lead {
             saved: AsyncMutex::new(None),
             busy: Mutex::default(),
             wake: Notify::new(),
-            waits: AtomicBool::new(false),
+            waits_for_connection: AtomicBool::new(false),
         })
     }
 
@@ -120,7 +122,7 @@ impl Lead {
         self.shared.upgrade()
     }
 
-    /// Leads until it is dropped.
+    /// Runs the reconcile loop until it is dropped.
     pub(super) async fn run(&self) {
         let Some(shared) = self.shared() else { return };
         let mut backoff = Backoff::default();
@@ -130,14 +132,14 @@ impl Lead {
                 Ok(Progress::More) => continue,
                 Ok(progress) => progress,
                 Err(error) => {
-                    tracing::debug!(%error, "the table was not brought up to date");
+                    tracing::debug!(%error, "routing table reconciliation failed");
                     *self.saved.lock().await = None;
                     backoff.pause().await;
                     continue;
                 }
             };
             backoff.reset();
-            self.waits.store(progress == Progress::Waiting, Ordering::SeqCst);
+            self.waits_for_connection.store(progress == Progress::Waiting, Ordering::SeqCst);
             tokio::select! {
                 () = self.wake.notified() => {}
                 changed = servers.changed() => {
@@ -146,21 +148,22 @@ impl Lead {
                     }
                     tokio::time::sleep(SETTLE).await;
                 }
-                // What could not be done for want of a connection is tried again.
+                // Retry moves that wait for a connection.
                 () = tokio::time::sleep(Duration::from_secs(1)), if progress == Progress::Waiting => {}
             }
         }
     }
 
-    /// A server has connected: what it drained for an operation that is not under way, it serves again.
+    /// A server has connected: it resumes the ranges that it drained for an operation that is not in
+    /// progress.
     pub(super) fn on_connected(&self, hello: &Hello) {
         let Some(shared) = self.shared() else { return };
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for partition in hello.drained.iter().filter(|partition| !busy.contains(*partition)) {
-            shared.hub.tell(&hello.node_id, self.command(CommandKind::Resume, partition));
+            shared.hub.send(&hello.node_id, self.command(CommandKind::Resume, partition));
         }
-        // A thousand servers that come back are no thousand reasons to look at a table that is as it should be.
-        if self.waits.load(Ordering::SeqCst) {
+        // Reconnects of a thousand servers need no reconciliation of a settled table.
+        if self.waits_for_connection.load(Ordering::SeqCst) {
             self.wake.notify_one();
         }
     }
@@ -174,7 +177,7 @@ impl Lead {
         }
     }
 
-    /// The table, read if it was not yet.
+    /// Locks the table; reads it if it was not read yet.
     async fn lock<'a>(&'a self, shared: &Shared) -> Result<AsyncGuard<'a, Option<Saved>>, RoutingError> {
         let mut saved = self.saved.lock().await;
         if saved.is_none() {
@@ -205,28 +208,28 @@ impl Lead {
                 Ok(version)
             }
             Err(error) => {
-                // Whatever is there now is read before the next step.
+                // Read the current table before the next step.
                 *saved = None;
                 Err(error)
             }
         }
     }
 
-    /// Brings the table closer to what it should be.
+    /// Moves the table towards its planned state.
     async fn reconcile(&self, shared: &Shared) -> Result<Progress, RoutingError> {
         let Some(servers) = shared.servers.borrow().clone() else { return Ok(Progress::Settled) };
         let mut saved = self.lock(shared).await?;
         let before = saved.as_ref().cloned().unwrap_or_default();
         if before.revision == 0 {
             drop(saved);
-            return self.found(shared, &servers).await;
+            return self.create_initial_table(shared, &servers).await;
         }
-        let (next, mut moves) = wanted(&servers, &before, shared.options.rebalance);
+        let (next, mut moves) = planned(&servers, &before, shared.options.rebalance);
         if let Some(mut next) = next {
-            let gone = keep_few_gone(&before, &mut next);
+            let failed = limit_failed_owners(&before, &mut next);
             let prefix = nodes_prefix(&shared.options.namespace);
             let absent: Vec<Compare> =
-                gone.iter().map(|node| Compare::Absent(format!("{prefix}{node}"))).collect();
+                failed.iter().map(|node| Compare::Absent(format!("{prefix}{node}"))).collect();
             let table = before.table.next(|entries| *entries = next)?;
             self.save(shared, &mut saved, table, before.draining.clone(), &absent).await?;
             return Ok(Progress::More);
@@ -235,7 +238,7 @@ impl Lead {
             return Ok(Progress::Settled);
         }
         moves.retain(|one| shared.hub.is_connected(&one.entry.node_id) && shared.hub.is_connected(&one.to));
-        moves.truncate(BATCH);
+        moves.truncate(MAX_MOVES);
         if moves.is_empty() {
             return Ok(Progress::Waiting);
         }
@@ -243,13 +246,17 @@ impl Lead {
         Ok(if moved > 0 { Progress::More } else { Progress::Waiting })
     }
 
-    /// The first table, once there are servers.
-    async fn found(&self, shared: &Shared, servers: &Servers) -> Result<Progress, RoutingError> {
+    /// Creates the initial table, once there are servers.
+    async fn create_initial_table(
+        &self,
+        shared: &Shared,
+        servers: &Servers,
+    ) -> Result<Progress, RoutingError> {
         if servers.is_empty() {
             return Ok(Progress::Settled);
         }
-        // Those that are started together come together.
-        tokio::time::sleep(FIRST).await;
+        // Servers that are started together register within this delay.
+        tokio::time::sleep(INITIAL_DELAY).await;
         let servers = shared.servers.borrow().clone().unwrap_or_default();
         let nodes = eligible(&servers, &[]);
         let mut saved = self.lock(shared).await?;
@@ -259,7 +266,7 @@ impl Lead {
         let count = shared.options.initial_partitions.clamp(1, 95);
         let planned = vec![PlanPartition { owner: None, zone: String::new() }; count];
         let plan = plan(&nodes, &planned);
-        // The printable characters, in equal shares; the outer ranges take what is beyond them.
+        // The printable characters, in equal shares; the outer ranges extend beyond them.
         let bound = |at: usize| match at {
             0 => String::new(),
             at if at == count => String::new(),
@@ -273,7 +280,7 @@ impl Lead {
                 node_id: nodes[plan.owners[at]].id.clone(),
                 ..RouteEntry::default()
             };
-            show(&mut entry, &servers, &[]);
+            update_server_status(&mut entry, &servers, &[]);
             entry
         });
         let table = RoutingTable::new(1, entries.collect())?;
@@ -281,7 +288,7 @@ impl Lead {
         Ok(Progress::More)
     }
 
-    /// Moves ranges between servers that live; answers how many have moved.
+    /// Moves ranges between live servers; returns the number of moved ranges.
     async fn migrate(
         &self,
         shared: &Shared,
@@ -290,7 +297,7 @@ impl Lead {
     ) -> Result<usize, RoutingError> {
         let names: Vec<String> = moves.iter().map(|one| one.entry.partition_id.clone()).collect();
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).extend(names.iter().cloned());
-        // A source that restarts after it was drained would serve the range again: the save must fail then.
+        // A source that restarts after its drain would serve the range again: the save must fail then.
         let known = shared.servers.borrow().clone().unwrap_or_default();
         let steps = moves.iter().map(|one| self.hand_over(shared, one));
         let handed = join_all(steps).await;
@@ -310,7 +317,7 @@ impl Lead {
                     sources.insert(source.as_str(), compare);
                 }
                 Err(error) => {
-                    tracing::info!(partition = one.entry.partition_id, error, "a range was not moved")
+                    tracing::info!(partition = one.entry.partition_id, error, "range migration failed")
                 }
             }
         }
@@ -319,7 +326,7 @@ impl Lead {
                 if let Some(to) = targets.get(entry.partition_id.as_str()) {
                     let entry = Arc::make_mut(entry);
                     (*to).clone_into(&mut entry.node_id);
-                    show(entry, &servers, &before.draining);
+                    update_server_status(entry, &servers, &before.draining);
                 }
             }
         });
@@ -333,12 +340,12 @@ impl Lead {
         };
         let is_done = done.is_ok();
         for (one, handed) in moves.iter().zip(&handed) {
-            // After a save whose outcome is not known the servers ask again when they see the table.
+            // After a save with unknown outcome the servers reconcile when they see the table.
             if handed.is_err() || (!is_done && self.is_valid()) {
                 shared
                     .hub
-                    .tell(&one.entry.node_id, self.command(CommandKind::Resume, &one.entry.partition_id));
-                shared.hub.tell(&one.to, self.command(CommandKind::Resume, &one.entry.partition_id));
+                    .send(&one.entry.node_id, self.command(CommandKind::Resume, &one.entry.partition_id));
+                shared.hub.send(&one.to, self.command(CommandKind::Resume, &one.entry.partition_id));
             }
         }
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -350,21 +357,22 @@ impl Lead {
         let within = shared.options.command_timeout;
         let partition = &one.entry.partition_id;
         let drain = self.command(CommandKind::Drain, partition);
-        let handoff = shared.hub.ask(&one.entry.node_id, drain, within).await?;
+        let handoff = shared.hub.request(&one.entry.node_id, drain, within).await?;
         let prepare = Command { handoff, ..self.command(CommandKind::Prepare, partition) };
-        shared.hub.ask(&one.to, prepare, within).await.map(drop)
+        shared.hub.request(&one.to, prepare, within).await.map(drop)
     }
 
     /// Carries out an operation.
     pub(super) async fn change(&self, request: ChangeRequest) -> Result<ChangeResponse, Status> {
-        let shared = self.shared().ok_or_else(|| refused(Code::Unavailable, "the manager stops"))?;
+        let shared =
+            self.shared().ok_or_else(|| status_error(Code::Unavailable, "manager is shutting down"))?;
         match request.kind() {
             ChangeKind::Split => self.split(&shared, &request.partition_id, &request.argument).await,
             ChangeKind::Merge => self.merge(&shared, &request.partition_id, &request.argument).await,
             ChangeKind::Migrate => self.move_to(&shared, &request.partition_id, &request.node_id).await,
             ChangeKind::Drain => self.drain(&shared, &request.node_id).await,
             ChangeKind::Undrain => self.undrain(&shared, &request.node_id).await,
-            ChangeKind::Unknown => Err(refused(Code::Unimplemented, "the operation is not known here")),
+            ChangeKind::Unknown => Err(status_error(Code::Unimplemented, "unknown operation")),
         }
     }
 
@@ -374,7 +382,7 @@ impl Lead {
         let entry = find(&before.table, partition)?;
         if !entry.contains(key) || key == entry.key_range_start {
             let message = format!("{key:?} is not inside of partition {partition}");
-            return Err(refused(Code::InvalidArgument, message));
+            return Err(status_error(Code::InvalidArgument, message));
         }
         let upper = (before.table.version + 1..)
             .map(|number| format!("p{number}"))
@@ -385,7 +393,7 @@ impl Lead {
             key: key.to_owned(),
             ..self.command(CommandKind::Split, partition)
         };
-        self.ask_owner(shared, &entry, command).await?;
+        self.request_owner(shared, &entry, command).await?;
         let table = before.table.next(|entries| {
             if let Some(lower) = entries.iter_mut().find(|one| one.partition_id == partition) {
                 let lower = Arc::make_mut(lower);
@@ -400,7 +408,7 @@ impl Lead {
         let version = match self.save(shared, &mut saved, table, before.draining.clone(), &[]).await {
             Ok(version) => version,
             Err(error) => {
-                shared.hub.tell(&entry.node_id, self.command(CommandKind::Resume, &upper));
+                shared.hub.send(&entry.node_id, self.command(CommandKind::Resume, &upper));
                 return Err(status(error));
             }
         };
@@ -413,18 +421,18 @@ impl Lead {
         let (low, high) = (find(&before.table, partition)?, find(&before.table, above)?);
         if low.key_range_end.is_empty() || low.key_range_end != high.key_range_start {
             let message = format!("partition {above} does not begin where {partition} ends");
-            return Err(refused(Code::InvalidArgument, message));
+            return Err(status_error(Code::InvalidArgument, message));
         }
         if low.node_id != high.node_id {
             let one = Move { entry: high.clone(), to: low.node_id.clone() };
             if self.migrate(shared, &mut saved, vec![one]).await.map_err(status)? == 0 {
                 let message = format!("partition {above} could not be moved to {}", low.node_id);
-                return Err(refused(Code::FailedPrecondition, message));
+                return Err(status_error(Code::FailedPrecondition, message));
             }
         }
         let before = saved.as_ref().cloned().unwrap_or_default();
         let command = Command { other_id: above.to_owned(), ..self.command(CommandKind::Merge, partition) };
-        self.ask_owner(shared, &low, command).await?;
+        self.request_owner(shared, &low, command).await?;
         let table = before.table.next(|entries| {
             entries.retain(|one| one.partition_id != above);
             if let Some(low) = entries.iter_mut().find(|one| one.partition_id == partition) {
@@ -443,7 +451,7 @@ impl Lead {
         let entry = find(&before.table, partition)?;
         let is_known = shared.servers.borrow().as_ref().is_some_and(|servers| servers.contains_key(to));
         if !is_known {
-            return Err(refused(Code::NotFound, format!("there is no server {to}")));
+            return Err(status_error(Code::NotFound, format!("there is no server {to}")));
         }
         let partition_id = partition.to_owned();
         if entry.node_id == to {
@@ -451,7 +459,7 @@ impl Lead {
         }
         let one = Move { entry, to: to.to_owned() };
         if self.migrate(shared, &mut saved, vec![one]).await.map_err(status)? == 0 {
-            return Err(refused(
+            return Err(status_error(
                 Code::FailedPrecondition,
                 format!("partition {partition} could not be moved"),
             ));
@@ -466,14 +474,14 @@ impl Lead {
             let before = saved.as_ref().cloned().unwrap_or_default();
             let servers = shared.servers.borrow().clone().unwrap_or_default();
             if !servers.contains_key(node) {
-                return Err(refused(Code::NotFound, format!("there is no server {node}")));
+                return Err(status_error(Code::NotFound, format!("there is no server {node}")));
             }
             let mut draining = before.draining.clone();
             if !draining.iter().any(|one| one == node) {
                 draining.push(node.to_owned());
             }
             if eligible(&servers, &draining).is_empty() {
-                return Err(refused(Code::FailedPrecondition, "no server is left to take the ranges"));
+                return Err(status_error(Code::FailedPrecondition, "no server is left to take the ranges"));
             }
             self.set_draining(shared, &mut saved, draining).await?;
         }
@@ -488,17 +496,21 @@ impl Lead {
                     }
                 }
                 if !self.is_valid() {
-                    return Err(refused(Code::Unavailable, "this manager leads no more; the drain goes on"));
+                    return Err(status_error(
+                        Code::Unavailable,
+                        "this manager lost its leadership; the drain continues",
+                    ));
                 }
                 self.wake.notify_one();
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        match tokio::time::timeout(DRAIN_PATIENCE, left).await {
+        match tokio::time::timeout(DRAIN_TIMEOUT, left).await {
             Ok(done) => done,
-            Err(_) => {
-                Err(refused(Code::DeadlineExceeded, format!("{node} still has ranges; the drain goes on")))
-            }
+            Err(_) => Err(status_error(
+                Code::DeadlineExceeded,
+                format!("server {node} still has ranges; the drain continues"),
+            )),
         }
     }
 
@@ -525,7 +537,7 @@ impl Lead {
         let table = before.table.next(|entries| {
             for entry in entries {
                 let mut shown = (**entry).clone();
-                if show(&mut shown, &servers, &draining) {
+                if update_server_status(&mut shown, &servers, &draining) {
                     *entry = Arc::new(shown);
                 }
             }
@@ -534,8 +546,8 @@ impl Lead {
         self.save(shared, saved, table, draining, &[]).await.map_err(status)
     }
 
-    /// Asks the owner of a range; one without an owner has nobody to ask.
-    async fn ask_owner(
+    /// Sends a command to the owner of a range; a range without an owner needs none.
+    async fn request_owner(
         &self,
         shared: &Shared,
         entry: &RouteEntry,
@@ -544,8 +556,8 @@ impl Lead {
         if entry.node_id.is_empty() {
             return Ok(Bytes::new());
         }
-        let asked = shared.hub.ask(&entry.node_id, command, shared.options.command_timeout).await;
-        asked.map_err(|error| refused(Code::FailedPrecondition, error))
+        let result = shared.hub.request(&entry.node_id, command, shared.options.command_timeout).await;
+        result.map_err(|error| status_error(Code::FailedPrecondition, error))
     }
 
     pub(super) fn show(&self) -> ShowResponse {
@@ -590,17 +602,17 @@ impl Lead {
 
 fn find(table: &RoutingTable, partition: &str) -> Result<RouteEntry, Status> {
     let found = table.get(partition).cloned();
-    found.ok_or_else(|| refused(Code::NotFound, format!("there is no partition {partition}")))
+    found.ok_or_else(|| status_error(Code::NotFound, format!("there is no partition {partition}")))
 }
 
-/// Servers that may be given ranges, in order of their ids.
+/// Servers that may get ranges, in order of their ids.
 fn eligible(servers: &Servers, draining: &[String]) -> Vec<PlanNode> {
     let able = servers.values().filter(|server| !draining.contains(&server.info.id));
     able.map(|server| PlanNode { id: server.info.id.clone(), zone: server.info.zone.clone() }).collect()
 }
 
-/// Writes into an entry how its server is; whether that changes it.
-fn show(entry: &mut RouteEntry, servers: &Servers, draining: &[String]) -> bool {
+/// Updates the server status in an entry; true if that changes the entry.
+fn update_server_status(entry: &mut RouteEntry, servers: &Servers, draining: &[String]) -> bool {
     let mut is_new = false;
     let status = match servers.get(&entry.node_id) {
         Some(server) => {
@@ -616,25 +628,26 @@ fn show(entry: &mut RouteEntry, servers: &Servers, draining: &[String]) -> bool 
     is_new
 }
 
-/// The owners that lose ranges in `next`, at most [`COMPARES`] of them; ranges of further ones stay for the next save.
-fn keep_few_gone(before: &Saved, next: &mut [Arc<RouteEntry>]) -> BTreeSet<String> {
-    let mut gone = BTreeSet::new();
+/// The owners that lose ranges in `next`, at most [`MAX_REGISTRATION_COMPARES`] of them; ranges of further
+/// owners stay for the next save.
+fn limit_failed_owners(before: &Saved, next: &mut [Arc<RouteEntry>]) -> BTreeSet<String> {
+    let mut failed = BTreeSet::new();
     for (old, new) in before.table.entries().iter().zip(next) {
         if old.node_id == new.node_id || old.node_id.is_empty() {
             continue;
         }
-        if gone.len() < COMPARES || gone.contains(&old.node_id) {
-            gone.insert(old.node_id.clone());
+        if failed.len() < MAX_REGISTRATION_COMPARES || failed.contains(&old.node_id) {
+            failed.insert(old.node_id.clone());
         } else {
             *new = Arc::clone(old);
         }
     }
-    gone
+    failed
 }
 
-/// What the table should be: its entries, if they are to be others at once, and the ranges that must move between
-/// servers that live.
-fn wanted(servers: &Servers, before: &Saved, rebalance: bool) -> (Option<Vec<Arc<RouteEntry>>>, Vec<Move>) {
+/// The planned table: its entries, if they change without a migration, and the ranges that must migrate
+/// between live servers.
+fn planned(servers: &Servers, before: &Saved, rebalance: bool) -> (Option<Vec<Arc<RouteEntry>>>, Vec<Move>) {
     let eligible = eligible(servers, &before.draining);
     let able: HashSet<&str> = eligible.iter().map(|node| node.id.as_str()).collect();
     let entries = before.table.entries();
@@ -644,7 +657,7 @@ fn wanted(servers: &Servers, before: &Saved, rebalance: bool) -> (Option<Vec<Arc
     });
     let plan = plan(&eligible, &planned.collect::<Vec<_>>());
     let draining: HashSet<&str> = before.draining.iter().map(String::as_str).collect();
-    // How each server is shown, looked up once and not for each of its ranges.
+    // Server status, looked up once and not for each range.
     let shown: HashMap<&str, (&str, NodeStatus)> = servers
         .iter()
         .map(|(id, server)| {
