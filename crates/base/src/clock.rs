@@ -1,4 +1,4 @@
-//! The only door through which time enters.
+//! The only source of time.
 //!
 //! Invariant: `monotonic_ns` never goes back within one process; `wall_ms` may jump in either direction
 //! and is for people and for record timestamps only, never for a deadline.
@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// A source of time.
 pub trait Clock: Send + Sync + 'static {
-    /// Milliseconds since 1970, as the machine believes.
+    /// Milliseconds since 1970, according to the machine.
     fn wall_ms(&self) -> i64;
     /// Nanoseconds since some fixed moment of this process.
     fn monotonic_ns(&self) -> u64;
@@ -25,7 +25,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock whose monotonic side starts now.
+    /// A clock whose monotonic time starts now.
     #[allow(clippy::disallowed_methods)] // the one place that may ask the machine
     pub fn new() -> Self {
         Self { start: Instant::now() }
@@ -58,12 +58,12 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// A clock that shows `wall_ms` and has run for no time.
+    /// A clock that shows `wall_ms` and zero monotonic time.
     pub fn at(wall_ms: i64) -> Self {
         Self { wall_ms: AtomicI64::new(wall_ms), monotonic_ns: AtomicU64::new(0) }
     }
 
-    /// Lets time pass on both sides.
+    /// Advances both clocks.
     pub fn advance_ms(&self, ms: u64) {
         self.monotonic_ns.fetch_add(ms * 1_000_000, Ordering::SeqCst);
         self.wall_ms.fetch_add(i64::try_from(ms).unwrap_or(i64::MAX), Ordering::SeqCst);

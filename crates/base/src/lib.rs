@@ -1,7 +1,8 @@
-//! What every crate of Moim shares: identifiers, the clock, the memory budget, task scopes, metrics, and what a socket is.
+//! The code that every crate of Moim shares: identifiers, the clock, the memory budget, task scopes, metrics, and the
+//! socket abstraction.
 //!
-//! This crate knows no other crate of the workspace. Nothing here opens a file or a connection; time enters the program
-//! through [`clock::Clock`] alone, so that the simulator can own it.
+//! This crate depends on no other crate of the workspace. Nothing here opens a file; time enters the program through
+//! [`clock::Clock`] alone, so that the simulator can control it.
 
 pub mod clock;
 pub mod ids;

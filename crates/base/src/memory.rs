@@ -1,8 +1,9 @@
 //! The memory budget of a node: one total, a reserve per layer, a limit per connection.
 //!
-//! Whatever a client can make a node hold (input buffers, requests under way, unsent responses, work buffers of scripts and of
-//! decompression) is taken from the budget before it is allocated and given back when its [`Permit`] is dropped. A permit
-//! travels inside the request or the response that holds the memory, so no error path can forget it.
+//! Everything that a client can make a node hold (input buffers, requests in flight, unsent responses, work buffers
+//! of scripts and of decompression) is taken from the budget before it is allocated and returned when its [`Permit`]
+//! is dropped. A permit travels inside the request or the response that holds the memory, so no error path can forget
+//! it.
 //!
 //! ```text
 //!   MemoryBudget   total = the layers' reserves + a common part
@@ -16,11 +17,11 @@
 //! - a layer below its reserve is never refused on account of another layer;
 //! - what all layers hold beyond their reserves never exceeds the common part.
 //!
-//! At the limit the connection that asks waits ([`ConnectionBudget::take`], or it looks again after a pause) or is closed. A
-//! request that can never fit is [`Exhausted::TooLarge`], so that no caller waits for it.
+//! At the limit the requesting connection waits ([`ConnectionBudget::take`], or it polls after a pause) or is closed.
+//! A request that can never fit is [`Exhausted::TooLarge`], so that no caller waits for it.
 //!
-//! The counts are behind one short lock for the node. A connection therefore leaves small things uncounted (its first
-//! few KiB of buffers, bounded by the number of connections) and takes for large ones in steps, not per read.
+//! One short lock per node guards the counts. A connection therefore leaves small allocations uncounted (its first
+//! few KiB of buffers, bounded by the number of connections) and takes memory for large ones in steps, not per read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,10 +33,10 @@ pub enum Exhausted {
     /// More than the limit of the connection or of the layer: waiting does not help.
     #[error("the memory limit is smaller than the request")]
     TooLarge,
-    /// The connection holds as much as it may: it has to give some back itself.
+    /// The connection is at its limit: it must release memory itself.
     #[error("the connection holds as much memory as it may")]
     Connection,
-    /// The layer holds as much as it may, or the node does.
+    /// The layer is at its limit, or the node is.
     #[error("the memory budget of the node is spent")]
     Layer,
 }
@@ -50,18 +51,18 @@ pub struct MemoryBudget {
 struct Node {
     total: usize,
     counts: Mutex<Counts>,
-    /// Told when memory is given back while a take waits.
+    /// Notified when memory is released while a take waits.
     freed: Notify,
 }
 
 #[derive(Debug)]
 struct Counts {
-    /// What no layer has reserved.
+    /// The memory that no layer has reserved.
     common: usize,
-    /// What layers hold of it. Invariant: at most `common`.
+    /// The part of it that layers hold. Invariant: at most `common`.
     common_used: usize,
     layers: Vec<LayerCounts>,
-    /// Takes that wait for memory.
+    /// The number of takes that wait for memory.
     waiting: usize,
 }
 
@@ -125,7 +126,7 @@ impl Node {
         let mut waiting = None;
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
-            // Before the look, so that nothing given back between the two is missed.
+            // Before the check, so that no release between the two is missed.
             freed.as_mut().enable();
             match take() {
                 Err(Exhausted::Layer | Exhausted::Connection) if waiting.is_some() => freed.await,
@@ -136,7 +137,7 @@ impl Node {
     }
 }
 
-/// Counted while it lives, so that a release knows whether to tell anything.
+/// Counted while it lives, so that a release knows whether to notify.
 struct Waiting<'a>(&'a Node);
 
 impl<'a> Waiting<'a> {
@@ -153,15 +154,15 @@ impl Drop for Waiting<'_> {
 }
 
 impl MemoryBudget {
-    /// A budget of so many bytes, all of them common until layers reserve their part.
+    /// A budget of this many bytes, all of them common until layers reserve their part.
     pub fn new(total_bytes: usize) -> Self {
         let counts = Counts { common: total_bytes, common_used: 0, layers: Vec::new(), waiting: 0 };
         let node = Node { total: total_bytes, counts: Mutex::new(counts), freed: Notify::new() };
         Self { node: Arc::new(node) }
     }
 
-    /// Adds a layer, while the node is put together. The reserve is cut to what the layers before it and takes under way
-    /// have left; `limit_bytes` bounds what the layer may hold altogether.
+    /// Adds a layer, while the node is assembled. The reserve is capped to what earlier layers and takes in flight
+    /// have left; `limit_bytes` bounds the total of the layer.
     pub fn layer(&self, name: &'static str, reserve_bytes: usize, limit_bytes: usize) -> LayerBudget {
         let mut counts = self.node.counts();
         let reserve = reserve_bytes.min(counts.common - counts.common_used);
@@ -171,12 +172,12 @@ impl MemoryBudget {
         LayerBudget { node: Arc::clone(&self.node), layer: counts.layers.len() - 1 }
     }
 
-    /// All of it.
+    /// The total in bytes.
     pub fn total(&self) -> usize {
         self.node.total
     }
 
-    /// What each layer holds now: name, bytes, limit.
+    /// The present use of each layer: name, bytes, limit.
     pub fn used(&self) -> Vec<(&'static str, usize, usize)> {
         self.node.counts().layers.iter().map(|layer| (layer.name, layer.used, layer.limit)).collect()
     }
@@ -196,23 +197,23 @@ impl LayerBudget {
         ConnectionBudget { layer: self.clone(), holder: Arc::new(Holder { limit, used: Mutex::new(0) }) }
     }
 
-    /// Takes memory that no single connection answers for.
+    /// Takes memory that belongs to no single connection.
     pub fn try_take(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.node.take(self.layer, bytes)?;
         Ok(Permit { layer: self.clone(), holder: None, bytes })
     }
 
-    /// Waits for memory that no single connection answers for. [`Exhausted::TooLarge`] when waiting could not help.
+    /// Waits for memory that belongs to no single connection. [`Exhausted::TooLarge`] if waiting cannot help.
     pub async fn take(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.node.wait_for(|| self.try_take(bytes)).await
     }
 
-    /// How much is held.
+    /// The bytes held.
     pub fn used(&self) -> usize {
         self.node.counts().layers[self.layer].used
     }
 
-    /// The most it may hold.
+    /// The limit in bytes.
     pub fn limit(&self) -> usize {
         self.node.counts().layers[self.layer].limit
     }
@@ -250,17 +251,17 @@ impl ConnectionBudget {
         Ok(Permit { layer: self.layer.clone(), holder: Some(Arc::clone(&self.holder)), bytes })
     }
 
-    /// Waits for memory for this connection. [`Exhausted::TooLarge`] when waiting could not help.
+    /// Waits for memory for this connection. [`Exhausted::TooLarge`] if waiting cannot help.
     pub async fn take(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.layer.node.wait_for(|| self.try_take(bytes)).await
     }
 
-    /// How much the connection holds.
+    /// The bytes that the connection holds.
     pub fn used(&self) -> usize {
         *self.holder.used()
     }
 
-    /// The most it may hold.
+    /// The limit in bytes.
     pub fn limit(&self) -> usize {
         self.holder.limit
     }
@@ -280,7 +281,7 @@ fn take(layer: &LayerBudget, holder: Option<&Arc<Holder>>, bytes: usize) -> Resu
     Ok(())
 }
 
-/// So many bytes of the budget; given back when it is dropped.
+/// A share of the budget; returned when it is dropped.
 #[derive(Debug)]
 pub struct Permit {
     layer: LayerBudget,
@@ -289,24 +290,24 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// How many bytes it stands for.
+    /// The bytes of this permit.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Takes more. After an error it stands for what it stood for before.
+    /// Takes more. On error the permit is unchanged.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Exhausted> {
         take(&self.layer, self.holder.as_ref(), bytes)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// Gives back all but `bytes`.
+    /// Returns all but `bytes`.
     pub fn shrink_to(&mut self, bytes: usize) {
         let back = self.bytes.saturating_sub(bytes);
         if back > 0 {
             self.bytes -= back;
-            // The holder first: a take that is told of freed memory finds both counts lowered.
+            // The holder first: a take that is notified of freed memory finds both counts lowered.
             if let Some(holder) = &self.holder {
                 *holder.used() -= back;
             }
@@ -314,7 +315,7 @@ impl Permit {
         }
     }
 
-    /// Takes another one in, of the same layer and connection.
+    /// Merges another permit of the same layer and connection.
     pub fn absorb(&mut self, mut other: Self) {
         debug_assert!(
             Arc::ptr_eq(&self.layer.node, &other.layer.node) && self.layer.layer == other.layer.layer
@@ -322,7 +323,7 @@ impl Permit {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
-    /// Hands part of it on, to travel with something else: at most what it stands for.
+    /// Splits off a part, to travel with another object: at most the whole permit.
     #[must_use]
     pub fn split(&mut self, bytes: usize) -> Self {
         let bytes = bytes.min(self.bytes);
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_fit_is_not_waited_for() {
+    fn request_larger_than_the_limit_is_not_waited_for() {
         let layer = MemoryBudget::new(10 * MIB).layer("queue", 0, 20 * MIB);
         assert_eq!(layer.limit(), 10 * MIB);
         assert_eq!(layer.try_take(10 * MIB + 1).unwrap_err(), Exhausted::TooLarge);
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_add_up_after_many_threads_took_and_gave_back() {
+    fn counts_are_consistent_after_concurrent_takes_and_releases() {
         let budget = MemoryBudget::new(64 * MIB);
         let layers = [budget.layer("queue", 8 * MIB, 48 * MIB), budget.layer("store", 16 * MIB, 48 * MIB)];
         std::thread::scope(|scope| {
@@ -428,7 +429,7 @@ mod tests {
             }
         });
         assert!(budget.used().iter().all(|(_, used, _)| *used == 0));
-        // All of the common part is there again.
+        // The whole common part is available again.
         assert!(layers[0].try_take(48 * MIB).is_ok());
     }
 }

@@ -18,7 +18,7 @@ pub struct Metrics {
 type Refresh = Box<dyn Fn() + Send + Sync>;
 
 impl Metrics {
-    /// A registry with nothing in it.
+    /// An empty registry.
     pub fn new() -> Self {
         Self { registry: Mutex::new(Registry::with_prefix("moim")), before: Mutex::default() }
     }
@@ -28,12 +28,12 @@ impl Metrics {
         self.lock().register(name, help, metric);
     }
 
-    /// Has `refresh` called before each rendering, for gauges that are cheaper to read than to keep.
+    /// Calls `refresh` before each rendering, for gauges that are cheaper to read than to maintain.
     pub fn before_render(&self, refresh: impl Fn() + Send + Sync + 'static) {
         self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(Box::new(refresh));
     }
 
-    /// The text that Prometheus reads.
+    /// The Prometheus text format.
     pub fn render(&self) -> String {
         for refresh in self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
             refresh();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn gauges_are_refreshed_when_somebody_looks() {
+    fn gauges_are_refreshed_before_rendering() {
         let metrics = Metrics::new();
         let gauge: Gauge = Gauge::default();
         metrics.register("level_bytes", "A level", gauge.clone());

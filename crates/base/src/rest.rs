@@ -1,14 +1,14 @@
-//! Pauses of background work that end together.
+//! Aligned timers: pauses of background work that end together.
 //!
-//! A node at rest looks at many things now and then. Were each look to wake its thread at a moment of its own, a hundred
-//! wake-ups a second would come together, and waking is most of what such a look costs. So a thread that is
+//! An idle node polls many things periodically. If every poll woke its thread at its own time, this would add up to a
+//! hundred wake-ups a second, and the wake-up is most of the cost of such a poll. Therefore a thread that is
 //! [`aligned`] ends these pauses on a grid of [`STEP_MS`], all that are due at once.
 //!
-//! The step is no accident: it is the width of a slot of tokio's second timer wheel, counted from the start of the
-//! runtime. A timer on such a boundary fires from there; any other one wakes the thread once more, to be moved to the
-//! first wheel.
+//! The step is deliberate: it is the width of a slot of tokio's second timer wheel, counted from the start of the
+//! runtime. A timer on such a boundary fires from there; any other timer wakes the thread once more, to be moved to
+//! the first wheel.
 //!
-//! Where a thread is not aligned (tests, the simulator) pauses are what they say they are.
+//! On a thread that is not aligned (tests, the simulator) pauses are exact.
 
 use std::cell::Cell;
 use std::io;
@@ -24,26 +24,26 @@ thread_local! {
     static ORIGIN: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Builds the runtime that this thread will run; from now on, pauses of this thread end on its grid.
+/// Builds the runtime of this thread; from now on, pauses of this thread end on its grid.
 pub fn aligned(builder: &mut Builder) -> io::Result<Runtime> {
-    // Not after it: a timer for a moment that is later by anything is a millisecond later, and off the boundary.
+    // Not after it: a timer that is later by any amount is a millisecond later, and off the boundary.
     let origin = Instant::now();
     let runtime = builder.build()?;
     ORIGIN.set(Some(origin));
     Ok(runtime)
 }
 
-/// Pauses for about so long: up to half a step more or less, and never for no time at all.
+/// Pauses for about this long: up to half a step more or less, and never for zero time.
 pub async fn rest(pause: Duration) {
     tokio::time::sleep_until(rest_end(pause)).await;
 }
 
-/// When a [`rest`] that begins now is over.
+/// The end of a [`rest`] that begins now.
 pub fn rest_end(pause: Duration) -> Instant {
     end(ORIGIN.get(), Instant::now(), pause)
 }
 
-/// The first grid point that is not before `at`; `None` on a thread that is not aligned.
+/// The first grid point not before `at`; `None` on a thread that is not aligned.
 pub fn grid_point(at: Instant) -> Option<Instant> {
     let origin = ORIGIN.get()?;
     let since_us = u64::try_from((at - origin).as_micros()).ok()?;

@@ -1,4 +1,4 @@
-//! The network as a connection sees it: something to read from and write to without waiting.
+//! The socket abstraction: non-blocking reads and writes.
 //!
 //! TCP is one implementation; [`MemorySocket`] is another, for tests and the simulator, so that the code that serves
 //! a client or another node is the same over both.
@@ -16,35 +16,35 @@ use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::TcpStream;
 
-/// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`. When a thousand clients come back
-/// at once a short line means handshakes that are dropped, and connections that are reset though nothing is wrong.
+/// The listen backlog; the kernel caps it to `net.core.somaxconn`. When a thousand clients reconnect at once, a short
+/// backlog drops handshakes and resets connections without a reason.
 const BACKLOG: i32 = 16 << 10;
 
-/// What [`read_until`] reserves at a time.
+/// The buffer that [`read_until`] reserves at a time.
 const READ_STEP: usize = 64 << 10;
 
-/// Listens on an address, port 0 for any that is free. Does not block: made for `TcpListener::from_std`.
+/// Listens on an address, port 0 for any free port. Non-blocking: for `TcpListener::from_std`.
 pub fn listen(address: SocketAddr) -> io::Result<StdListener> {
     let listener = StdListener::bind(address)?;
     listener.set_nonblocking(true)?;
-    // It listens already; this only makes the line longer.
+    // It listens already; this only raises the backlog.
     rustix::net::listen(&listener, BACKLOG)?;
     Ok(listener)
 }
 
-/// One end of a stream of bytes. Nothing here waits: what cannot be done now is `Pending` or `WouldBlock`.
+/// One end of a byte stream. Nothing here blocks: an operation that cannot proceed returns `Pending` or `WouldBlock`.
 pub trait Socket: Send {
-    /// Reads what there is behind what `buf` holds, into its spare room; 0 is the end of the stream.
+    /// Reads available bytes into the spare capacity of `buf`; 0 is the end of the stream.
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut BytesMut) -> Poll<io::Result<usize>>;
-    /// Ready when writing may get somewhere.
+    /// Ready when a write may make progress.
     fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
-    /// Writes from memory; says how many bytes went.
+    /// Writes from memory; returns the number of bytes written.
     fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// Writes `len` bytes of a file from `pos` on; says how many went.
+    /// Writes `len` bytes of a file from `pos`; returns the number of bytes sent.
     fn try_send_file(&mut self, file: BorrowedFd<'_>, pos: u64, len: usize) -> io::Result<usize>;
 }
 
-/// Writes all of it, and waits as long as that takes.
+/// Writes everything, waiting as needed.
 pub async fn write_all(socket: &mut dyn Socket, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         poll_fn(|cx| socket.poll_write_ready(cx)).await?;
@@ -57,7 +57,7 @@ pub async fn write_all(socket: &mut dyn Socket, mut bytes: &[u8]) -> io::Result<
     Ok(())
 }
 
-/// Reads until `buf` holds so many bytes. Memory is taken as they arrive.
+/// Reads until `buf` holds this many bytes. Memory is reserved as they arrive.
 pub async fn read_until(socket: &mut dyn Socket, buf: &mut BytesMut, bytes: usize) -> io::Result<()> {
     while buf.len() < bytes {
         buf.reserve((bytes - buf.len()).min(READ_STEP));
@@ -79,7 +79,7 @@ impl Socket for TcpStream {
 
     fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         match bufs {
-            // One buffer goes by `send`, which costs less than `writev`: most answers are one buffer.
+            // A single buffer uses `send`, which costs less than `writev`: most answers are one buffer.
             [one] => TcpStream::try_write(self, one),
             many => self.try_write_vectored(many),
         }
@@ -93,7 +93,7 @@ impl Socket for TcpStream {
     }
 }
 
-/// One end of a connection in memory; the other end is another one of these.
+/// One end of an in-memory connection; the peer is another `MemorySocket`.
 pub struct MemorySocket {
     reads: Arc<Mutex<Pipe>>,
     writes: Arc<Mutex<Pipe>>,
@@ -103,7 +103,7 @@ fn lock(pipe: &Mutex<Pipe>) -> MutexGuard<'_, Pipe> {
     pipe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many bytes are under way at the most, in one direction.
+/// The maximum number of bytes in flight in one direction.
 const IN_MEMORY: usize = 256 << 10;
 
 #[derive(Default)]

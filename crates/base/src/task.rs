@@ -1,5 +1,5 @@
-//! Task scopes: every task has a name, somebody waits for it, and a panic in it stops the process in
-//! an orderly way instead of leaving a half-dead server.
+//! Task scopes: every task has a name and is joined, and a panic in it stops the process in an orderly way instead of
+//! leaving a half-dead server.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// Says once, to everybody who asks, that it is time to stop.
+/// The shutdown signal: given once, visible to every holder.
 #[derive(Clone, Default)]
 pub struct Shutdown {
     inner: Arc<ShutdownInner>,
@@ -30,18 +30,18 @@ impl Shutdown {
         Self::default()
     }
 
-    /// Gives the signal. Giving it twice is the same as once.
+    /// Gives the signal. Idempotent.
     pub fn stop(&self) {
         self.inner.stopped.store(true, Ordering::SeqCst);
         self.inner.notify.notify_waiters();
     }
 
-    /// Whether the signal was given.
+    /// True once the signal was given.
     pub fn is_stopped(&self) -> bool {
         self.inner.stopped.load(Ordering::SeqCst)
     }
 
-    /// Whether it was given because a task panicked: the process then ends with an error.
+    /// True if it was given because a task panicked: the process then exits with an error.
     pub fn has_panicked(&self) -> bool {
         self.inner.panicked.load(Ordering::SeqCst)
     }
@@ -67,12 +67,12 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// A scope whose tasks end the process's life when one of them panics.
+    /// A scope whose tasks stop the process when one of them panics.
     pub fn new(shutdown: Shutdown) -> Self {
         Self { shutdown }
     }
 
-    /// The signal this scope obeys and, on a panic, gives.
+    /// The signal that this scope obeys and, on a panic, gives.
     pub fn shutdown(&self) -> &Shutdown {
         &self.shutdown
     }
@@ -90,7 +90,7 @@ impl Scope {
         })
     }
 
-    /// Runs a future that may not leave its thread as a task named `name`. Needs a `LocalRuntime`.
+    /// Runs a `!Send` future as a task named `name`. Needs a `LocalRuntime`.
     pub fn spawn_local<F>(&self, name: &'static str, future: F) -> JoinHandle<()>
     where
         F: Future<Output = ()> + 'static,
@@ -107,7 +107,7 @@ thread_local! {
     static INLINE: Cell<Option<fn() -> Duration>> = const { Cell::new(None) };
 }
 
-/// Runs what may wait for a disk where waiting does no harm: on a thread for that. A panic in it is an error.
+/// Runs blocking work on a blocking thread. A panic in it is an error.
 pub async fn offload<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
@@ -121,8 +121,8 @@ pub async fn offload<T: Send + 'static>(
     }
 }
 
-/// From now on, what this thread offloads runs on this thread, after the time that `delay` says; `None` takes that
-/// back. For tests whose runs must repeat themselves exactly.
+/// From now on, work that this thread offloads runs on this thread, after the delay that `delay` returns; `None`
+/// reverts that. For tests whose runs must be reproducible.
 pub fn offload_inline(delay: Option<fn() -> Duration>) {
     INLINE.set(delay);
 }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_task_stops_everybody() {
+    fn panic_in_a_task_stops_the_process() {
         block_on(async {
             let shutdown = Shutdown::new();
             let scope = Scope::new(shutdown.clone());

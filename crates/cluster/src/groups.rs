@@ -207,7 +207,7 @@ struct Port {
 
 impl Port {
     async fn open(config: &GroupConfig) -> Result<Self, GroupError> {
-        let (router, local, scope) = (Router::new(), LocalPeer::nobody(), Scope::new(Shutdown::new()));
+        let (router, local, scope) = (Router::new(), LocalPeer::unjoined(), Scope::new(Shutdown::new()));
         let port = match &config.port {
             Some(port) => port.clone(),
             None => GroupPort::bind(config.listen, &config.advertise).await.map_err(GroupError::Port)?,

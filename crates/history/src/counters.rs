@@ -1,22 +1,22 @@
-//! Counters: every increment counts once, and in an order that respects time.
+//! Counters: every increment counts once, in an order that respects real time.
 //!
-//! A store answers an increment with the new value, so the order is known: increment number n made the value n. What is
-//! left to check needs no search. Two increments never get the same answer; an operation that was over before another began saw less than
-//! that one; and a value that nobody was told was made by an increment whose outcome nobody knows, which must have been asked for
-//! before anybody saw that value or a greater one.
+//! A store answers an increment with the new value, so the order is known: increment number n made the value n. The
+//! rest needs no search. Two increments never get the same answer; an operation that ended before another began saw a
+//! smaller value; and a value that no client received was made by an increment with an unknown outcome, which must
+//! have been invoked before any client saw that value or a greater one.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What was asked of a counter.
+/// The operation on a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ask {
     Increment,
     Read,
 }
 
-/// How it ended.
+/// The outcome of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Unknown,
@@ -48,12 +48,12 @@ impl fmt::Display for Call {
     }
 }
 
-/// A promise that was broken.
+/// A violated guarantee.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CounterViolation {
-    /// Which counter.
+    /// The counter.
     pub counter: String,
-    /// How.
+    /// The violation.
     pub what: String,
 }
 
@@ -65,12 +65,12 @@ impl fmt::Display for CounterViolation {
 
 impl std::error::Error for CounterViolation {}
 
-/// A name for a call under way.
+/// The id of a call in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallId(usize);
 
-/// Takes down what clients do with counters that begin at nothing. Usable from many threads; time is a number that moves at every
-/// call.
+/// Records the operations of clients on counters that start at zero. Usable from many threads; time is a number that
+/// advances at every call.
 #[derive(Default)]
 pub struct Counters {
     inner: Mutex<Inner>,
@@ -83,7 +83,7 @@ struct Inner {
 }
 
 impl Counters {
-    /// An empty one.
+    /// An empty recorder.
     pub fn new() -> Self {
         Self::default()
     }
@@ -100,7 +100,7 @@ impl Counters {
         CallId(inner.calls.len() - 1)
     }
 
-    /// A client is about to add one.
+    /// A client is about to increment.
     pub fn increment(&self, client: u64, counter: &str) -> CallId {
         self.invoke(client, counter, Ask::Increment)
     }
@@ -110,7 +110,7 @@ impl Counters {
         self.invoke(client, counter, Ask::Read)
     }
 
-    /// The client was told this value.
+    /// The client received this value.
     pub fn told(&self, id: CallId, value: u64) {
         let mut inner = self.inner();
         inner.now += 1;
@@ -123,13 +123,13 @@ impl Counters {
         self.inner().calls[id.0].end = End::Failed;
     }
 
-    /// How many increments were acknowledged.
+    /// The number of acknowledged increments.
     pub fn acknowledged(&self) -> usize {
         let told = |call: &&Call| call.ask == Ask::Increment && matches!(call.end, End::Told { .. });
         self.inner().calls.iter().filter(told).count()
     }
 
-    /// Whether correct counters can have given all these answers.
+    /// Checks whether correct counters can have given all these answers.
     pub fn check(&self) -> Result<(), CounterViolation> {
         let inner = self.inner();
         let mut by_counter: BTreeMap<&str, Vec<&Call>> = BTreeMap::new();
@@ -156,9 +156,9 @@ fn check_one(calls: &[&Call]) -> Result<(), String> {
     check_holes(calls, &makers)
 }
 
-/// Nobody is told less than what was known before it asked; an increment is told more.
+/// No client receives less than what was known before its call; an increment returns more.
 fn check_time(calls: &[&Call]) -> Result<(), String> {
-    // (time, whether it is an answer, the call), in the order of time.
+    // (time, whether it is an answer, the call), in time order.
     let mut moments: Vec<(u64, bool, &Call, u64)> = Vec::new();
     for call in calls {
         if let End::Told { at, value } = call.end {
@@ -186,7 +186,7 @@ fn check_time(calls: &[&Call]) -> Result<(), String> {
     Ok(())
 }
 
-/// Every value that was seen was made by somebody, in time.
+/// Every observed value was made by an increment that was invoked in time.
 fn check_holes(calls: &[&Call], makers: &BTreeMap<u64, &Call>) -> Result<(), String> {
     let mut seen: Vec<(u64, u64, &Call)> = Vec::new();
     for call in calls {
@@ -199,7 +199,7 @@ fn check_holes(calls: &[&Call], makers: &BTreeMap<u64, &Call>) -> Result<(), Str
     let mut asked: Vec<u64> = calls.iter().filter(unknown).map(|call| call.invoked).collect();
     asked.sort_unstable();
     let most = seen.last().map_or(0, |(value, ..)| *value);
-    // From the greatest value down: the earliest time at which anybody saw that much.
+    // From the greatest value down: the earliest time at which a client saw that much.
     let mut holes = Vec::new();
     let mut first_seen: Option<(u64, &Call)> = None;
     for value in (1..=most).rev() {
@@ -212,10 +212,10 @@ fn check_holes(calls: &[&Call], makers: &BTreeMap<u64, &Call>) -> Result<(), Str
             holes.extend(first_seen.map(|(at, call)| (value, at, call)));
         }
     }
-    // The k-th value without a maker takes the k-th increment of unknown outcome.
+    // The k-th value without an increment takes the k-th increment with an unknown outcome.
     for (number, (value, at, call)) in holes.into_iter().rev().enumerate() {
         if asked.get(number).is_none_or(|asked| *asked >= at) {
-            return Err(format!("nobody can have made {value}\n  {call}"));
+            return Err(format!("no increment can have made {value}\n  {call}"));
         }
     }
     Ok(())
@@ -225,7 +225,7 @@ fn check_holes(calls: &[&Call], makers: &BTreeMap<u64, &Call>) -> Result<(), Str
 mod tests {
     use super::*;
 
-    /// A history in words: `i1` client increments, `r1` reads, `=1:5` its client 1 is told 5, `x1` fails for certain.
+    /// A history in words: `i1` client 1 increments, `r1` reads, `=1:5` client 1 receives 5, `x1` certainly fails.
     fn check(script: &str) -> Result<(), String> {
         let counters = Counters::new();
         let mut open = BTreeMap::new();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_counter_may_say() {
+    fn valid_counter_histories_are_accepted() {
         for fine in [
             "",
             "i1 =1:1 i2 =2:2 r3 =3:2",
@@ -262,17 +262,17 @@ mod tests {
     }
 
     #[test]
-    fn what_it_may_not_say() {
+    fn invalid_counter_histories_are_rejected() {
         for (wrong, why) in [
             ("i1 =1:1 i2 =2:1", "two increments made 1"),
             ("i1 =1:1 r2 =2:0", "what was known is lost"),
             ("i1 =1:2 i2 =2:1", "what was known is lost"),
-            ("r1 =1:1", "nobody can have made 1"),
-            ("i1 x1 r2 =2:1", "nobody can have made 1"),
-            ("i1 =1:2", "nobody can have made 1"),
-            // The increment of unknown outcome came too late for what was seen.
-            ("i1 =1:2 i2", "nobody can have made 1"),
-            ("i1 i2 =2:3", "nobody can have made 2"),
+            ("r1 =1:1", "no increment can have made 1"),
+            ("i1 x1 r2 =2:1", "no increment can have made 1"),
+            ("i1 =1:2", "no increment can have made 1"),
+            // The increment with an unknown outcome came too late for the observed value.
+            ("i1 =1:2 i2", "no increment can have made 1"),
+            ("i1 i2 =2:3", "no increment can have made 2"),
         ] {
             let said = check(wrong).unwrap_err();
             assert!(said.starts_with(why), "{wrong}: {said}");

@@ -1,20 +1,20 @@
-//! What clients saw, and whether one correct store could have shown it to them.
+//! Client-observed histories, and the check that one correct store could have produced them.
 //!
-//! A [`Recorder`] takes down when each operation began and what its client was told; [`check`] decides whether the
-//! operations can be put in one order that respects real time and in which every answer is right. An operation whose
-//! outcome nobody knows may have happened at any later time, or never. [`Locks`] does the same for locks and the
-//! fencing tokens they hand out, and [`Counters`] for counters.
+//! A [`Recorder`] records when each operation began and the answer of its client; [`check`] decides whether the
+//! operations are linearizable: whether one order respects real time and explains every answer. An operation with an
+//! unknown outcome may have happened at any later time, or never. [`Locks`] does the same for locks and their fencing
+//! tokens, and [`Counters`] for counters.
 //!
-//! Nothing here knows what was tested: the simulator and the tests on real processes use it alike. No clock, no I/O,
-//! no randomness.
+//! Nothing here knows the system under test: the simulator and the tests on real processes both use it. No clock, no
+//! I/O, no randomness.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `record.rs` | operations, outcomes, taking them down |
-//! | `revisions.rs` | what the store's own numbering must fulfil, without any search |
-//! | `search.rs`, `model.rs` | the search for an order |
+//! | `record.rs` | operations, outcomes, recording |
+//! | `revisions.rs` | the rules of the store's revisions, without a search |
+//! | `search.rs`, `model.rs` | the linearizability search |
 //! | `locks.rs` | locks and fencing |
-//! | `counters.rs` | counters, without any search |
+//! | `counters.rs` | counters, without a search |
 //!
 //! ```
 //! use moim_history::{Op, Outcome, Recorder, check};

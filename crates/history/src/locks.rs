@@ -1,28 +1,28 @@
-//! Locks: what their holders may rely on.
+//! Locks: the guarantees for their holders.
 //!
-//! A lock's holder has a fencing token. A holder that was paused may believe it holds the lock when it does not; what
-//! saves the world is that whoever it writes to refuses tokens older than one it has seen. So the promises are about
-//! tokens: never the same twice, always greater for a later holder; and about time only while a holder is certain,
-//! that is until the lease it last renewed can have ended.
+//! A lock holder has a fencing token. A paused holder may believe that it still holds the lock; it is harmless
+//! because the guarded resource refuses tokens older than one it has seen. Therefore the guarantees concern tokens:
+//! never assigned twice, always greater for a later holder. They concern time only while a holder is certain, that is
+//! until the lease it last renewed can have expired.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One time somebody held a lock.
+/// One period in which a client held a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hold {
-    /// Which lock.
+    /// The lock.
     pub lock: String,
-    /// Who.
+    /// The client.
     pub client: u64,
     /// Its fencing token.
     pub token: i64,
-    /// When it asked.
+    /// When it requested the lock.
     pub asked: u64,
-    /// When it was told that it holds the lock.
+    /// When it learned that it holds the lock.
     pub since: u64,
-    /// Until when it was certain: it began to release, or its lease may have ended. `None`: to the end.
+    /// Until when it was certain: it began to release, or its lease may have expired. `None`: to the end.
     pub until: Option<u64>,
 }
 
@@ -40,12 +40,12 @@ impl fmt::Display for Hold {
     }
 }
 
-/// A promise that was broken.
+/// A violated guarantee.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LockViolation {
-    /// Which lock.
+    /// The lock.
     pub lock: String,
-    /// How.
+    /// The violation.
     pub what: String,
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for LockViolation {
 
 impl std::error::Error for LockViolation {}
 
-/// Takes down who held which lock. Usable from many threads; time is a counter that moves at every call.
+/// Records which client held which lock. Usable from many threads; time is a counter that advances at every call.
 #[derive(Default)]
 pub struct Locks {
     inner: Mutex<Inner>,
@@ -67,12 +67,12 @@ pub struct Locks {
 struct Inner {
     now: u64,
     holds: Vec<Hold>,
-    /// Writes that a guarded resource took, in its order: lock, token.
+    /// Writes that a guarded resource accepted, in its order: lock, token.
     accepted: Vec<(String, i64)>,
 }
 
 impl Locks {
-    /// Nobody holds anything.
+    /// Starts without holders.
     pub fn new() -> Self {
         Self::default()
     }
@@ -87,12 +87,12 @@ impl Locks {
         inner.now
     }
 
-    /// A client is about to ask; the answer is for [`Locks::held`].
+    /// A client is about to request a lock; the result is for [`Locks::held`].
     pub fn ask(&self) -> u64 {
         self.tick()
     }
 
-    /// A client that asked was told that it holds the lock; the answer is for [`Locks::uncertain`].
+    /// A client learned that it holds the lock; the result is for [`Locks::uncertain`].
     pub fn held(&self, lock: &str, client: u64, token: i64, asked: u64) -> usize {
         let since = self.tick();
         let mut inner = self.inner();
@@ -100,24 +100,24 @@ impl Locks {
         inner.holds.len() - 1
     }
 
-    /// From here on the holder is not certain any more: call it before a release is sent, and not later than the
-    /// lease can have ended by the holder's own clock.
+    /// From here on the holder is no longer certain: call it before a release is sent, and not later than the lease
+    /// can have expired by the holder's own clock.
     pub fn uncertain(&self, hold: usize) {
         let now = self.tick();
         self.inner().holds[hold].until.get_or_insert(now);
     }
 
-    /// A guarded resource took a write that carried this token.
+    /// A guarded resource accepted a write with this token.
     pub fn accepted(&self, lock: &str, token: i64) {
         self.inner().accepted.push((lock.to_owned(), token));
     }
 
-    /// Who held what.
+    /// All recorded holds.
     pub fn holds(&self) -> Vec<Hold> {
         self.inner().holds.clone()
     }
 
-    /// Whether every promise was kept.
+    /// Checks every guarantee.
     pub fn check(&self) -> Result<(), LockViolation> {
         let inner = self.inner();
         let mut by_lock: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
@@ -140,7 +140,7 @@ impl Locks {
     }
 }
 
-/// `holds` are of one lock, in the order of their `since`.
+/// `holds` are of one lock, ordered by `since`.
 fn check_holds(holds: &[&Hold]) -> Result<(), String> {
     for (at, later) in holds.iter().enumerate() {
         for earlier in &holds[..at] {

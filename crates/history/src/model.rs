@@ -1,14 +1,14 @@
-//! One correct store, small enough to be copied at every step of the search.
+//! The model of one correct store, small enough to be copied at every step of the search.
 //!
-//! Owns what an operation does to it and whether an answer fits. Keys and values are numbers here, and operations are
+//! Owns the effect of an operation, and whether an answer fits. Keys and values are numbers here, and operations are
 //! translated once ([`Names::learn`]). Revisions are part of the state where they are known: a write whose answer was
-//! lost leaves a revision that the next read teaches.
+//! lost leaves an unknown revision that the next read determines.
 
 use std::collections::{BTreeSet, HashMap};
 
 use crate::record::{Compare, Entry, Fate, Seen, Step};
 
-/// Of a cell: not known which.
+/// The revision of a cell is unknown.
 const UNKNOWN: i64 = -1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -18,7 +18,7 @@ struct Cell {
     revision: i64,
 }
 
-/// The store: one cell per key, and the least revision it may have.
+/// The store: one cell per key, and the lower bound of its revision.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct State {
     cells: Vec<Cell>,
@@ -31,10 +31,10 @@ enum Condition {
     Revision(usize, i64),
 }
 
-/// A step and what its client saw of it, where it saw anything.
+/// A step and its observed result, if any.
 #[derive(Clone, Copy)]
 enum Act {
-    /// Reads: a value and its revision, where told.
+    /// A read: a value and its revision, if observed.
     Get(usize, Option<Option<(u32, Option<i64>)>>),
     Put(usize, u32),
     Delete(usize, Option<bool>),
@@ -48,12 +48,12 @@ impl Act {
     }
 }
 
-/// An operation in numbers.
+/// A translated operation.
 pub(crate) struct Plan {
     conditions: Vec<Condition>,
     then: Vec<Act>,
     otherwise: Vec<Act>,
-    /// Which branch was done, where known.
+    /// The executed branch, if known.
     succeeded: Option<bool>,
     /// The revision of its answer.
     pub(crate) told: Option<i64>,
@@ -69,13 +69,13 @@ impl Plan {
             .map(|acts| acts.iter().filter(|act| !matches!(act, Act::Get(..))).map(|act| act.key()).collect())
     }
 
-    /// Whether what it does hangs on the state.
+    /// True if its effect depends on the state.
     pub(crate) fn is_conditional(&self) -> bool {
         !self.conditions.is_empty()
     }
 }
 
-/// Numbers for the keys and values of a group of operations.
+/// The numbering of the keys and values of a group of operations.
 #[derive(Default)]
 pub(crate) struct Names {
     keys: HashMap<String, usize>,
@@ -85,7 +85,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Translates an operation, taking in its names.
+    /// Translates an operation, adding its names.
     pub(crate) fn learn(&mut self, entry: &Entry) -> Plan {
         let outcome = match &entry.fate {
             Fate::Ok { outcome, .. } => Some(outcome),
@@ -150,7 +150,7 @@ impl Names {
         number
     }
 
-    /// The keys, for people.
+    /// The keys, for messages.
     pub(crate) fn keys(&self) -> &[String] {
         &self.key_names
     }
@@ -160,7 +160,7 @@ impl Names {
         State { cells: vec![Cell { value: None, revision: 0 }; self.key_names.len()], revision: 0 }
     }
 
-    /// A state, for people.
+    /// A state, for messages.
     pub(crate) fn describe(&self, state: &State) -> String {
         let cell = |(key, cell): (&String, &Cell)| match cell.value {
             None => format!("{key} is absent"),
@@ -172,7 +172,7 @@ impl Names {
 }
 
 impl State {
-    /// Whether a condition holds; `None` when it hangs on a revision that nobody knows.
+    /// True if a condition holds; `None` if it depends on an unknown revision.
     fn holds(&self, condition: Condition) -> Option<bool> {
         match condition {
             Condition::Value(key, expected) => Some(self.cells[key].value == expected),
@@ -181,8 +181,8 @@ impl State {
         }
     }
 
-    /// The states an operation may lead to, given what its client saw; empty when it cannot happen here. More than
-    /// one only where a condition looks at a revision that nobody knows.
+    /// The states that an operation may lead to, given its observed answer; empty if it cannot happen here. More than
+    /// one only if a condition depends on an unknown revision.
     pub(crate) fn step(&self, plan: &Plan) -> Vec<State> {
         let mut known = Some(true);
         for condition in &plan.conditions {
@@ -210,7 +210,7 @@ impl State {
         after
     }
 
-    /// A condition held: revisions it named are known now.
+    /// A condition held: the revisions that it names are known now.
     fn teach(&mut self, plan: &Plan) {
         for condition in &plan.conditions {
             if let Condition::Revision(key, revision) = condition {
@@ -240,7 +240,7 @@ impl State {
                 }
             }
         }
-        // A write whose revision nobody knows asks for none: the search may place it later than it was.
+        // A write with an unknown revision requires none: the search may place it later than it happened.
         let least = self.revision + i64::from(changed && told.is_some());
         self.revision = match told {
             Some(told) if told < least => return None,
@@ -252,7 +252,7 @@ impl State {
 }
 
 impl Cell {
-    /// Whether a read may find this; learns the revision where it was not known.
+    /// True if a read may return this; records the revision if it was unknown.
     fn read(&mut self, found: Option<(u32, Option<i64>)>) -> Option<()> {
         match (self.value, found) {
             (None, None) => Some(()),

@@ -1,8 +1,8 @@
-//! Operations on a key-value store, their outcomes, and the taking down of both.
+//! Operations on a key-value store, their outcomes, and the recording of both.
 //!
-//! Time is a counter that moves at every call of the recorder: an operation is before another when its client had the
-//! answer before the other one was sent. Record [`Recorder::invoke`] before anything leaves the client and the answer
-//! after it is complete; the other way round hides real errors or invents some.
+//! Time is a counter that advances at every call of the recorder: an operation precedes another if its client had the
+//! answer before the other one was sent. Record [`Recorder::invoke`] before anything leaves the client, and the
+//! answer after it is complete; the reverse hides real errors or invents some.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,9 +12,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub enum Step {
     /// Reads a key.
     Get(String),
-    /// Gives a key a value.
+    /// Writes a value to a key.
     Put(String, String),
-    /// Takes a key away.
+    /// Deletes a key.
     Delete(String),
 }
 
@@ -44,14 +44,14 @@ impl Compare {
     }
 }
 
-/// An operation: the steps of one branch, done at one moment. Without conditions the first branch is done.
+/// An operation: the steps of one branch, executed atomically. Without conditions the first branch is executed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Op {
     /// All of them must hold for the first branch.
     pub compares: Vec<Compare>,
-    /// What is done when they hold.
+    /// The steps if they hold.
     pub then: Vec<Step>,
-    /// What is done when one does not.
+    /// The steps if one does not.
     pub otherwise: Vec<Step>,
 }
 
@@ -65,17 +65,17 @@ impl Op {
         Self::single(Step::Get(key.into()))
     }
 
-    /// Gives a key a value. Values that are written once only make every mistake visible.
+    /// Writes a value to a key. Values that are written only once make every error visible.
     pub fn put(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self::single(Step::Put(key.into(), value.into()))
     }
 
-    /// Takes a key away.
+    /// Deletes a key.
     pub fn delete(key: impl Into<String>) -> Self {
         Self::single(Step::Delete(key.into()))
     }
 
-    /// Gives a key a value if it holds `expected`.
+    /// Compare-and-swap: writes a value if the key holds `expected`.
     pub fn cas(key: impl Into<String>, expected: Option<&str>, value: impl Into<String>) -> Self {
         let key = key.into();
         let compares = vec![Compare::Value(key.clone(), expected.map(str::to_owned))];
@@ -88,7 +88,7 @@ impl Op {
         self.compares.iter().map(Compare::key).chain(steps)
     }
 
-    /// Whether it can change anything.
+    /// True if it can change anything.
     pub fn can_write(&self) -> bool {
         self.then.iter().chain(&self.otherwise).any(|step| !matches!(step, Step::Get(_)))
     }
@@ -132,12 +132,12 @@ impl fmt::Display for Op {
     }
 }
 
-/// What a read found.
+/// The result of a read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     /// The value.
     pub value: String,
-    /// The revision of its last change, where the client was told.
+    /// The mod revision, if the client observed it.
     pub mod_revision: Option<i64>,
 }
 
@@ -148,30 +148,30 @@ impl Found {
     }
 }
 
-/// What a client saw of one step.
+/// The observed result of one step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Seen {
-    /// What a read found.
+    /// The result of a read.
     Got(Option<Found>),
-    /// A put has nothing to say.
+    /// A put returns nothing.
     Put,
-    /// Whether the key was there; `None` when the client was not told.
+    /// True if the key existed; `None` if the client did not observe it.
     Deleted(Option<bool>),
 }
 
-/// What a client was told.
+/// The answer of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// Which branch was done. Always true without conditions.
+    /// The executed branch. Always true without conditions.
     pub succeeded: bool,
-    /// The store's revision at the operation, as its answer said: of the change itself if it changed something.
+    /// The store's revision at the operation, from its answer: that of the change itself if it changed something.
     pub revision: Option<i64>,
-    /// What the steps of that branch saw; empty when the client did not look.
+    /// The observed results of that branch's steps; empty if the client did not look.
     pub seen: Vec<Seen>,
 }
 
 impl Outcome {
-    /// A put, or a transaction without reads, that was done at this revision.
+    /// A put, or a transaction without reads, executed at this revision.
     pub fn wrote(revision: i64) -> Self {
         Self { succeeded: true, revision: Some(revision), seen: Vec::new() }
     }
@@ -192,18 +192,18 @@ impl Outcome {
     }
 }
 
-/// How an operation ended.
+/// The outcome of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// Nobody knows: it may have happened, or happen later, or never. What is still under way counts as this.
+    /// Unknown: it may have happened, or happen later, or never. Operations in flight count as this.
     Unknown,
     /// It did not happen and never will.
     Failed,
     /// The client had this answer at this time.
     Ok {
-        /// When.
+        /// The time of the answer.
         at: u64,
-        /// What it said.
+        /// The answer.
         outcome: Outcome,
     },
 }
@@ -211,13 +211,13 @@ pub enum Fate {
 /// One operation of a history.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Who asked.
+    /// The client that invoked it.
     pub client: u64,
-    /// When.
+    /// The time of the invocation.
     pub invoked: u64,
-    /// What for.
+    /// The operation.
     pub op: Op,
-    /// How it ended.
+    /// Its outcome.
     pub fate: Fate,
 }
 
@@ -257,18 +257,18 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A name for an operation under way.
+/// The id of an operation in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpId(usize);
 
-/// What happened.
+/// A recorded history.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct History {
-    /// In the order in which they were invoked.
+    /// In invocation order.
     pub entries: Vec<Entry>,
 }
 
-/// Takes down what clients do. Usable from many threads.
+/// Records the operations of clients. Usable from many threads.
 #[derive(Default)]
 pub struct Recorder {
     inner: Mutex<Inner>,
@@ -281,7 +281,7 @@ struct Inner {
 }
 
 impl Recorder {
-    /// An empty one.
+    /// An empty recorder.
     pub fn new() -> Self {
         Self::default()
     }
@@ -290,7 +290,7 @@ impl Recorder {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client is about to ask. Until it is told otherwise the outcome is unknown.
+    /// A client is about to send an operation. Its outcome is unknown until recorded.
     pub fn invoke(&self, client: u64, op: Op) -> OpId {
         let mut inner = self.inner();
         inner.now += 1;
@@ -299,7 +299,7 @@ impl Recorder {
         OpId(inner.history.entries.len() - 1)
     }
 
-    /// The client has its answer.
+    /// The client received its answer.
     pub fn ok(&self, id: OpId, outcome: Outcome) {
         let mut inner = self.inner();
         inner.now += 1;
@@ -313,12 +313,12 @@ impl Recorder {
         self.inner().history.entries[id.0].fate = Fate::Failed;
     }
 
-    /// The outcome is not known and will not be.
+    /// The outcome is unknown and will stay so.
     pub fn unknown(&self, id: OpId) {
         self.inner().history.entries[id.0].fate = Fate::Unknown;
     }
 
-    /// What was taken down so far.
+    /// The history recorded so far.
     pub fn history(&self) -> History {
         self.inner().history.clone()
     }

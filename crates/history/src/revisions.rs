@@ -1,9 +1,9 @@
-//! What the store's own numbering must fulfil, found without any search.
+//! The rules of the store's revisions, checked without a search.
 //!
-//! Every change has its own revision, later ones have greater ones, and an answer carries the revision of the store at
-//! the moment it speaks of. So an answer that goes back behind one that was already known, a revision given twice, or
-//! a read that misses a change between what it found and what it claims to know, is wrong whatever else happened. This
-//! looks across all keys at once, which the search does not.
+//! Every change has its own revision, later changes have greater ones, and an answer carries the store's revision at
+//! its time. Therefore an answer below an already known revision, a revision that was assigned twice, or a read that
+//! misses a change between what it found and the revision it claims, is wrong in any order. This check covers all
+//! keys at once, which the search does not.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ impl Told<'_> {
         if self.outcome.succeeded { &self.entry.op.then } else { &self.entry.op.otherwise }
     }
 
-    /// Whether it certainly changed something.
+    /// True if it certainly changed something.
     fn wrote(&self) -> bool {
         let changes = |(at, step): (usize, &Step)| match step {
             Step::Get(_) => false,
@@ -44,7 +44,7 @@ fn told<'a>(history: &'a History) -> Vec<Told<'a>> {
     history.entries.iter().filter_map(of).collect()
 }
 
-/// Looks at the whole history.
+/// Checks the whole history.
 pub(crate) fn check(history: &History) -> Result<(), Counterexample> {
     let told = told(history);
     unique(&told)?;
@@ -71,7 +71,7 @@ fn never_back(told: &[Told<'_>]) -> Result<(), Counterexample> {
     by_return.sort_by_key(|op| op.returned);
     let mut returned = by_return.into_iter().peekable();
     let mut known: Option<&Told<'_>> = None;
-    // In the order of their invocations.
+    // In invocation order.
     for op in told {
         while let Some(before) = returned.next_if(|before| before.returned < op.entry.invoked) {
             if known.is_none_or(|known| known.revision < before.revision) {
@@ -89,7 +89,7 @@ fn never_back(told: &[Told<'_>]) -> Result<(), Counterexample> {
     Ok(())
 }
 
-/// What a change left in a key: a value, or nothing.
+/// The result of a change of a key: a value, or nothing.
 type Changes<'a> = BTreeMap<&'a str, BTreeMap<i64, (Option<&'a str>, &'a Entry)>>;
 
 fn reads_miss_nothing(told: &[Told<'_>]) -> Result<(), Counterexample> {
@@ -105,7 +105,7 @@ fn reads_miss_nothing(told: &[Told<'_>]) -> Result<(), Counterexample> {
         }
     }
     for op in told {
-        // Inside a transaction that writes, a read may come before or after the write: the search looks at those.
+        // Inside a transaction that writes, a read may come before or after the write: the search checks those.
         if op.wrote() {
             continue;
         }

@@ -1,17 +1,18 @@
-//! The search for an order in which every answer is right.
+//! The linearizability search: an order in which every answer is right.
 //!
-//! After Wing and Gong, with Lowe's memory: walk the operations in time order; of those that may come next (invoked
-//! before the earliest answer not yet placed), place one whose answer fits the state, go on, and step back where
-//! nothing fits; never visit the same set of placed operations with the same state twice. Keys that no operation
-//! touches together are searched apart, because linearizability is local.
+//! After Wing and Gong, with Lowe's memoization: walk the operations in time order; of those that may come next
+//! (invoked before the earliest answer not yet placed), place one whose answer fits the state, continue, and
+//! backtrack where nothing fits; never visit the same set of placed operations with the same state twice. Keys that
+//! no operation touches together are searched separately, because linearizability is local.
 //!
-//! An operation with an unknown outcome may be placed at any time after its invocation, and need not be placed. One
-//! whose keys nobody writes in part is placed only right before an operation that does not fit without it. Nothing is
-//! lost by that: until somebody needs it, it can move behind an operation that leaves its keys alone, and one that
-//! overwrites its keys makes it needless. Other unknown operations are candidates at any time, after all others.
+//! An operation with an unknown outcome may be placed at any time after its invocation, and need not be placed. If
+//! every write to its keys writes all of them, it is placed only directly before an operation that does not fit
+//! without it. Nothing is lost by that: until an operation needs it, it can move behind an operation that leaves its
+//! keys alone, and one that overwrites its keys makes it redundant. Other unknown operations are candidates at any
+//! time, after all others.
 //!
-//! Limit: the problem is NP-complete. A history with many unknown outcomes on several keys, or many that overlap, can
-//! exceed the bound on visited states; it is then reported as not shown, which is an error too.
+//! Limit: the problem is NP-complete. A history with many unknown outcomes on several keys, or many overlapping ones,
+//! can exceed the bound on visited states; it is then reported as undecided, which is an error too.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt;
@@ -20,17 +21,17 @@ use crate::model::{Names, Plan, State};
 use crate::record::{Entry, Fate, History};
 use crate::revisions;
 
-/// Visited states after which a search gives up.
+/// The number of visited states after which a search gives up.
 const MAX_STATES: usize = 2_000_000;
-/// Lines of the placed order that a counterexample shows.
+/// The number of placed operations that a counterexample shows.
 const SHOWN: usize = 12;
 
 /// Why no correct store can have given these answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counterexample {
-    /// In one sentence.
+    /// A one-sentence summary.
     pub what: String,
-    /// The operations it rests on.
+    /// The operations involved.
     pub lines: Vec<String>,
 }
 
@@ -46,12 +47,12 @@ impl fmt::Display for Counterexample {
 
 impl std::error::Error for Counterexample {}
 
-/// Whether one correct store can have given all these answers.
+/// Checks whether one correct store can have given all these answers.
 pub fn check(history: &History) -> Result<(), Counterexample> {
     check_bounded(history, MAX_STATES)
 }
 
-/// As [`check`], giving up after this many visited states in one group of keys.
+/// Like [`check`], giving up after this many visited states per group of keys.
 pub fn check_bounded(history: &History, max_states: usize) -> Result<(), Counterexample> {
     revisions::check(history)?;
     for group in groups(history) {
@@ -60,7 +61,7 @@ pub fn check_bounded(history: &History, max_states: usize) -> Result<(), Counter
     Ok(())
 }
 
-/// The operations that matter, by keys that some operation touches together.
+/// The relevant operations, grouped by keys that some operation touches together.
 fn groups(history: &History) -> Vec<Vec<&Entry>> {
     let matters = |entry: &&Entry| match entry.fate {
         Fate::Failed => false,
@@ -102,7 +103,7 @@ fn groups(history: &History) -> Vec<Vec<&Entry>> {
     groups.into_values().collect()
 }
 
-/// A set of operations, without its full beginning: long histories have long ones.
+/// A set of operations, without its full prefix: long histories have long ones.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Placed {
     full: usize,
@@ -110,13 +111,13 @@ struct Placed {
     unknown: Box<[usize]>,
 }
 
-/// Operations to place one right after the other, and the state after them.
+/// Operations to place directly after each other, and the state after them.
 struct Candidate {
     ops: Vec<usize>,
     after: State,
 }
 
-/// A choice that was made: what was placed, and what else could have been.
+/// A choice: the placed candidate, and its alternatives.
 struct Choice {
     placed: Vec<usize>,
     /// The state before it.
@@ -125,34 +126,34 @@ struct Choice {
     rest: Vec<Candidate>,
 }
 
-/// The furthest a search came.
+/// The longest order found so far.
 struct Best {
     open: usize,
     order: Vec<usize>,
     state: State,
-    /// What could have come next and did not fit.
+    /// The operations that could have come next and did not fit.
     next: Vec<usize>,
 }
 
-/// Operations are named by their place in `entries`: first those with an answer, then the others, each in the order
-/// of their invocations.
+/// Operations are indexed by their position in `entries`: first those with an answer, then the others, each in
+/// invocation order.
 struct Search<'a> {
     entries: Vec<&'a Entry>,
     plans: Vec<Plan>,
-    /// How many have an answer.
+    /// The number of operations with an answer.
     answered: usize,
     names: Names,
-    /// Which of them touch only keys that nobody writes in part.
+    /// The operations whose keys are never written in part.
     whole: Vec<bool>,
-    /// Which of those with an answer are placed.
+    /// The placed operations with an answer.
     bits: Vec<u64>,
-    /// Which of the others are, ascending.
+    /// The placed operations without an answer, ascending.
     used: Vec<usize>,
     state: State,
     choices: Vec<Choice>,
     seen: HashSet<(Placed, State)>,
     max_states: usize,
-    /// Operations with an answer that are not placed yet.
+    /// The number of answered operations that are not placed yet.
     open: usize,
     best: Best,
 }
@@ -234,15 +235,15 @@ impl<'a> Search<'a> {
         Placed { full, words: self.bits[full..end].into(), unknown: self.used.as_slice().into() }
     }
 
-    /// Words at the beginning in which everything is placed.
+    /// The number of leading words in which everything is placed.
     fn full(&self) -> usize {
         self.bits.iter().take_while(|word| **word == u64::MAX).count()
     }
 
-    /// What may come next, the best last.
+    /// The candidates for the next place, the best last.
     fn candidates(&mut self) -> Vec<Candidate> {
         let (known, unknown) = self.pending();
-        // Whoever was told the least revision comes first: behind a greater one it never fits.
+        // The operation with the least observed revision comes first: behind a greater one it never fits.
         let least = known.iter().filter_map(|at| self.plans[*at].told).min();
         let first = |at: &usize| self.plans[*at].told.is_none_or(|told| Some(told) <= least);
         let mut all = Vec::new();
@@ -268,8 +269,8 @@ impl<'a> Search<'a> {
         all
     }
 
-    /// Finds unknown operations on keys of `wanted` after which it fits, the shortest chains first and one chain for
-    /// each state. A chain grows only by operations with conditions: any other makes what came before it needless.
+    /// Finds unknown operations on keys of `wanted` after which it fits, the shortest chains first and one chain per
+    /// state. A chain grows only by conditional operations: any other makes its predecessors redundant.
     fn with_help(&self, wanted: usize, unknown: &[usize], found: &mut Vec<Candidate>) {
         let mut visited = HashSet::from([self.state.clone()]);
         let mut open = VecDeque::from([(self.state.clone(), Vec::new())]);
@@ -297,7 +298,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Operations invoked before the earliest answer not placed, with an answer and without.
+    /// Operations invoked before the earliest unplaced answer, with and without an answer.
     fn pending(&self) -> (Vec<usize>, Vec<usize>) {
         let mut deadline = u64::MAX;
         let mut known = Vec::new();
@@ -332,7 +333,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Of each operation, whether every write to one of its keys writes all of them.
+/// For each operation, whether every write to one of its keys writes all of them.
 fn whole(plans: &[Plan]) -> Vec<bool> {
     let writes: BTreeSet<BTreeSet<usize>> = plans.iter().flat_map(Plan::write_sets).collect();
     let is_whole = |plan: &Plan| {

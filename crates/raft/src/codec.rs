@@ -1,7 +1,7 @@
-//! Bytes of everything this crate writes to disk or sends to a peer.
+//! The encoding of everything this crate writes to disk or sends to a peer.
 //!
-//! Little-endian, lengths before contents. [`Input`] never trusts a length: what does not fit is [`Malformed`], and
-//! nothing is allocated for it. Formats on disk are pinned by tests; a change needs a new version or a new kind.
+//! Little-endian, length-prefixed. [`Input`] never trusts a length: a value that does not fit is [`Malformed`], and
+//! nothing is allocated for it. On-disk formats are pinned by tests; a change needs a new version or a new kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use openraft::BasicNode;
 
 use crate::types::{Entry, LogId, Membership, Payload, Proposal, SnapshotMeta, StoredMembership, Vote};
 
-/// Bytes that do not say what they should.
+/// Bytes that cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed bytes")]
 pub(crate) struct Malformed;
@@ -23,7 +23,7 @@ impl From<Malformed> for std::io::Error {
 
 pub(crate) type Decoded<T> = Result<T, Malformed>;
 
-/// Takes values off the front of some bytes.
+/// Decodes values from the front of a buffer.
 pub(crate) struct Input {
     bytes: Bytes,
 }
@@ -60,7 +60,7 @@ impl Input {
         Ok(self.bytes.get_u64_le())
     }
 
-    /// A count of things that take at least `each` bytes.
+    /// A count of items of at least `each` bytes.
     fn count(&mut self, each: usize) -> Decoded<usize> {
         let count = usize::try_from(self.u32()?).map_err(|_| Malformed)?;
         self.need(count.checked_mul(each).ok_or(Malformed)?)?;
@@ -80,7 +80,7 @@ impl Input {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Nothing may be left.
+    /// Fails if bytes are left.
     pub(crate) fn end(self) -> Decoded<()> {
         if self.bytes.is_empty() { Ok(()) } else { Err(Malformed) }
     }
@@ -168,7 +168,7 @@ const BLANK: u8 = 0;
 const NORMAL: u8 = 1;
 const MEMBERSHIP: u8 = 2;
 
-/// Kind, term, index, content.
+/// Encodes kind, term, index, content.
 pub(crate) fn put_entry(out: &mut BytesMut, entry: &Entry) {
     match &entry.payload {
         Payload::Blank => {
@@ -202,7 +202,7 @@ pub(crate) fn entry(bytes: Bytes) -> Decoded<Entry> {
     Ok(Entry { log_id, payload })
 }
 
-/// How many bytes an entry takes, near enough for budgets.
+/// The approximate size of an entry, for budgets.
 pub(crate) fn entry_len(entry: &Entry) -> usize {
     const HEADER: usize = 17;
     match &entry.payload {

@@ -1,10 +1,10 @@
-//! One member of one Raft group: what the rest of the program asks of it, and what its peers ask.
+//! One member of one Raft group: its interface for the rest of the program, and for its peers.
 //!
-//! Errors say what is known: [`GroupError::Unknown`] is the answer whenever an entry may still come to be, because a
-//! caller who repeats a proposal must first know that the old one is dead.
+//! Errors state what is known: [`GroupError::Unknown`] is returned whenever an entry may still be committed, because
+//! a caller that repeats a proposal must first know that the old one is dead.
 //!
-//! A member without a log gives no vote. Every initial member is initialised with the same list, everybody else
-//! joins as a learner; so a folder that lost its content cannot elect anybody.
+//! A member without a log grants no vote. Every initial member is initialised with the same list, every other member
+//! joins as a learner; therefore a directory that lost its content cannot elect a leader.
 
 mod options;
 mod quorum;
@@ -36,13 +36,13 @@ use crate::types::{
     Applied, GroupError, GroupMetrics, Leadership, Member, OpenError, Proposal, Role, Types, VoterId,
 };
 
-/// A learner may lag this many entries when it is given a vote: more, and the group could lose its quorum of
-/// up-to-date members by the promotion.
+/// The maximum lag of a learner at its promotion, in entries: with more, the promotion could cost the group its
+/// quorum of up-to-date members.
 const PROMOTE_LAG: u64 = 1_000;
 
-/// Why a leader withholds appends and heartbeats: its disk does not work.
+/// A leader withholds appends and heartbeats because its disk does not work.
 const MUTED_BY_DISK: u8 = 1;
-/// No quorum answers it.
+/// A leader withholds them because no quorum answers it.
 const MUTED_NO_QUORUM: u8 = 2;
 
 /// A handle to this process's member of a group.
@@ -52,8 +52,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Opens the member from what is on disk, or as an empty one, and starts it. Needs a tokio runtime, whose tasks
-    /// carry it from then on.
+    /// Opens the member from its data on disk, or as an empty one, and starts it. Needs a tokio runtime, which runs
+    /// its tasks from then on.
     pub async fn open(
         host: &Host,
         options: GroupOptions,
@@ -107,7 +107,7 @@ impl Group {
         self.core.options.voter
     }
 
-    /// Founds the group. Every founding member is told the same list, and only when all of them are known to be
+    /// Initialises the group. Every founding member gets the same list, and only when all of them are known to be
     /// empty.
     pub async fn initialize(&self, members: &[Member]) -> Result<(), GroupError> {
         let nodes: BTreeMap<u64, BasicNode> =
@@ -121,13 +121,13 @@ impl Group {
         }
     }
 
-    /// Whether this member has a log or a vote: it was initialised, or it has joined. Asks the member itself, so it is
-    /// right from the first moment on.
+    /// True if this member has a log or a vote: it was initialised, or it has joined. Queries the member itself, so
+    /// it is correct from the start.
     pub async fn has_begun(&self) -> Result<bool, GroupError> {
         self.raft().is_initialized().await.map_err(|error| stopped(&error))
     }
 
-    /// This folder is the newest state of its voter: from now on the member takes part. See
+    /// Confirms that this directory is the newest state of its voter: from now on the member participates. See
     /// [`GroupOptions::unconfirmed`].
     pub fn confirm(&self) {
         if !self.core.confirmed.swap(true, Ordering::Release) {
@@ -135,23 +135,23 @@ impl Group {
         }
     }
 
-    /// The last entry of the log, those that were purged included.
+    /// The last log index, including purged entries.
     pub fn last_index(&self) -> Option<u64> {
         self.core.log.last_index()
     }
 
-    /// The last entry that is committed and on stable storage here: no crash of this node takes it away.
+    /// The last index that is committed and on stable storage here: no crash of this node can lose it.
     pub fn settled_index(&self) -> Option<u64> {
         let committed = self.metrics().committed?;
         self.core.log.durable_index().map(|durable| durable.min(committed))
     }
 
-    /// Whether this member is known to have a log; right after it was opened that may not be known yet.
+    /// True if this member is known to have a log; directly after the open that may not be known yet.
     pub fn is_initialized(&self) -> bool {
         self.core.has_log()
     }
 
-    /// Replicates an entry and applies it. On the leader only.
+    /// Proposes an entry: replicates and applies it. On the leader only.
     pub async fn propose(&self, entry: Bytes) -> Result<Applied, GroupError> {
         self.check_proposal(&entry)?;
         let written = self.raft().client_write(Proposal(entry));
@@ -169,9 +169,9 @@ impl Group {
         if self.core.store.is_exhausted() { Err(GroupError::Full) } else { Ok(()) }
     }
 
-    /// Like [`Group::propose`], but only if this member still leads in `term`: what a leader decides by its own clock
-    /// must not be done in the name of another's. And once an entry of a later term is applied, it is known what
-    /// became of this one.
+    /// Like [`Group::propose`], but only if this member still leads in `term`: a decision based on one leader's clock
+    /// must not be executed under another leader. Once an entry of a later term is applied, the outcome of this one
+    /// is known.
     pub async fn propose_in_term(&self, term: u64, entry: Bytes) -> Result<Applied, GroupError> {
         self.check_proposal(&entry)?;
         let (responder, done) = ProgressResponder::complete_only();
@@ -189,7 +189,7 @@ impl Group {
         tokio::time::timeout(timeout, written).await.unwrap_or(Err(GroupError::Unknown))
     }
 
-    /// The index up to which a read must wait to see everything that was acknowledged anywhere before the call. On
+    /// The read index: a read that waits for it sees everything that was acknowledged anywhere before the call. On
     /// any member: followers ask the leader.
     pub async fn read_point(&self) -> Result<u64, GroupError> {
         #[cfg(feature = "planted")]
@@ -204,8 +204,8 @@ impl Group {
         }
     }
 
-    /// Returns when the state here contains everything that was acknowledged anywhere before the call; answers the
-    /// index it has reached. On any member.
+    /// Returns when the local state includes everything that was acknowledged anywhere before the call, with the
+    /// applied index. On any member.
     pub async fn linearizable(&self) -> Result<u64, GroupError> {
         let index = self.read_point().await?;
         let timeout = Some(self.core.options.proposal_timeout);
@@ -214,7 +214,7 @@ impl Group {
         Ok(index)
     }
 
-    /// Confirms with a quorum that this member leads, and answers the index a read must wait for.
+    /// Confirms with a quorum that this member leads, and returns the read index.
     pub async fn read_index(&self) -> Result<u64, GroupError> {
         match self.raft().get_read_linearizer(ReadPolicy::ReadIndex).await {
             Ok(linearizer) => Ok(linearizer.read_log_id().index()),
@@ -240,12 +240,12 @@ impl Group {
         }
     }
 
-    /// The leader this member knows of.
+    /// The known leader.
     pub fn leader(&self) -> Option<Member> {
         self.leader_in_term().map(|(_, leader)| leader)
     }
 
-    /// The leader this member knows of, and the term it leads in.
+    /// The known leader and its term.
     pub fn leader_in_term(&self) -> Option<(u64, Member)> {
         let metrics = self.raft().metrics();
         let metrics = metrics.borrow_watched();
@@ -254,23 +254,23 @@ impl Group {
         Some((metrics.current_term, Member { id: VoterId(id), address: node.addr.clone() }))
     }
 
-    /// Whether this member believes it leads. Only [`Group::read_index`] knows.
+    /// True if this member believes that it leads. Only [`Group::read_index`] proves it.
     pub fn is_leader(&self) -> bool {
         self.raft().is_leader()
     }
 
-    /// Changes of leadership, from now on.
+    /// Leadership changes, from now on.
     pub fn leader_changes(&self) -> LeaderWatch {
         LeaderWatch { metrics: self.raft().server_metrics(), seen: None }
     }
 
-    /// Adds a member without a vote; it catches up by itself. Adding it again is fine.
+    /// Adds a learner; it catches up by itself. Adding it again has no effect.
     pub async fn add_learner(&self, member: &Member) -> Result<(), GroupError> {
         let node = BasicNode::new(&member.address);
         self.changed(self.raft().add_learner(member.id.0, node, false)).await
     }
 
-    /// Gives learners a vote, through a joint configuration. Refused while one of them is far behind.
+    /// Promotes learners to voters, through a joint configuration. Refused while one of them lags far behind.
     pub async fn promote(&self, learners: &[VoterId]) -> Result<(), GroupError> {
         let metrics = self.metrics();
         for learner in learners {
@@ -284,7 +284,7 @@ impl Group {
         self.changed(self.raft().change_membership(ChangeMembers::AddVoterIds(ids), true)).await
     }
 
-    /// Removes a member, voter or learner. Its id is never used again.
+    /// Removes a member, voter or learner. Its id is never reused.
     pub async fn remove(&self, member: VoterId) -> Result<(), GroupError> {
         let ids = BTreeSet::from([member.0]);
         let is_voter = self.metrics().voters.iter().any(|voter| voter.id == member);
@@ -293,19 +293,19 @@ impl Group {
         self.changed(self.raft().change_membership(change, false)).await
     }
 
-    /// Changes who votes, in one step, through a joint configuration. All of them must be members already; those that
-    /// lose their vote stay as learners.
+    /// Changes the voters in one step, through a joint configuration. All of them must be members already; demoted
+    /// voters stay as learners.
     pub async fn set_voters(&self, voters: &BTreeSet<VoterId>) -> Result<(), GroupError> {
         let ids: BTreeSet<u64> = voters.iter().map(|voter| voter.0).collect();
         self.changed(self.raft().change_membership(ChangeMembers::ReplaceAllVoters(ids), true)).await
     }
 
-    /// Stands for election at once instead of waiting for a leader to show up. For a voter that knows it has no peers.
+    /// Starts an election at once instead of waiting for a leader. For a voter that knows it has no peers.
     pub async fn campaign(&self) -> Result<(), GroupError> {
         self.raft().trigger().elect(false).await.map_err(|error| stopped(&error))
     }
 
-    /// Tells the members that one of them is reached elsewhere now.
+    /// Changes the address of a member.
     pub async fn set_address(&self, member: &Member) -> Result<(), GroupError> {
         let nodes = BTreeMap::from([(member.id.0, BasicNode::new(&member.address))]);
         self.changed(self.raft().change_membership(ChangeMembers::SetNodes(nodes), true)).await
@@ -322,13 +322,13 @@ impl Group {
         }
     }
 
-    /// Whether this member has begun to hand over its leadership of `term`. From then on a quorum's confirmation proves
+    /// True if this member has started a leadership transfer in `term`. From then on a quorum's confirmation proves
     /// nothing about the next moment: another leader can be elected at once.
     pub fn has_transferred(&self, term: u64) -> bool {
         self.core.transferred_term.load(Ordering::SeqCst) >= term
     }
 
-    /// Hands leadership to a voter that is up to date, and returns when it leads.
+    /// Transfers leadership to an up-to-date voter, and returns when it leads.
     pub async fn transfer_leadership(&self, to: VoterId) -> Result<(), GroupError> {
         if !self.is_leader() {
             return Err(GroupError::NotLeader { leader: self.leader() });
@@ -336,7 +336,7 @@ impl Group {
         if !self.metrics().voters.iter().any(|voter| voter.id == to) {
             return Err(GroupError::Refused(format!("{to} is not a voter")));
         }
-        // Before the message leaves: the target is elected without waiting for this leader's lease to run out.
+        // Before the message is sent: the target is elected without waiting for this leader's lease to expire.
         let term = self.raft().metrics().borrow_watched().current_term;
         self.core.transferred_term.fetch_max(term, Ordering::SeqCst);
         self.raft().trigger().transfer_leader(to.0).await.map_err(|error| stopped(&error))?;
@@ -347,8 +347,8 @@ impl Group {
         }
     }
 
-    /// Whether this member stands for election. One whose disk does not work must not: it could not sync its own log.
-    /// Its vote does not depend on it.
+    /// Sets whether this member starts elections. A member whose disk does not work must not: it could not sync its
+    /// own log. Its vote is unaffected.
     pub fn set_electable(&self, electable: bool) {
         self.raft().runtime_config().elect(electable);
         if electable {
@@ -356,9 +356,9 @@ impl Group {
         }
     }
 
-    /// Gives leadership up without the help of this member's disk: asks a voter to stand for election at once, and if it
-    /// has not taken over after `patience`, appends and heartbeats are withheld, so that the others elect one of
-    /// themselves. The caller knows a quorum of other voters that works. Ended by `set_electable(true)`.
+    /// Gives up leadership without using this member's disk: asks a voter to start an election at once. If it has not
+    /// taken over after `patience`, appends and heartbeats are withheld, so that the other members elect a leader.
+    /// The caller knows a working quorum of other voters. Ended by `set_electable(true)`.
     pub async fn step_down(&self, to: VoterId, patience: Duration) {
         self.set_electable(false);
         match tokio::time::timeout(patience, self.transfer_leadership(to)).await {
@@ -372,8 +372,8 @@ impl Group {
         }
     }
 
-    /// Drops the log up to the newest snapshot, for want of space: members that are a little late get the snapshot
-    /// instead. Takes a snapshot first if there is something to drop it for.
+    /// Purges the log up to the newest snapshot, to free disk space: members that lag slightly get the snapshot
+    /// instead. Takes a snapshot first if that allows a purge.
     pub async fn free_log(&self) -> Result<(), GroupError> {
         let metrics = self.metrics();
         if metrics.snapshot < metrics.applied {
@@ -385,23 +385,23 @@ impl Group {
         }
     }
 
-    /// Asks for a snapshot of what is applied now, and for the log before it to go.
+    /// Requests a snapshot of the applied state, and a purge of the log before it.
     pub async fn snapshot(&self) -> Result<(), GroupError> {
         self.raft().trigger().snapshot().await.map_err(|error| stopped(&error))
     }
 
-    /// Whether the last snapshot could not be written: the log grows until [`Group::snapshot`] makes one.
+    /// True if the last snapshot could not be written: the log grows until [`Group::snapshot`] succeeds.
     pub fn snapshot_failed(&self) -> bool {
         self.core.snapshots.has_failed()
     }
 
-    /// What the group knows about itself.
+    /// The present metrics of the group.
     pub fn metrics(&self) -> GroupMetrics {
         metrics_of(&self.raft().metrics().borrow_watched())
     }
 
-    /// Lets the timers rest while this member leads and is the only one: nobody waits for a sign of life, and nobody
-    /// else could lead. Returns when the group has stopped.
+    /// Suspends the timers while this member leads and is the only one: no member waits for heartbeats, and no other
+    /// could lead. Returns when the group has stopped.
     pub async fn rest_while_alone(&self) {
         let mut metrics = self.raft().server_metrics();
         loop {
@@ -415,7 +415,7 @@ impl Group {
         }
     }
 
-    /// Waits until the metrics satisfy `ready`; answers them, or the last ones seen when `timeout` has passed or the
+    /// Waits until the metrics satisfy `ready`; returns them, or the last ones seen when `timeout` has passed or the
     /// group has stopped.
     pub async fn wait_for(
         &self,
@@ -429,8 +429,8 @@ impl Group {
         }
     }
 
-    /// Returns when this member has stopped, with the reason. Unless it was asked to, the process must end: its disk
-    /// failed, or an invariant of Raft is broken.
+    /// Returns when this member has stopped, with the reason. Unless the stop was requested, the process must end:
+    /// its disk failed, or an invariant of Raft is violated.
     pub async fn stopped(&self) -> String {
         let mut metrics = self.raft().metrics();
         loop {
@@ -443,7 +443,7 @@ impl Group {
         }
     }
 
-    /// Stops this member; what is durable stays.
+    /// Stops this member; durable state is kept.
     pub async fn stop(&self) {
         self.core.leave_router();
         if let Err(error) = self.raft().shutdown().await {
@@ -452,25 +452,25 @@ impl Group {
     }
 }
 
-/// Tells about changes of leadership.
+/// A subscription to leadership changes.
 pub struct LeaderWatch {
     metrics: WatchReceiverOf<Types, RaftServerMetrics<Types>>,
     seen: Option<Leadership>,
 }
 
 impl LeaderWatch {
-    /// Who leads now.
+    /// The present leadership.
     pub fn current(&self) -> Leadership {
         let metrics = self.metrics.borrow_watched();
         let vote = &metrics.vote;
-        // The vote is the one on disk, the leader may be that of a newer one: a term must not be told with the leader
-        // of another.
+        // The vote is the one on disk, the leader may belong to a newer one: a term must not be reported with the
+        // leader of another term.
         let led = vote.committed && Some(vote.leader_id.voted_for) == metrics.current_leader;
         Leadership { term: vote.leader_id.term, leader: metrics.current_leader.filter(|_| led).map(VoterId) }
     }
 
-    /// The next leadership that differs from the last one told; at first the current one. `None` when the group has
-    /// stopped. Those in between may be passed over.
+    /// The next leadership that differs from the last reported one; at first the present one. `None` when the group
+    /// has stopped. Intermediate ones may be skipped.
     pub async fn changed(&mut self) -> Option<Leadership> {
         loop {
             let current = self.current();
@@ -532,8 +532,8 @@ fn not_leader(to: ForwardToLeader<Types>) -> GroupError {
 fn refused(error: RaftError<Types, ClientWriteError<Types>>) -> GroupError {
     match error {
         RaftError::APIError(ClientWriteError::ForwardToLeader(to)) => not_leader(to),
-        // Cut from this log, or buried under a snapshot: another leader may still commit it. And a group that stops
-        // does not say what becomes of what it had taken.
+        // Truncated from this log, or replaced by a snapshot: another leader may still commit it. A stopping group
+        // does not report the outcome of its pending entries.
         RaftError::APIError(ClientWriteError::LogEntryDiscarded(_)) | RaftError::Fatal(_) => {
             GroupError::Unknown
         }

@@ -8,16 +8,17 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `group.rs` | the interface: propose, read, change members; answering peers |
-//! | `log.rs` | entries and vote on the journal |
-//! | `machine.rs`, `snapshot.rs`, `seed.rs` | applying, snapshots as files, a state to begin with |
-//! | `runtime.rs` | what openraft runs on, so that a simulator can repeat a run |
-//! | `transport.rs`, `network.rs`, `rpc.rs`, `codec.rs` | what members say to each other |
+//! | `group.rs` | the interface: propose, read, membership changes; serving peer RPCs |
+//! | `log.rs` | log entries and vote on the journal |
+//! | `machine.rs`, `snapshot.rs`, `seed.rs` | apply, snapshot files, an initial state |
+//! | `runtime.rs` | the async runtime under openraft, deterministic for the simulator |
+//! | `transport.rs`, `network.rs`, `rpc.rs`, `codec.rs` | the RPCs between members |
 //!
-//! Beside the groups, nodes ask each other's [`Service`]s over the same connections.
+//! Beside the groups, nodes call each other's [`Service`]s over the same connections.
 //!
-//! What the node must do: call [`Router::on_durable`] from the store's durable sink, or nothing is ever acknowledged;
-//! call [`Router::handle`] for what the transport receives; give a voter id to one data directory only, ever.
+//! The node must call [`Router::on_durable`] from the store's durable sink, or nothing is ever acknowledged; it must
+//! call [`Router::handle`] for every request that the transport receives; it must assign a voter id to one data
+//! directory only, ever.
 
 #![warn(missing_docs)]
 

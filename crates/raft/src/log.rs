@@ -1,15 +1,15 @@
 //! The log of one group on two journals of the node's store: entries, and the facts about them ([`meta`]).
 //!
 //! An entry's index is its offset. Invariants:
-//! - no holes: an append continues the journal, and where a snapshot jumps ahead of the log, one *gap* frame covers
-//!   every index the log never had, below the log start;
-//! - one write at a time: a vote, a truncation or a purge begins when every entry before it is durable, and returns
+//! - no gaps: an append continues the journal, and where a snapshot jumps ahead of the log, one *gap* frame covers
+//!   every index that the log never had, below the log start;
+//! - one write at a time: a vote, a truncation or a purge starts when every earlier entry is durable, and returns
 //!   when it is durable itself, so nothing of a group is ever reordered;
-//! - a flush is reported by what the journal holds durable now, never by an old report: after a truncation the same
-//!   offsets mean other entries.
+//! - a flush is reported from the journal's present durable end, never from an old report: after a truncation the
+//!   same offsets mean other entries.
 //!
-//! What is durable is known through [`Logs::on_durable`]; without that call nothing is ever acknowledged.
-//! This file must never wait for the disk on the caller's thread: that goes through `offload`.
+//! The durable end is known through [`Logs::on_durable`]; without that call nothing is ever acknowledged. This file
+//! must never block on the disk on the caller's thread: that goes through `offload`.
 
 mod meta;
 
@@ -35,28 +35,28 @@ use self::meta::Facts;
 use crate::codec;
 use crate::types::{Entry, GroupId, LogId, OpenError, Types, Vote, VoterId};
 
-/// Bytes of newest entries kept in memory: what replication and apply read back at once.
+/// The newest entries kept in memory, in bytes: what replication and apply read back immediately.
 const RECENT_BYTES: usize = 2 << 20;
-/// About how many bytes one read for replication or apply gives out.
+/// The approximate size of one read for replication or apply.
 const READ_BYTES: usize = 1 << 20;
-/// How long to wait before asking a busy or full journal again.
+/// The retry interval for a busy or full journal.
 const RETRY: Duration = Duration::from_millis(5);
-/// The newest segment stays when the log is purged: small, so that a full disk gets its space back.
+/// The newest segment stays when the log is purged: small, so that a full disk regains its space.
 const LOG_SEGMENT_BYTES: u64 = 16 << 20;
 const META_SEGMENT_BYTES: u64 = 64 << 10;
-/// First payload byte of a gap frame; entries have smaller ones.
+/// The first payload byte of a gap frame; entries have smaller ones.
 const GAP: u8 = 255;
 
-/// Where a group's journals are.
+/// The location of a group's journals.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) group: GroupId,
     pub(crate) voter: VoterId,
-    /// Of the journals' ids.
+    /// The incarnation of the journal ids.
     pub(crate) incarnation: u128,
-    /// Below the data directory.
+    /// The directory below the data directory.
     pub(crate) folder: String,
-    /// The durable sink's name for the entries; the facts have the next number.
+    /// The durable sink's tag for the entries; the meta journal has the next number.
     pub(crate) tag: u64,
 }
 
@@ -75,7 +75,7 @@ impl Logs {
         }
     }
 
-    /// Told by whoever owns the store's durable sink, on the disk thread. Tags of others are passed over.
+    /// Called by the owner of the store's durable sink, on the disk thread. Tags of other journals are ignored.
     pub(crate) fn on_durable(&self, advanced: &[(u64, i64)]) {
         let by_tag = self.by_tag.read().unwrap_or_else(PoisonError::into_inner);
         for log in advanced.iter().filter_map(|(tag, _)| by_tag.get(tag)).filter_map(Weak::upgrade) {
@@ -98,13 +98,13 @@ struct Inner {
     tag: u64,
     state: Mutex<State>,
     durable: Notify,
-    /// An append was refused for want of room, and that was told.
+    /// An append was refused because the disk is full, and that was logged.
     waits_for_disk: AtomicBool,
 }
 
 struct State {
     facts: Facts,
-    /// The newest entry, or the last purged one when there is none.
+    /// The newest entry, or the last purged one if the log is empty.
     last: Option<LogId>,
     /// The newest entries, consecutive, up to `last`.
     recent: VecDeque<Entry>,
@@ -140,13 +140,13 @@ fn offset(index: u64) -> i64 {
     i64::try_from(index).unwrap_or(i64::MAX)
 }
 
-/// The one further along. By index: what a snapshot replaces may have had a greater term.
+/// The later log id. By index: entries replaced by a snapshot may have had a greater term.
 fn later(a: Option<LogId>, b: Option<LogId>) -> Option<LogId> {
     if a.map(|id| id.index) > b.map(|id| id.index) { a } else { b }
 }
 
 impl LogStore {
-    /// Opens the log, finishing a purge that a crash interrupted.
+    /// Opens the log, completing a purge that a crash interrupted.
     pub(crate) async fn open(store: &Store, logs: &Logs, place: Place) -> Result<Self, OpenError> {
         let group = place.group;
         let open = |part: u32, name: &str, segment_bytes: u64| {
@@ -160,9 +160,9 @@ impl LogStore {
             let id = JournalId { incarnation: place.incarnation, part };
             let journal =
                 store.journal(id, options).map_err(|source| OpenError::Journal { group, source })?;
-            // Coordination goes first in every group commit. A journal that is in use already keeps its lane.
+            // Coordination goes first in every group commit. A journal that is already in use keeps its lane.
             journal.set_priority(true);
-            // What is read again soon is in `State::recent`; the rest of the journal is for a restart.
+            // Entries that are read again soon are in `State::recent`; the rest of the journal is for a restart.
             journal.set_fleeting(true);
             Ok(journal)
         };
@@ -225,22 +225,22 @@ impl LogStore {
         Ok(())
     }
 
-    /// Whether it has, or has had, any entry.
+    /// True if it has, or has had, any entry.
     pub(crate) fn is_used(&self) -> bool {
         self.inner.state().last.is_some()
     }
 
-    /// The last entry, those that were purged included.
+    /// The last log index, including purged entries.
     pub(crate) fn last_index(&self) -> Option<u64> {
         self.inner.state().last.map(|last| last.index)
     }
 
-    /// The last entry on stable storage.
+    /// The last index on stable storage.
     pub(crate) fn durable_index(&self) -> Option<u64> {
         u64::try_from(self.inner.log.durable_end()).ok()?.checked_sub(1)
     }
 
-    /// Waits until the journal holds everything up to `end` durably.
+    /// Waits until the journal is durable up to `end`.
     async fn wait_durable(&self, journal: &Journal, end: i64) {
         loop {
             let notified = self.inner.durable.notified();
@@ -253,13 +253,13 @@ impl LogStore {
         }
     }
 
-    /// Waits until nothing is under way, and reports what was.
+    /// Waits until no write is in flight, and reports the completed ones.
     async fn settle(&self) {
         self.wait_durable(&self.inner.log, self.inner.log.end()).await;
         self.inner.report_flushed();
     }
 
-    /// Writes the facts as they are in memory.
+    /// Writes the facts from memory.
     async fn write_facts(&self) -> io::Result<()> {
         let facts = self.inner.state().facts;
         let end = loop {
@@ -273,12 +273,11 @@ impl LogStore {
         offload(move || meta::maybe_trim(&journal)).await
     }
 
-    /// A refusal that goes away is waited out: to openraft an error here is the end of the node, and a full disk is
-    /// not.
+    /// Retries a temporary refusal: to openraft an error here is fatal for the node, and a full disk is not.
     async fn refused(&self, error: AppendError) -> io::Result<()> {
         match error {
             AppendError::Busy | AppendError::Full => {
-                // Once for a wait of many retries.
+                // Logged once for a wait of many retries.
                 if !self.inner.waits_for_disk.swap(true, Ordering::Relaxed) {
                     tracing::warn!(group = %self.inner.group, %error, "Raft log waits for its disk");
                 }
@@ -307,7 +306,7 @@ impl LogStore {
         }
     }
 
-    /// Moves the log start past `through`, over indexes the log never had if need be.
+    /// Advances the log start past `through`, over indexes that the log never had if necessary.
     async fn drop_through(&self, through: u64) -> io::Result<()> {
         let start = offset(through) + 1;
         let end = self.inner.log.end();
@@ -330,7 +329,7 @@ impl LogStore {
     }
 }
 
-/// First index and the one after the last.
+/// The first index, and the one after the last.
 fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
     let from = match range.start_bound() {
         Bound::Included(first) => *first,
@@ -364,7 +363,7 @@ impl Inner {
         }
     }
 
-    /// Entries from memory, at least one; `None` when they are not all there.
+    /// Entries from memory, at least one; `None` if they are not all there.
     fn read_recent(&self, from: u64, until: u64, max_bytes: usize) -> Option<Vec<Entry>> {
         let state = self.state();
         let next = state.last.map_or(0, |last| last.index + 1);
@@ -385,8 +384,8 @@ impl Inner {
         Some(entries)
     }
 
-    /// Reads every entry once. A voter with a hole in its log must not begin: it would vote and campaign with what it no
-    /// longer has, and its core would end as soon as it met the hole.
+    /// Reads every entry once. A voter with a gap in its log must not start: it would vote and campaign with entries
+    /// that it no longer has, and its core would stop at the gap.
     fn verify(&self) -> io::Result<()> {
         let mut wrong = None;
         let (start, end) = (self.log.start(), self.log.end());
@@ -405,12 +404,12 @@ impl Inner {
         }
     }
 
-    /// Entries from the journal, at least one where there are any.
+    /// Entries from the journal, at least one if there are any.
     fn read_cold(&self, from: i64, until: i64, max_bytes: usize) -> io::Result<Vec<Entry>> {
         loop {
             let from = from.max(self.log.start());
             match self.read_frames(from, until.min(self.log.end()), max_bytes) {
-                // The log start moved up meanwhile.
+                // The log start advanced meanwhile.
                 Err(ReadError::OutOfRange { start, .. }) if start > from => {}
                 Err(error) => return Err(io::Error::other(error)),
                 Ok(entries) => return entries,
@@ -470,7 +469,7 @@ impl RaftLogReader<Types> for LogStore {
         self.read(start..end, READ_BYTES).await
     }
 
-    /// In pieces: a restart applies everything since the last snapshot through here.
+    /// In chunks: a restart applies everything since the last snapshot through here.
     async fn entries_stream<R>(&mut self, range: R) -> impl Stream<Item = io::Result<Entry>> + Send
     where
         R: RangeBounds<u64> + Clone + Debug + Send,
@@ -522,7 +521,7 @@ impl RaftLogStorage<Types> for LogStore {
         for entry in entries {
             let at = offset(entry.log_id.index);
             if at > 0 && self.inner.log.end() == 0 {
-                // A log that has never held anything may begin anywhere; openraft's suite begins one at 1.
+                // A log that never had an entry may begin anywhere; openraft's suite begins one at 1.
                 self.append_frame(0, at - 1, &[GAP]).await?;
             }
             payload.clear();
@@ -537,7 +536,7 @@ impl RaftLogStorage<Types> for LogStore {
         }
         let end = self.inner.log.end();
         self.inner.state().flushing.push_back((end, callback));
-        // It may have become durable before it stood in the queue.
+        // It may have become durable before it was queued.
         self.inner.report_flushed();
         Ok(())
     }
@@ -574,7 +573,7 @@ impl RaftLogStorage<Types> for LogStore {
                 state.pop_front();
             }
         }
-        // First the fact, then the cut: `recover` finishes what a crash leaves between them.
+        // First the fact, then the truncation: `recover` completes what a crash leaves between them.
         self.write_facts().await?;
         self.drop_through(log_id.index).await
     }

@@ -1,7 +1,7 @@
 //! The embedder's state machine, and how openraft drives it.
 //!
-//! The state itself lives in memory only; what is durable is the log and the newest snapshot. After a restart
-//! openraft restores the snapshot and applies the log from there.
+//! The state itself lives in memory only; the log and the newest snapshot are durable. After a restart openraft
+//! restores the snapshot and replays the log from there.
 //!
 //! Invariant: `applied` and `membership` are exactly those of the state in `machine`.
 
@@ -17,22 +17,22 @@ use openraft::type_config::alias::SnapshotOf;
 use crate::snapshot::{SnapshotDir, SnapshotFile};
 use crate::types::{LogId, Payload, SnapshotMeta, StoredMembership, Types};
 
-/// Writes the state as it was at one moment, whatever has been applied since.
+/// Writes the state as of one moment, regardless of entries applied since.
 pub type SnapshotWriter = Box<dyn FnOnce(&mut dyn io::Write) -> io::Result<()> + Send>;
 
-/// What a group replicates.
+/// The replicated state machine of a group.
 ///
-/// Deterministic: the same entries in the same order make the same state and the same replies on every member. No
-/// clock, no randomness; time comes in with the entries. Reads do not pass through here: the embedder shares the
-/// state with whoever reads it and asks [`crate::Group::linearizable`] first.
+/// Deterministic: the same entries in the same order give the same state and the same replies on every member. No
+/// clock, no randomness; time arrives with the entries. Reads do not pass through here: the embedder shares the state
+/// with its readers, which call [`crate::Group::linearizable`] first.
 pub trait StateMachine: Send + Sync + 'static {
-    /// Applies a committed entry. Quick: everything of the group waits for it.
+    /// Applies a committed entry. Must be quick: the whole group waits for it.
     fn apply(&mut self, index: u64, entry: &Bytes) -> Bytes;
 
-    /// A run of entries has been applied, up to `index`, which is an entry of `term`: the time to wake watchers.
+    /// A run of entries was applied, up to `index`, an entry of `term`: wake watchers now.
     ///
-    /// Terms never fall along a log. So an entry that was proposed for an earlier term only
-    /// ([`crate::Group::propose_in_term`]) and was not among those applied so far never will be.
+    /// Terms never decrease along a log. Therefore an entry that was proposed for an earlier term only
+    /// ([`crate::Group::propose_in_term`]) and has not been applied yet never will be.
     fn on_applied(&mut self, index: u64, term: u64) {
         let _ = (index, term);
     }
@@ -40,13 +40,13 @@ pub trait StateMachine: Send + Sync + 'static {
     /// A frozen view of the state. Taking it is quick; it is written on another thread.
     fn snapshot(&mut self) -> SnapshotWriter;
 
-    /// Replaces the state by what a [`SnapshotWriter`] wrote, here or on another member.
+    /// Replaces the state by the output of a [`SnapshotWriter`], of this or another member.
     fn restore(&mut self, content: &mut dyn io::Read) -> io::Result<()>;
 }
 
-/// openraft's view of it.
+/// The adapter to openraft.
 pub(crate) struct Machine {
-    /// Empty only while a restore has it on another thread.
+    /// `None` only while a restore holds it on another thread.
     machine: Option<Box<dyn StateMachine>>,
     applied: Option<LogId>,
     membership: StoredMembership,
@@ -105,11 +105,11 @@ impl RaftStateMachine<Types> for Machine {
         self.machine()?;
         let mut machine = self.machine.take().expect("it was there a line ago");
         let (snapshots, published) = (Arc::clone(&self.snapshots), meta.clone());
-        // The name comes last: should the embedder refuse the content, a restart is back at the older state.
+        // The rename comes last: if the embedder refuses the content, a restart returns to the older state.
         let restored = offload(move || {
             let (_, mut content) = snapshot.content()?;
             machine.restore(&mut content)?;
-            // Whatever the embedder left unread must be whole too.
+            // Content that the embedder left unread must be verified too.
             io::copy(&mut content, &mut io::sink())?;
             snapshots.publish(&published, snapshot)?;
             Ok(machine)
@@ -124,7 +124,7 @@ impl RaftStateMachine<Types> for Machine {
     }
 
     async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf<Types, SnapshotFile>>> {
-        // On another thread: a snapshot that is just getting its name holds the folder for a sync.
+        // On another thread: a snapshot that is being renamed holds the directory for a sync.
         let snapshots = Arc::clone(&self.snapshots);
         offload(move || Ok(snapshots.current().map(|(meta, snapshot)| Snapshot { meta, snapshot }))).await
     }
@@ -133,7 +133,7 @@ impl RaftStateMachine<Types> for Machine {
 /// Writes one snapshot.
 pub(crate) struct Builder {
     meta: SnapshotMeta,
-    /// The lock is for the compiler: only the one who builds looks.
+    /// The lock is for the compiler: only the builder accesses it.
     writer: Mutex<Option<SnapshotWriter>>,
     snapshots: Arc<SnapshotDir>,
 }
@@ -141,9 +141,10 @@ pub(crate) struct Builder {
 impl RaftSnapshotBuilder<Types> for Builder {
     type SnapshotData = SnapshotFile;
 
-    /// Never fails for what the disk or the embedder says: openraft stops the whole member for that, and one whose disk
-    /// is full would stop again at every start. The log stays as long as it is instead, and the embedder tries again
-    /// ([`crate::Group::snapshot_failed`]). (While the store is full snapshots are not put off: they shorten the log.)
+    /// Never fails for an error of the disk or the embedder: openraft would stop the whole member, and one with a
+    /// full disk would stop again at every start. Instead the log is not purged, and the embedder retries
+    /// ([`crate::Group::snapshot_failed`]). (Snapshots are not postponed while the store is full: they shorten the
+    /// log.)
     async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<Types, SnapshotFile>> {
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let writer = writer.ok_or_else(|| io::Error::other("a builder builds once"))?;
@@ -154,7 +155,7 @@ impl RaftSnapshotBuilder<Types> for Builder {
             if let Err(error) = written {
                 tracing::error!(%error, "no snapshot was made; the log stays as long as it is");
             }
-            // openraft takes no notice of one that it knows already, nor of one of nothing.
+            // openraft ignores a snapshot that it already knows, and an empty one.
             let (meta, snapshot) = snapshots.current().unwrap_or_else(|| snapshots.nothing());
             Ok(Snapshot { meta, snapshot })
         })

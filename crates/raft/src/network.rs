@@ -1,7 +1,7 @@
-//! openraft's calls to other members, carried by a [`Transport`].
+//! openraft's RPCs to other members, carried by a [`Transport`].
 //!
-//! Timeouts are chosen here. What openraft proposes for an append is its heartbeat interval, but an append's answer
-//! waits for the peer's fsync, and a slow disk must not look like a lost peer.
+//! Timeouts are chosen here. openraft proposes its heartbeat interval for an append, but an append's answer waits for
+//! the peer's fsync, and a slow disk must not look like a lost peer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -22,25 +22,25 @@ use crate::snapshot::SnapshotFile;
 use crate::transport::{Transport, TransportError};
 use crate::types::{GroupId, Member, Types, Vote, VoterId};
 
-/// Bytes of a snapshot in one request.
+/// The snapshot bytes per request.
 const PIECE: usize = 512 << 10;
-/// For a piece of a snapshot.
+/// The timeout of a snapshot chunk.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
-/// For the last piece, whose answer waits for the installation.
+/// The timeout of the last chunk, whose answer waits for the install.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Makes the connections of one group.
+/// Creates the clients of one group.
 #[derive(Clone)]
 pub(crate) struct Network {
     pub(crate) group: GroupId,
     pub(crate) transport: Arc<dyn Transport>,
-    /// For an append.
+    /// The timeout of an append.
     pub(crate) append_timeout: Duration,
-    /// Why this member keeps silent as a leader, so that the others elect another one; 0 if it does not.
+    /// Why this leader withholds appends and heartbeats, so that the other members elect a leader; 0 if it does not.
     pub(crate) muted: Arc<AtomicU8>,
 }
 
-/// One group's line to one member.
+/// One group's client for one member.
 pub(crate) struct Line {
     network: Network,
     to: Member,
@@ -55,7 +55,7 @@ impl RaftNetworkFactory<Types> for Network {
 }
 
 fn failed(why: &str) -> RPCError<Types> {
-    // Asking again at once would meet the same trouble.
+    // An immediate retry would fail the same way.
     RPCError::Unreachable(Unreachable::new(&AnyError::error(why)))
 }
 

@@ -1,22 +1,22 @@
-//! Known bugs that a test can switch on, to show that the simulator finds them. Compiled with the feature `planted`
-//! alone, and asleep even then; no product has it.
+//! Known bugs that a test can enable, to show that the simulator finds them. Compiled only with the feature
+//! `planted`, and inactive by default; no product has it.
 //!
-//! Each is a mistake that somebody could make in good faith: it works in every test without faults.
+//! Each is a plausible mistake: it passes every test without faults.
 
 use std::cell::Cell;
 
-/// Which.
+/// A planted bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
-    /// Entries are reported as written before they are synced.
+    /// Appended entries are acknowledged before they are synced.
     AckBeforeSync,
-    /// A vote is given before it is on disk.
+    /// A vote is granted before it is on disk.
     VoteBeforeSync,
-    /// A read trusts this node's own state, without asking whether it still is the newest.
+    /// A read trusts this node's own state, without confirming that it is the newest.
     StaleRead,
     /// A command whose outcome is unknown is sent again.
     SendTwice,
-    /// A new leader counts the time of leases from before it led.
+    /// A new leader counts lease time from before it led.
     LeaseEarly,
 }
 
@@ -30,12 +30,12 @@ thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
 }
 
-/// Switches one on for this thread, or all off.
+/// Enables one for this thread, or disables all.
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
-/// Whether this one is on.
+/// True if this one is enabled.
 pub fn is_on(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }

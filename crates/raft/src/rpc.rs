@@ -1,7 +1,7 @@
-//! What members of a group say to each other, as bytes.
+//! The RPCs between members of a group, and their encoding.
 //!
-//! A request is a kind and its fields. A reply is a status and, where the status is "done", the fields of that kind of
-//! reply; the asker knows which kind it asked for. Anything else a peer sends is [`Malformed`], never a panic.
+//! A request is a kind and its fields. A reply is a status and, if the status is "done", the fields of that reply
+//! kind; the caller knows which kind it expects. Any other input from a peer is [`Malformed`], never a panic.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use openraft::raft::{
@@ -19,15 +19,15 @@ const SNAPSHOT: u8 = 4;
 const TRANSFER: u8 = 5;
 const READ_INDEX: u8 = 6;
 
-/// A piece of a snapshot file on its way to a member.
+/// A chunk of a snapshot file in transfer to a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SnapshotPiece {
     pub(crate) vote: Vote,
-    /// Which transfer: pieces of two never mix.
+    /// The transfer id: chunks of two transfers never mix.
     pub(crate) transfer: u64,
-    /// Where in the file.
+    /// The position in the file.
     pub(crate) at: u64,
-    /// Whether it is the last one.
+    /// True for the last chunk.
     pub(crate) last: bool,
     pub(crate) bytes: Bytes,
 }
@@ -123,27 +123,27 @@ fn vote_request(input: &mut Input) -> Decoded<VoteRequest<Types>> {
     Ok(request)
 }
 
-/// How far a snapshot transfer is.
+/// The progress of a snapshot transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SnapshotReply {
-    /// The piece was taken.
+    /// The chunk was accepted.
     More,
-    /// The piece does not continue what is there.
+    /// The chunk does not continue the received part.
     Restart,
     /// Installed, or not needed.
     Done(Vote),
 }
 
-/// What a read may rely on.
+/// The reply to a read index request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadIndexReply {
-    /// Apply up to here, then read.
+    /// Apply up to this index, then read.
     At(u64),
     /// Not the leader, or not confirmed.
     Refused,
 }
 
-/// A reply. One that carries bad news as text means the request was not done.
+/// A reply. One with an error text means that the request was not executed.
 #[derive(Debug)]
 pub(crate) enum Reply {
     Append(AppendEntriesResponse<Types>),

@@ -1,9 +1,9 @@
-//! What openraft runs on: tokio, with everything that would differ between two equal runs replaced.
+//! The async runtime under openraft: tokio, with every source of nondeterminism replaced.
 //!
 //! A test that owns the thread can make a run repeat itself exactly: it runs one tokio runtime with a paused clock,
-//! seeds this thread's `fastrand`, and takes [`moim_base::task::offload`] onto its own thread. So here randomness
-//! comes from `fastrand` alone, whoever waits longest for a change is woken first ([`watch`]), and nothing in this
-//! crate selects at random among what is ready. The shipped code is the code that the simulator runs.
+//! seeds this thread's `fastrand`, and runs [`moim_base::task::offload`] on its own thread. Therefore randomness
+//! comes from `fastrand` alone, the longest waiter for a change is woken first ([`watch`]), and nothing in this crate
+//! selects randomly among ready futures. The shipped code is the code that the simulator runs.
 
 mod watch;
 
@@ -17,7 +17,7 @@ use openraft_rt_tokio::{TokioInstant, TokioMpsc, TokioMutex, TokioOneshot, Tokio
 
 pub(crate) use self::watch::Watch;
 
-/// See above.
+/// The deterministic runtime, see the module comment.
 #[derive(Debug)]
 pub(crate) struct Runtime(TokioRuntime);
 

@@ -1,8 +1,8 @@
-//! A group that begins with a state: the first snapshot of a member that has no log.
+//! A group with an initial state: the first snapshot of a member that has no log.
 //!
-//! The snapshot stands where founding a group puts its first entry, the list of members, so the member goes on
-//! from it as from any other. Only for a folder in which the group has never been opened, and only for a group of
-//! one: two members that were seeded apart would believe in two histories.
+//! The snapshot has the log position of the group's first entry, the member list, so the member continues from it as
+//! from any other. Only for a directory in which the group was never opened, and only for a group of one: two members
+//! seeded separately would have two histories.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,10 +17,10 @@ use crate::machine::SnapshotWriter;
 use crate::snapshot::SnapshotDir;
 use crate::types::{LogId, Member, Membership, SnapshotMeta, StoredMembership};
 
-/// The index a seeded state stands for: no entry has been applied to it.
+/// The index of a seeded state: no entry has been applied to it.
 pub const SEED_INDEX: u64 = 0;
 
-/// Writes the state that the group's only member begins with. Blocks.
+/// Writes the initial state of the group's only member. Blocks.
 pub fn seed(
     disk: Arc<dyn Disk>,
     root: &Path,

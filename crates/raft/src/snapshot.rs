@@ -1,12 +1,12 @@
-//! Snapshot files: written aside, synced, renamed into place, sent as they are, checked before they are believed.
+//! Snapshot files: written to a temporary file, synced, renamed, sent unchanged, and verified before use.
 //!
 //! Layout, little-endian: magic (8), version (u32), length and CRC32C of the header (u32, u32), header (log position
 //! and members), then chunks of length, CRC32C and bytes (u32, u32, …) and at the end a chunk of length 0 whose
 //! checksum covers the total of all lengths (u64), which follows it.
 //!
-//! Invariants: at most one `.snap` is current, and it never goes back; a `.snap` has been whole and durable since it
-//! had that name; everything else in the folder is a leftover, removed at the next start. Nothing here is async: the
-//! callers take it off their thread.
+//! Invariants: at most one `.snap` is current, and it never goes back; a `.snap` has been complete and durable since
+//! it had that name; everything else in the directory is a leftover, removed at the next start. Nothing here is
+//! async: the callers offload it.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -29,7 +29,7 @@ fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("snapshot: {what}"))
 }
 
-/// A snapshot on disk. One that was never published is removed with its last handle.
+/// A snapshot on disk. An unpublished one is removed with its last handle.
 pub(crate) struct SnapshotFile {
     dir: Arc<SnapshotDir>,
     path: PathBuf,
@@ -57,10 +57,10 @@ impl Drop for SnapshotFile {
     }
 }
 
-/// The folder of one group's snapshots.
+/// The directory of one group's snapshots.
 pub(crate) struct SnapshotDir {
     disk: Arc<dyn Disk>,
-    /// The data folder; what is below it is made with the first snapshot.
+    /// The data directory; everything below it is created with the first snapshot.
     root: PathBuf,
     path: PathBuf,
     state: Mutex<DirState>,
@@ -69,11 +69,11 @@ pub(crate) struct SnapshotDir {
 #[derive(Default)]
 struct DirState {
     current: Option<Current>,
-    /// Whether the folder is known to be there for good.
+    /// True if the directory is known to exist durably.
     made: bool,
-    /// Names given so far to files under construction.
+    /// The number of temporary file names used so far.
     drafts: u64,
-    /// Whether the last one that was to be written could not be.
+    /// True if the last snapshot write failed.
     failed: bool,
 }
 
@@ -86,8 +86,8 @@ struct Current {
 }
 
 impl SnapshotDir {
-    /// Opens the folder below `root`, removes leftovers and finds the current snapshot. A group without a snapshot has no
-    /// folder yet: the first start of a node does not wait for directories to be synced.
+    /// Opens the directory below `root`, removes leftovers and finds the current snapshot. A group without a snapshot
+    /// has no directory yet: the first start of a node does not wait for directory syncs.
     pub(crate) fn open(disk: Arc<dyn Disk>, root: &Path, folder: &str) -> io::Result<Arc<Self>> {
         let path = root.join(folder);
         let entries = match disk.list(&path) {
@@ -118,7 +118,7 @@ impl SnapshotDir {
         Ok(Arc::new(Self { disk, root: root.to_path_buf(), path, state }))
     }
 
-    /// Makes the folder if it is not there, and sees to it that its name survives a power cut.
+    /// Creates the directory if needed, and makes its name survive a power loss.
     fn make(&self) -> io::Result<()> {
         let mut path = self.root.clone();
         for part in self.path.strip_prefix(&self.root).map_err(io::Error::other)?.components() {
@@ -126,7 +126,7 @@ impl SnapshotDir {
             path.push(part);
             match self.disk.create_dir(&path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                // Also where it was there: who made it may not have synced it yet.
+                // Also if it existed: its creator may not have synced it yet.
                 Ok(()) | Err(_) => self.disk.sync_dir(&parent)?,
             }
         }
@@ -137,12 +137,12 @@ impl SnapshotDir {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers whether the last snapshot could be written.
+    /// Records whether the last snapshot was written.
     pub(crate) fn note(&self, failed: bool) {
         self.state().failed = failed;
     }
 
-    /// Whether the last snapshot that was to be written could not be.
+    /// True if the last snapshot write failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.state().failed
     }
@@ -167,7 +167,7 @@ impl SnapshotDir {
         (SnapshotMeta::default(), file)
     }
 
-    /// An empty file for a snapshot under construction.
+    /// A temporary file for a snapshot under construction.
     pub(crate) fn draft(self: &Arc<Self>) -> io::Result<SnapshotFile> {
         let number = {
             let mut state = self.state();
@@ -179,12 +179,12 @@ impl SnapshotDir {
             state.drafts
         };
         let path = self.path.join(format!("{number}.tmp"));
-        // Whatever is wrong, the next one makes sure of the folder again.
+        // On any error the next draft checks the directory again.
         let file = self.disk.create(&path).inspect_err(|_| self.state().made = false)?;
         Ok(SnapshotFile { dir: Arc::clone(self), path, file, len: 0, published: false })
     }
 
-    /// Writes a whole snapshot and makes it current.
+    /// Writes a complete snapshot and makes it current.
     pub(crate) fn write(
         self: &Arc<Self>,
         meta: &SnapshotMeta,
@@ -199,7 +199,7 @@ impl SnapshotDir {
         self.publish(meta, draft)
     }
 
-    /// Gives a whole snapshot its name, unless a newer one has come in meanwhile.
+    /// Renames a complete snapshot into place, unless a newer one was published meanwhile.
     pub(crate) fn publish(self: &Arc<Self>, meta: &SnapshotMeta, draft: SnapshotFile) -> io::Result<()> {
         let mut draft = match (Arc::ptr_eq(&draft.dir, self), draft.published) {
             (true, true) => return Ok(()),
@@ -207,7 +207,7 @@ impl SnapshotDir {
             (false, _) => self.copy(&draft)?,
         };
         draft.file.sync_data()?;
-        // Held over the rename: two publishers must not pass each other.
+        // Held over the rename: two publishers must not overtake each other.
         let mut state = self.state();
         if state.current.as_ref().is_some_and(|current| current.meta.last_log_id >= meta.last_log_id) {
             return Ok(());
@@ -226,7 +226,7 @@ impl SnapshotDir {
 }
 
 impl SnapshotDir {
-    /// A draft with the content of a snapshot of another folder.
+    /// A draft with the content of another directory's snapshot.
     fn copy(self: &Arc<Self>, from: &SnapshotFile) -> io::Result<SnapshotFile> {
         let mut draft = self.draft()?;
         while draft.len < from.len {
@@ -243,14 +243,14 @@ impl SnapshotFile {
         self.len
     }
 
-    /// Adds bytes at the end.
+    /// Appends bytes.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.pwritev(self.len, &[IoSlice::new(bytes)])?;
         self.len += bytes.len() as u64;
         Ok(())
     }
 
-    /// Raw bytes at `at`, up to `max` of them.
+    /// Raw bytes at `at`, at most `max`.
     pub(crate) fn piece(&self, at: u64, max: usize) -> io::Result<Bytes> {
         let left = usize::try_from(self.len.saturating_sub(at)).unwrap_or(usize::MAX);
         let mut bytes = vec![0; left.min(max)];
@@ -260,7 +260,7 @@ impl SnapshotFile {
         Ok(bytes.into())
     }
 
-    /// Reads everything and answers what it is a snapshot of.
+    /// Reads the whole file and returns its metadata.
     pub(crate) fn verify(&self) -> io::Result<SnapshotMeta> {
         let (meta, mut reader) = self.content()?;
         let mut sink = vec![0; CHUNK];
@@ -268,7 +268,7 @@ impl SnapshotFile {
         Ok(meta)
     }
 
-    /// What it is a snapshot of, and its content. A reader that meets its end without an error has read it all.
+    /// Its metadata and content. A reader that reaches the end without an error has verified everything.
     pub(crate) fn content(&self) -> io::Result<(SnapshotMeta, ChunkReader)> {
         let (meta, at) = read_header(&*self.file)?;
         let file = Arc::clone(&self.file);
@@ -278,7 +278,7 @@ impl SnapshotFile {
     }
 }
 
-/// A file that is not there: empty to a reader, and it takes nothing.
+/// A file that does not exist: empty to a reader, and not writable.
 struct Absent;
 
 impl DiskFile for Absent {
@@ -323,7 +323,7 @@ fn encode_header(meta: &SnapshotMeta) -> BytesMut {
     out
 }
 
-/// The header and where the chunks begin.
+/// The header and the position of the first chunk.
 fn read_header(file: &dyn DiskFile) -> io::Result<(SnapshotMeta, u64)> {
     let mut fixed = [0; FIXED];
     if file.pread(0, &mut fixed)? != FIXED || &fixed[..8] != MAGIC {
@@ -392,7 +392,7 @@ impl Write for ChunkWriter<'_> {
     }
 }
 
-/// Reads the content of a snapshot, checking as it goes.
+/// Reads and verifies the content of a snapshot.
 pub(crate) struct ChunkReader {
     file: Arc<dyn DiskFile>,
     at: u64,

@@ -1,12 +1,12 @@
-//! How members reach each other: a transport carries opaque requests to an address, a router hands them to a group or
-//! to a service.
+//! The transport between members: it carries opaque requests to an address; a router dispatches them to a group or a
+//! service.
 //!
-//! One transport serves every group of a process; the group's id travels with each request. A request that gets no
-//! answer may or may not have been done: Raft's own rules make repeating it harmless.
+//! One transport serves every group of a process; each request carries its group id. A request without an answer may
+//! or may not have been executed: Raft makes repeating it harmless.
 //!
-//! What nodes ask of each other beside Raft (a forwarded command, joining) goes to a [`Service`] over the same
-//! connections. Services have the upper half of the group numbers and their own places on a connection, so that no
-//! service, however slow, holds up an append or a vote. Repeating such a request is for its caller to judge.
+//! Requests between nodes beside Raft (a forwarded command, joining) go to a [`Service`] over the same connections.
+//! Services use the upper half of the group numbers and their own call slots on a connection, so that a slow service
+//! never delays an append or a vote. The caller decides whether such a request may be repeated.
 
 mod memory;
 mod service;
@@ -35,10 +35,10 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Why there was no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
-    /// Nobody there, and nothing was sent; worth a pause before the next try.
+    /// The peer is unreachable, and nothing was sent; pause before the next attempt.
     #[error("unreachable: {0}")]
     Unreachable(String),
-    /// Lost on the way; worth another try at once.
+    /// The connection broke; retry at once.
     #[error("broken: {0}")]
     Broken(String),
     /// No answer in time.
@@ -48,8 +48,8 @@ pub enum TransportError {
 
 /// Carries requests to other members.
 pub trait Transport: Send + Sync + 'static {
-    /// Sends `request` for `group` to a member and waits for its reply, `timeout` at most. Implementations bound what
-    /// they queue per peer; requests to one peer may overtake each other.
+    /// Sends `request` for `group` to a member and waits for its reply, `timeout` at most. Implementations bound
+    /// their queue per peer; requests to one peer may be reordered.
     fn call<'a>(
         &'a self,
         to: &'a Member,
@@ -58,7 +58,7 @@ pub trait Transport: Send + Sync + 'static {
         timeout: Duration,
     ) -> BoxFuture<'a, Result<Bytes, TransportError>>;
 
-    /// Asks a service of a node and waits for its answer, `timeout` at most.
+    /// Calls a service of a node and waits for its answer, `timeout` at most.
     fn ask<'a>(
         &'a self,
         to: &'a Member,
@@ -73,7 +73,7 @@ pub trait Transport: Send + Sync + 'static {
     }
 }
 
-/// The receiving end: hands requests to the groups of this process.
+/// The receiving side: dispatches requests to the groups of this process.
 #[derive(Clone, Default)]
 pub struct Router {
     groups: Arc<RwLock<HashMap<GroupId, Weak<Core>>>>,
@@ -82,7 +82,7 @@ pub struct Router {
     logs: Logs,
 }
 
-/// Takes bare connections of members.
+/// Accepts raw streams of members.
 type TakeStream = Arc<dyn Fn(std::net::TcpStream) + Send + Sync>;
 
 impl Router {
@@ -99,12 +99,12 @@ impl Router {
         self.groups.write().unwrap_or_else(PoisonError::into_inner).remove(&group);
     }
 
-    /// Lets `service` answer what peers ask of `id` from now on.
+    /// Registers `service` under `id`.
     pub fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
         self.services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
     }
 
-    /// Gives the bare connections that members ask for to `take` from now on. They do not block. Must be quick.
+    /// Registers the handler of raw streams that members request. They are non-blocking. The handler must be quick.
     pub fn serve_streams(&self, take: impl Fn(std::net::TcpStream) + Send + Sync + 'static) {
         *self.streams.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(take));
     }
@@ -115,17 +115,17 @@ impl Router {
         Ok(())
     }
 
-    /// Peers that ask for it are told from now on that it is not here.
+    /// Unregisters a service: peers get "not here" from now on.
     pub fn unserve(&self, id: ServiceId) {
         self.services.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
-    /// Answers a peer's request. Whatever the bytes are, there is an answer.
+    /// Serves a peer's request. Any input gets an answer.
     pub async fn handle(&self, group: GroupId, request: Bytes) -> Bytes {
         self.answer(None, group, request).await
     }
 
-    /// The same for a peer that proved which voter it is, and so speaks for itself only; 0 is a visitor.
+    /// The same for a peer that proved its voter id, and so acts for itself only; 0 is a visitor.
     pub async fn handle_from(&self, peer: VoterId, group: GroupId, request: Bytes) -> Bytes {
         self.answer(Some(peer).filter(|peer| peer.0 != 0), group, request).await
     }
@@ -151,7 +151,7 @@ impl Router {
         }
     }
 
-    /// Passes on what the store's durable sink was told; the groups pick what is theirs. Called on the disk thread.
+    /// Passes on the report of the store's durable sink; each group picks its own tags. Called on the disk thread.
     pub fn on_durable(&self, advanced: &[(u64, i64)]) {
         self.logs.on_durable(advanced);
     }

@@ -1,7 +1,7 @@
-//! The words of this crate's interface, and the types openraft is told to use.
+//! The types of this crate's interface, and the type configuration of openraft.
 //!
-//! Nothing outside this crate names openraft: what callers need has its own type here. Leaders are numbered as in
-//! the Raft paper, one leader per term at most, so a log position is (term, index).
+//! No other crate names openraft: every type that callers need is defined here. Terms are as in the Raft paper, at
+//! most one leader per term, so a log position is (term, index).
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use openraft::impls::leader_id_std;
 use openraft::type_config::alias;
 
-/// Which group, among those that share a process and a transport.
+/// The id of a group among those that share a process and a transport.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Ord, PartialOrd, Debug)]
 pub struct GroupId(pub u64);
 
@@ -19,8 +19,8 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// Which member of a group. Given out once per data directory and never used again: a voter that comes back with an
-/// empty log can elect a second history.
+/// The id of a group member. Assigned once per data directory and never reused: a voter that returns with an empty
+/// log could elect a second history.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Ord, PartialOrd, Debug)]
 pub struct VoterId(pub u64);
 
@@ -30,25 +30,25 @@ impl fmt::Display for VoterId {
     }
 }
 
-/// A member of a group: who, and where its peers reach it.
+/// A member of a group: its voter id and its peer address.
 #[derive(Clone, PartialEq, Eq, Hash, Ord, PartialOrd, Debug)]
 pub struct Member {
-    /// Who.
+    /// The voter id.
     pub id: VoterId,
-    /// Where, in the transport's terms.
+    /// The address, in the transport's format.
     pub address: String,
 }
 
-/// What a committed entry led to.
+/// The result of a committed entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Applied {
-    /// The entry's place in the log.
+    /// The log index of the entry.
     pub index: u64,
-    /// What the state machine answered.
+    /// The state machine's reply.
     pub reply: Bytes,
 }
 
-/// Who leads, as this member knows.
+/// The present leadership, as known to this member.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Leadership {
     /// The term.
@@ -57,81 +57,82 @@ pub struct Leadership {
     pub leader: Option<VoterId>,
 }
 
-/// A member's part in its group.
+/// The Raft role of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// Takes proposals and replicates them.
+    /// Accepts proposals and replicates them.
     Leader,
     /// Votes and follows.
     Follower,
-    /// Asks for votes.
+    /// Requests votes.
     Candidate,
     /// Follows without a vote.
     Learner,
-    /// Stopped, or about to.
+    /// Stopped or stopping.
     Stopped,
 }
 
-/// What a group knows about itself at one moment.
+/// The metrics of a group at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupMetrics {
     /// This member.
     pub voter: VoterId,
-    /// Its part.
+    /// Its role.
     pub role: Role,
     /// Term and leader.
     pub leadership: Leadership,
     /// The last entry in the log.
     pub last_index: Option<u64>,
-    /// The last entry known to be committed.
+    /// The commit index.
     pub committed: Option<u64>,
-    /// The last entry the state machine has seen.
+    /// The last applied index.
     pub applied: Option<u64>,
-    /// The last entry in the newest snapshot.
+    /// The last index included in the newest snapshot.
     pub snapshot: Option<u64>,
-    /// The last entry that is no longer in the log.
+    /// The last purged index.
     pub purged: Option<u64>,
-    /// Members with a vote; both sides while a change is under way.
+    /// The voters; both configurations during joint consensus.
     pub voters: Vec<Member>,
-    /// Who votes once the change under way is through. It stays under way until somebody asks for its end: a leader
-    /// that dies between the two steps leaves the group with both sides, and each must have a majority.
+    /// The target voters of an unfinished membership change. The change stays in joint consensus until a caller
+    /// requests its completion: a leader that dies between the two steps leaves the group in the joint configuration,
+    /// in which each side needs a majority.
     pub unfinished: Option<Vec<VoterId>>,
-    /// Members without.
+    /// The learners.
     pub learners: Vec<Member>,
-    /// On the leader: the last entry each member is known to hold.
+    /// On the leader: the match index of each member.
     pub matched: Vec<(VoterId, Option<u64>)>,
 }
 
-/// Why a group could not do what it was asked.
+/// Why a group operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    /// Another member leads, or nobody does. Nothing was changed.
+    /// Another member leads, or there is no leader. Nothing was changed.
     #[error("this member is not the leader")]
     NotLeader {
-        /// The leader, where known.
+        /// The leader, if known.
         leader: Option<Member>,
     },
-    /// It may or may not happen: the answer did not come in time, or the leader changed under way.
+    /// The outcome is unknown: the answer did not arrive in time, or the leader changed meanwhile.
     #[error("the outcome is not known")]
     Unknown,
     /// No quorum confirmed the leader in time. Nothing was changed.
     #[error("no quorum: {0}")]
     NoQuorum(String),
-    /// The entry is larger than a group takes.
+    /// The entry exceeds the size limit of a group.
     #[error("an entry of {bytes} bytes is over the limit of {limit}")]
     TooLarge {
-        /// Its size.
+        /// The size of the entry.
         bytes: usize,
         /// The limit.
         limit: usize,
     },
-    /// The disk is full, and so is what was kept free for Raft: reads go on, proposals do not.
+    /// The disk is full, including the reserve for Raft: reads continue, proposals do not.
     #[error("the disk is full")]
     Full,
-    /// The change cannot be made as things stand.
+    /// The change is not possible in the present state.
     #[error("refused: {0}")]
     Refused(String),
-    /// The group has stopped here.
+    /// The group has stopped on this node.
     #[error("the group has stopped: {0}")]
     Stopped(String),
 }
@@ -139,47 +140,47 @@ pub enum GroupError {
 /// Why a group could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The journal refused.
+    /// The journal returned an error.
     #[error("group {group}: {source}")]
     Journal {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Why.
+        /// The journal's error.
         source: moim_journal::JournalError,
     },
-    /// What is on disk cannot be the log of a voter. The cure is to remove this voter from the group and to join with
-    /// an empty folder under a new id.
+    /// The data on disk cannot be the log of a voter. The remedy: remove this voter from the group, and join with an
+    /// empty directory under a new id.
     #[error("group {group} is damaged: {what}")]
     Damaged {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// How.
+        /// The kind of damage.
         what: String,
     },
-    /// The folder belongs to another voter.
+    /// The directory belongs to another voter.
     #[error("the log of group {group} belongs to voter {found}, not to voter {wanted}")]
     OtherVoter {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// The voter in the folder.
+        /// The voter that the directory belongs to.
         found: VoterId,
-        /// The voter asked for.
+        /// The requested voter.
         wanted: VoterId,
     },
-    /// The disk refused.
+    /// The disk returned an error.
     #[error("group {group}: {source}")]
     Io {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// The settings contradict each other.
+    /// The options contradict each other.
     #[error("group {group}: {what}")]
     Settings {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// How.
+        /// The contradiction.
         what: String,
     },
 }
@@ -201,7 +202,7 @@ impl fmt::Display for Proposal {
 }
 
 openraft::declare_raft_types!(
-    /// What openraft is told to use.
+    /// The type configuration of openraft.
     pub(crate) Types:
         D = Proposal,
         R = Bytes,

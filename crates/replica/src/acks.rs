@@ -1,24 +1,24 @@
-//! Who waits for the high watermark, in the order of the offsets waited for.
+//! The waiters for the high watermark, ordered by offset.
 
 use std::collections::VecDeque;
 
 use moim_base::Offset;
 
-/// Why an acknowledgement will not come.
+/// Why an acknowledgement fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AckError {
-    /// Too few in sync to begin with: nothing was appended.
+    /// Too few in-sync replicas before the append: nothing was appended.
     #[error("NOT_ENOUGH_REPLICAS")]
     NotEnoughReplicas,
-    /// Appended, but the in-sync set fell below the minimum before it was committed. It may be committed yet.
+    /// Appended, but the in-sync set fell below the minimum before the commit. The records may still be committed.
     #[error("NOT_ENOUGH_REPLICAS_AFTER_APPEND")]
     NotEnoughReplicasAfterAppend,
-    /// The leadership ended first. It may be committed yet, or not at all.
+    /// The leadership ended before the commit. The records may or may not be committed.
     #[error("NOT_LEADER_OR_FOLLOWER")]
     NotLeader,
 }
 
-/// A queue of waiters of any kind.
+/// A queue of waiters of any type.
 #[derive(Debug)]
 pub struct Waiting<T> {
     /// Invariant: ordered by offset, and by arrival among equals.
@@ -32,9 +32,9 @@ impl<T> Default for Waiting<T> {
 }
 
 impl<T> Waiting<T> {
-    /// Waits until everything below `end` is committed.
+    /// Adds a waiter for the commit of everything below `end`.
     pub fn push(&mut self, end: Offset, waiter: T) {
-        // Almost always at the end: appends are in order. A retried batch waits for an offset in the middle.
+        // Almost always at the back: appends are in order. A retried batch waits for an offset in the middle.
         let at = match self.queue.back() {
             Some((last, _)) if *last > end => self.queue.partition_point(|(other, _)| *other <= end),
             _ => self.queue.len(),
@@ -42,28 +42,28 @@ impl<T> Waiting<T> {
         self.queue.insert(at, (end, waiter));
     }
 
-    /// Takes out everybody whose records are committed.
+    /// Removes every waiter whose records are committed.
     pub fn committed(&mut self, high_watermark: Offset) -> impl Iterator<Item = T> {
         let count = self.queue.partition_point(|(end, _)| *end <= high_watermark);
         self.queue.drain(..count).map(|(_, waiter)| waiter)
     }
 
-    /// Takes out everybody.
+    /// Removes every waiter.
     pub fn fail(&mut self) -> impl Iterator<Item = T> {
         self.queue.drain(..).map(|(_, waiter)| waiter)
     }
 
-    /// Takes out everybody, each with the offset waited for.
+    /// Removes every waiter, with the offset it waited for.
     pub fn drain(&mut self) -> impl Iterator<Item = (Offset, T)> {
         self.queue.drain(..)
     }
 
-    /// How many wait.
+    /// The number of waiters.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether nobody waits.
+    /// True if there is no waiter.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiters_leave_in_the_order_of_their_offsets() {
+    fn waiters_complete_in_offset_order() {
         let mut waiting = Waiting::default();
         for (end, name) in [(10, "a"), (20, "c"), (10, "b"), (30, "d")] {
             waiting.push(Offset(end), name);

@@ -1,23 +1,25 @@
-//! The controller: places replicas, elects leaders, moves replicas, follows members and topics.
+//! The controller: replica placement, leader election, reassignment, from members and topics.
 //!
-//! Exactly one node runs it, elected elsewhere; every change it makes compares the controller key's create revision
-//! ([`Controller::term`]), so one that was replaced changes nothing. It holds a view of members, topics and records that
-//! its driver keeps up to date from watches, and is asked to [`decide`](Controller::decide): the answer is a list of
+//! Exactly one node runs it, elected elsewhere. Every change it makes compares the create revision of the controller
+//! key ([`Controller::term`]), so a deposed controller changes nothing. It holds a view of members, topics and
+//! partition records, which its driver updates from watches. [`decide`](Controller::decide) returns a list of
 //! changes, each with its conditions. Deciding is a pure function of the view and the time.
 //!
-//! Work is bounded by what changed: a record is looked at again only when it, its topic, or one of its nodes changed, or
-//! a timer that concerns it ran out. A change under way is not made twice; if it fails the record is looked at again.
+//! Work is bounded by what changed: a record is examined again only when the record, its topic or one of its nodes
+//! changed, or a timer for it expired. A change in flight is not made twice; if it fails, the record is examined
+//! again.
 //!
-//! It must never decide before the view is whole: a topic that was not loaded yet looks like one that was deleted.
+//! It must never decide before the view is complete: a topic that is not loaded yet looks like a deleted one.
 
 pub mod batch;
 mod creation;
 mod moves;
-pub mod office;
+
 pub mod placement;
 mod plan;
 mod records;
 pub mod requests;
+pub mod term;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,21 +36,22 @@ use crate::state::PartitionState;
 use crate::transition::Change;
 use crate::types::{BrokerEpoch, Durability, PartitionId, Versioned};
 
-/// The controller's times and limits.
+/// The controller's timeouts and limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControllerTuning {
-    /// A member under suspicion for this long is treated as lost. Always safe: epochs fence it.
+    /// A member that is suspected for this long is treated as lost. Always safe: epochs fence it.
     pub suspect_ms: u64,
-    /// A member leads again what it prefers after it has been back for this long.
+    /// A member regains its preferred leaderships after it has been back for this long.
     pub return_ms: u64,
-    /// At most this many leaderships return per decision.
+    /// The maximum number of preferred leaderships that return per decision.
     pub returns: usize,
-    /// At most this many partitions are moved at once on the controller's own account.
+    /// The maximum number of concurrent reassignments that the controller starts itself.
     pub moves: usize,
-    /// The factor of topics that did not ask for one, once there are enough nodes.
+    /// The replication factor of topics without an explicit one, once there are enough nodes.
     pub default_factor: usize,
-    /// A record whose topic is not there is deleted after this long: a topic with many partitions is written last.
-    pub stray_ms: u64,
+    /// A record without a topic is deleted after this long: the record of a topic with many partitions is written
+    /// last.
+    pub orphan_ms: u64,
 }
 
 impl Default for ControllerTuning {
@@ -59,116 +62,116 @@ impl Default for ControllerTuning {
             returns: 500,
             moves: 64,
             default_factor: 3,
-            stray_ms: 30_000,
+            orphan_ms: 30_000,
         }
     }
 }
 
-/// What an operator wants of a node.
+/// The operator's order for a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
-    /// To serve.
+    /// Serve normally.
     #[default]
     Serve,
-    /// To lead nothing.
+    /// Lead nothing.
     Drain,
-    /// To hold nothing.
+    /// Hold no replica.
     Remove,
 }
 
-/// A node the cluster knows, alive or not.
+/// A registered node, alive or not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Which.
+    /// The node id.
     pub id: BrokerId,
-    /// The zone it stands in; empty when nobody said.
+    /// The zone (rack) of the node; empty if not configured.
     pub zone: String,
-    /// What is wanted of it.
+    /// The operator's order.
     pub order: Order,
 }
 
-/// A topic as the controller needs it.
+/// The controller's view of a topic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topic {
     /// Its incarnation.
     pub id: TopicId,
     /// The key of its record.
     pub key: String,
-    /// Its name, for people.
+    /// Its name, for logs.
     pub name: String,
     /// The create revision of its record.
     pub create_revision: i64,
-    /// How many partitions it has.
+    /// The partition count.
     pub partitions: u32,
-    /// How many replicas were asked for; `None` follows the size of the cluster.
+    /// The explicit replication factor; `None` follows the cluster size.
     pub factor: Option<usize>,
-    /// The replicas asked for, partition by partition.
+    /// The requested replica assignment, per partition.
     pub assignment: Vec<Vec<BrokerId>>,
-    /// `min.insync.replicas`, if it was set.
+    /// `min.insync.replicas`, if set.
     pub min_isr: Option<u32>,
-    /// What commits wait for when a partition begins. Later changes are the leader's affair.
+    /// The initial durability of a partition. The leader applies later changes.
     pub durability: Durability,
-    /// Whether a leader may be elected that lacks committed records.
+    /// True if unclean leader election is enabled.
     pub unclean: bool,
-    /// Whether its leaders answer from memory under a serving right, so that taking a leadership away changes the
-    /// holder's fence key.
+    /// True if its leaders answer from memory under a serving right, so that an election must also change the former
+    /// leader's fence key.
     pub fenced: bool,
 }
 
 impl Topic {
-    /// The minimum for a partition with this many replicas.
+    /// The minimum in-sync replicas for a partition with this many replicas.
     fn min_isr_for(&self, replicas: usize) -> u32 {
         min_isr_for(self.min_isr, replicas)
     }
 }
 
-/// The minimum for a partition with this many replicas: the setting, if there is one, or what loses nothing with one
-/// node and stands still with none.
+/// The minimum in-sync replicas for a partition with this many replicas: the setting, if there is one; otherwise 2
+/// for three or more replicas and 1 for fewer, so that one lost node neither loses records nor stops commits.
 pub fn min_isr_for(setting: Option<u32>, replicas: usize) -> u32 {
     setting.unwrap_or(if replicas >= 3 { 2 } else { 1 }).max(1)
 }
 
-/// How far the log of a replica goes.
+/// The log end of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct LogEnd {
-    /// The epoch of its newest record. Comes first: a newer epoch beats a longer log.
+    /// The epoch of its newest record. Compared first: a newer epoch beats a longer log.
     pub epoch: LeaderEpoch,
-    /// Where it ends.
+    /// Its log end offset.
     pub end: Offset,
 }
 
-/// A node and what is known of its life.
+/// A node and its liveness.
 #[derive(Debug)]
 struct NodeState {
     node: Node,
     member: Option<Member>,
     alive_since_ms: u64,
     suspect_since_ms: Option<u64>,
-    /// Whether the suspicion has lasted long enough.
+    /// True once the suspicion has lasted for `suspect_ms`.
     suspect: bool,
-    /// Whether it says that its disk hangs or is full: it leads only what no other in-sync replica can lead.
+    /// True if it reports that its disk hangs or is full: it leads only where no other in-sync replica can lead.
     impaired: bool,
-    /// Whether preferred leaderships may return to it.
+    /// True if preferred leaderships may return to it.
     settled: bool,
     load: Load,
-    /// The partitions it has a replica of.
+    /// The partitions that have a replica on it.
     partitions: BTreeSet<PartitionId>,
 }
 
 #[derive(Debug)]
 struct PartitionView {
     record: Versioned<PartitionState>,
-    /// Whether a change of this very record is under way.
+    /// True while a change of this record is in flight.
     busy: bool,
 }
 
-/// What was decided.
+/// The result of a decision.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Changes to be written, the urgent ones first. See [`batch::pack`].
+    /// The changes to write, the urgent ones first. See [`batch::pack`].
     pub changes: Vec<Change>,
-    /// Replicas whose log end is wanted, for an election among the last known.
-    pub asks: Vec<(BrokerId, PartitionId)>,
+    /// The replicas whose log end is needed for an election.
+    pub log_end_requests: Vec<(BrokerId, PartitionId)>,
     /// When to decide again even if nothing happens.
     pub wake_ms: Option<u64>,
 }
@@ -181,33 +184,33 @@ pub struct Controller {
     nodes: BTreeMap<BrokerId, NodeState>,
     topics: HashMap<TopicId, Topic>,
     partitions: HashMap<PartitionId, PartitionView>,
-    /// Records to look at.
+    /// Records to examine.
     dirty: BTreeSet<PartitionId>,
-    /// Topics to look at: new, grown, or with partitions whose creation failed.
+    /// Topics to examine: new, grown, or with partitions whose creation failed.
     dirty_topics: BTreeSet<TopicId>,
-    /// Partitions being created.
+    /// Partitions whose creation is in flight.
     creating: BTreeSet<PartitionId>,
-    /// Records of topics that were deleted: they go.
-    doomed: BTreeSet<PartitionId>,
-    /// Topics that records belong to and nobody has heard of, and since when.
-    strays: BTreeMap<TopicId, u64>,
+    /// Partition records of deleted topics, to be deleted.
+    deleting: BTreeSet<PartitionId>,
+    /// Topics that have partition records but no topic record, and since when.
+    orphans: BTreeMap<TopicId, u64>,
     log_ends: HashMap<(PartitionId, BrokerId), (BrokerEpoch, LogEnd)>,
-    /// Elections that wait for the ends of logs, and since when.
+    /// Elections that wait for log ends, and since when.
     electing_ms: BTreeMap<PartitionId, u64>,
-    /// Records whose changes let elections go first.
+    /// Records whose changes are deferred behind elections.
     deferred: BTreeSet<PartitionId>,
     /// Since when changes are deferred.
     deferred_since_ms: Option<u64>,
-    /// Whose log end was asked for, of which run, and when it may be asked for again: an answer may be lost, or say nothing
-    /// because the node is only starting.
-    asked: BTreeMap<(PartitionId, BrokerId), (BrokerEpoch, u64)>,
+    /// Requested log ends: the run that was asked, and the earliest time of the next request. An answer may be lost,
+    /// or be empty because the node is still starting.
+    requested_log_ends: BTreeMap<(PartitionId, BrokerId), (BrokerEpoch, u64)>,
     moving: usize,
-    looks: u64,
+    records_examined: u64,
     mutants: Mutants,
 }
 
 impl Controller {
-    /// A controller that knows nothing yet. `term` is the create revision of its key.
+    /// A controller with an empty view. `term` is the create revision of its key.
     pub fn new(term: i64, tuning: ControllerTuning) -> Self {
         Self {
             term,
@@ -218,20 +221,20 @@ impl Controller {
             dirty: BTreeSet::new(),
             dirty_topics: BTreeSet::new(),
             creating: BTreeSet::new(),
-            doomed: BTreeSet::new(),
-            strays: BTreeMap::new(),
+            deleting: BTreeSet::new(),
+            orphans: BTreeMap::new(),
             log_ends: HashMap::new(),
             electing_ms: BTreeMap::new(),
             deferred: BTreeSet::new(),
             deferred_since_ms: None,
-            asked: BTreeMap::new(),
+            requested_log_ends: BTreeMap::new(),
             moving: 0,
-            looks: 0,
+            records_examined: 0,
             mutants: Mutants::default(),
         }
     }
 
-    /// With a bug.
+    /// Plants a bug.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn planted(mut self, mutants: Mutants) -> Self {
@@ -239,32 +242,32 @@ impl Controller {
         self
     }
 
-    /// The create revision of the controller key it decides under.
+    /// The create revision of the controller key under which it decides.
     pub fn term(&self) -> i64 {
         self.term
     }
 
-    /// How many records it has looked at so far: a measure of its work.
-    pub fn looks(&self) -> u64 {
-        self.looks
+    /// The number of records examined so far: a measure of its work.
+    pub fn records_examined(&self) -> u64 {
+        self.records_examined
     }
 
-    /// How many partitions a node leads; a node that is drained is done at zero.
+    /// The number of partitions that a node leads; a drain is complete at zero.
     pub fn leaderships_of(&self, node: BrokerId) -> usize {
         self.nodes.get(&node).map_or(0, |state| state.load.leads)
     }
 
-    /// How many replicas a node has; a node that is removed is done at zero.
+    /// The number of replicas on a node; a removal is complete at zero.
     pub fn replicas_of(&self, node: BrokerId) -> usize {
         self.nodes.get(&node).map_or(0, |state| state.partitions.len())
     }
 
-    /// The record of a partition as the controller has seen it.
+    /// A partition record as the controller has seen it.
     pub fn record(&self, partition: PartitionId) -> Option<&Versioned<PartitionState>> {
         self.partitions.get(&partition).map(|view| &view.record)
     }
 
-    /// A node is known, or something about it changed.
+    /// A node was registered or changed.
     pub fn on_node(&mut self, node: Node) {
         let id = node.id;
         let before = self.nodes.get(&id).map(|state| state.node.order);
@@ -276,7 +279,7 @@ impl Controller {
         }
     }
 
-    /// A node is no longer one of the cluster: what it holds goes elsewhere.
+    /// A node left the cluster: its replicas move to other nodes.
     pub fn on_node_gone(&mut self, id: BrokerId) {
         if let Some(state) = self.nodes.get_mut(&id) {
             if state.partitions.is_empty() && state.member.is_none() {
@@ -306,7 +309,7 @@ impl Controller {
         self.mark_growable();
     }
 
-    /// A member's key is gone.
+    /// The member key was deleted.
     pub fn on_member_lost(&mut self, node: BrokerId) {
         if let Some(state) = self.nodes.get_mut(&node) {
             state.member = None;
@@ -316,21 +319,21 @@ impl Controller {
         }
     }
 
-    /// A member is, or is no longer, under suspicion: connections to it broke, its keep-alives are late.
+    /// A member is, or is no longer, suspected: connections to it broke, or its keep-alives are late.
     pub fn on_suspect(&mut self, node: BrokerId, since_ms: Option<u64>) {
         if let Some(state) = self.nodes.get_mut(&node) {
             state.suspect_since_ms = since_ms;
             if since_ms.is_none() && state.suspect {
                 state.suspect = false;
                 self.mark_node(node);
-                // It may take replicas again, and somebody may have been waiting for that.
+                // It may take replicas again, and a partition may have been waiting for that.
                 self.mark_growable();
             }
         }
     }
 
-    /// A member says that its disk hangs or is full, or that it works again. Others lead what they have in sync; the rest
-    /// stays, so that a stall of storage that all nodes share moves nothing.
+    /// A member reports that its disk hangs or is full, or works again. Other in-sync replicas take over its
+    /// leaderships; the rest stays, so that a stall of storage that all nodes share moves nothing.
     pub fn on_impaired(&mut self, node: BrokerId, impaired: bool) {
         if let Some(state) = self.nodes.get_mut(&node)
             && state.impaired != impaired
@@ -341,20 +344,20 @@ impl Controller {
         }
     }
 
-    /// A topic exists, or something about it changed.
+    /// A topic was created or changed.
     pub fn on_topic(&mut self, topic: Topic) {
         let id = topic.id;
         for index in 0..topic.partitions {
             let partition = PartitionId { topic: id, index };
             self.dirty.insert(partition);
-            self.doomed.remove(&partition);
+            self.deleting.remove(&partition);
         }
-        self.strays.remove(&id);
+        self.orphans.remove(&id);
         self.topics.insert(id, topic);
         self.dirty_topics.insert(id);
     }
 
-    /// A topic is gone.
+    /// A topic was deleted.
     pub fn on_topic_deleted(&mut self, id: TopicId) {
         self.topics.remove(&id);
         self.dirty_topics.remove(&id);
@@ -363,10 +366,10 @@ impl Controller {
         let gone: Vec<PartitionId> =
             self.partitions.keys().copied().filter(|id| (first..=last).contains(id)).collect();
         self.dirty.extend(gone.iter().copied());
-        self.doomed.extend(gone);
+        self.deleting.extend(gone);
     }
 
-    /// A record as it is in the repository now; `None` when it was deleted.
+    /// The current partition record; `None` if it was deleted.
     pub fn on_record(&mut self, id: PartitionId, record: Option<Versioned<PartitionState>>) {
         let known = self.partitions.get(&id);
         if let (Some(known), Some(record)) = (known, &record)
@@ -376,10 +379,10 @@ impl Controller {
         }
         if let Some(known) = self.partitions.remove(&id) {
             self.count(id, &known.record.value, false);
-            // What the logs ended with before a change says nothing for the next election.
+            // Log ends from before a change are not valid for the next election.
             for node in &known.record.value.replicas {
                 self.log_ends.remove(&(id, *node));
-                self.asked.remove(&(id, *node));
+                self.requested_log_ends.remove(&(id, *node));
             }
             let before = known.record.value.leader_epoch;
             if record.as_ref().is_none_or(|record| record.value.leader_epoch > before) {
@@ -389,7 +392,7 @@ impl Controller {
         self.creating.remove(&id);
         let Some(record) = record else {
             self.dirty.remove(&id);
-            self.doomed.remove(&id);
+            self.deleting.remove(&id);
             self.electing_ms.remove(&id);
             if self.topics.contains_key(&id.topic) {
                 self.dirty_topics.insert(id.topic);
@@ -401,7 +404,7 @@ impl Controller {
         self.dirty.insert(id);
     }
 
-    /// How far a replica's log goes, as its present run says.
+    /// The log end of a replica, as reported by its present run.
     pub fn on_log_end(&mut self, partition: PartitionId, node: BrokerId, run: BrokerEpoch, end: LogEnd) {
         // A late answer must not be kept for the next election.
         let leader = self.partitions.get(&partition).map(|view| view.record.value.leader);
@@ -411,8 +414,8 @@ impl Controller {
         }
     }
 
-    /// A change was not made, or nobody knows: the record is looked at again. If it was made after all, the watch says
-    /// so, and what is decided meanwhile fails by its conditions.
+    /// A change failed, or its outcome is unknown: the record is examined again. If the change did happen, the watch
+    /// reports it, and any change decided in the meantime fails its comparison.
     pub fn on_failed(&mut self, partition: PartitionId) {
         if let Some(view) = self.partitions.get_mut(&partition) {
             view.busy = false;
@@ -443,8 +446,8 @@ impl Controller {
         }
     }
 
-    /// There may be more nodes than before: topics that follow the size of the cluster may grow, partitions that wait
-    /// for a place may find one.
+    /// There may be more nodes than before: topics that follow the cluster size may grow, and partitions that wait
+    /// for a node may get one.
     fn mark_growable(&mut self) {
         let wanted = self.wanted_factor();
         for topic in self.topics.values() {
@@ -463,7 +466,7 @@ impl Controller {
         self.dirty_topics.extend(self.topics.keys().copied());
     }
 
-    /// Keeps the counts per node in step with a record that comes or goes.
+    /// Keeps the per-node counts consistent with an added or removed record.
     fn count(&mut self, id: PartitionId, state: &PartitionState, comes: bool) {
         let preferred = state.replicas.first().copied();
         if state.is_moving() {

@@ -1,32 +1,32 @@
-//! Runs the copies of a node: carries out what the state machines of this crate ask for.
+//! Runs the replicas of a node: carries out the effects of this crate's state machines.
 //!
-//! One [`Driver`] per node. Whoever owns a journal attaches it and gets a [`Replicated`]; whoever watches the records
-//! feeds them in; the node says in which run it is registered and which peers there are. The driver keeps one
-//! connection to every peer for everything this node follows there, and takes in theirs
+//! One [`Driver`] per node. The owner of a journal attaches it and gets a [`Replicated`]; the watcher of the
+//! partition records feeds them in; the node sets its registered run and its peers. The driver keeps one connection
+//! to every peer for all partitions that this node follows there, and accepts the peers' connections
 //! (docs/decisions/0010-replication-over-fetch.md).
 //!
 //! | file | owns |
 //! |---|---|
-//! | `copy.rs` | one copy: its lock, its state machine, what follows from a call |
-//! | `owner.rs` | what a journal's owner is told |
+//! | `replicated.rs` | one replica: its lock, its state machine, the effects of each call |
+//! | `owner.rs` | the callbacks to a journal's owner |
 //! | `outbound.rs` | the connection to a leader: fetches, reports, answers |
-//! | `inbound.rs` | a follower's connection: its session, fetches that wait, what is sent without a copy |
+//! | `inbound.rs` | a follower's connection: its session, parked fetches, zero-replica sends |
 //! | `stream.rs` | frames over a socket, both ways, bounded |
-//! | `frame.rs` | the frames as bytes |
-//! | `propose.rs` | changes of records, and reading them again |
-//! | `throttle.rs` | how fast replicas that are being moved may be filled |
+//! | `frame.rs` | the encoding of frames |
+//! | `propose.rs` | proposals for record changes, and record reads |
+//! | `throttle.rs` | the replication throttle of reassignments |
 //!
-//! Its tasks live on the runtime [`Driver::start`] is called on. In a node that is a thread of its own: bulk data must
-//! not hold up Raft's timers, and a produce that waits for a client's socket must not hold up a follower.
+//! Its tasks run on the runtime on which [`Driver::start`] is called. In a node that is a dedicated thread: bulk data
+//! must not delay Raft's timers, and a produce that waits for a client's socket must not delay a follower.
 //!
-//! Everything is bounded: one fetch per copy, a few megabytes unsent per connection, eight cuts at a time.
+//! Everything is bounded: one fetch per replica, a few megabytes unsent per connection, eight log changes at a time.
 
-mod copy;
 mod frame;
 mod inbound;
 mod outbound;
 mod owner;
 mod propose;
+mod replicated;
 mod stream;
 mod throttle;
 
@@ -45,11 +45,11 @@ use moim_journal::Journal;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 
-pub use self::copy::Replicated;
 use self::inbound::Inbound;
 use self::outbound::Outbound;
 pub use self::outbound::Unreachable;
 pub use self::owner::Owner;
+pub use self::replicated::Replicated;
 use self::throttle::Throttle;
 use crate::controller::LogEnd;
 use crate::follower::{FollowerTuning, ResetPolicy};
@@ -61,33 +61,33 @@ use crate::types::{BrokerEpoch, Durability, PartitionId, Versioned};
 
 /// Connects to other nodes.
 pub trait Dialler: Send + Sync + 'static {
-    /// A new connection to the place where that node takes followers in. Who is at the other end is checked by the
-    /// driver; that it belongs to the cluster is for the dialler to make sure.
+    /// A new connection to that node's replication listener. The driver checks the identity of the peer; the dialler
+    /// ensures that it belongs to the cluster.
     fn dial(&self, node: BrokerId) -> BoxFuture<'_, io::Result<Box<dyn Socket>>>;
 }
 
-/// The driver's times and sizes.
+/// The driver's timeouts and sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverTuning {
-    /// The leaders'.
+    /// The leaders' timeouts.
     pub leader: LeaderTuning,
-    /// The followers'.
+    /// The followers' timeouts.
     pub follower: FollowerTuning,
-    /// How often copies that want something are ticked.
+    /// The tick interval of replicas with pending timers.
     pub tick_ms: u64,
-    /// How often each side of a connection says that it is there.
+    /// The heartbeat interval of each side of a connection.
     pub beat_ms: u64,
-    /// A connection on which nothing was heard for this long is broken.
+    /// A connection without traffic for this long is broken.
     pub silence_ms: u64,
-    /// High watermarks that no answer carries are told this late.
+    /// The delay with which high watermarks that no answer carries are sent.
     pub rise_ms: u64,
-    /// The longest pause between two attempts to connect.
+    /// The maximum pause between connection attempts.
     pub redial_ms: u64,
-    /// Most bytes of records in one answer, unless a single batch is larger.
+    /// The maximum record bytes per answer, unless a single batch is larger.
     pub answer_bytes: usize,
-    /// Unsent bytes of a connection above which nothing more is read for it.
+    /// Above this many unsent bytes, nothing more is read for a connection.
     pub unsent_bytes: usize,
-    /// Most bytes of a snapshot in one part.
+    /// The maximum size of a snapshot chunk.
     pub chunk_bytes: usize,
 }
 
@@ -95,7 +95,8 @@ impl Default for DriverTuning {
     fn default() -> Self {
         Self {
             leader: LeaderTuning::default(),
-            // A fetch waits at the leader for as long as there is nothing to read: the connection says who is there.
+            // A fetch stays parked at the leader while there is nothing to read: the connection's heartbeats detect a
+            // dead peer.
             follower: FollowerTuning { timeout_ms: u64::MAX / 4, ..FollowerTuning::default() },
             tick_ms: 100,
             beat_ms: 200,
@@ -109,29 +110,29 @@ impl Default for DriverTuning {
     }
 }
 
-/// What a driver is made of.
+/// The dependencies of a driver.
 pub struct DriverParts {
     /// This node.
     pub node: BrokerId,
-    /// Where records are changed and read again.
+    /// The state repository that holds the partition records.
     pub repository: Arc<dyn StateRepository>,
-    /// How other nodes are reached.
+    /// Connects to other nodes.
     pub dialler: Arc<dyn Dialler>,
-    /// The time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Whose shutdown ends the driver.
+    /// The scope whose shutdown ends the driver.
     pub scope: Scope,
-    /// Times and sizes.
+    /// Timeouts and sizes.
     pub tuning: DriverTuning,
 }
 
-/// The copies of a node, driven.
+/// The driver of a node's replicas.
 pub struct Driver {
     shared: Arc<Shared>,
 }
 
 impl Driver {
-    /// A driver without copies. Its tasks live on the runtime this is called on.
+    /// Starts a driver without replicas. Its tasks run on the caller's runtime.
     pub fn start(parts: DriverParts) -> Arc<Self> {
         let shared = Arc::new(Shared {
             node: parts.node,
@@ -142,17 +143,17 @@ impl Driver {
             home: Handle::current(),
             tuning: parts.tuning,
             run: RwLock::default(),
-            copies: RwLock::default(),
+            replicas: RwLock::default(),
             outbound: RwLock::default(),
             inbound: Mutex::default(),
-            restless: Mutex::default(),
-            stirred: Notify::new(),
+            ticking: Mutex::default(),
+            tick_scheduled: Notify::new(),
             advanced: Queue::default(),
             proposals: Queue::default(),
             refreshes: Queue::default(),
             changes: Arc::new(Semaphore::new(CHANGES)),
             sending: Throttle::default(),
-            taking_in: Throttle::default(),
+            receiving: Throttle::default(),
             low_watermarks: Notify::new(),
             repairs: AtomicU64::new(0),
         });
@@ -163,16 +164,16 @@ impl Driver {
     }
 
     /// The node is registered in this run: its member key was put, after the key of any former run was deleted. Roles
-    /// begin anew, from the records that name the run. Before the first call nothing leads and nothing follows.
+    /// start anew, from the records that name the run. Before the first call no replica leads or follows.
     pub fn set_run(&self, run: Sender) {
         assert_eq!(run.node, self.shared.node, "a driver is of one node");
         *self.shared.run.write().unwrap_or_else(PoisonError::into_inner) = Some(run);
-        self.shared.copies().iter().for_each(Replicated::on_run);
-        // Connections say at their beginning whose they are.
+        self.shared.replicas().iter().for_each(Replicated::on_run);
+        // Connections announce their run in the hello.
         self.shared.all_outbound().iter().for_each(|outbound| outbound.reconnect());
     }
 
-    /// The other nodes of the cluster. A connection to each is kept, so that it is known who is there.
+    /// Sets the other nodes of the cluster. A connection to each is kept for failure detection.
     pub fn set_peers(&self, nodes: &[BrokerId]) {
         let gone = {
             let mut all = self.shared.outbound.write().unwrap_or_else(PoisonError::into_inner);
@@ -186,30 +187,31 @@ impl Driver {
         }
     }
 
-    /// How many bytes a second this node may send to replicas that are being moved, and how many its own replicas that are
-    /// being moved may take in; none: as fast as it goes. Acts at once, on moves under way too.
-    pub fn set_move_rates(&self, sending: Option<u64>, taking_in: Option<u64>) {
+    /// Sets the replication throttle for reassignments, in bytes per second: what this node may send to arriving
+    /// replicas, and what its own arriving replicas may receive; `None`: unlimited. Takes effect at once, also on
+    /// reassignments in progress.
+    pub fn set_move_rates(&self, sending: Option<u64>, receiving: Option<u64>) {
         self.shared.sending.set(sending);
-        self.shared.taking_in.set(taking_in);
-        // What is held back is looked at again.
-        lock(&self.shared.inbound).values().for_each(|inbound| inbound.look_again());
-        self.shared.all_outbound().iter().for_each(|outbound| outbound.look_again());
+        self.shared.receiving.set(receiving);
+        // Re-evaluate the answers that are held back.
+        lock(&self.shared.inbound).values().for_each(|inbound| inbound.reevaluate_held());
+        self.shared.all_outbound().iter().for_each(|outbound| outbound.reevaluate_held());
     }
 
-    /// The nodes to which there has been no connection since the time given (the clock's monotonic milliseconds). A
-    /// reason to look closer, never a proof of death.
+    /// The nodes without a connection, and since when (the clock's monotonic milliseconds). A suspicion, never a
+    /// proof of death.
     pub fn suspects(&self) -> Vec<(BrokerId, u64)> {
         let all = self.shared.all_outbound();
         all.iter().filter_map(|outbound| Some((outbound.node(), outbound.lost_since_ms()?))).collect()
     }
 
-    /// Takes in the connection of a node that follows us.
+    /// Accepts the connection of a node that follows us.
     pub fn accept(&self, socket: Box<dyn Socket>) {
         let shared = Arc::clone(&self.shared);
         self.shared.spawn("replica-inbound", inbound::serve(shared, socket));
     }
 
-    /// Puts a journal under the driver. `owner` is told what becomes of it, from the first record on.
+    /// Attaches a journal to the driver. `owner` receives its role changes, from the first record on.
     pub fn attach(
         &self,
         id: PartitionId,
@@ -218,59 +220,70 @@ impl Driver {
         durability: Durability,
         owner: Arc<dyn Owner>,
     ) -> Arc<Replicated> {
-        let copy = Replicated::new(id, journal, policy, durability, owner, Arc::clone(&self.shared));
-        let copy = Arc::new(copy);
+        let replica = Replicated::new(id, journal, policy, durability, owner, Arc::clone(&self.shared));
+        let replica = Arc::new(replica);
         let replaced = {
-            let mut copies = self.shared.copies.write().unwrap_or_else(PoisonError::into_inner);
-            copies.by_tag.insert(copy.journal().tag(), Arc::clone(&copy));
-            copies.by_id.insert(id, Arc::clone(&copy))
+            let mut replicas = self.shared.replicas.write().unwrap_or_else(PoisonError::into_inner);
+            replicas.by_tag.insert(replica.journal().tag(), Arc::clone(&replica));
+            replicas.by_id.insert(id, Arc::clone(&replica))
         };
         if let Some(replaced) = replaced {
             replaced.detach();
         }
-        copy.on_run();
-        copy
+        replica.on_run();
+        replica
     }
 
-    /// Lets go of a journal. Its owner hears nothing more once this returns.
+    /// Detaches a journal. Its owner gets no further callbacks once this returns.
     pub fn detach(&self, id: PartitionId) {
-        let copy = {
-            let mut copies = self.shared.copies.write().unwrap_or_else(PoisonError::into_inner);
-            let copy = copies.by_id.remove(&id);
-            // Its tag may be another copy's by now.
-            if let Some(copy) = &copy
-                && copies.by_tag.get(&copy.journal().tag()).is_some_and(|other| Arc::ptr_eq(other, copy))
+        let replica = {
+            let mut replicas = self.shared.replicas.write().unwrap_or_else(PoisonError::into_inner);
+            let replica = replicas.by_id.remove(&id);
+            // Its tag may belong to another replica by now.
+            if let Some(replica) = &replica
+                && replicas
+                    .by_tag
+                    .get(&replica.journal().tag())
+                    .is_some_and(|other| Arc::ptr_eq(other, replica))
             {
-                copies.by_tag.remove(&copy.journal().tag());
+                replicas.by_tag.remove(&replica.journal().tag());
             }
-            copy
+            replica
         };
-        if let Some(copy) = copy {
-            copy.detach();
+        if let Some(replica) = replica {
+            replica.detach();
             self.shared.all_outbound().iter().for_each(|outbound| outbound.forget(id));
         }
     }
 
-    /// The copy of a partition was found damaged. It is not counted on any more: a leader that it follows hears at once that
-    /// no replica follows here. It fetches nothing until it has begun anew.
+    /// The replica of a partition was found damaged and no longer counts: the leader it follows learns at once that
+    /// no replica follows here. It fetches nothing until it was reset.
     pub fn on_damaged(&self, id: PartitionId) {
-        let Some(copy) = self.shared.copy(id) else { return };
-        if let Some(leader) = copy.leader() {
+        let Some(replica) = self.shared.replica(id) else { return };
+        if let Some(leader) = replica.leader() {
             self.shared.outbound(leader).forget(id);
         }
-        copy.on_damage_found();
+        replica.on_damage_found();
     }
 
-    /// The member record says that these copies are damaged: once no record of theirs counts on them they begin anew. It has to
-    /// say so until they are whole: see [`Driver::repairing`].
-    pub fn on_damage_told(&self, damaged: &[PartitionId]) {
-        damaged.iter().filter_map(|id| self.shared.copy(*id)).for_each(|copy| copy.on_damage_told());
+    /// The member record lists these replicas as damaged: each is reset once no partition record counts on it. The
+    /// member record must list them until they are repaired: see [`Driver::repairing`].
+    pub fn on_damage_registered(&self, damaged: &[PartitionId]) {
+        damaged
+            .iter()
+            .filter_map(|id| self.shared.replica(*id))
+            .for_each(|replica| replica.on_damage_registered());
     }
 
-    /// Copies that were damaged, began anew and do not have everything that is committed yet: they are not to lead.
+    /// Replicas that were damaged and reset, and do not have every committed record yet: they must not lead.
     pub fn repairing(&self) -> Vec<PartitionId> {
-        let mut ids: Vec<_> =
-            self.shared.copies().iter().filter(|copy| copy.is_repairing()).map(|copy| copy.id()).collect();
+        let mut ids: Vec<_> = self
+            .shared
+            .replicas()
+            .iter()
+            .filter(|replica| replica.is_repairing())
+            .map(|replica| replica.id())
+            .collect();
         ids.sort();
         ids
     }
@@ -280,42 +293,43 @@ impl Driver {
         self.shared.repairs.load(Ordering::Acquire)
     }
 
-    /// The copy of a partition.
-    pub fn copy(&self, id: PartitionId) -> Option<Arc<Replicated>> {
-        self.shared.copy(id)
+    /// The replica of a partition.
+    pub fn replica(&self, id: PartitionId) -> Option<Arc<Replicated>> {
+        self.shared.replica(id)
     }
 
-    /// A record as the repository has it: from a list first, then from a watch; never from history.
+    /// A partition record from the repository: from a listing first, then from a watch; never from history.
     pub fn on_record(&self, id: PartitionId, record: Versioned<PartitionState>) {
-        if let Some(copy) = self.shared.copy(id) {
-            copy.on_record(record);
+        if let Some(replica) = self.shared.replica(id) {
+            replica.on_record(record);
         }
     }
 
-    /// A record is gone.
+    /// A partition record was deleted.
     pub fn on_deleted(&self, id: PartitionId) {
-        if let Some(copy) = self.shared.copy(id) {
-            copy.on_deleted();
+        if let Some(replica) = self.shared.replica(id) {
+            replica.on_deleted();
         }
     }
 
-    /// What the journals' sink was told; tags that are not of a copy are left aside. Quick enough for the disk thread: the
-    /// copies are looked at on the driver's runtime. Whoever wants a leader's commit on its own thread calls
-    /// [`Replicated::on_durable`] there instead.
+    /// Durable ends reported by the journals' sink; tags that belong to no replica are ignored. Cheap enough for the
+    /// disk thread: the replicas are processed on the driver's runtime. A caller that wants a leader's commit on its
+    /// own thread calls [`Replicated::on_durable`] there instead.
     pub fn on_durable(&self, advanced: &[(u64, i64)]) {
-        let copies = self.shared.copies.read().unwrap_or_else(PoisonError::into_inner);
-        let known = advanced.iter().filter_map(|(tag, _)| copies.by_tag.get(tag).cloned());
-        self.shared.advanced.extend(known.filter(|copy| copy.note_advanced()));
+        let replicas = self.shared.replicas.read().unwrap_or_else(PoisonError::into_inner);
+        let known = advanced.iter().filter_map(|(tag, _)| replicas.by_tag.get(tag).cloned());
+        self.shared.advanced.extend(known.filter(|replica| replica.note_advanced()));
     }
 
-    /// The same for copies that follow, which nobody but their leaders wait for; answers the others. Whoever wants a leader's
-    /// commit on its own thread takes only those there: a follower's way back to its leader has one thread less to wait for.
+    /// The same for following replicas, which only their leaders wait for; returns the others. A caller that
+    /// processes a leader's commit on its own thread takes only those there: a follower's path back to its leader has
+    /// one thread hop less.
     pub fn on_durable_following(&self, advanced: &[(u64, i64)]) -> Vec<(u64, i64)> {
-        let copies = self.shared.copies.read().unwrap_or_else(PoisonError::into_inner);
+        let replicas = self.shared.replicas.read().unwrap_or_else(PoisonError::into_inner);
         let (mut following, mut others) = (Vec::new(), Vec::new());
         for (tag, end) in advanced {
-            match copies.by_tag.get(tag).filter(|copy| copy.leader().is_some()) {
-                Some(copy) if copy.note_advanced() => following.push(Arc::clone(copy)),
+            match replicas.by_tag.get(tag).filter(|replica| replica.leader().is_some()) {
+                Some(replica) if replica.note_advanced() => following.push(Arc::clone(replica)),
                 Some(_) => {}
                 None => others.push((*tag, *end)),
             }
@@ -324,7 +338,7 @@ impl Driver {
         others
     }
 
-    /// How far the logs of these partitions go on another node, and in which run that node is.
+    /// The log ends of these partitions on another node, and that node's run.
     pub async fn ask_log_ends(
         &self,
         node: BrokerId,
@@ -338,18 +352,18 @@ impl Driver {
     }
 }
 
-/// Cuts, resets and installs at a time.
+/// The maximum number of concurrent truncations, resets and snapshot installs.
 const CHANGES: usize = 8;
-/// Pause after a log could not be changed.
+/// The pause after a failed log change.
 const CHANGE_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-struct Copies {
+struct Replicas {
     by_id: HashMap<PartitionId, Arc<Replicated>>,
     by_tag: HashMap<u64, Arc<Replicated>>,
 }
 
-/// What the driver's tasks and copies share.
+/// The state shared by the driver's tasks and replicas.
 struct Shared {
     node: BrokerId,
     repository: Arc<dyn StateRepository>,
@@ -359,23 +373,24 @@ struct Shared {
     home: Handle,
     tuning: DriverTuning,
     run: RwLock<Option<Sender>>,
-    copies: RwLock<Copies>,
+    replicas: RwLock<Replicas>,
     outbound: RwLock<HashMap<BrokerId, Arc<Outbound>>>,
     /// The newest connection of each follower.
     inbound: Mutex<HashMap<BrokerId, Arc<Inbound>>>,
-    /// Invariant: every copy is on it at most once; its own flag says whether it is.
-    restless: Mutex<Vec<Arc<Replicated>>>,
-    /// Somebody became restless.
-    stirred: Notify,
+    /// Invariant: every replica is listed at most once; its own flag says whether it is.
+    ticking: Mutex<Vec<Arc<Replicated>>>,
+    /// Notified when a replica was added to the tick list.
+    tick_scheduled: Notify,
     advanced: Queue<Arc<Replicated>>,
     proposals: Queue<(Arc<Replicated>, Proposal)>,
     refreshes: Queue<Arc<Replicated>>,
     changes: Arc<Semaphore>,
-    /// For what leaders here send to replicas that are being moved.
+    /// The throttle for records sent to arriving replicas.
     sending: Throttle,
-    /// For what replicas that are being moved here take in.
-    taking_in: Throttle,
-    /// Whoever waits for records to be gone from everybody. One for all: it is rare, and who is woken looks again.
+    /// The throttle for records received by arriving replicas.
+    receiving: Throttle,
+    /// Notifies the waiters for record deletion on the whole in-sync set. One for all: it is rare, and a woken waiter
+    /// checks again.
     low_watermarks: Notify,
     /// Counts the beginnings and ends of repairs.
     repairs: AtomicU64,
@@ -390,19 +405,19 @@ impl Shared {
         *self.run.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn copy(&self, id: PartitionId) -> Option<Arc<Replicated>> {
-        self.copies.read().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned()
+    fn replica(&self, id: PartitionId) -> Option<Arc<Replicated>> {
+        self.replicas.read().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned()
     }
 
-    fn copies(&self) -> Vec<Arc<Replicated>> {
-        self.copies.read().unwrap_or_else(PoisonError::into_inner).by_id.values().cloned().collect()
+    fn replicas(&self) -> Vec<Arc<Replicated>> {
+        self.replicas.read().unwrap_or_else(PoisonError::into_inner).by_id.values().cloned().collect()
     }
 
     fn all_outbound(&self) -> Vec<Arc<Outbound>> {
         self.outbound.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// The connection to a node, perhaps still being made.
+    /// The connection to a node, possibly still being established.
     fn outbound(self: &Arc<Self>, node: BrokerId) -> Arc<Outbound> {
         let known = self.outbound.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned();
         known.unwrap_or_else(|| {
@@ -417,20 +432,20 @@ impl Shared {
     }
 
     fn log_ends(&self, partitions: &[PartitionId]) -> Vec<(PartitionId, Option<LogEnd>)> {
-        partitions.iter().map(|id| (*id, self.copy(*id).map(|copy| copy.log_end()))).collect()
+        partitions.iter().map(|id| (*id, self.replica(*id).map(|replica| replica.log_end()))).collect()
     }
 
-    fn propose(&self, copy: Arc<Replicated>, proposal: Proposal) {
-        self.proposals.extend([(copy, proposal)]);
+    fn propose(&self, replica: Arc<Replicated>, proposal: Proposal) {
+        self.proposals.extend([(replica, proposal)]);
     }
 
-    fn refresh(&self, copy: Arc<Replicated>) {
-        self.refreshes.extend([copy]);
+    fn refresh(&self, replica: Arc<Replicated>) {
+        self.refreshes.extend([replica]);
     }
 
-    fn tick(&self, copy: Arc<Replicated>) {
-        lock(&self.restless).push(copy);
-        self.stirred.notify_one();
+    fn tick(&self, replica: Arc<Replicated>) {
+        lock(&self.ticking).push(replica);
+        self.tick_scheduled.notify_one();
     }
 
     /// Runs a task on the driver's runtime until the shutdown.
@@ -445,8 +460,8 @@ impl Shared {
         });
     }
 
-    /// Runs `work`, which waits for the disk, where that harms nobody, and `after` when it is done; later when it says that
-    /// it failed.
+    /// Runs `work`, which blocks on the disk, on a thread where it delays no other task, and `after` when it is done;
+    /// after a pause if it failed.
     fn spawn_change(
         &self,
         name: &'static str,
@@ -465,29 +480,29 @@ impl Shared {
     }
 }
 
-/// Ticks the copies that want it.
+/// Ticks the replicas on the tick list.
 async fn tick(shared: Arc<Shared>) {
     loop {
-        if lock(&shared.restless).is_empty() {
-            shared.stirred.notified().await;
+        if lock(&shared.ticking).is_empty() {
+            shared.tick_scheduled.notified().await;
         }
         rest(Duration::from_millis(shared.tuning.tick_ms)).await;
-        let mut copies = std::mem::take(&mut *lock(&shared.restless));
-        copies.retain(Replicated::on_tick);
-        lock(&shared.restless).append(&mut copies);
+        let mut replicas = std::mem::take(&mut *lock(&shared.ticking));
+        replicas.retain(Replicated::on_tick);
+        lock(&shared.ticking).append(&mut replicas);
     }
 }
 
-/// Looks at the copies whose disk got further.
+/// Processes the replicas whose durable end has advanced.
 async fn advance(shared: Arc<Shared>) {
     loop {
-        for copy in shared.advanced.take().await {
-            copy.on_advanced();
+        for replica in shared.advanced.take().await {
+            replica.on_advanced();
         }
     }
 }
 
-/// Things that have happened and wait for a task. As long as there are copies at the most, times the few kinds there are.
+/// Events that wait for a task. Bounded by the number of replicas times the few event kinds.
 struct Queue<T> {
     list: Mutex<Vec<T>>,
     notify: Notify,
@@ -510,7 +525,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Everything so far; waits until there is something. Cancel-safe.
+    /// All queued events; waits until there is one. Cancel-safe.
     async fn take(&self) -> Vec<T> {
         loop {
             let list = std::mem::take(&mut *lock(&self.list));

@@ -1,45 +1,45 @@
-//! A follower of one partition: fetches from the leader, and makes its log a beginning of the leader's first.
+//! A follower of one partition: fetches from the leader, after making its log a prefix of the leader's.
 //!
-//! One fetch is out at a time. Every fetch says which leadership it believes in and what its log ends with (offset and
-//! epoch of the newest record), so the leader finds out whether the two logs are one. If they are not, the follower
-//! cuts its log where the epochs part and asks again, until both agree. It never cuts at its high watermark: what lies
-//! past it may be committed without its knowing.
+//! One fetch is in flight at a time. Every fetch carries the believed leader epoch and the end of the log (offset and
+//! epoch of the newest record), so the leader can detect divergence. If the logs diverge, the follower truncates its
+//! log at the epoch boundary and fetches again, until both agree. It never truncates at its high watermark: records
+//! past it may be committed without the follower's knowledge.
 //!
 //! Invariants:
 //! - within one leader epoch, once an answer brought records or nothing new, the log only grows;
 //! - nothing is reported to a leader before that;
 //! - the high watermark is never past the log end.
 //!
-//! It must never append what an answer brings unless [`Follower::accepts`] says that the answer is awaited.
+//! It must never append the records of an answer unless [`Follower::accepts`] confirms that the answer is expected.
 
 use moim_base::{BrokerId, LeaderEpoch, Offset};
 
 use crate::log::LogView;
-use crate::machine::{Chunk, Install, SnapshotFetch};
+use crate::machine::{Chunk, SnapshotFetch, SnapshotTransfer};
 use crate::message::{Answer, Fetch, Refusal, Report, Sender};
 use crate::mutant::{Mutant, Mutants};
 use crate::replica::Effect;
 
-/// What to do when the leader no longer has what comes next.
+/// The reaction to an out-of-range fetch: the leader no longer has the next records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ResetPolicy {
-    /// Begin anew at the leader's log start: the rest is gone for everybody (the queue).
+    /// Reset the log to the leader's log start: the older records are deleted cluster-wide (the queue).
     #[default]
     LogStart,
-    /// Take the leader's snapshot and go on from there: the journal is only a tail of the state (shards).
+    /// SnapshotTransfer the leader's snapshot and continue from its end: the journal is only the tail of the state (shards).
     InstallSnapshot,
 }
 
-/// The follower's times.
+/// The follower's timeouts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FollowerTuning {
-    /// The first pause after a failure; each further one is twice as long.
+    /// The first retry backoff; it doubles with each failure.
     pub backoff_ms: u64,
-    /// The longest pause.
+    /// The maximum backoff.
     pub max_backoff_ms: u64,
-    /// A fetch without an answer for this long has failed. Longer than leaders let a fetch wait.
+    /// A fetch without an answer for this long has failed. Longer than a leader parks a fetch.
     pub timeout_ms: u64,
-    /// A part of a snapshot that has not come for this long is asked for again.
+    /// A snapshot chunk that has not arrived for this long is requested again.
     pub chunk_timeout_ms: u64,
 }
 
@@ -51,34 +51,34 @@ impl Default for FollowerTuning {
 
 #[derive(Debug)]
 enum Phase {
-    /// A fetch is out.
+    /// A fetch is in flight.
     Waiting { id: u64, sent_ms: u64 },
-    /// The log is being cut or begun anew.
+    /// The log is being truncated or reset.
     Changing,
-    /// A snapshot is on its way.
-    Installing(Install),
-    /// Nothing to do before then.
-    Resting { until_ms: u64 },
+    /// A snapshot transfer is in progress.
+    Installing(SnapshotTransfer),
+    /// Idle until then.
+    BackingOff { until_ms: u64 },
 }
 
-/// One partition, followed.
+/// The follower state of one partition.
 #[derive(Debug)]
 pub struct Follower {
     me: Sender,
     leader: BrokerId,
     epoch: LeaderEpoch,
-    /// The revision of the newest record known.
+    /// The mod revision of the newest known record.
     record: i64,
     phase: Phase,
     next_id: u64,
-    /// Whether the leader has agreed in this epoch that our log is a beginning of its own.
-    agreed: bool,
+    /// True once the leader has confirmed in this epoch that our log is a prefix of its own.
+    matched: bool,
     high_watermark: Offset,
-    /// What the leader was last told: (written, durable, log start).
-    told: (Offset, Offset, Offset),
-    /// The least the leader's log is known to reach to, once it has answered in this epoch.
+    /// The offsets last reported to the leader: (written, durable, log start).
+    reported: (Offset, Offset, Offset),
+    /// The lower bound of the leader's log end, once it has answered in this epoch.
     leader_end: Option<Offset>,
-    /// See [`Following::rebuilding`].
+    /// See [`FollowerParams::rebuilding`].
     rebuilding: bool,
     failures: u32,
     policy: ResetPolicy,
@@ -86,26 +86,27 @@ pub struct Follower {
     mutants: Mutants,
 }
 
-/// How a replica follows: everything but whom.
+/// The parameters of following, except for the leader.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Following {
+pub(crate) struct FollowerParams {
     pub(crate) me: Sender,
     pub(crate) policy: ResetPolicy,
     pub(crate) tuning: FollowerTuning,
     pub(crate) mutants: Mutants,
-    /// The revision of the record that says so.
+    /// The mod revision of the record that makes this replica a follower.
     pub(crate) record: i64,
-    /// The first fetch id to use: ids are not used twice in the life of a replica.
+    /// The first fetch id to use: ids are never reused during the life of a replica.
     pub(crate) next_id: u64,
-    /// The log was begun anew, in this run, over what compaction elsewhere had removed: it may end below
-    /// [`LogView::cleaned_below`]. Any other log that does (a cut, a crash) holds records whose end it will never see.
+    /// The log was reset, in this run, because of compaction elsewhere: it may end below [`LogView::cleaned_below`].
+    /// Any other log that ends below it (truncation, crash) contains records whose tombstones or markers it will
+    /// never see.
     pub(crate) rebuilding: bool,
 }
 
 impl Follower {
-    /// Follows `leader` in its leadership `epoch`.
+    /// Follows `leader` in leader epoch `epoch`.
     pub(crate) fn become_follower(
-        how: Following,
+        how: FollowerParams,
         (leader, epoch): (BrokerId, LeaderEpoch),
         log: &dyn LogView,
         high_watermark: Offset,
@@ -119,9 +120,9 @@ impl Follower {
             record: how.record,
             phase: Phase::Changing,
             next_id: how.next_id,
-            agreed: false,
+            matched: false,
             high_watermark: high_watermark.min(log.end()),
-            told: (Offset(0), Offset(0), Offset(0)),
+            reported: (Offset(0), Offset(0), Offset(0)),
             leader_end: None,
             rebuilding: how.rebuilding,
             failures: 0,
@@ -137,12 +138,12 @@ impl Follower {
         follower
     }
 
-    /// Whom it follows, in which leadership.
+    /// The leader and its leader epoch.
     pub fn leader(&self) -> (BrokerId, LeaderEpoch) {
         (self.leader, self.epoch)
     }
 
-    /// A newer record says the same of us.
+    /// A newer record confirms the same role.
     pub(crate) fn on_record(&mut self, revision: i64) {
         self.record = revision;
     }
@@ -155,7 +156,7 @@ impl Follower {
         self.rebuilding
     }
 
-    /// How far the leader's log reaches at least; none before it has answered in this epoch.
+    /// The lower bound of the leader's log end; `None` before it has answered in this epoch.
     pub fn leader_end(&self) -> Option<Offset> {
         self.leader_end
     }
@@ -164,17 +165,17 @@ impl Follower {
         self.leader_end = Some(self.leader_end.map_or(end, |known| known.max(end)));
     }
 
-    /// Everything below is known to be committed.
+    /// The known high watermark: everything below is committed.
     pub fn high_watermark(&self) -> Offset {
         self.high_watermark
     }
 
-    /// Whether the fetch with this id is the one it waits for. Ask before appending what the answer brings.
+    /// True if the fetch with this id is the one in flight. Check before appending the records of its answer.
     pub fn accepts(&self, fetch: u64) -> bool {
         matches!(self.phase, Phase::Waiting { id, .. } if id == fetch)
     }
 
-    /// The answer to a fetch. Its records are appended already: `log` is the log with them.
+    /// The answer to a fetch. Its records are already appended: `log` includes them.
     pub fn on_answer(
         &mut self,
         fetch: u64,
@@ -189,10 +190,10 @@ impl Follower {
         self.failures = 0;
         match answer {
             Answer::Records { high_watermark, log_start, log_end } => {
-                self.agreed = true;
+                self.matched = true;
                 self.note_leader_end(log_end.max(high_watermark));
                 let start = log_start.min(log.end());
-                // Where the log is a tail of a state, its beginning goes only when our own state is kept.
+                // Where the log is the tail of a state, its start advances only when our own snapshot is kept.
                 if self.policy == ResetPolicy::LogStart && start > log.start() {
                     effects.push(Effect::SetStart { start });
                 }
@@ -203,10 +204,10 @@ impl Follower {
                 }
                 self.fetch(log, now_ms, effects);
             }
-            Answer::Diverging { epoch, end } => self.cut(epoch, end, log, effects),
+            Answer::Diverging { epoch, end } => self.truncate(epoch, end, log, effects),
             Answer::OutOfRange { log_start } => {
                 self.note_leader_end(log_start);
-                self.begin_anew(log_start, now_ms, effects);
+                self.reset(log_start, now_ms, effects);
             }
             Answer::Cleaned { below, log_start } => {
                 self.note_leader_end(below);
@@ -220,13 +221,13 @@ impl Follower {
         if !self.accepts(fetch) {
             return;
         }
-        self.rest(now_ms);
+        self.back_off(now_ms);
         match refusal {
-            // Somebody knows more than we do.
+            // The leader knows a newer record than we do.
             Refusal::FencedEpoch(_) | Refusal::NotLeader | Refusal::NotReplica | Refusal::StaleBroker => {
                 effects.push(Effect::Refresh);
             }
-            // We know more than the leader: it will hear of it.
+            // We know a newer record than the leader: it will receive it.
             Refusal::UnknownEpoch(_) => {}
         }
     }
@@ -234,42 +235,42 @@ impl Follower {
     /// A fetch got no answer, or its records could not be appended.
     pub fn on_failed(&mut self, fetch: u64, now_ms: u64) {
         if self.accepts(fetch) {
-            self.rest(now_ms);
+            self.back_off(now_ms);
         }
     }
 
-    /// The log is damaged, and the fetch was not sent: nothing may be appended to it. Answers whether it is to begin anew,
-    /// empty, followed by `on_changed`; not while a record counts on it.
+    /// The log is damaged, and the fetch was not sent: nothing may be appended. Returns true if the log must be reset
+    /// to empty, followed by `on_changed`; never while a partition record counts on the replica.
     pub fn on_damaged(&mut self, fetch: u64, is_counted_on: bool, now_ms: u64) -> bool {
         if !self.accepts(fetch) {
             return false;
         }
         if is_counted_on {
-            self.rest(now_ms);
+            self.back_off(now_ms);
             return false;
         }
-        self.agreed = false;
+        self.matched = false;
         self.phase = Phase::Changing;
         true
     }
 
-    /// Damage was found in the log: the fetch that is out will get no answer.
+    /// Damage was found in the log: the fetch in flight will get no answer.
     pub fn on_damage_found(&mut self, now_ms: u64) {
         if let Phase::Waiting { id, .. } = self.phase {
             self.on_failed(id, now_ms);
         }
     }
 
-    /// The log was cut or begun anew as asked.
+    /// The log was truncated or reset as requested.
     pub fn on_changed(&mut self, log: &dyn LogView, now_ms: u64, effects: &mut Vec<Effect>) {
         if matches!(self.phase, Phase::Changing) {
-            // Past the high watermark unless records that were committed were given up by an unclean election.
+            // Below the high watermark only if an unclean election gave up committed records.
             self.high_watermark = self.high_watermark.min(log.end()).max(log.start());
             self.fetch(log, now_ms, effects);
         }
     }
 
-    /// A part of the leader's snapshot.
+    /// A chunk of the leader's snapshot arrived.
     pub fn on_chunk(&mut self, chunk: Chunk, now_ms: u64, effects: &mut Vec<Effect>) {
         let Phase::Installing(install) = &mut self.phase else { return };
         self.failures = 0;
@@ -283,18 +284,18 @@ impl Follower {
         }
     }
 
-    /// The leader can be reached, perhaps again: what was asked of it before got lost, reports too.
+    /// The leader is reachable, perhaps again: earlier requests and reports were lost.
     pub fn on_connected(&mut self, log: &dyn LogView, now_ms: u64, effects: &mut Vec<Effect>) {
         self.failures = 0;
         match &self.phase {
-            Phase::Waiting { .. } | Phase::Resting { .. } => self.fetch(log, now_ms, effects),
+            Phase::Waiting { .. } | Phase::BackingOff { .. } => self.fetch(log, now_ms, effects),
             Phase::Installing(_) => self.fetch_snapshot(now_ms, effects),
             Phase::Changing => {}
         }
     }
 
-    /// The leader's high watermark, told beside its answers. Counts only once the leader has agreed that our log is a
-    /// beginning of its own.
+    /// The leader's high watermark, sent beside its answers. Counts only once the leader has confirmed that our log
+    /// is a prefix of its own.
     pub fn on_high_watermark(
         &mut self,
         epoch: LeaderEpoch,
@@ -306,22 +307,22 @@ impl Follower {
             self.note_leader_end(high_watermark);
         }
         let known = high_watermark.min(log.end());
-        if self.agreed && epoch == self.epoch && known > self.high_watermark {
+        if self.matched && epoch == self.epoch && known > self.high_watermark {
             self.high_watermark = known;
             effects.push(Effect::HighWatermark(known));
         }
     }
 
-    /// Whether a fetch is out and time does not matter.
+    /// True if a fetch is in flight and no timeout matters.
     pub fn is_waiting(&self) -> bool {
         matches!(self.phase, Phase::Waiting { .. })
     }
 
-    /// Our disk has got further, or our log starts later.
+    /// The local disk has progressed, or the log start has advanced.
     pub fn on_durable(&mut self, log: &dyn LogView, effects: &mut Vec<Effect>) {
         let now = (log.written(), log.durable(), log.start());
-        if self.agreed && now != self.told {
-            self.told = now;
+        if self.matched && now != self.reported {
+            self.reported = now;
             let (from, leader_epoch, record) = (self.me, self.epoch, self.record);
             let (written, durable, log_start) = now;
             let report = Report { from, leader_epoch, record, written, durable, log_start };
@@ -329,12 +330,12 @@ impl Follower {
         }
     }
 
-    /// Time passed. To be called a few times a second.
+    /// Time passed. Called a few times a second.
     pub fn on_tick(&mut self, log: &dyn LogView, now_ms: u64, effects: &mut Vec<Effect>) {
         match &self.phase {
-            Phase::Resting { until_ms } if now_ms >= *until_ms => self.fetch(log, now_ms, effects),
+            Phase::BackingOff { until_ms } if now_ms >= *until_ms => self.fetch(log, now_ms, effects),
             Phase::Waiting { sent_ms, .. } if now_ms.saturating_sub(*sent_ms) > self.tuning.timeout_ms => {
-                self.rest(now_ms);
+                self.back_off(now_ms);
             }
             Phase::Installing(install) if install.is_stale(now_ms, self.tuning.chunk_timeout_ms) => {
                 self.fetch_snapshot(now_ms, effects);
@@ -347,7 +348,7 @@ impl Follower {
         let id = self.next_id;
         self.next_id += 1;
         self.phase = Phase::Waiting { id, sent_ms: now_ms };
-        self.told = (log.written(), log.durable(), log.start());
+        self.reported = (log.written(), log.durable(), log.start());
         let blind = self.mutants.has(Mutant::TruncateByHighWatermark);
         let fetch = Fetch {
             from: self.me,
@@ -355,24 +356,25 @@ impl Follower {
             record: self.record,
             offset: log.end(),
             last_epoch: if blind { None } else { log.last_epoch() },
-            written: self.told.0,
-            durable: self.told.1,
-            log_start: self.told.2,
+            written: self.reported.0,
+            durable: self.reported.1,
+            log_start: self.reported.2,
             cleaned_below: self.cleaned_below(log),
         };
         effects.push(Effect::Fetch { to: self.leader, id, fetch });
     }
 
-    /// A log that ends below what compaction elsewhere has removed counts only if it was begun over it.
+    /// A log that ends below the compaction boundary counts only if it was rebuilt since.
     fn cleaned_below(&self, log: &dyn LogView) -> Offset {
         let below = log.cleaned_below();
         if log.end() >= below || self.rebuilding { below } else { Offset(0) }
     }
 
-    /// Compaction has removed tombstones and markers below an offset. A log that reaches it has seen them, an empty one
-    /// holds nothing that they ended; any other would keep deleted keys and aborted transactions for good.
+    /// Compaction has removed tombstones and markers below an offset. A log that reaches it has seen them, and an
+    /// empty log contains nothing that they ended; any other log would keep deleted keys and aborted transactions
+    /// forever.
     fn on_cleaned(&mut self, below: Offset, log_start: Offset, log: &dyn LogView, effects: &mut Vec<Effect>) {
-        self.agreed = false;
+        self.matched = false;
         self.phase = Phase::Changing;
         let (is_empty, reaches) = (log.start() == log.end(), log.end() >= below);
         self.rebuilding = !reaches;
@@ -383,35 +385,41 @@ impl Follower {
         });
     }
 
-    fn rest(&mut self, now_ms: u64) {
+    fn back_off(&mut self, now_ms: u64) {
         let pause_ms = self.tuning.backoff_ms << self.failures.min(10);
         self.failures += 1;
-        self.phase = Phase::Resting { until_ms: now_ms + pause_ms.min(self.tuning.max_backoff_ms) };
+        self.phase = Phase::BackingOff { until_ms: now_ms + pause_ms.min(self.tuning.max_backoff_ms) };
     }
 
-    /// The logs part somewhere in the leader's `epoch`, which ends at `end` there: cut to the last offset both may
-    /// share. If we do not know that epoch, what we have of the ones before it is asked about next.
-    fn cut(&mut self, epoch: Option<LeaderEpoch>, end: Offset, log: &dyn LogView, effects: &mut Vec<Effect>) {
+    /// The logs diverge within the leader's `epoch`, which ends at `end` there: truncate to the last offset that both
+    /// may share. If we do not know that epoch, the next fetch asks about our epochs before it.
+    fn truncate(
+        &mut self,
+        epoch: Option<LeaderEpoch>,
+        end: Offset,
+        log: &dyn LogView,
+        effects: &mut Vec<Effect>,
+    ) {
         let ours = match epoch {
             None => end,
             Some(epoch) => log.end_of_epoch(epoch).map_or(log.start(), |(_, ours)| ours),
         };
         let to = ours.min(end);
-        self.agreed = false;
+        self.matched = false;
         self.rebuilding = false;
         self.phase = Phase::Changing;
         effects.push(if to < log.start() { Effect::Reset { start: to } } else { Effect::Truncate { to } });
     }
 
-    fn begin_anew(&mut self, log_start: Offset, now_ms: u64, effects: &mut Vec<Effect>) {
-        self.agreed = false;
+    fn reset(&mut self, log_start: Offset, now_ms: u64, effects: &mut Vec<Effect>) {
+        self.matched = false;
         match self.policy {
             ResetPolicy::LogStart => {
                 self.phase = Phase::Changing;
                 effects.push(Effect::Reset { start: log_start });
             }
             ResetPolicy::InstallSnapshot => {
-                self.phase = Phase::Installing(Install::default());
+                self.phase = Phase::Installing(SnapshotTransfer::default());
                 self.fetch_snapshot(now_ms, effects);
             }
         }
@@ -419,7 +427,7 @@ impl Follower {
 
     fn fetch_snapshot(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         let Phase::Installing(install) = &mut self.phase else { return };
-        let (snapshot, position) = install.on_ask(now_ms);
+        let (snapshot, position) = install.next_chunk(now_ms);
         let fetch = SnapshotFetch { from: self.me, leader_epoch: self.epoch, snapshot, position };
         effects.push(Effect::FetchSnapshot { to: self.leader, fetch });
     }

@@ -1,16 +1,17 @@
-//! The leader of one partition: what followers have, what is committed, who is in sync.
+//! The leader of one partition: follower progress, high watermark, in-sync set.
 //!
-//! Owns the high watermark and proposes changes of the in-sync set. It never reads records and never writes the
+//! Owns the high watermark and proposes in-sync set changes. It never reads records and never writes to the state
 //! repository itself.
 //!
 //! Invariants:
-//! - the high watermark never goes back, and moves only over what every member of the *maximal* in-sync set has: the
-//!   set on record and everybody whose addition was proposed and not seen to fail;
-//! - it stands still while the record has fewer in sync than the effective minimum (see [`crate::transition`]);
-//! - a follower counts only after a fetch of this leader epoch showed that its log is a beginning of ours;
-//! - proposals are made on the newest record known. One whose outcome is unknown may still happen, even after a later
-//!   read: its additions count until the record has another revision, and if nothing else is to be changed the record
-//!   is written once more for that purpose.
+//! - the high watermark never moves back, and advances only over records that every member of the *maximal* in-sync
+//!   set has: the set on record and every replica whose addition was proposed and is not known to have failed;
+//! - it stands still while the record has fewer in-sync replicas than the effective minimum (see
+//!   [`crate::transition`]);
+//! - a follower counts only after a fetch in this leader epoch showed that its log is a prefix of ours;
+//! - proposals are based on the newest known record. One with an unknown outcome may still take effect, even after a
+//!   later read: its additions count until the record has another revision. If no other change is due, the record is
+//!   rewritten for that purpose alone.
 
 mod progress;
 
@@ -26,22 +27,22 @@ use crate::state::{InSync, PartitionState};
 use crate::transition::Draft;
 use crate::types::{Durability, PartitionId, Versioned};
 
-/// The leader's times.
+/// The leader's timeouts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaderTuning {
-    /// A follower that has not caught up for this long is not waited for.
+    /// A follower that has not caught up for this long leaves the in-sync set (`replica.lag.time.max.ms`).
     pub lag_ms: u64,
-    /// A follower whose connection broke this long ago is not waited for. A broken connection proves nothing, but
-    /// leaving somebody out is always safe, and he comes back within one fetch.
+    /// A follower whose connection broke this long ago leaves the in-sync set. A broken connection proves nothing,
+    /// but an in-sync set shrink is always safe, and the follower returns within one fetch.
     pub disconnect_grace_ms: u64,
-    /// A follower that has received records and whose disk makes no progress with them for this long is not waited for,
-    /// as long as enough others are in sync.
+    /// A follower that has received records, but whose disk makes no progress with them for this long, leaves the
+    /// in-sync set, if enough other replicas are in sync.
     pub stall_ms: u64,
-    /// Pause after a proposal that was not taken.
+    /// The pause after a refused proposal.
     pub retry_ms: u64,
 }
 
-/// Ticks further apart than this say that the leader itself stood still.
+/// A gap between ticks longer than this means that the leader itself was paused.
 const TICK_GAP_MS: u64 = 400;
 
 impl Default for LeaderTuning {
@@ -50,44 +51,44 @@ impl Default for LeaderTuning {
     }
 }
 
-/// How a proposal ended.
+/// The outcome of a proposal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The record was changed, at this revision.
+    /// The record was changed at this revision.
     Done {
-        /// The repository's revision after the change.
+        /// The repository revision after the change.
         revision: i64,
     },
-    /// A condition did not hold: it did not happen and never will.
+    /// A comparison failed: the change did not happen and never will.
     Conflict,
-    /// The repository took nothing and says so.
+    /// The repository refused the change definitively.
     Refused,
-    /// Nobody knows; it may still happen.
+    /// The outcome is unknown; the change may still happen.
     Unknown,
 }
 
-/// A proposal that may still happen.
+/// A proposal that may still take effect.
 #[derive(Debug)]
 struct Pending {
     id: u64,
     next: PartitionState,
     adds: Vec<BrokerId>,
-    /// Whether an answer is still expected.
+    /// True while an answer is expected.
     in_flight: bool,
 }
 
-/// One partition, led.
+/// The leader state of one partition.
 #[derive(Debug)]
 pub struct Leader {
     me: BrokerId,
     partition: PartitionId,
-    /// The newest record known, and its revision.
+    /// The newest known record and its mod revision.
     record: Versioned<PartitionState>,
-    /// Invariant: all were made on `record.revision`.
+    /// Invariant: all were proposed on `record.revision`.
     pending: Vec<Pending>,
     next_id: u64,
     retry_at_ms: u64,
-    /// Where this leadership began.
+    /// The log end at the start of this leadership.
     epoch_start: Offset,
     high_watermark: Offset,
     end: Offset,
@@ -101,8 +102,8 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Becomes the leader that `record` names. The first effect has the new epoch noted in the log; it must be carried
-    /// out before anything is appended. `high_watermark` is the last one known here.
+    /// Becomes the leader that `record` names. The first effect notes the new epoch in the log; it must be carried
+    /// out before any append. `high_watermark` is the last value known on this node.
     pub fn become_leader(
         me: BrokerId,
         partition: PartitionId,
@@ -132,7 +133,7 @@ impl Leader {
         };
         let epoch = leader.record.value.leader_epoch;
         effects.push(Effect::NoteEpoch { epoch, start: leader.epoch_start });
-        leader.follow_replicas(now_ms);
+        leader.update_followers(now_ms);
         leader.maybe_advance(effects);
         leader
     }
@@ -142,28 +143,28 @@ impl Leader {
         self.mutants = mutants;
     }
 
-    /// The record it acts on.
+    /// The partition record that this leader acts on.
     pub fn record(&self) -> &Versioned<PartitionState> {
         &self.record
     }
 
-    /// The leadership.
+    /// The leader epoch.
     pub fn epoch(&self) -> LeaderEpoch {
         self.record.value.leader_epoch
     }
 
-    /// Everything below is committed.
+    /// The high watermark: everything below is committed.
     pub fn high_watermark(&self) -> Offset {
         self.high_watermark
     }
 
-    /// Whether it knows all that was committed before it: a new leader may have heard of less than its predecessor
-    /// announced, and must not tell anybody where the end is until it has caught up with its own epoch.
-    pub fn knows_the_end(&self) -> bool {
+    /// True once the high watermark has reached the start of this leader epoch. A new leader may know a lower high
+    /// watermark than its predecessor announced, and must not report the committed end before then.
+    pub fn has_committed_in_epoch(&self) -> bool {
         self.high_watermark >= self.epoch_start
     }
 
-    /// Whether an append that waits for the in-sync set may be taken.
+    /// Admits an append with acks=all, or returns NOT_ENOUGH_REPLICAS.
     pub fn admit(&self) -> Result<(), AckError> {
         match self.is_under_min() {
             true => Err(AckError::NotEnoughReplicas),
@@ -171,15 +172,15 @@ impl Leader {
         }
     }
 
-    /// What a follower is known to have: (written, durable). For progress of reassignments.
+    /// A follower's known (written, durable) offsets, for the progress of reassignments.
     pub fn progress_of(&self, node: BrokerId) -> Option<(Offset, Offset)> {
         let follower = self.followers.iter().find(|follower| follower.node == node)?;
         follower.matched.then_some((follower.written, follower.durable))
     }
 
-    /// Compaction may remove tombstones and markers below this: every follower that fetches now has them. One that is away
-    /// is rebuilt when it returns ([`Answer::Cleaned`]).
-    pub fn fetched_everywhere(&self) -> Offset {
+    /// Compaction may remove tombstones and markers below this offset: every follower that is fetching has them. An
+    /// absent follower is rebuilt when it returns ([`Answer::Cleaned`]).
+    pub fn fetched_by_all_followers(&self) -> Offset {
         let fetching = self
             .followers
             .iter()
@@ -188,8 +189,8 @@ impl Leader {
         has.fold(self.end, Offset::min)
     }
 
-    /// Where the logs of everybody in sync start at the latest: what lies below is gone from all of them. `log_start` is
-    /// our own.
+    /// The low watermark: the least log start offset of the in-sync set. Every record below it is deleted on all
+    /// in-sync replicas. `log_start` is our own.
     pub fn low_watermark(&self, log_start: Offset) -> Offset {
         let of = |node: BrokerId| {
             let follower = self.followers.iter().find(|follower| follower.node == node);
@@ -198,25 +199,25 @@ impl Leader {
         self.record.value.isr.iter().map(|member| of(member.node)).fold(log_start, Offset::min)
     }
 
-    /// The topic's setting changed. Takes effect on record when it is safe.
+    /// The topic's durability setting changed. It is written to the record when that is safe.
     pub fn want_durability(&mut self, durability: Durability, now_ms: u64, effects: &mut Vec<Effect>) {
         self.wanted_durability = durability;
         self.maybe_propose(now_ms, effects);
     }
 
-    /// Records were appended: the log ends here now.
+    /// Records were appended; `end` is the new log end.
     pub fn on_append(&mut self, end: Offset) {
         self.end = self.end.max(end);
     }
 
-    /// Our own disk has got further.
+    /// The local disk has progressed.
     pub fn on_durable(&mut self, written: Offset, durable: Offset, effects: &mut Vec<Effect>) {
         self.written = self.written.max(written);
         self.durable = self.durable.max(durable);
         self.maybe_advance(effects);
     }
 
-    /// A follower fetches. The answer says what to read for it.
+    /// A follower fetches. The answer states what to read for it.
     pub fn on_fetch(
         &mut self,
         fetch: &Fetch,
@@ -231,11 +232,11 @@ impl Leader {
         let follower = Self::follower(&mut self.followers, fetch.from.node)?;
         follower.check_run(fetch.from, fetch.record, now_ms)?;
         follower.disconnected_ms = None;
-        if let Some(begin) = begins_at(fetch, log) {
+        if let Some(begin) = restart_offset(fetch, log) {
             follower.matched = false;
             return Ok(Answer::OutOfRange { log_start: begin });
         }
-        if !blind && let Some(parts) = diverges(fetch, log) {
+        if !blind && let Some(parts) = divergence(fetch, log) {
             follower.matched = false;
             return Ok(parts);
         }
@@ -256,9 +257,9 @@ impl Leader {
         Ok(Answer::Records { high_watermark: self.high_watermark, log_start: log.start(), log_end: self.end })
     }
 
-    /// What to answer a fetch that was let wait, now that there is something to read. It says nothing new about the
-    /// follower: that was taken when it came in.
-    pub fn on_wake(&self, epoch: LeaderEpoch, log: &dyn LogView) -> Result<Answer, Refusal> {
+    /// The answer to a parked fetch, now that there is something to read. It brings no new information about the
+    /// follower: that was recorded when the fetch arrived.
+    pub fn answer_parked(&self, epoch: LeaderEpoch, log: &dyn LogView) -> Result<Answer, Refusal> {
         if epoch != self.epoch() {
             return Err(Refusal::FencedEpoch(self.epoch()));
         }
@@ -269,7 +270,7 @@ impl Leader {
         })
     }
 
-    /// A follower's disk has got further.
+    /// A follower's disk has progressed.
     pub fn on_report(
         &mut self,
         report: &Report,
@@ -291,8 +292,8 @@ impl Leader {
         Ok(())
     }
 
-    /// A follower was there at `heard_ms`, and its fetch waits here for what comes next: if it has all we have, it had
-    /// caught up then.
+    /// A follower was alive at `heard_ms` with a parked fetch. If it has our whole log, it was caught up at that
+    /// time.
     pub fn on_alive(&mut self, node: BrokerId, heard_ms: u64) {
         let (measure, end) = (self.measures_durable(), self.end);
         if let Ok(follower) = Self::follower(&mut self.followers, node) {
@@ -300,7 +301,7 @@ impl Leader {
         }
     }
 
-    /// Whether there is nothing that time could change: everybody is in sync and has everything.
+    /// True if no timeout can change anything: every replica is in sync and has the whole log.
     pub fn is_settled(&self) -> bool {
         let (state, measure) = (&self.record.value, self.measures_durable());
         let settled = |follower: &Progress| {
@@ -323,14 +324,14 @@ impl Leader {
         }
     }
 
-    /// The record as it was seen in the repository, still naming this leadership.
+    /// A partition record from the repository that still names this leadership.
     pub fn on_record(&mut self, record: Versioned<PartitionState>, now_ms: u64, effects: &mut Vec<Effect>) {
         if record.revision > self.record.revision {
             self.adopt(record, now_ms, effects);
         }
     }
 
-    /// A proposal ended.
+    /// The outcome of a proposal arrived.
     pub fn on_outcome(&mut self, id: u64, outcome: Outcome, now_ms: u64, effects: &mut Vec<Effect>) {
         let Some(at) = self.pending.iter().position(|pending| pending.id == id) else { return };
         match outcome {
@@ -342,7 +343,7 @@ impl Leader {
                 self.pending.swap_remove(at);
                 self.retry_at_ms = now_ms + self.tuning.retry_ms;
                 effects.push(Effect::Refresh);
-                // What was proposed to join is no longer waited for.
+                // Commits no longer wait for a replica whose proposed addition failed.
                 self.maybe_advance(effects);
             }
             Outcome::Unknown => {
@@ -357,12 +358,12 @@ impl Leader {
         }
     }
 
-    /// Time passed. To be called a few times a second.
+    /// Time passed. Called a few times a second.
     pub fn on_tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         let slept_ms = now_ms.saturating_sub(self.ticked_ms + TICK_GAP_MS);
         self.ticked_ms = now_ms;
         if slept_ms > 0 {
-            self.followers.iter_mut().for_each(|follower| follower.excuse(slept_ms, now_ms));
+            self.followers.iter_mut().for_each(|follower| follower.exclude_pause(slept_ms, now_ms));
         }
         self.maybe_propose(now_ms, effects);
     }
@@ -370,9 +371,9 @@ impl Leader {
     fn adopt(&mut self, record: Versioned<PartitionState>, now_ms: u64, effects: &mut Vec<Effect>) {
         let was_under = self.is_under_min();
         self.record = record;
-        // Whatever was proposed on the older record has happened by now or never will.
+        // Every proposal on the older record has either taken effect by now or never will.
         self.pending.clear();
-        self.follow_replicas(now_ms);
+        self.update_followers(now_ms);
         if self.is_under_min() && !was_under {
             effects.push(Effect::UnderMinIsr);
         }
@@ -381,7 +382,7 @@ impl Leader {
         self.maybe_propose(now_ms, effects);
     }
 
-    fn follow_replicas(&mut self, now_ms: u64) {
+    fn update_followers(&mut self, now_ms: u64) {
         let state = &self.record.value;
         self.followers.retain(|follower| state.replicas.contains(&follower.node));
         for node in state.replicas.iter().copied().filter(|node| *node != self.me) {
@@ -410,14 +411,14 @@ impl Leader {
         self.record.value.isr.len() < self.record.value.min_isr as usize
     }
 
-    /// Commits wait for stable storage when the record says so, and already when it is about to or may.
+    /// Commits wait for stable storage if the record says so, and also if a pending proposal may make it say so.
     fn measures_durable(&self) -> bool {
         self.record.value.durability == Durability::Fsync
             || self.wanted_durability == Durability::Fsync
             || self.pending.iter().any(|pending| pending.next.durability == Durability::Fsync)
     }
 
-    /// Everybody who is in sync or may be without our knowing yet, ourselves left out.
+    /// The maximal in-sync set, without this node: the members on record and the proposed ones.
     fn maximal(&self) -> impl Iterator<Item = BrokerId> {
         let recorded = self.record.value.isr.iter().map(|member| member.node);
         let proposed = self.pending.iter().flat_map(|pending| pending.adds.iter().copied());
@@ -463,7 +464,8 @@ impl Leader {
             let entry = state.in_sync(follower.node);
             let known = follower.run.is_some_and(|run| entry.is_some_and(|e| e.epoch == run.epoch));
             let reached = follower.measure(measure) >= self.high_watermark.max(self.epoch_start);
-            // One that left because its disk hangs comes back when its disk works, not when it has little to catch up.
+            // A follower that left because its disk hangs returns when its disk works, not when it has little to
+            // catch up.
             let syncs = follower.stalled_ms(now_ms) <= self.tuning.stall_ms;
             !known && follower.matched && reached && syncs && follower.disconnected_ms.is_none()
         };
@@ -496,14 +498,16 @@ impl Leader {
         let id = self.next_id;
         self.next_id += 1;
         let next = change.next.clone().expect("a leader deletes nothing");
-        // The same once more stands for both: without a quorum this goes on for as long as there is none.
+        // One repeat of the same proposal replaces both: without a quorum this would repeat for as long as there is
+        // none.
         self.pending.retain(|pending| pending.in_flight || pending.next != next);
         self.pending.push(Pending { id, next, adds, in_flight: true });
         effects.push(Effect::Propose(Box::new(Proposal { id, change })));
     }
 
-    /// The in-sync follower whose disk has made no progress for the longest, if that is too long. One at a time, and never
-    /// so that fewer than the minimum stay: a stall of storage that all replicas share must not empty the in-sync set.
+    /// The in-sync follower whose disk has made no progress for the longest time, if it exceeds the limit. At most
+    /// one at a time, and never below the minimum: a storage stall that all replicas share must not empty the in-sync
+    /// set.
     fn stalled(&self, now_ms: u64) -> Option<BrokerId> {
         let state = &self.record.value;
         if state.isr.len() <= state.effective_min() || self.mutants.has(Mutant::KeepStalledFollower) {
@@ -514,8 +518,8 @@ impl Leader {
         (slowest.stalled_ms(now_ms) > self.tuning.stall_ms).then_some(slowest.node)
     }
 
-    /// Commits may wait for less at any time. They may wait for stable storage only once all that is committed is
-    /// there, on everybody who could be elected.
+    /// Commits may start to wait for less at any time. They may start to wait for stable storage only once every
+    /// committed record is durable on every replica that could be elected.
     fn may_change_durability(&self) -> bool {
         if self.wanted_durability == Durability::Replicated {
             return true;
@@ -531,9 +535,10 @@ impl Leader {
     }
 }
 
-/// Where a follower has to begin if it cannot go on from its log end: below our log start, or empty inside of a batch of
-/// ours (records are deleted one by one, and a cut may have taken the batch that held a log start).
-fn begins_at(fetch: &Fetch, log: &dyn LogView) -> Option<Offset> {
+/// The offset at which a follower must restart if it cannot continue from its log end: it ends below our log start,
+/// or is empty and starts inside one of our batches (records are deleted one by one, and a truncation may have
+/// removed the batch that contained the log start).
+fn restart_offset(fetch: &Fetch, log: &dyn LogView) -> Option<Offset> {
     let is_empty = fetch.log_start == fetch.offset;
     if fetch.offset >= log.start() && !is_empty {
         return None;
@@ -542,15 +547,15 @@ fn begins_at(fetch: &Fetch, log: &dyn LogView) -> Option<Offset> {
     (begin != fetch.offset).then_some(begin)
 }
 
-/// Whether the follower's log is not a beginning of ours, and where the two part at the latest.
-fn diverges(fetch: &Fetch, log: &dyn LogView) -> Option<Answer> {
+/// The divergence of the follower's log from ours, if it is not a prefix, with an upper bound for the common offset.
+fn divergence(fetch: &Fetch, log: &dyn LogView) -> Option<Answer> {
     let Some(last_epoch) = fetch.last_epoch else {
-        // An empty log that never had a record cannot differ, but it cannot be ahead either.
+        // An empty log that never had a record cannot diverge, but it cannot be ahead either.
         return (fetch.offset > log.end()).then(|| Answer::Diverging { epoch: None, end: log.start() });
     };
     match log.end_of_epoch(last_epoch) {
-        // Everything of ours is newer, so nothing the follower has can be told from what we have dropped. It has to
-        // begin anew: what it holds below our log start may be what nobody ever committed.
+        // Every epoch we have is newer, so the follower's records cannot be distinguished from those we have dropped.
+        // It must reset: its records below our log start may never have been committed.
         None if fetch.offset <= log.start() => {
             Some(Answer::OutOfRange { log_start: log.base_of(log.start()) })
         }

@@ -1,24 +1,25 @@
 //! Replicated journals: one leader, followers that fetch from it, an in-sync set in the state repository, leader
 //! epochs and a high watermark; and the controller that places replicas and elects leaders.
 //!
-//! All but [`driver`] are plain state machines: inputs in, effects out, no clock, no randomness, no await. The driver
-//! carries the effects out: it reads and writes journals, talks to peers, proposes to the repository.
+//! Every module except [`driver`] is a plain state machine: inputs in, effects out, no clock, no randomness, no
+//! await. The driver carries out the effects: it reads and writes journals, talks to peers, and proposes changes to
+//! the state repository.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`state`] | the record of a partition: replicas, in-sync set, eligible set, leader, leader epoch |
-//! | [`transition`] | the legal changes of that record, and what each must compare |
-//! | [`leader`] | progress of followers, high watermark, changes of the in-sync set, who may append |
-//! | [`follower`] | the fetch loop: truncation by epoch, out of range, high watermark, backoff |
-//! | [`replica`] | which of the two a replica is, from the records it has seen |
-//! | [`acks`] | who waits for the high watermark |
-//! | [`restart`] | what a replica's place is worth after a restart |
-//! | [`controller`] | places replicas, elects leaders, moves replicas |
-//! | [`driver`] | runs the copies of a node: connections between nodes, journals, proposals |
-//! | [`machine`] | a state machine on top of a journal: applying what is committed, snapshots |
-//! | [`fence`] | a primary's right to answer from memory |
-//! | [`log`] | what these machines see of a journal |
-//! | [`message`] | what followers and leaders tell each other |
+//! | [`state`] | the partition record: replicas, in-sync set, eligible set, leader, leader epoch |
+//! | [`transition`] | the legal changes of the partition record, and the comparisons each write must make |
+//! | [`leader`] | follower progress, high watermark, in-sync set changes, append admission |
+//! | [`follower`] | the fetch loop: truncation by leader epoch, out-of-range reset, high watermark, backoff |
+//! | [`replica`] | the role of a replica (leader, follower or idle), from the partition records it has seen |
+//! | [`acks`] | the waiters for the high watermark |
+//! | [`restart`] | whether a replica keeps its in-sync or eligible entry after a restart |
+//! | [`controller`] | replica placement, leader election, partition reassignment |
+//! | [`driver`] | runs the replicas of a node: connections between nodes, journals, proposals |
+//! | [`machine`] | a state machine on top of a journal: applying committed records, snapshots |
+//! | [`fence`] | a primary's serving right: its permission to answer from memory |
+//! | [`log`] | the read-only view of a journal that these state machines use |
+//! | [`message`] | the messages between followers and leaders |
 
 #![warn(missing_docs)]
 

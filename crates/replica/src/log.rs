@@ -1,41 +1,42 @@
-//! What the state machines see of a journal: where it starts, where it ends, which epoch ends where.
+//! The state machines' view of a journal: log start, log end, durable end, epoch boundaries.
 
 use moim_base::{LeaderEpoch, Offset};
 use moim_journal::Journal;
 
 use crate::types::Durability;
 
-/// A log, looked at. Nothing here changes it.
+/// A read-only view of a log.
 pub trait LogView {
-    /// The first offset it has.
+    /// The log start offset.
     fn start(&self) -> Offset;
-    /// The offset the next record gets.
+    /// The log end offset: the offset of the next record.
     fn end(&self) -> Offset;
-    /// Everything below survives a crash of the process.
+    /// The written offset: everything below survives a process crash.
     fn written(&self) -> Offset;
-    /// Everything below survives a crash of the machine.
+    /// The durable offset: everything below survives a machine crash.
     fn durable(&self) -> Offset;
-    /// The leader epoch of its newest record. Not one that was noted at an election and has no record: a cut could not
-    /// take it away.
+    /// The leader epoch of the newest record. Not an epoch that was noted at an election and has no record: a
+    /// truncation could not remove it.
     fn last_epoch(&self) -> Option<LeaderEpoch>;
-    /// The greatest known epoch at or below `epoch`, and the offset where it ends.
+    /// The greatest known epoch at or below `epoch`, and its end offset.
     fn end_of_epoch(&self, epoch: LeaderEpoch) -> Option<(LeaderEpoch, Offset)>;
-    /// Where the batch that holds `offset` begins; `offset` itself where none does. It may lie below the log start: records
-    /// are deleted one by one, batches travel as a whole.
+    /// The base offset of the batch that contains `offset`; `offset` itself if no batch does. It may lie below the
+    /// log start: records are deleted one by one, batches are replicated whole.
     fn base_of(&self, offset: Offset) -> Offset {
         offset
     }
-    /// Below this offset compaction may have removed tombstones and markers, here or in the logs this one was copied from.
+    /// Compaction may have removed tombstones and markers below this offset, here or in the logs this one was
+    /// replicated from.
     fn cleaned_below(&self) -> Offset {
         Offset(0)
     }
 }
 
-/// A journal as a log view.
+/// A journal as a [`LogView`].
 pub struct JournalView<'a> {
     /// The journal.
     pub journal: &'a Journal,
-    /// How it is opened now: a journal has one durable end, and this says what it means.
+    /// The durability the journal is opened with: a journal has one durable end, and this gives its meaning.
     pub durability: Durability,
 }
 
@@ -63,7 +64,7 @@ impl LogView for JournalView<'_> {
     fn durable(&self) -> Offset {
         match self.durability {
             Durability::Fsync => Offset(self.journal.durable_end()),
-            // What a checkpoint has synced is not told, so nothing is claimed.
+            // The journal does not report what a checkpoint has synced, so no durable offset is claimed.
             Durability::Replicated => self.start(),
         }
     }

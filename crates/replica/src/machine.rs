@@ -1,42 +1,42 @@
-//! A state machine on top of a replicated journal: applying what is committed, and snapshots of what came of it.
+//! A state machine on top of a replicated journal: applying committed records, and snapshots of the result.
 //!
-//! The machine's state at offset *n* is what applying every record below *n* gives, so any replica that has applied as
-//! far has the same state; a snapshot stands for all records below its end, and the journal's beginning may be dropped
-//! once one is kept. What is not committed is never applied here: a machine that runs ahead (a shard's primary) keeps
-//! that to itself.
+//! The state at offset *n* is the result of applying every record below *n*, so every replica that has applied the
+//! same offset has the same state. A snapshot replaces all records below its end; the journal may be trimmed below it
+//! once a snapshot is kept. Uncommitted records are never applied here: a state machine that runs ahead (a shard's
+//! primary) keeps that state to itself.
 
 use bytes::{Bytes, BytesMut};
 use moim_base::{LeaderEpoch, Offset};
 
 use crate::message::Sender;
 
-/// What a journal's records mean.
+/// The state machine that interprets a journal's records.
 pub trait StateMachine {
-    /// Applies one committed record. Called in order, each offset once.
+    /// Applies one committed record. Called in offset order, once per offset.
     fn apply(&mut self, offset: Offset, record: &[u8]);
-    /// The whole state as bytes.
+    /// The whole state, encoded.
     fn snapshot(&self) -> Bytes;
-    /// Puts this state in the place of the present one. An error leaves the present one.
+    /// Replaces the present state. On error the present state is kept.
     fn install(&mut self, bytes: &[u8]) -> Result<(), InstallError>;
 }
 
 /// Why a snapshot cannot be installed.
 #[derive(Debug, thiserror::Error)]
-#[error("the snapshot is not understood: {0}")]
+#[error("undecodable snapshot: {0}")]
 pub struct InstallError(pub String);
 
-/// A state that stands for every record below `end`.
+/// A snapshot that replaces every record below `end`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
-    /// The first offset it does not contain.
+    /// The first offset that the snapshot does not include.
     pub end: Offset,
-    /// The epoch of the last record it contains: what the log is said to end with after installing it.
+    /// The leader epoch of the last included record: the last epoch of the log after the install.
     pub last_epoch: LeaderEpoch,
-    /// The state.
+    /// The encoded state.
     pub bytes: Bytes,
 }
 
-/// A state machine and how far it has got.
+/// A state machine and its applied offset.
 #[derive(Debug)]
 pub struct Applier<M> {
     machine: M,
@@ -46,17 +46,17 @@ pub struct Applier<M> {
 }
 
 impl<M: StateMachine> Applier<M> {
-    /// A machine that has seen nothing.
+    /// Starts with a state machine that has applied nothing.
     pub fn new(machine: M) -> Self {
         Self { machine, applied: Offset(0), last_epoch: LeaderEpoch(0), kept: None }
     }
 
-    /// The machine.
+    /// The state machine.
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// The first offset it has not applied.
+    /// The applied offset: the first offset that has not been applied.
     pub fn applied(&self) -> Offset {
         self.applied
     }
@@ -68,36 +68,36 @@ impl<M: StateMachine> Applier<M> {
         high_watermark: Offset,
     ) {
         for (offset, epoch, record) in records {
-            assert!(offset < high_watermark, "only what is committed is applied");
-            assert!(offset >= self.applied, "no record is applied twice");
+            assert!(offset < high_watermark, "applied record is below the high watermark");
+            assert!(offset >= self.applied, "record applied twice");
             self.machine.apply(offset, record);
             self.applied = Offset(offset.0 + 1);
             self.last_epoch = epoch;
         }
     }
 
-    /// Takes a snapshot and keeps it for followers. The journal may be dropped below its end.
+    /// Takes a snapshot and keeps it for followers. The journal may be trimmed below its end.
     pub fn take_snapshot(&mut self) -> Offset {
         let bytes = self.machine.snapshot();
         self.kept = Some(Snapshot { end: self.applied, last_epoch: self.last_epoch, bytes });
         self.applied
     }
 
-    /// The snapshot kept.
+    /// The kept snapshot.
     pub fn kept(&self) -> Option<&Snapshot> {
         self.kept.as_ref()
     }
 
-    /// Installs another replica's snapshot. The log is to be begun anew at its end.
+    /// Installs another replica's snapshot. The caller must then reset the log to its end.
     pub fn install(&mut self, snapshot: Snapshot) -> Result<(), InstallError> {
-        assert!(snapshot.end >= self.applied, "a snapshot never takes a machine back");
+        assert!(snapshot.end >= self.applied, "installed snapshot is not older than the applied offset");
         self.machine.install(&snapshot.bytes)?;
         (self.applied, self.last_epoch) = (snapshot.end, snapshot.last_epoch);
         self.kept = Some(snapshot);
         Ok(())
     }
 
-    /// A part of the kept snapshot for a follower; its beginning when the follower has a part of another one.
+    /// A chunk of the kept snapshot for a follower; the first chunk if the follower holds part of another snapshot.
     pub fn chunk(&self, fetch: &SnapshotFetch, max_bytes: usize) -> Option<Chunk> {
         let kept = self.kept.as_ref()?;
         let position = match fetch.snapshot {
@@ -116,45 +116,45 @@ impl<M: StateMachine> Applier<M> {
     }
 }
 
-/// A follower wants the next part of the leader's snapshot.
+/// A follower's request for the next chunk of the leader's snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SnapshotFetch {
-    /// Who asks.
+    /// The follower.
     pub from: Sender,
-    /// The leadership it believes in.
+    /// The leader epoch that the follower believes is current.
     pub leader_epoch: LeaderEpoch,
-    /// The snapshot it has the beginning of, by its end; none yet otherwise.
+    /// The end of the snapshot whose first chunks the follower has; `None` before the first chunk.
     pub snapshot: Option<Offset>,
-    /// How much of it it has.
+    /// The number of bytes of it that the follower has.
     pub position: u64,
 }
 
-/// A part of a snapshot.
+/// A chunk of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chunk {
-    /// Which snapshot: the first offset it does not contain.
+    /// The snapshot's end: the first offset it does not include.
     pub end: Offset,
-    /// The epoch of the last record it contains.
+    /// The leader epoch of the last included record.
     pub last_epoch: LeaderEpoch,
-    /// Size of the whole.
+    /// The size of the whole snapshot in bytes.
     pub total: u64,
-    /// Where this part begins.
+    /// The position of this chunk in the snapshot.
     pub position: u64,
-    /// The part.
+    /// The bytes of this chunk.
     pub bytes: Bytes,
 }
 
-/// A snapshot on its way in.
+/// A snapshot transfer in progress.
 #[derive(Debug, Default)]
-pub(crate) struct Install {
+pub(crate) struct SnapshotTransfer {
     of: Option<Offset>,
     have: BytesMut,
     asked_ms: u64,
 }
 
-impl Install {
-    /// What to ask for: (snapshot, position).
-    pub(crate) fn on_ask(&mut self, now_ms: u64) -> (Option<Offset>, u64) {
+impl SnapshotTransfer {
+    /// The next chunk to request: (snapshot end, position).
+    pub(crate) fn next_chunk(&mut self, now_ms: u64) -> (Option<Offset>, u64) {
         self.asked_ms = now_ms;
         (self.of, self.have.len() as u64)
     }
@@ -163,8 +163,8 @@ impl Install {
         now_ms.saturating_sub(self.asked_ms) > timeout_ms
     }
 
-    /// Takes a part; answers the whole once it is there. A part of another snapshot begins anew, a repeated one is
-    /// left aside.
+    /// Adds a chunk; returns the snapshot once it is complete. A chunk of another snapshot restarts the transfer, a
+    /// repeated chunk is ignored.
     pub(crate) fn on_chunk(&mut self, chunk: Chunk) -> Option<Snapshot> {
         if self.of != Some(chunk.end) && chunk.position == 0 {
             self.of = Some(chunk.end);

@@ -1,114 +1,116 @@
-//! What followers and leaders tell each other about one partition.
+//! Replication messages between the followers and the leader of one partition.
 //!
-//! A driver puts many of these into one request (docs/decisions/0010-replication-over-fetch.md); records travel beside
-//! them as the bytes they are and are no part of these types.
+//! A driver packs many of these into one request (docs/decisions/0010-replication-over-fetch.md). Records travel
+//! beside them as raw bytes and are not part of these types.
 
 use moim_base::{BrokerId, LeaderEpoch, Offset};
 
 use crate::types::{BrokerEpoch, DirectoryId};
 
-/// Who asks, and in which run.
+/// The sender of a replication message: node, broker epoch and data directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sender {
-    /// Which node.
+    /// The node id.
     pub node: BrokerId,
-    /// In which run.
+    /// The broker epoch of the sending run.
     pub epoch: BrokerEpoch,
-    /// On which data directory.
+    /// The data directory of the sender.
     pub directory: DirectoryId,
 }
 
-/// A follower wants what comes next, and says what it has.
+/// A follower's fetch: it requests the next records and states the follower's log positions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fetch {
-    /// Who asks.
+    /// The follower.
     pub from: Sender,
-    /// The leadership it believes in.
+    /// The leader epoch that the follower believes is current.
     pub leader_epoch: LeaderEpoch,
-    /// The revision of the record it acts on: a copy that was dropped since speaks of a log that is gone.
+    /// The mod revision of the partition record that the follower acts on. A replica that was dropped since then
+    /// describes a log that no longer exists.
     pub record: i64,
-    /// Its log end: what it wants next.
+    /// The follower's log end offset: the fetch offset.
     pub offset: Offset,
-    /// The newest epoch in its log; with `offset` it names its log's content.
+    /// The newest leader epoch in the follower's log. Together with `offset` it identifies the log's content.
     pub last_epoch: Option<LeaderEpoch>,
-    /// Everything below survives a crash of its process.
+    /// The written offset: everything below survives a process crash.
     pub written: Offset,
-    /// Everything below survives a crash of its machine.
+    /// The durable offset: everything below survives a machine crash.
     pub durable: Offset,
-    /// Where its log starts: what lies below is gone from it.
+    /// The follower's log start offset: nothing below it is left.
     pub log_start: Offset,
-    /// Compaction of other replicas up to here is no harm to its log: it has what was removed, or began anew since.
+    /// Compaction of other replicas below this offset is harmless to the follower's log: it has the removed records,
+    /// or was rebuilt since.
     pub cleaned_below: Offset,
 }
 
-/// A follower's disk has got further. Only sent after the leader of this epoch has answered with records or with
-/// nothing new, so that the log it speaks of is known to be the leader's.
+/// A follower's disk has progressed. Only sent after the leader of this epoch has answered a fetch with records or
+/// with nothing new, so that the reported log is known to be a prefix of the leader's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// Who reports.
+    /// The follower.
     pub from: Sender,
-    /// The leadership it believes in.
+    /// The leader epoch that the follower believes is current.
     pub leader_epoch: LeaderEpoch,
-    /// The revision of the record it acts on.
+    /// The mod revision of the partition record that the follower acts on.
     pub record: i64,
-    /// Everything below survives a crash of its process.
+    /// The written offset: everything below survives a process crash.
     pub written: Offset,
-    /// Everything below survives a crash of its machine.
+    /// The durable offset: everything below survives a machine crash.
     pub durable: Offset,
-    /// Where its log starts: what lies below is gone from it.
+    /// The follower's log start offset: nothing below it is left.
     pub log_start: Offset,
 }
 
-/// What a leader answers to a fetch.
+/// A leader's answer to a fetch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Records from the offset asked for; none yet when the follower has all.
+    /// Records from the fetch offset; empty if the follower has caught up.
     Records {
-        /// The leader's high watermark when it read.
+        /// The leader's high watermark at the time of the read.
         high_watermark: Offset,
-        /// The leader's log start.
+        /// The leader's log start offset.
         log_start: Offset,
-        /// Where the records it sends end at most.
+        /// The upper bound of the records in this answer.
         log_end: Offset,
     },
-    /// The follower's log is not a beginning of the leader's: the greatest epoch they may share and where the leader
-    /// has its end. Without an epoch they share nothing at or past `end`.
+    /// The follower's log is not a prefix of the leader's. Carries the greatest epoch that both may share and its end
+    /// offset on the leader. Without an epoch, the logs share nothing at or past `end`.
     Diverging {
-        /// The greatest epoch of the leader at or below the follower's newest.
+        /// The leader's greatest epoch at or below the follower's newest epoch.
         epoch: Option<LeaderEpoch>,
-        /// Where it ends on the leader.
+        /// The end offset of that epoch on the leader.
         end: Offset,
     },
-    /// The follower ends before the leader's log starts, or is empty and begins inside of a batch.
+    /// The follower's log ends below the leader's log start, or is empty and starts inside a batch.
     OutOfRange {
-        /// Where to begin: the base of the leader's first batch that is needed, not above its log start.
+        /// The offset to start from: the base offset of the leader's first needed batch, not above its log start.
         log_start: Offset,
     },
-    /// Compaction has removed tombstones or markers that the follower may not have seen.
+    /// Compaction has removed tombstones or transaction markers that the follower may not have seen.
     Cleaned {
-        /// They may be missing below this offset.
+        /// Tombstones and markers may be missing below this offset.
         below: Offset,
-        /// Where a follower begins that has to be rebuilt.
+        /// The offset to start from if the follower must be rebuilt.
         log_start: Offset,
     },
 }
 
-/// Why a leader does not answer a fetch.
+/// Why a leader refuses a fetch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The follower is behind: there is a newer leadership.
+    /// The follower's leader epoch is older than the leader's.
     #[error("FENCED_LEADER_EPOCH: the leadership is {0}")]
     FencedEpoch(LeaderEpoch),
-    /// The follower is ahead: this leader has missed something.
+    /// The follower's leader epoch is newer than the leader's: the leader has missed a record.
     #[error("UNKNOWN_LEADER_EPOCH: the leadership is {0}")]
     UnknownEpoch(LeaderEpoch),
-    /// Not a leader.
+    /// This node does not lead the partition.
     #[error("NOT_LEADER_OR_FOLLOWER")]
     NotLeader,
-    /// Not a replica of this partition.
+    /// The sender is not a replica of this partition.
     #[error("UNKNOWN_TOPIC_OR_PARTITION: not a replica")]
     NotReplica,
-    /// A newer run of the follower has been heard of.
+    /// A newer run of the follower is known.
     #[error("STALE_BROKER_EPOCH")]
     StaleBroker,
 }

@@ -1,30 +1,30 @@
-//! Bugs planted on purpose, to see that the checks catch them. In a product build none can be switched on, and the
-//! questions compile to `false`.
+//! Planted bugs, to show that the checkers catch them. In a product build none can be enabled, and the tests for them
+//! compile to `false`.
 
 /// A known way to lose data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
-    /// A follower cuts its log at its high watermark instead of asking where epochs end.
+    /// A follower truncates at its high watermark instead of at the epoch boundary.
     TruncateByHighWatermark,
     /// The leader commits what it has itself, without waiting for the in-sync set.
     AckBeforeIsr,
     /// A replica that may have lost written data keeps its place in the in-sync set.
     TrustUncleanReplica,
-    /// Fetches and answers of another leader epoch are taken.
+    /// Fetches and answers of another leader epoch are accepted.
     IgnoreEpoch,
     /// A proposed addition is forgotten when its outcome is unknown.
     ForgetPendingIsr,
-    /// The high watermark moves with fewer in-sync replicas than the minimum, while the eligible set is kept.
+    /// The high watermark advances with fewer in-sync replicas than the minimum, while the eligible set is kept.
     CommitUnderMinIsr,
-    /// A restarted leader goes on appending under its old leader epoch.
+    /// A restarted leader continues to append under its old leader epoch.
     ReuseLeaderEpoch,
-    /// A leader waits for a follower whose disk hangs. Loses nothing, and stalls everything.
+    /// A leader waits for a follower whose disk hangs. Loses nothing, and stalls every commit.
     KeepStalledFollower,
-    /// A leader takes the repeat of a record for a new one.
+    /// A leader treats a repeated record of an idempotent producer as a new one.
     ForgetProducers,
 }
 
-/// Which bugs are planted. At most one: the checks are to catch each on its own.
+/// The planted bug. At most one: the checkers must catch each alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mutants {
     #[cfg(any(test, feature = "testing"))]
@@ -32,19 +32,19 @@ pub struct Mutants {
 }
 
 impl Mutants {
-    /// With one bug.
+    /// Plants one bug.
     #[cfg(any(test, feature = "testing"))]
     pub fn plant(mutant: Mutant) -> Self {
         Self { planted: Some(mutant) }
     }
 
-    /// Whether this bug is planted.
+    /// True if this bug is planted.
     #[cfg(any(test, feature = "testing"))]
     pub fn has(self, mutant: Mutant) -> bool {
         self.planted == Some(mutant)
     }
 
-    /// Whether this bug is planted: never.
+    /// True if this bug is planted: never.
     #[cfg(not(any(test, feature = "testing")))]
     pub fn has(self, _mutant: Mutant) -> bool {
         false

@@ -1,14 +1,14 @@
-//! One replica of one partition on this node: leader, follower or neither, from the records it has seen.
+//! One replica of one partition on this node: leader, follower or idle, from the partition records it has seen.
 //!
-//! Records are the only source of roles, and only newer ones count. A record that names this node in another run does
-//! not make it a leader: after a restart it waits for the controller to write one that names the present run, and that
-//! one has a new leader epoch.
+//! Partition records are the only source of roles, and only newer ones count. A record that names another run of this
+//! node does not make it the leader: after a restart the replica waits until the controller writes a record that
+//! names the present run, with a new leader epoch.
 //!
 //! The driver carries out the effects of one call, in order, before it makes the next call for the same partition.
 
 use moim_base::{BrokerId, LeaderEpoch, Offset};
 
-use crate::follower::{Follower, FollowerTuning, Following, ResetPolicy};
+use crate::follower::{Follower, FollowerParams, FollowerTuning, ResetPolicy};
 use crate::leader::{Leader, LeaderTuning, Outcome};
 use crate::log::LogView;
 use crate::machine::{Snapshot, SnapshotFetch};
@@ -18,101 +18,103 @@ use crate::state::PartitionState;
 use crate::transition::Change;
 use crate::types::{PartitionId, Versioned};
 
-/// What the driver has to do.
+/// An effect that the driver must carry out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Note in the log that `epoch` begins at `start`, before anything is appended.
+    /// Note in the log's epoch table that `epoch` begins at `start`, before any append.
     NoteEpoch {
-        /// The new leadership.
+        /// The new leader epoch.
         epoch: LeaderEpoch,
         /// The log end at its beginning.
         start: Offset,
     },
-    /// The high watermark is here now: answer who waited, wake who fetches.
+    /// The high watermark advanced: complete the acknowledgements and wake the fetches that waited for it.
     HighWatermark(Offset),
-    /// The logs of those in sync may all start later now: whoever waits for records to be gone everywhere looks again.
+    /// The low watermark may have advanced: waiters for record deletion on the whole in-sync set must check again.
     LowWatermark,
-    /// The in-sync set fell below the minimum: whoever waits gets NOT_ENOUGH_REPLICAS_AFTER_APPEND.
+    /// The in-sync set fell below the minimum: waiters for a commit get NOT_ENOUGH_REPLICAS_AFTER_APPEND.
     UnderMinIsr,
-    /// No longer the leader: whoever waits gets NOT_LEADER_OR_FOLLOWER.
+    /// The leadership ended: waiters for a commit get NOT_LEADER_OR_FOLLOWER.
     LeadershipEnded,
-    /// Write a record, and say how it ended.
+    /// Write a partition record, and report the outcome.
     Propose(Box<Proposal>),
-    /// Read the record from the repository, linearizably, and pass it on.
+    /// Read the partition record from the repository, linearizably, and pass it on.
     Refresh,
     /// Send a fetch to the leader.
     Fetch {
         /// The leader.
         to: BrokerId,
-        /// To be given back with the answer.
+        /// Correlates the answer with this fetch.
         id: u64,
         /// The fetch.
         fetch: Fetch,
     },
-    /// Tell the leader how far the disk is. Losing it is harmless.
+    /// Report the follower's disk progress to the leader. Losing the report is harmless.
     Report {
         /// The leader.
         to: BrokerId,
         /// The report.
         report: Report,
     },
-    /// Cut the log, durably, then call `on_changed`.
+    /// Truncate the log, durably, then call `on_changed`.
     Truncate {
-        /// The first offset that goes.
+        /// The first removed offset.
         to: Offset,
     },
-    /// Drop the whole log and begin an empty one here, durably, then call `on_changed`.
+    /// Reset the log: drop it and start an empty one here, durably, then call `on_changed`.
     Reset {
-        /// Its start and end.
+        /// The start and end of the new log.
         start: Offset,
     },
-    /// Remember, durably, that compaction elsewhere removed tombstones and markers below this, then call `on_changed`.
+    /// Note, durably, that compaction elsewhere removed tombstones and markers below this offset, then call
+    /// `on_changed`.
     NoteCleaned {
-        /// They may be missing below this offset.
+        /// Tombstones and markers may be missing below this offset.
         below: Offset,
     },
-    /// The same, and after it drop the whole log and begin an empty one: it holds what those ended.
+    /// The same as `NoteCleaned`, then reset the log: it contains records that the removed tombstones and markers
+    /// ended.
     Rebuild {
-        /// They may be missing below this offset.
+        /// Tombstones and markers may be missing below this offset.
         below: Offset,
-        /// The new log's start and end.
+        /// The start and end of the new log.
         start: Offset,
     },
-    /// Records below this are no longer needed.
+    /// Advance the log start: records below it are no longer needed.
     SetStart {
         /// The new log start.
         start: Offset,
     },
-    /// Send a fetch for a part of the leader's snapshot.
+    /// Request a chunk of the leader's snapshot.
     FetchSnapshot {
         /// The leader.
         to: BrokerId,
         /// The fetch.
         fetch: SnapshotFetch,
     },
-    /// Install the snapshot, begin an empty log at its end in its last epoch, durably, then call `on_changed`.
+    /// Install the snapshot and reset the log to its end and last epoch, durably, then call `on_changed`.
     Install(Snapshot),
-    /// This node has no part in the partition any more: its copy may go.
+    /// This node no longer has a replica of the partition: the local replica may be deleted.
     Drop,
 }
 
-/// A change a leader wants.
+/// A record change that a leader proposes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Proposal {
-    /// To be given back with the outcome.
+    /// Correlates the outcome with this proposal.
     pub id: u64,
     /// The change and its conditions.
     pub change: Change,
 }
 
-/// What a replica is.
+/// The role of a replica.
 #[derive(Debug)]
 pub enum Role {
-    /// Nobody leads, or the record does not know this run.
+    /// No replica leads, or the record does not name this run.
     Idle,
-    /// It leads.
+    /// This replica leads.
     Leader(Box<Leader>),
-    /// It follows.
+    /// This replica follows.
     Follower(Follower),
 }
 
@@ -125,17 +127,17 @@ pub struct Replica {
     leader_tuning: LeaderTuning,
     follower_tuning: FollowerTuning,
     mutants: Mutants,
-    /// Invariant: the newest revision seen.
+    /// Invariant: the newest mod revision seen.
     revision: i64,
     role: Role,
     high_watermark: Offset,
     next_fetch: u64,
-    /// See [`Following::rebuilding`].
+    /// See [`FollowerParams::rebuilding`].
     rebuilding: bool,
 }
 
 impl Replica {
-    /// A replica that has seen no record yet. `high_watermark` is what was known before the restart, 0 if nothing.
+    /// A replica that has seen no record yet. `high_watermark` is the value known before the restart, or 0.
     pub fn new(me: Sender, partition: PartitionId, policy: ResetPolicy, high_watermark: Offset) -> Self {
         Self {
             me,
@@ -152,14 +154,14 @@ impl Replica {
         }
     }
 
-    /// With other times than the usual ones.
+    /// Replaces the default timeouts.
     #[must_use]
     pub fn tuned(mut self, leader: LeaderTuning, follower: FollowerTuning) -> Self {
         (self.leader_tuning, self.follower_tuning) = (leader, follower);
         self
     }
 
-    /// With a bug.
+    /// Plants a bug.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn planted(mut self, mutants: Mutants) -> Self {
@@ -167,17 +169,17 @@ impl Replica {
         self
     }
 
-    /// In whose name it acts.
+    /// The identity under which the replica sends.
     pub fn me(&self) -> Sender {
         self.me
     }
 
-    /// What it is.
+    /// The present role.
     pub fn role(&self) -> &Role {
         &self.role
     }
 
-    /// The leader's side, if it leads.
+    /// The leader state, if this replica leads.
     pub fn leader(&mut self) -> Option<&mut Leader> {
         match &mut self.role {
             Role::Leader(leader) => Some(leader),
@@ -185,7 +187,7 @@ impl Replica {
         }
     }
 
-    /// The follower's side, if it follows.
+    /// The follower state, if this replica follows.
     pub fn follower(&mut self) -> Option<&mut Follower> {
         match &mut self.role {
             Role::Follower(follower) => Some(follower),
@@ -193,7 +195,7 @@ impl Replica {
         }
     }
 
-    /// Everything below is known to be committed.
+    /// The known high watermark: everything below is committed.
     pub fn high_watermark(&self) -> Offset {
         match &self.role {
             Role::Idle => self.high_watermark,
@@ -202,7 +204,7 @@ impl Replica {
         }
     }
 
-    /// The newest record, from a watch or a read.
+    /// A partition record arrived, from a watch or a read.
     pub fn on_record(
         &mut self,
         record: Versioned<PartitionState>,
@@ -235,7 +237,7 @@ impl Replica {
             (_, Some(leader)) if leader != self.me.node => {
                 let leadership = (leader, state.leader_epoch);
                 self.become_idle(effects);
-                let how = Following {
+                let how = FollowerParams {
                     me: self.me,
                     policy: self.policy,
                     tuning: self.follower_tuning,
@@ -252,7 +254,7 @@ impl Replica {
         }
     }
 
-    /// The partition is deleted, or its record cannot be read.
+    /// The partition was deleted, or its record cannot be decoded.
     pub fn become_idle(&mut self, effects: &mut Vec<Effect>) {
         self.high_watermark = self.high_watermark();
         match &self.role {
@@ -287,7 +289,7 @@ impl Replica {
         self.role = Role::Leader(Box::new(leader));
     }
 
-    /// A follower's fetch came in.
+    /// A follower's fetch arrived.
     pub fn on_fetch(
         &mut self,
         fetch: &Fetch,
@@ -298,7 +300,7 @@ impl Replica {
         self.leader().ok_or(Refusal::NotLeader)?.on_fetch(fetch, log, now_ms, effects)
     }
 
-    /// A follower's report came in.
+    /// A follower's report arrived.
     pub fn on_report(
         &mut self,
         report: &Report,
@@ -308,7 +310,7 @@ impl Replica {
         self.leader().ok_or(Refusal::NotLeader)?.on_report(report, now_ms, effects)
     }
 
-    /// A proposal ended.
+    /// The outcome of a proposal arrived.
     pub fn on_outcome(&mut self, id: u64, outcome: Outcome, now_ms: u64, effects: &mut Vec<Effect>) {
         if let Some(leader) = self.leader() {
             leader.on_outcome(id, outcome, now_ms, effects);
@@ -316,7 +318,7 @@ impl Replica {
         }
     }
 
-    /// Our disk has got further.
+    /// The local disk has progressed.
     pub fn on_durable(&mut self, log: &dyn LogView, effects: &mut Vec<Effect>) {
         match &mut self.role {
             Role::Idle => {}
@@ -325,7 +327,7 @@ impl Replica {
         }
     }
 
-    /// Time passed. To be called a few times a second.
+    /// Time passed. Called a few times a second.
     pub fn on_tick(&mut self, log: &dyn LogView, now_ms: u64, effects: &mut Vec<Effect>) {
         match &mut self.role {
             Role::Idle => {}

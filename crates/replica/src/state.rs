@@ -1,28 +1,28 @@
-//! The record of one partition: who holds it, who is in sync, who leads.
+//! The partition record: replicas, in-sync set, leader.
 //!
-//! It is the JSON value of `/moim/partitions/<topic id>/<n>` and the only truth about leadership. Changes are made by
-//! [`crate::transition`] alone; this file holds the form and what is true of every record.
+//! It is the JSON value of `/moim/partitions/<topic id>/<n>` and the only source of truth about leadership. Only
+//! [`crate::transition`] changes it; this file owns its format and the invariants of every record.
 //!
-//! Invariants (checked by [`PartitionState::check`], on what is read and on what is written):
+//! Invariants (checked by [`PartitionState::check`] on every read and every write):
 //! - the leader is in the in-sync set;
-//! - the sets `isr`, `eligible` and `last_known` do not meet, and hold replicas only;
-//! - `eligible` is empty while the in-sync set has the minimum: only below it does the high watermark stand still, and
-//!   only then does somebody who left the in-sync set still have everything that is committed.
+//! - the sets `isr`, `eligible` and `last_known` are disjoint, and contain only replicas;
+//! - `eligible` is empty while the in-sync set has the minimum. Only below the minimum does the high watermark stand
+//!   still, and only then does a replica that left the in-sync set still have every committed record.
 
 use moim_base::{BrokerId, LeaderEpoch};
 use serde::{Deserialize, Serialize};
 
 use crate::types::{BrokerEpoch, DirectoryId, Durability};
 
-/// A replica of which something is known, and the run and data directory it is known of.
+/// A replica entry, bound to the broker epoch and the data directory for which it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(from = "(i32, i64, u64)", into = "(i32, i64, u64)")]
 pub struct InSync {
-    /// Which node.
+    /// The node id.
     pub node: BrokerId,
-    /// In which run. A node that finds another run here than its own was not meant.
+    /// The broker epoch. An entry with another broker epoch does not apply to the node's present run.
     pub epoch: BrokerEpoch,
-    /// On which data directory.
+    /// The data directory.
     pub directory: DirectoryId,
 }
 
@@ -38,55 +38,57 @@ impl From<InSync> for (i32, i64, u64) {
     }
 }
 
-/// Who holds a partition, who is in sync, who leads.
+/// The partition record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartitionState {
-    /// Every node that has or is getting a copy; the first is the preferred leader.
+    /// Every node that has a replica or is receiving one; the first is the preferred leader.
     pub replicas: Vec<BrokerId>,
-    /// Those of `replicas` that a reassignment brings in.
+    /// The members of `replicas` that a reassignment adds.
     pub adding: Vec<BrokerId>,
-    /// Those of `replicas` that a reassignment takes out.
+    /// The members of `replicas` that a reassignment removes.
     pub removing: Vec<BrokerId>,
-    /// The replicas a commit waits for.
+    /// The in-sync set: the replicas that a commit waits for.
     pub isr: Vec<InSync>,
-    /// Out of the in-sync set, and still with everything that is committed: may be elected when nobody in sync is left.
+    /// Replicas outside the in-sync set that still have every committed record: electable when the in-sync set is
+    /// empty.
     pub eligible: Vec<InSync>,
-    /// Left the in-sync and eligible sets because a crash may have cost them data. When nobody better is left, the
-    /// one with the longest log of all of these is elected, once all are back.
+    /// Replicas that left the in-sync and eligible sets because a crash may have lost their data. If no in-sync or
+    /// eligible replica is left, the one with the longest log of these is elected, once all of them are back.
     pub last_known: Vec<InSync>,
-    /// Who leads; nobody when no replica may.
+    /// The leader; `None` when no replica may lead.
     pub leader: Option<BrokerId>,
-    /// Counts leaderships. Grows with every election, also of the same node.
+    /// Counts leaderships. Grows with every election, even of the same node.
     pub leader_epoch: LeaderEpoch,
-    /// The resolved `min.insync.replicas`. In the record, so that the leader and the controller never differ on it.
+    /// The resolved `min.insync.replicas`. It is part of the record so that the leader and the controller never
+    /// differ on it.
     pub min_isr: u32,
-    /// What the high watermark is computed from. In the record for the same reason.
+    /// The durability from which the high watermark is computed. It is part of the record for the same reason.
     pub durability: Durability,
-    /// The leader epoch of the last election that may have lost committed records, if there was one.
+    /// The leader epoch of the last unclean election (one that may have lost committed records), if there was one.
     pub unclean: Option<LeaderEpoch>,
-    /// The leader epoch whose leader put on record that it had stopped answering: who leads in the epoch after it need
-    /// not wait for its serving right to run out.
+    /// The leader epoch whose leader recorded that it had stopped answering. The leader of the next epoch need not
+    /// wait for that serving right to expire.
     pub released: Option<LeaderEpoch>,
-    /// How many replicas it is to have again, when a node was removed and there were too few others to take its place.
+    /// The replication factor to restore, if a node was removed and too few other nodes could replace it.
     pub wanted: Option<u32>,
-    /// Counts changes of this record.
+    /// Counts the changes of this record.
     pub version: u64,
 }
 
-/// Why bytes are not the record of a partition.
+/// Why bytes are not a valid partition record.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// Not the JSON that is expected.
-    #[error("a partition record is not understood: {0}")]
+    /// The value is not the expected JSON.
+    #[error("undecodable partition record: {0}")]
     Json(#[from] serde_json::Error),
-    /// It contradicts itself.
-    #[error("a partition record contradicts itself: {0}")]
+    /// The record violates an invariant.
+    #[error("partition record violates an invariant: {0}")]
     Broken(&'static str),
 }
 
 impl PartitionState {
-    /// How many in-sync replicas the high watermark needs to move. Never more than there are settled replicas: a
-    /// reassignment that has just begun must not stop the partition.
+    /// The number of in-sync replicas that the high watermark needs in order to advance. Never more than the number
+    /// of settled replicas: a reassignment that has just begun must not stop the partition.
     pub fn effective_min(&self) -> usize {
         let settled = self.replicas.len() - self.adding.len();
         (self.min_isr as usize).min(settled).max(1)
@@ -102,50 +104,50 @@ impl PartitionState {
         self.eligible.iter().find(|member| member.node == node)
     }
 
-    /// Whether this run of this node leads. A node that was restarted does not lead on the strength of a record that
-    /// names its former run.
+    /// True if this run of this node leads. A restarted node does not lead because of a record that names its former
+    /// run.
     pub fn is_led_by(&self, node: BrokerId, epoch: BrokerEpoch) -> bool {
         self.leader == Some(node) && self.in_sync(node).is_some_and(|member| member.epoch == epoch)
     }
 
-    /// Whether the leader before the present one had stopped answering before it was replaced.
+    /// True if the previous leader had stopped answering before it was replaced.
     pub fn follows_a_release(&self) -> bool {
         self.released.is_some_and(|epoch| epoch.0 + 1 == self.leader_epoch.0)
     }
 
-    /// Where a reassignment is going, or where the partition is.
+    /// The replicas after the reassignment in progress, or the present ones.
     pub fn target(&self) -> Vec<BrokerId> {
         self.replicas.iter().copied().filter(|node| !self.removing.contains(node)).collect()
     }
 
-    /// Where the partition is as long as a reassignment has not ended.
+    /// The replicas before the reassignment in progress, or the present ones.
     pub fn settled(&self) -> Vec<BrokerId> {
         self.replicas.iter().copied().filter(|node| !self.adding.contains(node)).collect()
     }
 
-    /// Whether a reassignment brings a replica to this node and it is not in sync yet.
+    /// True if a reassignment adds a replica on this node and it is not in sync yet.
     pub fn is_arriving(&self, node: BrokerId) -> bool {
         self.adding.contains(&node) && self.in_sync(node).is_none()
     }
 
-    /// Whether replicas are being moved.
+    /// True while a reassignment is in progress.
     pub fn is_moving(&self) -> bool {
         !self.adding.is_empty() || !self.removing.is_empty()
     }
 
-    /// The record as the repository holds it.
+    /// The record as stored in the state repository.
     pub fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(&Json::from(self.clone())).expect("a record of numbers is JSON")
+        serde_json::to_vec(&Json::from(self.clone())).expect("a partition record encodes to JSON")
     }
 
-    /// Reads what [`PartitionState::encode`] wrote, and checks it.
+    /// Decodes the output of [`PartitionState::encode`] and checks the invariants.
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
         let state = Self::from(serde_json::from_slice::<Json>(bytes)?);
         state.check().map_err(StateError::Broken)?;
         Ok(state)
     }
 
-    /// What is wrong with it, if anything is.
+    /// The first violated invariant, if any.
     pub fn check(&self) -> Result<(), &'static str> {
         let replica = |node: &BrokerId| self.replicas.contains(node);
         let known = |members: &[InSync]| members.iter().all(|member| replica(&member.node));
@@ -154,17 +156,26 @@ impl PartitionState {
         trusted.extend(nodes(&self.eligible));
         trusted.extend(nodes(&self.last_known));
         let rules = [
-            (!self.replicas.is_empty(), "it has no replicas"),
-            (distinct(&self.replicas), "a replica is named twice"),
-            (self.adding.iter().chain(&self.removing).all(replica), "a moving node is not a replica"),
-            (distinct(&self.adding) && distinct(&self.removing), "a moving node is named twice"),
-            (!self.adding.iter().any(|node| self.removing.contains(node)), "a node is added and removed"),
-            (known(&self.isr) && known(&self.eligible) && known(&self.last_known), "a member is no replica"),
-            (distinct(&trusted), "a member is named twice"),
-            (self.leader.is_none_or(|leader| self.in_sync(leader).is_some()), "the leader is not in sync"),
-            (self.min_isr >= 1, "the minimum is zero"),
-            (self.leader_epoch.0 >= 0, "the leader epoch is negative"),
-            (self.eligible.is_empty() || self.isr.len() < self.effective_min(), "nobody needs the eligible"),
+            (!self.replicas.is_empty(), "no replicas"),
+            (distinct(&self.replicas), "duplicate replica"),
+            (self.adding.iter().chain(&self.removing).all(replica), "reassigned node is not a replica"),
+            (distinct(&self.adding) && distinct(&self.removing), "duplicate node in reassignment"),
+            (!self.adding.iter().any(|node| self.removing.contains(node)), "node both added and removed"),
+            (
+                known(&self.isr) && known(&self.eligible) && known(&self.last_known),
+                "in-sync, eligible or last-known member is not a replica",
+            ),
+            (distinct(&trusted), "duplicate in-sync, eligible or last-known member"),
+            (
+                self.leader.is_none_or(|leader| self.in_sync(leader).is_some()),
+                "leader is not in the in-sync set",
+            ),
+            (self.min_isr >= 1, "minimum in-sync replicas is zero"),
+            (self.leader_epoch.0 >= 0, "negative leader epoch"),
+            (
+                self.eligible.is_empty() || self.isr.len() < self.effective_min(),
+                "eligible set not empty above the minimum",
+            ),
         ];
         rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, broken)| Err(*broken))
     }
@@ -174,7 +185,7 @@ fn distinct(nodes: &[BrokerId]) -> bool {
     nodes.iter().enumerate().all(|(at, node)| !nodes[..at].contains(node))
 }
 
-/// The record as it is stored. Empty lists are left out: most records have three of them.
+/// The stored form. Empty lists are omitted: most records have three of them.
 #[derive(Serialize, Deserialize)]
 struct Json {
     replicas: Vec<i32>,
@@ -287,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stored_form_is_fixed() {
+    fn stored_json_format_is_stable() {
         let golden = r#"{"replicas":[1,2,3],"isr":[[1,10,1],[2,11,2],[3,12,3]],"leader":1,"leader_epoch":4,"min_isr":2,"durability":"fsync","version":9}"#;
         assert_eq!(String::from_utf8(three().encode()).unwrap(), golden);
         assert_eq!(PartitionState::decode(golden.as_bytes()).unwrap(), three());
@@ -304,35 +315,35 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_a_newer_version_with_more_fields_is_read() {
+    fn record_with_unknown_fields_is_decoded() {
         let text = r#"{"replicas":[1],"isr":[[1,10,1]],"leader":1,"leader_epoch":0,"min_isr":1,"version":1,"later":{}}"#;
         assert_eq!(PartitionState::decode(text.as_bytes()).unwrap().replicas, [BrokerId(1)]);
     }
 
     #[test]
-    fn a_record_that_contradicts_itself_is_refused() {
+    fn record_that_violates_an_invariant_is_refused() {
         let check = |change: fn(&mut PartitionState), why: &str| {
             let mut state = three();
             change(&mut state);
             assert_eq!(state.check(), Err(why).map_err(|w| Box::leak(w.to_owned().into_boxed_str()) as &str));
             assert!(PartitionState::decode(&state.encode()).is_err(), "{why}");
         };
-        check(|s| s.leader = Some(BrokerId(9)), "the leader is not in sync");
-        check(|s| s.isr.push(member(1, 10)), "a member is named twice");
-        check(|s| s.isr.push(member(7, 10)), "a member is no replica");
-        check(|s| s.replicas.push(BrokerId(1)), "a replica is named twice");
-        check(|s| s.min_isr = 0, "the minimum is zero");
+        check(|s| s.leader = Some(BrokerId(9)), "leader is not in the in-sync set");
+        check(|s| s.isr.push(member(1, 10)), "duplicate in-sync, eligible or last-known member");
+        check(|s| s.isr.push(member(7, 10)), "in-sync, eligible or last-known member is not a replica");
+        check(|s| s.replicas.push(BrokerId(1)), "duplicate replica");
+        check(|s| s.min_isr = 0, "minimum in-sync replicas is zero");
         check(
             |s| {
                 s.isr.pop();
                 s.eligible = vec![member(3, 12)];
             },
-            "nobody needs the eligible",
+            "eligible set not empty above the minimum",
         );
     }
 
     #[test]
-    fn replicas_that_are_being_added_do_not_raise_the_minimum() {
+    fn adding_replicas_do_not_raise_the_effective_minimum() {
         let mut state = three();
         state.adding = vec![BrokerId(2), BrokerId(3)];
         assert_eq!(state.effective_min(), 1);
@@ -343,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_node_does_not_lead_on_an_old_record() {
+    fn restarted_node_does_not_lead_by_a_record_of_its_former_run() {
         assert!(three().is_led_by(BrokerId(1), BrokerEpoch(10)));
         assert!(!three().is_led_by(BrokerId(1), BrokerEpoch(20)));
         assert!(!three().is_led_by(BrokerId(2), BrokerEpoch(11)));

@@ -1,10 +1,10 @@
-//! A log in memory that can lose what it has not synced, for tests and the simulated world.
+//! An in-memory log that can lose unsynced entries, for tests and the simulated world.
 
 use moim_base::{LeaderEpoch, Offset};
 
 use crate::log::LogView;
 
-/// One record: the epoch it was written under, and what it says.
+/// One record: its leader epoch and its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// The leader epoch.
@@ -13,7 +13,7 @@ pub struct Entry {
     pub value: u64,
 }
 
-/// A log of entries.
+/// An in-memory log of entries.
 #[derive(Clone, Debug, Default)]
 pub struct ToyLog {
     start: i64,
@@ -25,19 +25,19 @@ pub struct ToyLog {
     cleaned_below: i64,
 }
 
-/// What stopped the process.
+/// The kind of a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Crash {
-    /// The process: what is written stays.
+    /// A process crash: written entries survive.
     Process,
-    /// The machine: what is synced stays.
+    /// A machine crash: synced entries survive.
     Machine,
 }
 
 impl ToyLog {
     /// Appends an entry, in memory.
     pub fn append(&mut self, entry: Entry) {
-        // An election that came to nothing: the log goes on under another leader.
+        // An election without a record: the log continues under another leader.
         self.epochs.retain(|(epoch, _)| *epoch <= entry.epoch.0);
         self.note_epoch(entry.epoch, self.end());
         self.entries.push(entry);
@@ -62,9 +62,9 @@ impl ToyLog {
         self.durable = self.durable.max(to.0.min(self.end().0));
     }
 
-    /// Cuts the log, durably.
+    /// Truncates the log, durably.
     pub fn truncate(&mut self, to: Offset) {
-        assert!(to.0 >= self.start, "cut inside of the log");
+        assert!(to.0 >= self.start, "truncation below the log start");
         self.entries.truncate((to.0 - self.start) as usize);
         self.epochs.retain(|(_, at)| *at < to.0);
         (self.written, self.durable) = (self.written.min(to.0), self.durable.min(to.0));
@@ -75,14 +75,14 @@ impl ToyLog {
         self.cleaned_below = self.cleaned_below.max(below.0);
     }
 
-    /// Drops everything and begins an empty log, durably.
+    /// Drops all entries and starts an empty log, durably.
     pub fn reset(&mut self, start: Offset) {
         let cleaned_below = self.cleaned_below;
         let (start, written, durable) = (start.0, start.0, start.0);
         *self = Self { start, written, durable, cleaned_below, ..Self::default() };
     }
 
-    /// Drops what is below `start`.
+    /// Drops the entries below `start`.
     pub fn set_start(&mut self, start: Offset) {
         let start = start.0.clamp(self.start, self.end().0);
         self.entries.drain(..(start - self.start) as usize);
@@ -94,7 +94,7 @@ impl ToyLog {
         }
     }
 
-    /// Loses what a crash loses: everything, or all but `keep` further entries of it that reached the disk by luck.
+    /// Loses what a crash loses, except for `keep` further entries that happened to reach the disk.
     pub fn crash(&mut self, crash: Crash, keep: i64) {
         let safe = match crash {
             Crash::Process => self.written,
@@ -103,7 +103,7 @@ impl ToyLog {
         let end = (safe + keep).min(self.end().0);
         self.entries.truncate((end - self.start) as usize);
         self.epochs.retain(|(_, at)| *at < end);
-        // Recovery syncs what it finds.
+        // Recovery syncs the surviving entries.
         (self.written, self.durable) = (end, end);
     }
 

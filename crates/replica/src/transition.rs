@@ -1,7 +1,7 @@
-//! The legal changes of a partition's record, and what each must compare when it is written.
+//! The legal changes of a partition record, and the comparisons that each write must make.
 //!
 //! A [`Draft`] starts from a record that was read, takes one or more steps, and ends as a [`Change`]: the next record
-//! and its conditions. Nobody writes a record that was not made here.
+//! and its conditions. No partition record is written that was not produced here.
 //!
 //! # Why the eligible set is safe
 //! *Claim:* a replica in `eligible` has every record below any high watermark a leader ever announced. The high
@@ -35,30 +35,30 @@ pub enum Expected {
 /// A change of one record and its conditions. The controller's writes also compare its own key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// Whose record.
+    /// The partition whose record changes.
     pub partition: PartitionId,
-    /// What it must be.
+    /// The required state of the partition's key.
     pub expected: Expected,
-    /// What it becomes; `None` deletes it.
+    /// The next record; `None` deletes it.
     pub next: Option<PartitionState>,
-    /// Members whose key must have been created at this revision: they are alive, in this very run.
+    /// Members whose key must have this create revision: they are alive, in exactly this run.
     pub members: Vec<(BrokerId, BrokerEpoch)>,
-    /// The key of the topic that must still be the one of this create revision.
+    /// The topic key that must still have this create revision.
     pub topic: Option<(String, i64)>,
-    /// The node whose fence key is changed in the same write: its leadership is taken away, and it may be answering
-    /// from memory (see [`crate::fence`]).
+    /// The node whose fence key changes in the same write: it loses a leadership, and may be answering from memory
+    /// (see [`crate::fence`]).
     pub fence: Option<BrokerId>,
 }
 
 impl Change {
-    /// The first record of a partition. Everybody in sync: all logs are empty.
+    /// The first record of a partition. Every replica is in sync: all logs are empty.
     pub fn create(partition: PartitionId, state: PartitionState, topic: Option<(String, i64)>) -> Self {
-        state.check().expect("a new record is sound");
+        state.check().expect("a new partition record is valid");
         let members = state.isr.iter().map(|member| (member.node, member.epoch)).collect();
         Self { partition, expected: Expected::Absent, next: Some(state), members, topic, fence: None }
     }
 
-    /// The end of a record.
+    /// Deletes the record.
     pub fn delete(partition: PartitionId, revision: i64) -> Self {
         Self {
             partition,
@@ -72,7 +72,7 @@ impl Change {
 }
 
 impl PartitionState {
-    /// The record of a partition that begins now: the first replica leads, in leader epoch 0.
+    /// The record of a new partition: the first replica leads, in leader epoch 0.
     pub fn new(isr: Vec<InSync>, min_isr: u32, durability: Durability) -> Self {
         Self {
             replicas: isr.iter().map(|member| member.node).collect(),
@@ -93,13 +93,13 @@ impl PartitionState {
     }
 }
 
-/// A record on its way to the next one.
+/// A record under construction.
 #[derive(Clone, Debug)]
 pub struct Draft {
     before: PartitionState,
     revision: i64,
     next: PartitionState,
-    /// Who has everything that is committed, in sync or not: in sync or eligible before, and trusted still.
+    /// The replicas that have every committed record, in sync or not: in sync or eligible before, and still trusted.
     pool: Vec<InSync>,
     distrusted: Vec<InSync>,
     members: Vec<(BrokerId, BrokerEpoch)>,
@@ -107,7 +107,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// From a record as it was read.
+    /// Starts from a record as it was read.
     pub fn new(current: &Versioned<PartitionState>) -> Self {
         let before = current.value.clone();
         let pool = before.isr.iter().chain(&before.eligible).copied().collect();
@@ -123,24 +123,25 @@ impl Draft {
         }
     }
 
-    /// What it is so far. The eligible and last-known sets are settled at the end only.
+    /// The present draft. The eligible and last-known sets are computed only at the end.
     pub fn state(&self) -> &PartitionState {
         &self.next
     }
 
-    /// Who is out of the in-sync set and could be elected when it is empty.
+    /// The replicas outside the in-sync set that could be elected when it is empty.
     pub fn candidates(&self) -> impl Iterator<Item = &InSync> {
         self.pool.iter().filter(|member| {
             self.next.in_sync(member.node).is_none() && self.next.replicas.contains(&member.node)
         })
     }
 
-    /// Who is remembered for want of somebody better, so far.
+    /// The present last-known replicas.
     pub fn last_known(&self) -> impl Iterator<Item = &InSync> {
         self.next.last_known.iter().chain(&self.distrusted)
     }
 
-    /// A node is no longer waited for: gone, or too slow. It may still be eligible. A leader that leaves leads no more.
+    /// Removes a node from the in-sync set: dead, or too slow. It may still be eligible. A leader that is removed no
+    /// longer leads.
     pub fn lose(&mut self, node: BrokerId) {
         self.next.isr.retain(|member| member.node != node);
         if self.next.leader == Some(node) {
@@ -148,7 +149,7 @@ impl Draft {
         }
     }
 
-    /// A node has caught up (the leader's finding), in this run.
+    /// Adds a node to the in-sync set: the leader found that it has caught up, in this run.
     pub fn join(&mut self, member: InSync) {
         match self.next.isr.iter_mut().find(|known| known.node == member.node) {
             Some(known) => *known = member,
@@ -156,11 +157,11 @@ impl Draft {
         }
         self.pool.retain(|known| known.node != member.node);
         self.pool.push(member);
-        self.guard(member);
+        self.compare_member(member);
     }
 
-    /// A node is back in a new run with all its data: its entries name the new run. Leadership does not come along,
-    /// because a new run begins a new leader epoch before its first append.
+    /// A node is back in a new run with all its data: its entries now name the new run. Leadership is not carried
+    /// over, because a new run starts a new leader epoch before its first append.
     pub fn restamp(&mut self, member: InSync) {
         if self.next.leader == Some(member.node) {
             self.next.leader = None;
@@ -170,18 +171,18 @@ impl Draft {
                 *known = member;
             }
         }
-        self.guard(member);
+        self.compare_member(member);
     }
 
-    /// A node is back and may have lost written data: it leaves the in-sync and eligible sets, and is remembered in
-    /// case nobody better is left.
+    /// A node is back and may have lost written data: it leaves the in-sync and eligible sets, and is kept as last
+    /// known in case no better replica is left.
     pub fn distrust(&mut self, member: InSync) {
         self.forget(member.node);
         self.distrusted.push(member);
-        self.guard(member);
+        self.compare_member(member);
     }
 
-    /// A node has nothing of this partition, or nothing that can be trusted.
+    /// A node has no data of this partition, or no data that can be trusted.
     pub fn forget(&mut self, node: BrokerId) {
         self.lose(node);
         self.pool.retain(|member| member.node != node);
@@ -189,7 +190,7 @@ impl Draft {
         self.distrusted.retain(|member| member.node != node);
     }
 
-    /// Elects a member of the in-sync set or, when that is empty, an eligible one. Answers whether it could.
+    /// Elects a member of the in-sync set or, if that is empty, an eligible replica. Returns whether it could.
     pub fn elect(&mut self, node: BrokerId) -> bool {
         let member = match self.next.in_sync(node) {
             Some(member) => *member,
@@ -206,11 +207,12 @@ impl Draft {
         true
     }
 
-    /// Elects a node that may lack committed records; `recorded` says whether that is to be kept on record (the last
-    /// known members' best log is not: under `replicated` it is what was promised).
-    pub fn elect_anyway(&mut self, member: InSync, recorded: bool) {
+    /// Elects a node that may lack committed records. `recorded` states whether this is recorded as an unclean
+    /// election (electing the longest log of the last-known replicas is not: under `replicated` that is the
+    /// guarantee).
+    pub fn elect_out_of_sync(&mut self, member: InSync, recorded: bool) {
         self.next.isr = vec![member];
-        // Nobody else's log can be held against this one any more.
+        // No other log can be compared with this one any more.
         self.pool = vec![member];
         self.next.last_known.clear();
         self.distrusted.clear();
@@ -223,16 +225,16 @@ impl Draft {
     fn lead(&mut self, member: InSync) {
         self.next.leader = Some(member.node);
         self.next.leader_epoch = LeaderEpoch(self.before.leader_epoch.0 + 1);
-        self.guard(member);
+        self.compare_member(member);
     }
 
-    /// Begins to move the partition to `target`, or changes where a move under way is going. Answers whether it could:
-    /// somebody in sync must stay. From then on as many replicas are wanted as the target has.
+    /// Starts a reassignment to `target`, or changes the target of the one in progress. Returns whether it could: an
+    /// in-sync replica must stay. From then on the wanted replication factor is that of the target.
     pub fn begin_move(&mut self, target: &[BrokerId]) -> bool {
         let settled = self.next.settled();
         let mut replicas = target.to_vec();
         replicas.extend(settled.iter().copied().filter(|node| !target.contains(node)));
-        if target.is_empty() || !self.keeps_somebody(&replicas) {
+        if target.is_empty() || !self.keeps_in_sync_replica(&replicas) {
             return false;
         }
         self.next.adding = target.iter().copied().filter(|node| !settled.contains(node)).collect();
@@ -242,15 +244,16 @@ impl Draft {
         true
     }
 
-    /// Begins to move the partition to `target` although it should have `wanted` replicas: it gets them when it can.
+    /// Starts a reassignment to `target` although the partition should have `wanted` replicas: it gets them when
+    /// possible.
     pub fn begin_short_move(&mut self, target: &[BrokerId], wanted: usize) {
         if self.begin_move(target) && target.len() < wanted {
             self.next.wanted = u32::try_from(wanted).ok();
         }
     }
 
-    /// Ends a move whose target is wholly in sync; `min_isr` is the one for the new number of replicas. Answers
-    /// whether it could.
+    /// Completes a reassignment whose target is entirely in sync; `min_isr` is the value for the new replica count.
+    /// Returns whether it could.
     pub fn finish_move(&mut self, min_isr: u32) -> bool {
         let target = self.next.target();
         if !target.iter().all(|node| self.next.in_sync(*node).is_some()) {
@@ -263,10 +266,10 @@ impl Draft {
         true
     }
 
-    /// Gives a move up. Answers whether it could: somebody of the old replicas must be in sync.
+    /// Cancels a reassignment. Returns whether it could: one of the original replicas must be in sync.
     pub fn cancel_move(&mut self) -> bool {
         let settled = self.next.settled();
-        if !self.keeps_somebody(&settled) {
+        if !self.keeps_in_sync_replica(&settled) {
             return false;
         }
         self.next.adding.clear();
@@ -275,30 +278,30 @@ impl Draft {
         true
     }
 
-    /// The leader gives its leadership back, after its last answer: the next one need not wait.
+    /// The leader releases its leadership, after its last answer: its successor need not wait.
     pub fn release(&mut self) {
         self.next.leader = None;
         self.next.released = Some(self.before.leader_epoch);
     }
 
-    /// Changes the minimum.
+    /// Changes the minimum in-sync replicas.
     pub fn set_min_isr(&mut self, min_isr: u32) {
         self.next.min_isr = min_isr.max(1);
     }
 
-    /// Changes what commits wait for. Only the leader may, when what is committed is on stable storage of the whole
-    /// in-sync set or need no longer be.
+    /// Changes the durability of commits. Only the leader may, when every committed record is on stable storage of
+    /// the whole in-sync set or no longer needs to be.
     pub fn set_durability(&mut self, durability: Durability) {
         self.next.durability = durability;
     }
 
-    /// Has the record written even if nothing else changes: whatever was proposed on the same revision and may still be
-    /// under way can then no longer happen.
+    /// Forces a write even if nothing changes: any proposal on the same revision that may still be in flight can then
+    /// no longer take effect.
     pub fn touch(&mut self) {
         self.touched = true;
     }
 
-    fn keeps_somebody(&self, replicas: &[BrokerId]) -> bool {
+    fn keeps_in_sync_replica(&self, replicas: &[BrokerId]) -> bool {
         self.next.isr.is_empty() || self.next.isr.iter().any(|member| replicas.contains(&member.node))
     }
 
@@ -310,20 +313,21 @@ impl Draft {
         self.next.replicas = replicas;
     }
 
-    fn guard(&mut self, member: InSync) {
-        let guard = (member.node, member.epoch);
-        if !self.members.contains(&guard) {
-            self.members.push(guard);
+    fn compare_member(&mut self, member: InSync) {
+        let compare_member = (member.node, member.epoch);
+        if !self.members.contains(&compare_member) {
+            self.members.push(compare_member);
         }
     }
 
-    /// Settles who is eligible and who is last known. `None` when nothing would change.
+    /// Computes the eligible and last-known sets. `None` if nothing would change.
     pub fn finish(mut self, partition: PartitionId) -> Option<Change> {
         let candidates: Vec<InSync> = self.candidates().copied().collect();
         let mut next = self.next;
         let enough = next.isr.len() >= next.effective_min();
         next.eligible = if enough { Vec::new() } else { candidates };
-        // With a leader and enough in sync the partition goes on: nobody will be waited for.
+        // With a leader and enough in-sync replicas the partition makes progress: no last-known replica will be
+        // waited for.
         if enough && next.leader.is_some() {
             next.last_known.clear();
         } else {
@@ -342,13 +346,13 @@ impl Draft {
         if next == self.before && !self.touched {
             return None;
         }
-        // Who was removed may come back with an empty log. What it said before is fenced by a new leader epoch.
+        // A removed replica may return with an empty log. A new leader epoch fences its earlier messages.
         let removes = self.before.replicas.iter().any(|node| !next.replicas.contains(node));
         if removes && next.leader_epoch == self.before.leader_epoch {
             next.leader_epoch = LeaderEpoch(self.before.leader_epoch.0 + 1);
         }
         next.version = self.before.version + 1;
-        next.check().expect("a legal change leads from a sound record to a sound one");
+        next.check().expect("a legal change of a valid record is valid");
         assert!(next.leader_epoch >= self.before.leader_epoch, "leader epochs only grow");
         self.members.retain(|(node, _)| next.replicas.contains(node));
         let released = next.released == Some(self.before.leader_epoch);

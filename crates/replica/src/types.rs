@@ -1,4 +1,4 @@
-//! The words of replication that are not already in `moim_base`.
+//! Replication types that are not in `moim_base`: broker epoch, directory id, partition id, durability.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ impl fmt::Debug for BrokerEpoch {
     }
 }
 
-/// The number the cluster gave to one data directory, never given twice. A node whose directory was removed comes
-/// back under its old node id with another directory id: it has none of the data that id once had.
+/// The number that the cluster assigned to one data directory; never assigned twice. A node whose directory was
+/// removed returns under its old node id with another directory id: it has none of the data of the old directory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct DirectoryId(pub u64);
 
@@ -42,7 +42,7 @@ impl fmt::Debug for DirectoryId {
 pub struct PartitionId {
     /// The topic's incarnation.
     pub topic: TopicId,
-    /// Which of its partitions.
+    /// The partition number within the topic.
     pub index: u32,
 }
 
@@ -58,21 +58,21 @@ impl fmt::Debug for PartitionId {
     }
 }
 
-/// What a commit waits for on every in-sync replica.
+/// The durability that a commit requires on every in-sync replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
     /// The records are on stable storage.
     #[default]
     Fsync,
-    /// The records are written: a crash of the process does not lose them, a crash of the machine may.
+    /// The records are written: they survive a process crash, but a machine crash may lose them.
     Replicated,
 }
 
-/// Something read from the repository, and the revision of its last change.
+/// A value read from the state repository, with the mod revision of its key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Versioned<T> {
     /// The mod revision of its key.
     pub revision: i64,
-    /// What the key held.
+    /// The value of the key.
     pub value: T,
 }

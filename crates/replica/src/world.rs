@@ -1,8 +1,8 @@
-//! A cluster on one thread from one seed: nodes with disks that lose what is not synced, a network that delays, drops
-//! and parts, a repository that answers late or not at all, producers, and a checker that knows what was promised.
+//! A cluster on one thread from one seed: nodes with disks that lose unsynced writes, a network that delays, drops
+//! and partitions, a repository that answers late or not at all, producers, and a checker of the guarantees.
 //!
-//! The same seed gives the same run. Drivers here are as simple as a driver may be; what is under test are the state
-//! machines of this crate and the rules by which they meet.
+//! The same seed gives the same run. The drivers here are as simple as possible; the code under test is this crate's
+//! state machines and their interaction.
 
 mod check;
 mod faults;
@@ -29,33 +29,33 @@ use crate::state::PartitionState;
 use crate::toy::Entry;
 use crate::types::{BrokerEpoch, Durability, PartitionId};
 
-/// What a run looks like.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// Everything follows from it.
+    /// The seed that determines the whole run.
     pub seed: u64,
-    /// How many nodes.
+    /// The number of nodes.
     pub nodes: usize,
-    /// For how long faults happen.
+    /// How long faults are injected.
     pub faults_ms: u64,
-    /// Whether most faults destroy what was promised on one node, which is then back at once.
+    /// True if most faults destroy guaranteed data on one node, which then returns at once.
     pub spoils: bool,
-    /// Whether nodes are drained, removed, taken back and added, the factor follows them, and a producer repeats what was
-    /// not acknowledged.
+    /// True if nodes are drained, removed, restored and added, the replication factor follows the cluster size, and a
+    /// producer retries unacknowledged records.
     pub changes: bool,
-    /// Whether nothing goes wrong but that disks hang, one at a time: then commits may stall for [`STALL_MS`] at most.
+    /// True if the only faults are hanging disks, one at a time: then commits may stall for [`STALL_MS`] at most.
     pub hangs: bool,
     /// The planted bug, if any.
     pub mutants: Mutants,
 }
 
 impl Scenario {
-    /// A run in which the cluster changes too.
+    /// A run with cluster changes.
     pub fn changing(seed: u64) -> Self {
         Self { changes: true, ..Self::new(seed) }
     }
 
-    /// A run in which disks hang.
+    /// A run with hanging disks.
     pub fn hanging(seed: u64) -> Self {
         Self { hangs: true, spoils: false, faults_ms: 20_000, ..Self::new(seed) }
     }
@@ -67,17 +67,18 @@ impl Scenario {
         LeaderTuning { lag_ms: 1_500, disconnect_grace_ms: 300, stall_ms: 700, retry_ms: 100 }
     }
 
-    /// The node that joins in the middle, if one does.
+    /// The node that joins in the middle of the run, if any.
     fn latecomer(&self) -> Option<usize> {
         (self.changes && self.seed.is_multiple_of(3)).then(|| self.nodes - 1)
     }
 
-    /// Whether the producer of a partition repeats a record until it is acknowledged, and a leader knows a repeat.
+    /// True if the producer of a partition retries a record until it is acknowledged, and the leader detects
+    /// duplicates.
     fn is_idempotent(&self, part: usize) -> bool {
         self.changes && part == 0
     }
 
-    /// A usual run.
+    /// A default run.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -91,31 +92,31 @@ impl Scenario {
     }
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunReport {
-    /// What went wrong, if anything did.
+    /// The first violation, if any.
     pub violation: Option<String>,
-    /// Records acknowledged.
+    /// The number of acknowledged records.
     pub acked: usize,
-    /// Elections seen.
+    /// The number of observed elections.
     pub elections: usize,
-    /// Orders given to nodes, and nodes that joined.
+    /// The number of operator orders and joined nodes.
     pub changes: usize,
-    /// A number that differs when anything differs.
+    /// A hash of the trace: it differs if anything differs.
     pub trace: u64,
 }
 
 const PARTITIONS: usize = 3;
 const TTL_MS: u64 = 1_000;
 const TICK_MS: u64 = 40;
-/// How long a node waits for the repository before it calls an outcome unknown.
+/// A node's timeout for the repository; after it the outcome is unknown.
 const STORE_TIMEOUT_MS: u64 = 300;
 /// A sync that takes longer makes a node impaired.
 const IMPAIRED_MS: u64 = 1_000;
-/// The longest time without a commit when one disk hangs.
+/// The maximum time without a commit while one disk hangs.
 const STALL_MS: u64 = 3_000;
-/// How long a leader lets a fetch wait.
+/// How long a leader parks a fetch.
 const PARK_MS: u64 = 200;
 
 /// A message between nodes.
@@ -149,21 +150,21 @@ enum Message {
     },
 }
 
-/// What the repository was asked, and by whom.
+/// A repository request, with its caller.
 #[derive(Debug)]
-enum Ask {
+enum StoreRequest {
     Leader { part: usize, id: u64 },
     Controller { term: i64, batch: Batch },
 }
 
 #[derive(Debug)]
-enum Happening {
+enum ScheduledEvent {
     Tick(usize),
     Deliver { from: usize, to: usize, message: Message },
     Disk { node: usize, life: u64, part: usize, to: Offset, sync: bool },
     Unpark { node: usize, life: u64, part: usize },
-    StoreTxn { node: usize, life: u64, txn: Txn, ask: Option<Ask> },
-    StoreAnswer { node: usize, life: u64, outcome: Option<TxnOutcome>, ask: Ask },
+    StoreTxn { node: usize, life: u64, txn: Txn, request: Option<StoreRequest> },
+    StoreAnswer { node: usize, life: u64, outcome: Option<TxnOutcome>, request: StoreRequest },
     Refresh { node: usize, life: u64, part: usize },
     Produce { part: usize },
     Fault,
@@ -173,7 +174,7 @@ enum Happening {
 struct Scheduled {
     at_ms: u64,
     seq: u64,
-    what: Happening,
+    what: ScheduledEvent,
 }
 
 impl PartialEq for Scheduled {
@@ -193,15 +194,15 @@ impl Ord for Scheduled {
     }
 }
 
-/// The one producer of a partition: one record at a time.
+/// The only producer of a partition: one record at a time.
 #[derive(Debug, Default)]
 struct Producer {
     next: u64,
-    /// The record it waits for, and since when.
+    /// The record in flight, and since when.
     waits: Option<(u64, u64)>,
 }
 
-/// The whole.
+/// The simulated cluster.
 pub struct World {
     scenario: Scenario,
     rng: Rng,
@@ -213,11 +214,11 @@ pub struct World {
     producers: BTreeMap<usize, Producer>,
     /// When each partition last acknowledged a record.
     acked_ms: BTreeMap<usize, u64>,
-    /// Pairs of nodes that do not hear each other; node `nodes.len()` is the repository.
+    /// Pairs of partitioned nodes; node `nodes.len()` is the repository.
     cut: Vec<(usize, usize)>,
     checker: Checker,
     elections: usize,
-    /// What is wanted of each node; none while it is not one of the cluster.
+    /// The operator's order for each node; `None` while it is not part of the cluster.
     orders: Vec<Option<Order>>,
     changes: usize,
     trace: u64,
@@ -267,21 +268,21 @@ impl World {
             world.nodes[node].up = false;
             world.orders[node] = None;
             let at = world.rng.u64(1_500..6_000);
-            world.after(at, Happening::Heal(faults::Heal::Enter(node)));
+            world.after(at, ScheduledEvent::Heal(faults::Heal::Enter(node)));
         }
         for node in 0..scenario.nodes {
             let at = world.rng.u64(0..TICK_MS);
-            world.after(at, Happening::Tick(node));
+            world.after(at, ScheduledEvent::Tick(node));
         }
         for part in 0..PARTITIONS {
             world.producers.insert(part, Producer { next: 1, waits: None });
-            world.after(500 + part as u64, Happening::Produce { part });
+            world.after(500 + part as u64, ScheduledEvent::Produce { part });
         }
-        world.after(1_000, Happening::Fault);
+        world.after(1_000, ScheduledEvent::Fault);
         world
     }
 
-    fn after(&mut self, delay_ms: u64, what: Happening) {
+    fn after(&mut self, delay_ms: u64, what: ScheduledEvent) {
         self.seq += 1;
         self.queue.push(Reverse(Scheduled { at_ms: self.now_ms + delay_ms, seq: self.seq, what }));
     }
@@ -296,51 +297,53 @@ impl World {
             self.now_ms = next.at_ms;
             self.store.expire(self.now_ms);
             self.trace = self.trace.rotate_left(5) ^ next.at_ms ^ (self.store.history.len() as u64) << 20;
-            if let Some(node) = next.what.whose()
+            if let Some(node) = next.what.target_node()
                 && self.nodes[node].paused_until_ms > self.now_ms
             {
-                // It happens to a node that stands still: later, and in the order in which it would have.
+                // An event for a paused node is delivered later, in the original order.
                 let at_ms = self.nodes[node].paused_until_ms;
                 self.queue.push(Reverse(Scheduled { at_ms, ..next }));
                 continue;
             }
-            if let Happening::Disk { node, .. } = next.what
+            if let ScheduledEvent::Disk { node, .. } = next.what
                 && self.nodes[node].hung_until_ms > self.now_ms
             {
                 let at_ms = self.nodes[node].hung_until_ms;
                 self.queue.push(Reverse(Scheduled { at_ms, ..next }));
                 continue;
             }
-            self.happen(next.what);
+            self.dispatch(next.what);
         }
         self.now_ms = end_ms;
     }
 
-    fn happen(&mut self, what: Happening) {
+    fn dispatch(&mut self, what: ScheduledEvent) {
         match what {
-            Happening::Tick(node) => {
+            ScheduledEvent::Tick(node) => {
                 self.tick(node);
                 let delay = TICK_MS + self.rng.u64(0..10);
-                self.after(delay, Happening::Tick(node));
+                self.after(delay, ScheduledEvent::Tick(node));
             }
-            Happening::Deliver { from, to, message } => {
+            ScheduledEvent::Deliver { from, to, message } => {
                 if !self.is_cut(from, to) && self.nodes[to].up {
                     self.deliver(from, to, message);
                 }
             }
-            Happening::Disk { node, life, part, to, sync } => self.on_disk(node, life, part, to, sync),
-            Happening::Unpark { node, life, part } => {
+            ScheduledEvent::Disk { node, life, part, to, sync } => self.on_disk(node, life, part, to, sync),
+            ScheduledEvent::Unpark { node, life, part } => {
                 if self.nodes[node].life == life {
                     self.unpark(node, part);
                 }
             }
-            Happening::StoreTxn { node, life, txn, ask } => self.on_store_txn(node, life, txn, ask),
-            Happening::StoreAnswer { node, life, outcome, ask } => {
+            ScheduledEvent::StoreTxn { node, life, txn, request } => {
+                self.on_store_txn(node, life, txn, request)
+            }
+            ScheduledEvent::StoreAnswer { node, life, outcome, request } => {
                 if self.nodes[node].life == life && self.nodes[node].up {
-                    self.on_store_answer(node, outcome, ask);
+                    self.on_store_answer(node, outcome, request);
                 }
             }
-            Happening::Refresh { node, life, part } => {
+            ScheduledEvent::Refresh { node, life, part } => {
                 if self.nodes[node].life == life
                     && self.nodes[node].up
                     && !self.is_cut(node, self.nodes.len())
@@ -348,9 +351,9 @@ impl World {
                     self.refresh(node, part);
                 }
             }
-            Happening::Produce { part } => self.produce(part),
-            Happening::Fault => self.fault(),
-            Happening::Heal(heal) => self.heal(heal),
+            ScheduledEvent::Produce { part } => self.produce(part),
+            ScheduledEvent::Fault => self.fault(),
+            ScheduledEvent::Heal(heal) => self.heal(heal),
         }
     }
 
@@ -365,39 +368,46 @@ impl World {
         }
         let delay =
             if rough && self.rng.u32(0..100) < 2 { self.rng.u64(50..1_500) } else { self.rng.u64(1..8) };
-        self.after(delay, Happening::Deliver { from, to, message });
+        self.after(delay, ScheduledEvent::Deliver { from, to, message });
     }
 
-    /// Sends a transaction to the repository. It may be lost, late, or its answer may be.
-    fn ask_store(&mut self, node: usize, txn: Txn, ask: Ask) {
+    /// Sends a transaction to the repository. The request or its answer may be lost or late.
+    fn send_to_store(&mut self, node: usize, txn: Txn, request: StoreRequest) {
         let life = self.nodes[node].life;
         let luck = if self.calm || self.scenario.hangs { 100 } else { self.rng.u32(0..100) };
         match luck {
-            0..3 => self.after(STORE_TIMEOUT_MS, Happening::StoreAnswer { node, life, outcome: None, ask }),
+            0..3 => self
+                .after(STORE_TIMEOUT_MS, ScheduledEvent::StoreAnswer { node, life, outcome: None, request }),
             3..8 => {
-                // It happens, perhaps much later, and nobody is told.
+                // It takes effect, perhaps much later, and the caller gets no answer.
                 let delay = self.rng.u64(1..2_500);
-                self.after(delay, Happening::StoreTxn { node, life, txn, ask: None });
-                self.after(STORE_TIMEOUT_MS, Happening::StoreAnswer { node, life, outcome: None, ask });
+                self.after(delay, ScheduledEvent::StoreTxn { node, life, txn, request: None });
+                self.after(
+                    STORE_TIMEOUT_MS,
+                    ScheduledEvent::StoreAnswer { node, life, outcome: None, request },
+                );
             }
             _ => {
                 let delay = self.rng.u64(1..6);
-                self.after(delay, Happening::StoreTxn { node, life, txn, ask: Some(ask) });
+                self.after(delay, ScheduledEvent::StoreTxn { node, life, txn, request: Some(request) });
             }
         }
     }
 
-    fn on_store_txn(&mut self, node: usize, life: u64, txn: Txn, ask: Option<Ask>) {
+    fn on_store_txn(&mut self, node: usize, life: u64, txn: Txn, request: Option<StoreRequest>) {
         if self.is_cut(node, self.nodes.len()) {
-            if let Some(ask) = ask {
-                self.after(STORE_TIMEOUT_MS, Happening::StoreAnswer { node, life, outcome: None, ask });
+            if let Some(request) = request {
+                self.after(
+                    STORE_TIMEOUT_MS,
+                    ScheduledEvent::StoreAnswer { node, life, outcome: None, request },
+                );
             }
             return;
         }
         let outcome = self.store.txn(txn);
-        if let Some(ask) = ask {
+        if let Some(request) = request {
             let delay = self.rng.u64(1..6);
-            self.after(delay, Happening::StoreAnswer { node, life, outcome: Some(outcome), ask });
+            self.after(delay, ScheduledEvent::StoreAnswer { node, life, outcome: Some(outcome), request });
         }
     }
 
@@ -406,14 +416,14 @@ impl World {
         if !self.producers.contains_key(&part) {
             return;
         }
-        self.after(delay, Happening::Produce { part });
+        self.after(delay, ScheduledEvent::Produce { part });
         let Some(producer) = self.producers.get_mut(&part) else { return };
         match producer.waits {
             Some((_, since_ms)) if self.now_ms < since_ms + 400 => return,
             _ => {}
         }
         let value = match producer.waits {
-            // Nobody knows what became of it.
+            // The outcome is unknown.
             Some((value, _)) if self.scenario.is_idempotent(part) => value,
             _ => producer.next,
         };
@@ -422,7 +432,7 @@ impl World {
         let state = self.record(part);
         let believed = state.and_then(|state| state.leader).map(|node| node.0 as usize - 1);
         let node = match believed {
-            // Clients with old metadata exist, but here it is the commits that are timed.
+            // Clients with stale metadata exist, but here the commits are timed.
             Some(node) if self.scenario.hangs || self.rng.u32(0..10) < 8 => node,
             _ => self.rng.usize(0..self.nodes.len()),
         };
@@ -457,7 +467,7 @@ impl World {
         }
     }
 
-    /// Everything is up and connected: every replica must be in sync, and every log the same.
+    /// All nodes are up and connected: every replica must be in sync, and all logs must be equal.
     fn check_rest(&mut self) {
         if self.checker.violation.is_some() {
             return;
@@ -482,16 +492,16 @@ impl World {
     }
 }
 
-impl Happening {
-    /// The node that must be awake for it.
-    fn whose(&self) -> Option<usize> {
+impl ScheduledEvent {
+    /// The node that must not be paused for this event.
+    fn target_node(&self) -> Option<usize> {
         match self {
             Self::Tick(node)
             | Self::Deliver { to: node, .. }
             | Self::Unpark { node, .. }
             | Self::StoreAnswer { node, .. }
             | Self::Refresh { node, .. } => Some(*node),
-            // A disk goes on while its process stands still, and the repository is elsewhere.
+            // A disk continues while its process is paused, and the repository is remote.
             Self::Disk { .. }
             | Self::StoreTxn { .. }
             | Self::Produce { .. }
@@ -509,7 +519,8 @@ fn part_of(id: PartitionId) -> usize {
     id.topic.0 as usize - 1
 }
 
-/// One topic per partition, each with other promises. Where the cluster changes, nobody asked for places or a factor.
+/// One topic per partition, each with a different durability. In changing scenarios no topic has an explicit
+/// assignment or factor.
 fn topics(changes: bool) -> Vec<Topic> {
     let asked = vec![BrokerId(1), BrokerId(2), BrokerId(3)];
     let topic = |part: usize, min_isr, durability| Topic {

@@ -1,4 +1,4 @@
-//! Leader and follower on real journals: the smallest driver there can be, over simulated disks.
+//! Leader and follower on real journals: a minimal driver over simulated disks.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -21,7 +21,7 @@ struct Node {
     store: Store,
     journal: Arc<Journal>,
     replica: Replica,
-    /// The fetch that is out: (id, fetch).
+    /// The fetch in flight: (id, fetch).
     fetch: Option<(u64, Fetch)>,
     high_watermark: i64,
 }
@@ -44,7 +44,7 @@ impl Node {
         Self { store, journal, replica, fetch: None, high_watermark: 0 }
     }
 
-    /// Makes one call and carries out what follows from it.
+    /// Makes one call and carries out its effects.
     fn step(&mut self, call: impl FnOnce(&mut Replica, &dyn LogView, &mut Vec<Effect>)) {
         let mut effects = Vec::new();
         call(&mut self.replica, &view(&self.journal), &mut effects);
@@ -122,7 +122,7 @@ fn record(leader: i32, epoch: i32) -> Versioned<PartitionState> {
     Versioned { revision: i64::from(epoch) + 1, value: state }
 }
 
-/// Lets the follower fetch until it has nothing new, at most `rounds` times.
+/// Lets the follower fetch until there is nothing new, at most `rounds` times.
 fn follow(leader: &mut Node, follower: &mut Node, rounds: usize) {
     for _ in 0..rounds {
         let Some((id, fetch)) = follower.fetch.take() else { return };
@@ -152,14 +152,14 @@ fn see(nodes: &mut [&mut Node], record: &Versioned<PartitionState>) {
 }
 
 #[test]
-fn a_former_leader_gives_up_what_the_new_one_never_had() {
+fn former_leader_truncates_records_the_new_leader_never_had() {
     let (mut one, mut two) = (Node::new(1), Node::new(2));
     see(&mut [&mut one, &mut two], &record(1, 0));
     one.produce(0..5);
     one.sync();
     follow(&mut one, &mut two, 4);
     assert_eq!((one.high_watermark, two.journal.durable_end()), (5, 5));
-    // Three more, on node 1's disk alone; then node 2 is elected and goes its own way.
+    // Three more, on node 1's disk alone; then node 2 is elected and diverges.
     one.produce(5..8);
     one.sync();
     assert_eq!(one.high_watermark, 5, "node 2 does not have them");
@@ -174,13 +174,13 @@ fn a_former_leader_gives_up_what_the_new_one_never_had() {
 }
 
 #[test]
-fn an_election_without_a_record_leaves_no_trace_to_stumble_over() {
+fn election_without_a_record_does_not_cause_truncation() {
     let (mut one, mut two) = (Node::new(1), Node::new(2));
     see(&mut [&mut one, &mut two], &record(1, 0));
     one.produce(0..3);
     one.sync();
     follow(&mut one, &mut two, 4);
-    // Node 1 is elected again and again without appending anything; node 2 never hears of it.
+    // Node 1 is elected repeatedly without appending; node 2 never learns of it.
     see(&mut [&mut one], &record(1, 4));
     see(&mut [&mut two, &mut one], &record(2, 6));
     two.produce(3..4);

@@ -18,7 +18,7 @@ use moim_cluster::{BoxFuture, MemoryRepository, RepositoryError, StateRepository
 use moim_journal::disk::Survival;
 use moim_journal::{JournalId, Store};
 use moim_replica::controller::ControllerTuning;
-use moim_replica::controller::office::{self, LogEnds, OfficeParts, Peers};
+use moim_replica::controller::term::{self as controller_term, ControllerTermParts, LogEnds, Peers};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::message::Sender;
 use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
@@ -319,14 +319,14 @@ async fn control<S: Served>(shared: Arc<Shared<S>>, clock: Arc<dyn Clock>) {
     let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;
     let Ok(moim_cluster::TxnOutcome::Done { revision }) = put else { return };
-    let parts = OfficeParts {
+    let parts = ControllerTermParts {
         repository: core,
         clock: Arc::clone(&pulse.clock),
         peers: Arc::clone(&pulse) as Arc<dyn Peers>,
         tuning: ControllerTuning::default(),
         settings: Default::default(),
     };
-    futures_util::future::join(pulse.run(), office::serve(&parts, revision)).await;
+    futures_util::future::join(pulse.run(), controller_term::serve(&parts, revision)).await;
 }
 
 /// The time of the world, for what belongs to no machine.

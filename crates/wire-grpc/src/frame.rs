@@ -1,29 +1,29 @@
 //! The frames of a gRPC stream: a flag byte, a length of four bytes, a message.
 //!
-//! [`FrameReader`] takes the pieces of a body as they arrive and gives whole messages. A message that lies within
-//! one piece is a slice of it; others are put together once, so the cost is linear in the bytes.
+//! [`FrameReader`] takes the chunks of a body as they arrive and returns complete messages. A message within one
+//! chunk is a slice of it; others are assembled once, so the cost is linear in the bytes.
 //!
-//! Invariant: no more than the largest message allowed plus one piece is kept. A longer one is refused when its
-//! length is read, before its bytes are kept.
+//! Invariant: at most the largest allowed message plus one chunk is buffered. A longer message is refused when its
+//! length is read, before its bytes are buffered.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
-/// The bytes before a message.
+/// The size of the frame prefix.
 pub const PREFIX_BYTES: usize = 5;
 
-/// What is wrong with a stream of frames.
+/// Why a stream of frames is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
-    /// The message says it is longer than allowed.
+    /// The announced length exceeds the limit.
     #[error("grpc: received message larger than max ({length} vs. {max})")]
     TooLarge {
-        /// What it says.
+        /// The announced length.
         length: usize,
-        /// What is allowed.
+        /// The limit.
         max: usize,
     },
-    /// The message is compressed, which was not agreed on.
+    /// The message is compressed without a negotiated encoding.
     #[error("grpc: compressed flag set with identity or empty encoding")]
     Compressed,
     /// The flag byte is neither 0 nor 1.
@@ -34,12 +34,12 @@ pub enum FrameError {
     Truncated,
 }
 
-/// Puts frames together from the pieces of a body.
+/// Assembles frames from the chunks of a body.
 #[derive(Debug)]
 pub struct FrameReader {
     /// The piece being read. Invariant: empty when `joined` is not.
     piece: Bytes,
-    /// Pieces that had to be joined.
+    /// Chunks that had to be joined.
     joined: BytesMut,
     max_bytes: usize,
 }
@@ -50,7 +50,7 @@ impl FrameReader {
         Self { piece: Bytes::new(), joined: BytesMut::new(), max_bytes }
     }
 
-    /// Adds a piece of the body.
+    /// Adds a chunk of the body.
     pub fn push(&mut self, piece: Bytes) {
         if !self.joined.is_empty() {
             self.joined.extend_from_slice(&piece);
@@ -64,7 +64,7 @@ impl FrameReader {
         }
     }
 
-    /// The next message, when it is whole.
+    /// The next message, once it is complete.
     pub fn next_frame(&mut self) -> Result<Option<Bytes>, FrameError> {
         let held: &[u8] = if self.joined.is_empty() { &self.piece } else { &self.joined };
         let Some(&[flag, a, b, c, d]) = held.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
@@ -88,7 +88,7 @@ impl FrameReader {
         Ok(Some(self.joined.split_to(length).freeze()))
     }
 
-    /// How many bytes are kept.
+    /// The number of buffered bytes.
     pub fn held_bytes(&self) -> usize {
         self.piece.len() + self.joined.len()
     }
@@ -99,7 +99,7 @@ impl FrameReader {
     }
 }
 
-/// A message as a frame, in one buffer of the right size.
+/// Encodes a message as a frame, in one buffer of the exact size.
 pub fn encode_frame<M: Message>(message: &M) -> Bytes {
     let length = message.encoded_len();
     let mut frame = BytesMut::with_capacity(PREFIX_BYTES + length);
@@ -108,7 +108,7 @@ pub fn encode_frame<M: Message>(message: &M) -> Bytes {
     frame.freeze()
 }
 
-/// What comes before a message of `length` bytes, for one that is written in pieces.
+/// The frame prefix of a message of `length` bytes, for one that is written in parts.
 pub fn frame_prefix(length: usize) -> Bytes {
     let mut prefix = BytesMut::with_capacity(PREFIX_BYTES);
     put_prefix(&mut prefix, length);
@@ -121,7 +121,7 @@ fn put_prefix(frame: &mut BytesMut, length: usize) {
     frame.put_u32(u32::try_from(length).expect("a message is shorter than 4 GiB"));
 }
 
-/// A message from the bytes of a frame.
+/// Decodes the message of a frame.
 pub fn decode<M: Message + Default>(frame: Bytes) -> Result<M, prost::DecodeError> {
     M::decode(frame)
 }

@@ -1,7 +1,7 @@
 //! The routing table, pushed (service `moim.routing.v1.Routing`).
 //!
-//! `Follow` is a stream both ways: a subscriber says who it is and what it has, the manager sends what is newer;
-//! servers are also asked to do things, and answer. `Change` is one operation on the table.
+//! `Follow` is a bidirectional stream: a subscriber sends its identity and its version, the manager sends newer
+//! versions; servers also receive commands, and acknowledge them. `Change` is one operation on the table.
 
 #![allow(missing_docs)] // fields have the names and the meaning of docs/cluster.md
 
@@ -31,7 +31,7 @@ pub struct Route {
     pub node_status: i32,
 }
 
-/// What a subscriber says.
+/// A message of a subscriber.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct FollowRequest {
     #[prost(oneof = "FollowRequestKind", tags = "1, 2")]
@@ -46,7 +46,7 @@ pub enum FollowRequestKind {
     Ack(Ack),
 }
 
-/// The first message: who it is, and what it has.
+/// The first message: identity and version of the subscriber.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Hello {
     #[prost(string, tag = "1")]
@@ -54,7 +54,7 @@ pub struct Hello {
     /// Empty for an SDK.
     #[prost(string, tag = "2")]
     pub node_id: String,
-    /// Which table the version is of.
+    /// The table that the version belongs to.
     #[prost(int64, tag = "3")]
     pub incarnation: i64,
     #[prost(int64, tag = "4")]
@@ -69,14 +69,14 @@ pub struct Hello {
 pub struct Ack {
     #[prost(uint64, tag = "1")]
     pub operation: u64,
-    /// Empty when it worked.
+    /// Empty on success.
     #[prost(string, tag = "2")]
     pub error: String,
     #[prost(bytes = "bytes", tag = "3")]
     pub handoff: Bytes,
 }
 
-/// What a manager says.
+/// A message of a manager.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct FollowResponse {
     #[prost(oneof = "FollowResponseKind", tags = "1, 2, 3")]
@@ -93,7 +93,7 @@ pub enum FollowResponseKind {
     Command(Command),
 }
 
-/// A part of the whole table; it is whole when the last of `count` parts of one version has come.
+/// A part of the whole table; complete when the last of `count` parts of one version has arrived.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Snapshot {
     #[prost(int64, tag = "1")]
@@ -108,7 +108,7 @@ pub struct Snapshot {
     pub routes: Vec<Route>,
 }
 
-/// What is different between two versions.
+/// The difference between two versions.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Delta {
     #[prost(int64, tag = "1")]
@@ -123,24 +123,24 @@ pub struct Delta {
     pub removes: Vec<String>,
 }
 
-/// What a server is asked to do.
+/// A command to a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
 #[repr(i32)]
 pub enum CommandKind {
     Unknown = 0,
-    /// Stop serving the partition, and say what the next owner needs.
+    /// Stop serving the partition, and return what the next owner needs.
     Drain = 1,
-    /// Get ready to serve the partition, with what the owner before left.
+    /// Prepare to serve the partition, with the previous owner's handover.
     Prepare = 2,
-    /// Serve the partition again: the operation was given up.
+    /// Serve the partition again: the operation was cancelled.
     Resume = 3,
-    /// Divide the partition at `key`; the upper part is `other_id`.
+    /// Split the partition at `key`; the upper part is `other_id`.
     Split = 4,
-    /// Take `other_id` into the partition.
+    /// Merge `other_id` into the partition.
     Merge = 5,
 }
 
-/// A command to a server. Those of an older term than seen are refused.
+/// A command to a server. Commands of an older term than already seen are refused.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Command {
     #[prost(uint64, tag = "1")]
@@ -159,7 +159,7 @@ pub struct Command {
     pub handoff: Bytes,
 }
 
-/// What is asked of the table.
+/// The requested change of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
 #[repr(i32)]
 pub enum ChangeKind {

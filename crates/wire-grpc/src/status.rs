@@ -3,48 +3,48 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// The outcome of a call, by its number in the protocol.
+/// The gRPC status code of a call, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Code {
-    /// Fine.
+    /// Success.
     Ok = 0,
-    /// The caller gave up.
+    /// The caller cancelled the call.
     Canceled = 1,
-    /// Nobody knows.
+    /// Unknown error.
     Unknown = 2,
-    /// The request cannot be right, whatever the state.
+    /// The request is invalid regardless of the state.
     InvalidArgument = 3,
-    /// The time was not enough; it may have happened.
+    /// The deadline expired; the call may have taken effect.
     DeadlineExceeded = 4,
-    /// What was named does not exist.
+    /// The named entity does not exist.
     NotFound = 5,
-    /// What was to be made exists.
+    /// The entity to create already exists.
     AlreadyExists = 6,
-    /// Not allowed for this caller.
+    /// The caller lacks permission.
     PermissionDenied = 7,
-    /// No room.
+    /// A resource or quota is exhausted.
     ResourceExhausted = 8,
-    /// The state does not allow it now.
+    /// The present state does not allow the call.
     FailedPrecondition = 9,
-    /// Somebody else was faster.
+    /// Aborted by a concurrent operation.
     Aborted = 10,
-    /// A number outside of what exists.
+    /// A value outside the valid range.
     OutOfRange = 11,
-    /// There is no such method.
+    /// The method does not exist.
     Unimplemented = 12,
-    /// An invariant was broken.
+    /// An invariant was violated.
     Internal = 13,
-    /// Not now; trying again may help.
+    /// Temporarily unavailable; a retry may help.
     Unavailable = 14,
-    /// The data cannot be trusted.
+    /// The data is lost or corrupt.
     DataLoss = 15,
-    /// The caller is nobody.
+    /// The caller is not authenticated.
     Unauthenticated = 16,
 }
 
 impl Code {
-    /// Every code, in the order of their numbers.
+    /// Every code, in numeric order.
     pub const ALL: [Self; 17] = [
         Self::Ok,
         Self::Canceled,
@@ -65,12 +65,12 @@ impl Code {
         Self::Unauthenticated,
     ];
 
-    /// The code of a number.
+    /// The code with this number.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// The code of a `grpc-status` header. What cannot be read is `Unknown`, as the protocol wants it.
+    /// The code of a `grpc-status` header. An undecodable value is `Unknown`, as the protocol requires.
     pub fn from_header(value: &[u8]) -> Self {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         number.and_then(Self::from_number).unwrap_or(Self::Unknown)
@@ -84,18 +84,18 @@ impl Code {
     }
 }
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{message} ({code:?})")]
 pub struct Status {
     /// The code.
     pub code: Code,
-    /// The text that goes with it.
+    /// The error message.
     pub message: Cow<'static, str>,
 }
 
 impl Status {
-    /// A status with a text.
+    /// A status with a message.
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
         Self { code, message: message.into() }
     }

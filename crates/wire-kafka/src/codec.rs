@@ -29,7 +29,7 @@ pub const MAX_STRING: usize = i16::MAX as usize;
 pub enum Records {
     /// The batches themselves. Decoding always gives this.
     Bytes(Bytes),
-    /// So many bytes that someone else puts on the socket: the encoder writes the length and leaves a [`Gap`].
+    /// A number of bytes that the server splices into the socket: the encoder writes the length and leaves a [`Gap`].
     Gap(usize),
 }
 

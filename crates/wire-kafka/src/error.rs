@@ -1,4 +1,4 @@
-//! Kafka's error codes: the numbers that travel, their names, and whether trying again can help.
+//! Kafka's error codes: numbers, names, and whether a retry can help.
 //!
 //! The numbers and names are the protocol's and never change. Codes we do not know arrive as plain `i16` and
 //! stay that way: [`ErrorCode::try_from`] returns the number instead of guessing.
@@ -185,7 +185,7 @@ error_codes! {
 }
 
 impl ErrorCode {
-    /// The number that travels.
+    /// The code on the wire.
     pub const fn code(self) -> i16 {
         self as i16
     }

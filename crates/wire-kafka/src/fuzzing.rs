@@ -1,4 +1,4 @@
-//! What the fuzz targets run: bytes from outside into everything that takes them.
+//! The fuzz targets: untrusted bytes into every decoder.
 //!
 //! The targets in `fuzz/` need a nightly compiler, so they only call these functions; the tests here run the same ones
 //! over a fixed pseudo-random corpus on every `cargo test`. Invariant: these functions return for every input. A panic

@@ -1,4 +1,4 @@
-//! What stands before every message body: who asks for what, and which answer belongs to which question.
+//! The headers of requests and responses: API key, version, correlation id.
 //!
 //! A request header is v1, or v2 (with tagged fields) for flexible versions; its client id keeps the classic
 //! two-byte length in both, so a broker can read it before it knows the API. A response header is v0, or v1
@@ -11,21 +11,21 @@ use crate::text::KString;
 /// Header of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// The API asked for, as sent: it may be one we do not know.
+    /// The requested API key, as sent: it may be unknown.
     pub api_key: i16,
     /// The version of the body.
     pub api_version: i16,
-    /// Comes back in the response.
+    /// The correlation id, returned in the response.
     pub correlation_id: i32,
-    /// What the client calls itself.
+    /// The client id.
     pub client_id: Option<KString>,
 }
 
 impl RequestHeader {
     /// Reads the header and leaves `d` at the body.
     ///
-    /// For an API or a version we do not know, whether tagged fields follow is a guess that nobody needs: the
-    /// fields of the header itself come first, and the body cannot be read anyway.
+    /// For an unknown API or version, whether tagged fields follow is irrelevant: the fields of the header itself
+    /// come first, and the body cannot be decoded anyway.
     pub fn decode(d: &mut Decoder) -> Result<Self, DecodeError> {
         let header = Self {
             api_key: d.i16()?,
@@ -59,7 +59,7 @@ impl RequestHeader {
 /// Header of a response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// The number the request carried.
+    /// The correlation id of the request.
     pub correlation_id: i32,
 }
 

@@ -1,8 +1,8 @@
-//! Answers as a server writes them, in the protocol its client chose.
+//! Server replies, in the protocol version of the client.
 //!
-//! A command says what its answer is (a map, a double); the encoder writes it as RESP3, or as what Redis sends to a RESP2
-//! client instead (an array, a bulk string). A command must never ask which protocol it speaks, except where Redis's
-//! own answers differ in shape.
+//! A command states the type of its reply (a map, a double); the encoder writes it as RESP3, or as the RESP2
+//! equivalent that Redis sends (an array, a bulk string). A command must never branch on the protocol version, except
+//! where Redis's own replies differ in shape.
 
 use bytes::{BufMut, BytesMut};
 
@@ -11,14 +11,14 @@ use crate::number::{Decimal, put_double, put_i64};
 /// The version of the protocol a connection speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
-    /// What every connection begins with.
+    /// The protocol of every new connection.
     #[default]
     Resp2,
     /// After `HELLO 3`.
     Resp3,
 }
 
-/// Writes answers into a buffer.
+/// Writes replies into a buffer.
 ///
 /// ```
 /// use bytes::BytesMut;
@@ -36,7 +36,7 @@ pub struct Encoder<'a> {
     protocol: Protocol,
 }
 
-/// Where an answer of unknown length began: to be given to [`Encoder::finish`].
+/// The start of a reply of unknown length: to be passed to [`Encoder::finish`].
 #[derive(Debug)]
 #[must_use = "the header is missing until finish"]
 pub struct Deferred {
@@ -44,16 +44,16 @@ pub struct Deferred {
     kind: Kind,
 }
 
-/// The kinds of answers that have parts.
+/// The aggregate types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Values in order.
+    /// Ordered values.
     Array,
     /// Pairs; lengths count pairs.
     Map,
-    /// Values without order.
+    /// Unordered values.
     Set,
-    /// A message nobody asked for.
+    /// An out-of-band push message.
     Push,
 }
 
@@ -68,12 +68,12 @@ impl<'a> Encoder<'a> {
         self.protocol
     }
 
-    /// Speaks another version from now on: the answer to HELLO is the first in it.
+    /// Switches the protocol version: the reply to HELLO is the first in it.
     pub fn set_protocol(&mut self, protocol: Protocol) {
         self.protocol = protocol;
     }
 
-    /// The buffer written to: for bytes that are already encoded.
+    /// The output buffer: for bytes that are already encoded.
     pub fn buffer(&mut self) -> &mut BytesMut {
         self.out
     }
@@ -125,7 +125,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// No values (RESP2: the null array): a transaction that did not happen, a blocking pop that timed out.
+    /// The null array: an aborted transaction, a blocking pop that timed out.
     pub fn null_array(&mut self) {
         match self.protocol {
             Protocol::Resp2 => self.out.put_slice(b"*-1\r\n"),
@@ -153,19 +153,19 @@ impl<'a> Encoder<'a> {
         self.begin(Kind::Push, len);
     }
 
-    /// Begins something of `len` parts (pairs of a map), which must follow.
+    /// Begins an aggregate of `len` elements (pairs of a map), which must follow.
     pub fn begin(&mut self, kind: Kind, len: usize) {
         let (mark, count) = self.mark(kind, len);
         self.header(mark, count);
     }
 
-    /// Begins something whose number of parts is known only when they are written.
+    /// Begins an aggregate whose length is known only after its elements are written.
     pub fn defer(&mut self, kind: Kind) -> Deferred {
         Deferred { at: self.out.len(), kind }
     }
 
-    /// Puts the header before the `len` parts written since [`Encoder::defer`]. Moves them by the header's length: for
-    /// answers whose length cannot be known before, not for all.
+    /// Inserts the header before the `len` elements written since [`Encoder::defer`]. Moves them by the header's
+    /// length: only for replies whose length cannot be known before.
     pub fn finish(&mut self, deferred: Deferred, len: usize) {
         let (mark, count) = self.mark(deferred.kind, len);
         let end = self.out.len();
@@ -190,7 +190,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// A truth value.
+    /// A boolean.
     pub fn boolean(&mut self, value: bool) {
         match (self.protocol, value) {
             (Protocol::Resp2, value) => self.integer(value.into()),
@@ -241,7 +241,7 @@ impl<'a> Encoder<'a> {
         self.out.put_slice(b"\r\n");
     }
 
-    /// The rest of a line. A line end inside would be the start of another answer: it becomes a space.
+    /// The rest of a line. A line end inside would start another reply: it becomes a space.
     fn put_line(&mut self, text: &[u8]) {
         let start = self.out.len();
         self.out.put_slice(text);

@@ -1,4 +1,4 @@
-//! What the fuzz targets run: bytes from outside into both decoders.
+//! The fuzz targets: untrusted bytes into both decoders.
 //!
 //! The targets in `fuzz/` need a nightly compiler, so they only call these functions; the tests here run the same ones over
 //! a fixed pseudo-random corpus on every `cargo test`. Invariant: these functions return for every input.

@@ -1,8 +1,8 @@
-//! Answers as they arrive at a client, in either protocol.
+//! Replies as they arrive at a client, in either protocol version.
 //!
-//! Two steps: the scanner walks over the bytes that arrived and finds where the answer ends, going on where it stopped; when
-//! it is complete, the value is built in one pass. Small strings are copied, so that a value somebody keeps does not hold a
-//! whole read buffer; an answer above [`COPY_UP_TO`] bytes gives away its buffer and its strings are slices of it.
+//! Two steps: the scanner walks over the received bytes and finds the end of the reply, continuing where it stopped;
+//! once it is complete, the value is built in one pass. Small strings are copied, so that a kept value does not pin a
+//! whole read buffer; a reply above [`COPY_UP_TO`] bytes gives away its buffer and its strings are slices of it.
 //!
 //! Invariants:
 //! - Nothing is built, hence nothing allocated, before the answer is there as a whole; it is bounded by
@@ -15,36 +15,36 @@ use thiserror::Error;
 use crate::number::parse_i64;
 use crate::value::Value;
 
-/// Answers up to this size are copied out of the read buffer.
+/// Replies up to this size are copied out of the read buffer.
 pub const COPY_UP_TO: usize = 16 * 1024;
 
-/// How deep answers may nest. Redis itself nests few levels; scripts may nest more.
+/// The maximum nesting depth of replies. Redis itself nests few levels; scripts may nest more.
 const MAX_DEPTH: usize = 64;
 
-/// The longest line that is no bulk string.
+/// The maximum length of a line that is not a bulk string.
 const MAX_LINE: usize = 64 * 1024;
 
-/// Why a connection cannot be read any more.
+/// Why a connection cannot be read any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ReplyError {
-    /// A first byte that no answer has.
+    /// An unknown type byte.
     #[error("an answer begins with byte {0:#04x}")]
     UnknownType(u8),
-    /// A length or a number that is none.
+    /// An invalid length or number.
     #[error("an answer has a bad number")]
     BadNumber,
-    /// Something else where a line should end.
+    /// A missing line end.
     #[error("an answer has no line end where one belongs")]
     NoLineEnd,
-    /// Deeper than [`MAX_DEPTH`].
+    /// Nested deeper than [`MAX_DEPTH`].
     #[error("an answer nests too deep")]
     TooDeep,
-    /// Longer than this client takes.
+    /// Longer than this client's limit.
     #[error("an answer is too large")]
     TooLarge,
 }
 
-/// Finds answers in the bytes of one connection.
+/// Decodes the replies of one connection.
 ///
 /// ```
 /// use bytes::BytesMut;

@@ -1,13 +1,14 @@
-//! Requests as they arrive at a server: an array of bulk strings, or a line that somebody typed.
+//! Requests as they arrive at a server: an array of bulk strings, or an inline command.
 //!
-//! The caller keeps the bytes of its connection; the decoder keeps how far it has looked. After [`Decoded::Incomplete`]
-//! the next call brings the same bytes and more; after [`Decoded::Request`] the next call begins after what was consumed.
+//! The caller keeps the bytes of its connection; the decoder keeps its position. After [`Decoded::Incomplete`] the
+//! next call passes the same bytes and more; after [`Decoded::Request`] the next call starts after the consumed
+//! bytes.
 //!
 //! Invariants:
-//! - What a length announces is checked before it is believed; memory follows the bytes that arrived.
-//! - A byte is looked at a bounded number of times, however small the pieces it arrives in.
-//! - The texts of errors are those of Redis: clients and test suites compare them. After an error the connection must be
-//!   closed, because nobody knows where the next request begins.
+//! - An announced length is checked before it is used; memory grows only with received bytes.
+//! - A byte is examined a bounded number of times, however small the chunks it arrives in.
+//! - The error texts are those of Redis: clients and test suites compare them. After an error the connection must be
+//!   closed, because the start of the next request is unknown.
 
 mod batch;
 
@@ -18,19 +19,19 @@ use crate::number::parse_i64;
 
 pub use batch::Batch;
 
-/// The longest line: an inline command, or the header of an array or of a bulk string.
+/// The maximum line length: an inline command, or the header of an array or of a bulk string.
 const MAX_LINE: usize = 64 * 1024;
 
-/// What a connection may send in one request.
+/// The limits of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The longest argument (`proto-max-bulk-len`).
+    /// The maximum length of an argument (`proto-max-bulk-len`).
     pub bulk: usize,
-    /// The most arguments.
+    /// The maximum number of arguments.
     pub args: usize,
-    /// The most bytes of one request, headers included (`client-query-buffer-limit`). Below 4 GiB.
+    /// The maximum size of one request, headers included (`client-query-buffer-limit`). Below 4 GiB.
     pub request: usize,
-    /// Whether the connection has yet to authenticate: then it may send 10 arguments of 16 KiB, enough for AUTH and HELLO.
+    /// True before authentication: then a request may have 10 arguments of 16 KiB, enough for AUTH and HELLO.
     pub unauthenticated: bool,
 }
 
@@ -41,7 +42,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Most arguments and longest argument before authentication.
+    /// The maximum number and length of arguments before authentication.
     const UNAUTHENTICATED: (usize, usize) = (10, 16 * 1024);
 }
 
@@ -51,28 +52,28 @@ pub enum ProtocolError {
     /// A line without an end.
     #[error("Protocol error: too big inline request")]
     InlineTooBig,
-    /// A quote that was not closed, or that a character follows.
+    /// An unbalanced quote, or a character directly after a closing quote.
     #[error("Protocol error: unbalanced quotes in request")]
     UnbalancedQuotes,
     /// The header of an array without an end.
     #[error("Protocol error: too big mbulk count string")]
     CountTooBig,
-    /// Not a number of arguments, or too many.
+    /// Not a valid number of arguments, or too many.
     #[error("Protocol error: invalid multibulk length")]
     InvalidCount,
-    /// Too many arguments for somebody unknown.
+    /// Too many arguments for an unauthenticated client.
     #[error("Protocol error: unauthenticated multibulk length")]
     UnauthenticatedCount,
     /// The header of a bulk string without an end.
     #[error("Protocol error: too big bulk count string")]
     LengthTooBig,
-    /// Something else than a bulk string.
+    /// Not a bulk string.
     #[error("Protocol error: expected '$', got '{}'", char::from(if *.0 == 0 { b' ' } else { *.0 }))]
     ExpectedBulk(u8),
-    /// Not the length of an argument, or too long.
+    /// Not a valid argument length, or too long.
     #[error("Protocol error: invalid bulk length")]
     InvalidLength,
-    /// Too long for somebody unknown.
+    /// An argument too long for an unauthenticated client.
     #[error("Protocol error: unauthenticated bulk length")]
     UnauthenticatedLength,
     /// More bytes than one request may have.
@@ -80,7 +81,7 @@ pub enum ProtocolError {
     RequestTooBig,
 }
 
-/// What [`Decoder::decode`] found at the start of the bytes.
+/// The result of [`Decoder::decode`] at the start of the bytes.
 #[derive(Debug)]
 pub enum Decoded<'a> {
     /// A command; the next one begins `consumed` bytes further.
@@ -90,7 +91,7 @@ pub enum Decoded<'a> {
         /// Its length on the wire.
         consumed: usize,
     },
-    /// Nothing to answer (an empty line, an array of none), `consumed` bytes long.
+    /// Nothing to answer (an empty line, an empty array), `consumed` bytes long.
     Empty {
         /// Its length on the wire.
         consumed: usize,
@@ -102,7 +103,7 @@ pub enum Decoded<'a> {
     },
 }
 
-/// Finds requests in the bytes of one connection.
+/// Decodes the requests of one connection.
 ///
 /// ```
 /// use moim_wire_resp::{Decoded, Decoder};
@@ -114,9 +115,9 @@ pub enum Decoded<'a> {
 #[derive(Debug, Default)]
 pub struct Decoder {
     limits: Limits,
-    /// How far the current request has been read.
+    /// The position in the current request.
     at: usize,
-    /// How far beyond `at` a line's end has been looked for in vain.
+    /// How far beyond `at` a line end has been searched for without success.
     searched: usize,
     /// The arguments still to come of an array; `None` before its header.
     missing: Option<usize>,
@@ -152,7 +153,7 @@ impl Decoder {
         self.spans.capacity() * size_of::<Span>() + self.inline.capacity()
     }
 
-    /// Looks for a request at the start of `bytes`.
+    /// Decodes a request at the start of `bytes`.
     pub fn decode<'a>(&'a mut self, bytes: &'a [u8]) -> Result<Decoded<'a>, ProtocolError> {
         match bytes.first() {
             None => return Ok(Decoded::Incomplete { want: 1 }),
@@ -182,7 +183,7 @@ impl Decoder {
         }
     }
 
-    /// Forgets the arguments of the request before.
+    /// Clears the arguments of the previous request.
     fn start(&mut self) {
         self.spans.clear();
         if self.spans.capacity() > KEEP_SPANS {
@@ -190,7 +191,7 @@ impl Decoder {
         }
     }
 
-    /// Reads arguments until all are there (`None`), or until more bytes are wanted.
+    /// Reads arguments until all are complete (`None`), or until more bytes are needed.
     fn arguments(&mut self, bytes: &[u8], mut missing: usize) -> Result<Option<usize>, ProtocolError> {
         while missing > 0 {
             let len = match self.bulk {

@@ -1,10 +1,10 @@
-//! An answer as a value, for clients and for the few answers of a server that are built before they are written.
+//! A reply as a value, for clients and for the few server replies that are built before they are written.
 
 use bytes::{Bytes, BytesMut};
 
 use crate::encode::{Encoder, Protocol};
 
-/// Any answer of RESP2 or RESP3.
+/// Any reply of RESP2 or RESP3.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// Nothing: RESP3's null, RESP2's null bulk string and null array.
@@ -27,7 +27,7 @@ pub enum Value {
     Double(f64),
     /// A truth value. RESP2: 0 or 1.
     Boolean(bool),
-    /// A message nobody asked for (pub/sub, invalidation). RESP2: an array.
+    /// An out-of-band push message (pub/sub, invalidation). RESP2: an array.
     Push(Vec<Value>),
     /// A text with its kind (`txt`, `mkd`). RESP2: a bulk string.
     Verbatim {

@@ -141,7 +141,7 @@ fn a_transaction_is_one_moment_for_all_its_keys() {
 }
 
 #[test]
-fn a_condition_on_a_revision_that_nobody_knew_teaches_it() {
+fn condition_on_an_unknown_revision_determines_it() {
     let compares = vec![Compare::ModRevision("k".to_owned(), 2)];
     let then = vec![Step::Put("k".to_owned(), "b".to_owned())];
     let swap = Op { compares, then, otherwise: Vec::new() };

@@ -44,7 +44,7 @@ pub(super) fn watch(
                 match presence.on_damaged(damaged.iter().map(PartitionId::to_string).collect()).await {
                     Ok(()) => {
                         told = found;
-                        driver.on_damage_told(&damaged);
+                        driver.on_damage_registered(&damaged);
                     }
                     Err(error) => tracing::debug!(%error, "the cluster was not told of damage; trying again"),
                 }

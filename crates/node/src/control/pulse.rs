@@ -20,7 +20,7 @@ use moim_cluster::BoxFuture;
 use moim_coord::Coordinator;
 use moim_raft::{Member, ServiceError, ServiceId, TcpTransport, Transport as _, TransportError, VoterId};
 use moim_replica::PartitionId;
-use moim_replica::controller::office::{LogEnds, Peers};
+use moim_replica::controller::term::{LogEnds, Peers};
 use moim_replica::driver::Driver;
 
 use super::disk_health::{DiskHealth, DiskState};

@@ -12,7 +12,7 @@ use moim_base::Clock;
 use moim_base::task::Shutdown;
 use moim_cluster::{Election, StateRepository};
 use moim_coord::Coordinator;
-use moim_replica::controller::office::{self, OfficeParts, Peers};
+use moim_replica::controller::term::{self as controller_term, ControllerTermParts, Peers};
 use moim_replica::controller::{ControllerTuning, Settings};
 use moim_replica::keys;
 use tokio::sync::watch;
@@ -46,7 +46,7 @@ impl Ruler {
             value,
             TTL,
         );
-        let parts = OfficeParts {
+        let parts = ControllerTermParts {
             repository: self.repository,
             clock: self.clock,
             peers: self.peers,
@@ -71,7 +71,7 @@ async fn follow(coordinator: &Coordinator, leads: &watch::Sender<bool>) {
     }
 }
 
-async fn rule(election: &Election, parts: &OfficeParts, mut turns: watch::Receiver<bool>) {
+async fn rule(election: &Election, parts: &ControllerTermParts, mut turns: watch::Receiver<bool>) {
     loop {
         // The other end lives as long as this: it does not end before.
         if turns.wait_for(|leads| *leads).await.is_err() {
@@ -85,7 +85,7 @@ async fn rule(election: &Election, parts: &OfficeParts, mut turns: watch::Receiv
             () = &mut ended => continue,
         };
         tokio::select! {
-            () = office::serve(parts, leadership.token()) => tracing::info!("another controller has taken over"),
+            () = controller_term::serve(parts, leadership.token()) => tracing::info!("another controller has taken over"),
             () = leadership.keep() => tracing::warn!("this node cannot be sure to be the controller any more"),
             () = &mut ended => {
                 let _ = tokio::time::timeout(RESIGN, leadership.resign()).await;

@@ -140,7 +140,7 @@ async fn give_back() {
 }
 
 async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
-    let local = LocalPeer::nobody();
+    let local = LocalPeer::unjoined();
     let peer = listen(parts, &local, scope).await?;
     let doorkeeper = Arc::new(Doorkeeper::new(Arc::clone(&parts.data)));
     doorkeeper.show(card(parts, peer).with_identity(&parts.data.identity()));

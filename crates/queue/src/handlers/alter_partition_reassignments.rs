@@ -77,14 +77,14 @@ async fn reassign(
 pub(crate) fn refuse(error: RequestError) -> Refused {
     let code = match &error {
         RequestError::Move(MoveError::UnknownPartition) => ErrorCode::UnknownTopicOrPartition,
-        RequestError::Move(MoveError::InvalidReplicas | MoveError::NobodyStays) => {
+        RequestError::Move(MoveError::InvalidReplicas | MoveError::NoInSyncReplicaStays) => {
             ErrorCode::InvalidReplicaAssignment
         }
         RequestError::Move(MoveError::NoneInProgress) => ErrorCode::NoReassignmentInProgress,
         RequestError::Move(MoveError::Busy) | RequestError::Contended => ErrorCode::RequestTimedOut,
         RequestError::ElectionNotNeeded => ErrorCode::ElectionNotNeeded,
         RequestError::PreferredNotAvailable => ErrorCode::PreferredLeaderNotAvailable,
-        RequestError::NobodyAvailable => ErrorCode::EligibleLeadersNotAvailable,
+        RequestError::NoReplicaAvailable => ErrorCode::EligibleLeadersNotAvailable,
         RequestError::Damaged(_) => ErrorCode::UnknownServerError,
         RequestError::Repository(_) => ErrorCode::None,
     };

@@ -17,7 +17,7 @@ use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
 use moim_cluster::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{RealDisk, Store, StoreOptions};
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Server};
-use moim_replica::controller::office::{self, LogEnds, OfficeParts, Peers};
+use moim_replica::controller::term::{self as controller_term, ControllerTermParts, LogEnds, Peers};
 use moim_replica::controller::{ControllerTuning, Settings};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::message::Sender;
@@ -148,7 +148,7 @@ impl Controlling {
             repository.txn(Txn::new().delete(keys::CONTROLLER)).await.unwrap();
             let put = repository.txn(Txn::new().put(keys::CONTROLLER, "1")).await.unwrap();
             let TxnOutcome::Done { revision } = put else { panic!("nothing is compared") };
-            let parts = OfficeParts {
+            let parts = ControllerTermParts {
                 repository,
                 clock: Arc::new(SystemClock::new()),
                 peers: Arc::new(Blind),
@@ -156,7 +156,7 @@ impl Controlling {
                 settings: Settings::new(),
             };
             tokio::select! {
-                () = office::serve(&parts, revision) => {}
+                () = controller_term::serve(&parts, revision) => {}
                 () = stopped.stopped() => {}
             }
         };

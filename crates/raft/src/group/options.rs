@@ -1,4 +1,4 @@
-//! How a group is set up.
+//! The options of a group.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,37 +11,37 @@ use crate::log::Place;
 use crate::transport::{Router, Transport};
 use crate::types::{GroupId, OpenError, VoterId};
 
-/// The largest entry a group takes.
+/// The maximum entry size of a group.
 pub const MAX_ENTRY_BYTES: usize = 4 << 20;
 
-/// What the groups of one process share.
+/// The resources shared by the groups of one process.
 #[derive(Clone)]
 pub struct Host {
     /// The node's store: the logs are journals of it.
     pub store: Store,
-    /// The disk the store is on: the snapshots are files of it.
+    /// The disk of the store: the snapshots are files on it.
     pub disk: Arc<dyn Disk>,
     /// The data directory.
     pub root: PathBuf,
-    /// Takes in what peers and the disk thread say.
+    /// Receives peer requests and durable reports.
     pub router: Router,
-    /// Carries what groups say to their peers.
+    /// Carries the groups' requests to their peers.
     pub transport: Arc<dyn Transport>,
 }
 
-/// When a member thinks what about the others.
+/// Heartbeat and election timeouts.
 ///
-/// A follower stands for election when it has heard nothing for `election_max_ms` (until then the leader has its
-/// lease) and then a random time between both limits, so between 650 and 800 ms by default; a pre-vote and a vote
-/// later, two syncs at most, there is a leader: under a second. Nothing a member owes its peers in time waits for a
-/// sync, except its vote; a disk that stalls for half a second starts no election.
+/// A follower starts an election when it has received nothing for `election_max_ms` (until then the leader has its
+/// lease) and then a random time between both limits, so between 650 and 800 ms by default. A pre-vote and a vote
+/// later, two syncs at most, there is a leader: under a second. Nothing that a member owes its peers in time waits
+/// for a sync, except its vote; a disk that stalls for half a second starts no election.
 #[derive(Clone, Copy, Debug)]
 pub struct Timers {
-    /// Between signs of life from the leader.
+    /// The leader's heartbeat interval.
     pub heartbeat_ms: u64,
-    /// Least patience of a candidate.
+    /// The minimum election timeout.
     pub election_min_ms: u64,
-    /// Most, and the leader's lease.
+    /// The maximum election timeout, and the leader's lease.
     pub election_max_ms: u64,
 }
 
@@ -51,42 +51,42 @@ impl Default for Timers {
     }
 }
 
-/// How to open one group.
+/// The options for opening one group.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// Which group.
+    /// The group id.
     pub group: GroupId,
-    /// Which member of it this is. Belongs to this data directory and to no other, ever.
+    /// The voter id of this member. Belongs to this data directory and to no other, ever.
     pub voter: VoterId,
-    /// Of its journals' ids: never used twice.
+    /// The incarnation of its journal ids: never reused.
     pub incarnation: u128,
-    /// Its folder below the data directory.
+    /// Its directory below the data directory.
     pub folder: String,
-    /// What the durable sink calls its journals: this number and the next.
+    /// The durable sink's tag for its journals: this number and the next.
     pub tag: u64,
-    /// Timers.
+    /// Heartbeat and election timeouts.
     pub timers: Timers,
-    /// Entries between snapshots.
+    /// The number of entries between snapshots.
     pub snapshot_after: u64,
-    /// Entries kept behind a snapshot, for members that are only a little late.
+    /// The number of entries kept behind a snapshot, for members that lag slightly.
     pub keep_entries: u64,
-    /// How long a proposal, a change or a read is waited for.
+    /// The timeout of a proposal, a membership change or a read.
     pub proposal_timeout: Duration,
-    /// Whether the member grants no vote, acknowledges no append and does not stand for election before
-    /// [`crate::Group::confirm`]: its folder has to prove first that it is the newest state of this voter.
+    /// True if the member must grant no vote, acknowledge no append and start no election before
+    /// [`crate::Group::confirm`]: its directory must first prove that it is the newest state of this voter.
     pub unconfirmed: bool,
 }
 
 /// The journals of Raft groups: the first 32 bits of their incarnations.
 const RAFT: u128 = 0x7261_6674 << 96;
 
-/// Whether a journal with this incarnation holds the log or the votes of a Raft group.
+/// True if a journal with this incarnation holds the log or the votes of a Raft group.
 pub fn is_raft_journal(incarnation: u128) -> bool {
     incarnation >> 96 == RAFT >> 96
 }
 
 impl GroupOptions {
-    /// The usual settings.
+    /// The default options.
     pub fn new(group: GroupId, voter: VoterId, tag: u64) -> Self {
         Self {
             group,
@@ -123,11 +123,11 @@ impl GroupOptions {
             max_in_snapshot_log_to_keep: self.keep_entries,
             // The log reader bounds a request in bytes.
             max_payload_entries: 1_024,
-            // A cut costs a sync: not for every entry.
+            // A purge costs a sync: not for every entry.
             purge_batch_size: (self.keep_entries / 4).max(1),
-            // A member cut off for a while must not depose a working leader when it comes back.
+            // A member that was isolated for a while must not depose a working leader when it returns.
             enable_pre_vote: Some(true),
-            // A leader that restarts has lost its state machine; only an election tells it what is committed.
+            // A restarted leader has lost its state machine; only an election establishes what is committed.
             enable_leader_restore: Some(false),
             enable_elect: !self.unconfirmed,
             removed_leader_step_down: StepDownPolicy::After(timers.heartbeat_ms),

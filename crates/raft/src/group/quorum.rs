@@ -1,9 +1,9 @@
-//! A leader that hears from no quorum gives up.
+//! Leader step-down without a quorum (check quorum).
 //!
-//! A member that others hear and that hears no other (a connection that loses one direction) would lead for ever: its
-//! heartbeats keep the others from electing, and it can commit nothing. So a leader that no quorum has answered for
-//! three election timeouts withholds appends and heartbeats; then the others elect one of themselves. After a while it
-//! speaks again, in case there is no other that could lead.
+//! A member whose messages arrive but that receives none (a connection that loses one direction) would lead forever:
+//! its heartbeats prevent an election, and it can commit nothing. Therefore a leader that no quorum has answered for
+//! three election timeouts withholds appends and heartbeats; then the other members elect a leader. After a while it
+//! resumes, in case no other member can lead.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{Group, MUTED_NO_QUORUM, is_alone};
 
-/// For how long it is silent: the others elect within a second.
+/// How long heartbeats are withheld: the other members elect within a second.
 const SILENCE: Duration = Duration::from_secs(2);
 
 impl Group {
@@ -32,14 +32,14 @@ impl Group {
                 self.watch_quorum(look, limit).await;
             }
             self.core.unmute(MUTED_NO_QUORUM);
-            // The metrics of a stopped group still show its last state: only a change says that it goes on.
+            // The metrics of a stopped group still show its last state: only a change proves that it continues.
             if metrics.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    /// Looks until this member leads no more.
+    /// Checks the quorum until this member no longer leads.
     async fn watch_quorum(&self, look: Duration, limit: Duration) {
         let (mut since, mut missed) = (Instant::now(), false);
         while self.is_leader() {
@@ -57,7 +57,7 @@ impl Group {
                 }
                 continue;
             }
-            // Twice in a row: a process that stood still has answers waiting that it has not looked at yet.
+            // Twice in a row: a process that was paused has unread answers.
             if silent > limit && std::mem::replace(&mut missed, true) {
                 tracing::warn!(
                     group = %self.core.options.group,

@@ -1,8 +1,8 @@
-//! Answering a group's peers.
+//! Serving the RPCs of a group's peers.
 //!
-//! Bytes from a peer are checked before they reach openraft, whose own checks are assertions: a peer speaks in its own
-//! name only, and no term is so far ahead that the terms could run out. At most one snapshot
-//! is on its way in at a time; a new transfer takes the place of an old one.
+//! Requests are validated before they reach openraft, whose own checks are assertions: a peer may only act under its
+//! own voter id, and no term may be so far ahead that terms could run out. At most one incoming snapshot transfer at
+//! a time; a new transfer replaces an old one.
 
 use std::io;
 use std::sync::Arc;
@@ -24,28 +24,29 @@ use crate::snapshot::{SnapshotDir, SnapshotFile};
 use crate::transport::{Router, Transport};
 use crate::types::{Types, Vote, VoterId};
 
-/// No election gets this far: terms are counted up from 1.
+/// Unreachable by elections: terms count up from 1.
 const TERM_LIMIT: u64 = 1 << 62;
-/// How far a peer's term may be ahead of this member's: a century of elections, one a second. A group whose members took
-/// over a term near the limit could never elect a leader again.
+/// The maximum jump of a peer's term over this member's: a century of elections, one per second. A group whose
+/// members adopted a term near the limit could never elect a leader again.
 const TERM_JUMP: u64 = 1 << 32;
 
-/// What a group's handle and its router share.
+/// The state shared by a group's handle and its router.
 pub(crate) struct Core {
     pub(super) raft: Raft<Types, Machine>,
     pub(super) log: LogStore,
-    /// Whether this folder is known to be the newest state of its voter.
-    /// Invariant: while it is not, no vote is granted and no append or snapshot acknowledged.
+    /// True if this directory is known to be the newest state of its voter. Invariant: while false, no vote is
+    /// granted and no append or snapshot acknowledged.
     pub(super) confirmed: AtomicBool,
-    /// Whether there was a log when it was opened: the metrics say so a moment later only.
+    /// True if there was a log at the open: the metrics show it only a moment later.
     pub(super) had_log: bool,
     pub(super) options: GroupOptions,
     pub(super) snapshots: Arc<SnapshotDir>,
-    /// Whether the timers stand still, see [`super::Group::rest_while_alone`].
+    /// True while the timers are suspended, see [`super::Group::rest_while_alone`].
     pub(super) resting: AtomicBool,
-    /// The last term whose leadership this member began to hand over. Invariant: only grows.
+    /// The last term in which this member started a leadership transfer. Invariant: only grows.
     pub(super) transferred_term: AtomicU64,
-    /// Why appends and heartbeats are withheld, see [`super::Group::step_down`] and [`super::quorum`]; 0 if they are not.
+    /// Why appends and heartbeats are withheld, see [`super::Group::step_down`] and [`super::quorum`]; 0 if they are
+    /// not.
     pub(super) muted: Arc<AtomicU8>,
     pub(super) incoming: tokio::sync::Mutex<Option<Incoming>>,
     pub(super) transport: Arc<dyn Transport>,
@@ -53,14 +54,14 @@ pub(crate) struct Core {
     pub(super) store: Store,
 }
 
-/// A snapshot on its way in.
+/// An incoming snapshot transfer.
 pub(super) struct Incoming {
     transfer: u64,
     file: SnapshotFile,
 }
 
 impl Core {
-    /// Answers a request; `peer` is the voter that sent it, where that is known.
+    /// Serves a request; `peer` is the voter that sent it, if known.
     pub(crate) async fn handle(&self, peer: Option<VoterId>, request: Bytes) -> Reply {
         let request = match Request::decode(request) {
             Ok(request) => request,
@@ -98,8 +99,8 @@ impl Core {
         }
     }
 
-    /// Refuses a request in another's name and one with a term that no election can have led to, before it reaches any
-    /// state.
+    /// Refuses a request under another voter's id, and a term that no election can have reached, before it affects
+    /// any state.
     fn check(&self, peer: Option<VoterId>, request: &Request) -> Result<(), String> {
         let (vote, newest): (&Vote, u64) = match request {
             Request::Append(append) => {
@@ -135,7 +136,7 @@ impl Core {
         self.muted.fetch_and(!why, Ordering::Relaxed);
     }
 
-    /// Whether this member is known to have a log.
+    /// True if this member is known to have a log.
     pub(super) fn has_log(&self) -> bool {
         self.had_log || self.raft.metrics().borrow_watched().last_log_index.is_some()
     }
@@ -156,7 +157,7 @@ impl Core {
         let kept = incoming.take().filter(|kept| piece.at > 0 && kept.transfer == piece.transfer);
         let snapshots = Arc::clone(&self.snapshots);
         let (at, bytes, last) = (piece.at, piece.bytes, piece.last);
-        // None of these errors is the end of the group: the leader sends it again.
+        // None of these errors ends the group: the leader sends the snapshot again.
         let taken = offload(move || {
             let mut file = match kept {
                 Some(kept) => kept.file,

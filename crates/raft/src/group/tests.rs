@@ -1,5 +1,5 @@
-//! Whole groups over the in-memory network, on real journals: every member has its own runtime, store and folder, and
-//! dies with all of its threads.
+//! Whole groups over the in-memory network, on real journals: every member has its own runtime, store and directory,
+//! and dies with all of its threads.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// While the last word begins like this, no snapshot can be written.
 const UNSAVABLE: &str = "unsavable";
 
-/// The words that were applied, each once, in order. Saying one again changes nothing, so a test may repeat a
-/// proposal whose outcome it does not know.
+/// The applied words, each once, in order. Proposing one again changes nothing, so a test may repeat a proposal with
+/// an unknown outcome.
 #[derive(Clone, Default)]
 struct Words(Arc<Mutex<Vec<String>>>);
 
@@ -75,7 +75,7 @@ impl DurableSink for Sink {
     }
 }
 
-/// A member that runs.
+/// A running member.
 struct Running {
     runtime: Runtime,
     group: Group,
@@ -99,7 +99,7 @@ struct Cluster {
     two_groups: bool,
     /// Over sockets instead of the in-memory network.
     tcp: bool,
-    /// Last: the folders go after everything in them.
+    /// Last: the directories are removed after everything in them.
     _dir: TempDir,
 }
 
@@ -196,7 +196,7 @@ impl Cluster {
         node.running = Some(Running { runtime, group, second, words });
     }
 
-    /// As `kill -9` does it: nothing is flushed, nobody is told.
+    /// Like `kill -9`: nothing is flushed, no peer is notified.
     fn kill(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         self.network.leave(&node.member.address);
@@ -216,7 +216,7 @@ impl Cluster {
         (0..self.nodes.len()).filter(|at| self.nodes[*at].running.is_some()).collect()
     }
 
-    /// A member that a quorum confirms as leader, among these.
+    /// A member among these that a quorum confirms as leader.
     fn leader_among(&self, some: &[usize]) -> usize {
         until("a leader", || {
             some.iter().copied().find(|at| self.driver.block_on(self.group(*at).read_index()).is_ok())
@@ -249,7 +249,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until every member that runs has applied exactly these words.
+    /// Waits until every running member has applied exactly these words.
     fn expect(&self, range: std::ops::Range<u32>) {
         for at in self.alive() {
             until(&format!("node {at} has all words"), || {
@@ -320,7 +320,7 @@ fn a_killed_leader_is_replaced_and_comes_back_from_disk() {
 }
 
 #[test]
-fn killing_everybody_loses_nothing() {
+fn killing_all_members_loses_nothing() {
     let mut cluster = Cluster::found(3, 3, short_log);
     cluster.say(0..70);
     for round in 1..=2 {
@@ -338,7 +338,7 @@ fn killing_everybody_loses_nothing() {
 }
 
 #[test]
-fn a_leader_cut_off_acknowledges_nothing_and_follows_when_it_is_back() {
+fn isolated_leader_acknowledges_nothing_and_follows_on_return() {
     let cluster = Cluster::found(3, 3, usual);
     cluster.say(0..5);
     let old = cluster.leader();
@@ -361,7 +361,7 @@ fn a_leader_cut_off_acknowledges_nothing_and_follows_when_it_is_back() {
 }
 
 #[test]
-fn a_follower_cut_off_for_long_does_not_depose_the_leader_when_it_is_back() {
+fn isolated_follower_does_not_depose_the_leader_on_return() {
     let cluster = Cluster::found(3, 3, usual);
     cluster.say(0..5);
     let (leader, lost) = (cluster.leader(), cluster.follower());
@@ -369,7 +369,7 @@ fn a_follower_cut_off_for_long_does_not_depose_the_leader_when_it_is_back() {
     let address = cluster.nodes[lost].member.address.clone();
     cluster.network.isolate(&address);
     let sent = cluster.network.sent_by(&address);
-    // Two requests are one round of asking: it has lost patience several times over.
+    // Two requests are one round of pre-votes: its election timeout has passed several times.
     until("several rounds of pre-votes", || (cluster.network.sent_by(&address) >= sent + 8).then_some(()));
     cluster.say(5..10);
     cluster.network.heal();
@@ -396,7 +396,7 @@ fn one_member_grows_to_three_and_the_first_may_die() {
     let ids = |group: Group| group.metrics().voters.iter().map(|voter| voter.id.0).collect::<BTreeSet<_>>();
     assert_eq!(ids(cluster.group(0)), BTreeSet::from([1, 2, 3]));
     cluster.say(10..20);
-    // No longer alone, the first says that it lives: nobody stands for election while nothing happens.
+    // No longer alone, the first member sends heartbeats: no member starts an election while nothing happens.
     let term = cluster.group(1).metrics().leadership.term;
     std::thread::sleep(Duration::from_millis(3 * Timers::default().election_max_ms));
     assert_eq!(cluster.group(1).metrics().leadership, Leadership { term, leader: Some(VoterId(1)) });
@@ -404,7 +404,7 @@ fn one_member_grows_to_three_and_the_first_may_die() {
     cluster.say(20..30);
     cluster.expect(0..30);
 
-    // The dead one is replaced under a new id.
+    // The dead member is replaced under a new id.
     cluster.start(3);
     let (leader, member) = (cluster.group(cluster.leader()), cluster.nodes[3].member.clone());
     cluster.driver.block_on(leader.add_learner(&member)).unwrap();
@@ -416,7 +416,7 @@ fn one_member_grows_to_three_and_the_first_may_die() {
 }
 
 #[test]
-fn a_change_of_voters_cut_between_its_steps_is_finished_by_the_next_leader() {
+fn interrupted_joint_consensus_is_finished_by_the_next_leader() {
     let mut cluster = Cluster::found(5, 3, usual);
     cluster.say(0..10);
     let leader = cluster.leader();
@@ -426,7 +426,7 @@ fn a_change_of_voters_cut_between_its_steps_is_finished_by_the_next_leader() {
         cluster.driver.block_on(group.add_learner(&cluster.nodes[at].member.clone())).unwrap();
     }
     cluster.expect(0..10);
-    // Gone after the first step: the set of both sides is in the log, and nobody asks for the second.
+    // Killed after the first step: the joint configuration is in the log, and no caller requests the second step.
     let goal = BTreeSet::from([group.voter(), VoterId(4), VoterId(5)]);
     cluster.driver.block_on(async {
         tokio::select! {
@@ -442,7 +442,7 @@ fn a_change_of_voters_cut_between_its_steps_is_finished_by_the_next_leader() {
     });
     cluster.kill(leader);
 
-    // Both sides have a majority left, and both are asked for theirs.
+    // Both sides have a majority left, and both must agree.
     let next = cluster.group(cluster.leader());
     assert_eq!(next.metrics().unfinished, Some(goal.iter().copied().collect()));
     cluster.say(10..20);
@@ -456,7 +456,8 @@ fn a_change_of_voters_cut_between_its_steps_is_finished_by_the_next_leader() {
     until("the new ones know", || voters().unfinished.is_none().then_some(()));
     assert_eq!(voters().voters.iter().map(|voter| voter.id).collect::<BTreeSet<_>>(), goal);
     cluster.start(leader);
-    // Whoever finished the change may lead on without a vote: only when the old ones are gone it shows that the new ones can.
+    // The leader that finished the change may lead on without a vote: only when the old voters are gone does it show
+    // that the new ones can elect.
     for at in (0..3).filter(|at| *at != leader) {
         cluster.kill(at);
     }
@@ -464,7 +465,7 @@ fn a_change_of_voters_cut_between_its_steps_is_finished_by_the_next_leader() {
 }
 
 #[test]
-fn timers_rest_while_a_leader_is_alone_and_only_then() {
+fn timers_are_suspended_only_while_the_leader_is_the_only_member() {
     let mut cluster = Cluster::found(2, 1, usual);
     cluster.say(0..1);
     let first = cluster.group(0);
@@ -484,7 +485,7 @@ fn timers_rest_while_a_leader_is_alone_and_only_then() {
 }
 
 #[test]
-fn a_late_joiner_gets_the_snapshot_and_restarts_from_it() {
+fn late_learner_installs_the_snapshot_and_restarts_from_it() {
     let mut cluster = Cluster::found(4, 3, short_log);
     cluster.say(0..80);
     let leader = cluster.group(cluster.leader());
@@ -505,7 +506,7 @@ fn a_late_joiner_gets_the_snapshot_and_restarts_from_it() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_written_stops_nobody() {
+fn failed_snapshot_write_does_not_stop_the_group() {
     let cluster = Cluster::found(1, 1, short_log);
     let group = cluster.group(0);
     let fail = |time: u32| {
@@ -553,7 +554,7 @@ fn a_group_over_sockets_loses_its_leader_and_sends_a_snapshot() {
 }
 
 #[test]
-fn leadership_moves_when_it_is_asked_to() {
+fn leadership_transfer_moves_the_leader() {
     let cluster = Cluster::found(3, 3, usual);
     cluster.say(0..5);
     let (old, new) = (cluster.leader(), cluster.follower());
@@ -591,7 +592,7 @@ fn two_groups_share_a_store_and_a_network_and_nothing_else() {
 }
 
 #[test]
-fn a_member_without_a_log_gives_no_vote() {
+fn member_without_a_log_grants_no_vote() {
     let mut cluster = Cluster::new(2, usual);
     cluster.start(0);
     cluster.start(1);
@@ -622,7 +623,7 @@ fn a_member_that_stops_says_so() {
 }
 
 #[test]
-fn a_term_that_no_election_led_to_and_a_vote_in_anothers_name_change_nothing() {
+fn impossible_term_and_vote_under_another_voter_id_are_refused() {
     use crate::rpc::{Reply, Request};
     use crate::types::{LogId, Vote};
     use openraft::raft::{AppendEntriesRequest, VoteRequest};
@@ -654,7 +655,7 @@ fn a_term_that_no_election_led_to_and_a_vote_in_anothers_name_change_nothing() {
 }
 
 #[test]
-fn an_unconfirmed_member_grants_no_vote_acknowledges_nothing_and_does_not_stand() {
+fn unconfirmed_member_grants_no_vote_acknowledges_nothing_and_starts_no_election() {
     let cluster = Cluster::found(3, 3, |options| options.unconfirmed = true);
     let address = |at: usize| cluster.nodes[at].member.address.clone();
     cluster.group(0).confirm();
@@ -662,10 +663,10 @@ fn an_unconfirmed_member_grants_no_vote_acknowledges_nothing_and_does_not_stand(
         until("it has asked several times", || (cluster.network.sent_by(&address(0)) >= least).then_some(()));
         cluster.network.sent_by(&address(1)) + cluster.network.sent_by(&address(2))
     };
-    // Founding a group makes each of them ask once; later only the first one stands.
+    // Initialising a group makes each of them ask once; later only the first one starts elections.
     let others = asked(6);
     assert_eq!(asked(14), others);
-    assert_eq!(cluster.group(0).leader(), None, "nobody voted for it");
+    assert_eq!(cluster.group(0).leader(), None, "no member voted for it");
     cluster.group(1).confirm();
     for word in words(0..3) {
         cluster.say_among(&[0, 1], &word);
@@ -678,14 +679,14 @@ fn an_unconfirmed_member_grants_no_vote_acknowledges_nothing_and_does_not_stand(
 }
 
 #[test]
-fn a_leader_whose_disk_hangs_steps_down_without_it() {
+fn leader_with_hung_disk_steps_down_without_a_sync() {
     let cluster = Cluster::found(3, 3, usual);
     cluster.say(0..5);
     let (old, new) = (cluster.leader(), cluster.follower());
     let others: Vec<usize> = (0..3).filter(|at| *at != old).collect();
     let hang = Arc::clone(&cluster.nodes[old].hang);
     let hung = hang.lock().unwrap();
-    // The others have what it cannot sync: a leader goes on until it hands over.
+    // The others have the entries that it cannot sync: a leader continues until it hands over.
     cluster.say_among(&[old], "word 5");
     cluster.say_among(&[old], "word 6");
     let to = cluster.nodes[new].member.id;
@@ -700,7 +701,7 @@ fn a_leader_whose_disk_hangs_steps_down_without_it() {
 }
 
 #[test]
-fn a_leader_that_finds_no_successor_falls_silent_and_the_others_elect_one() {
+fn leader_without_successor_withholds_heartbeats_and_another_is_elected() {
     let cluster = Cluster::found(5, 5, usual);
     cluster.say(0..5);
     let (old, deaf) = (cluster.leader(), cluster.follower());
@@ -712,7 +713,7 @@ fn a_leader_that_finds_no_successor_falls_silent_and_the_others_elect_one() {
     for word in words(5..8) {
         cluster.say_among(&others, &word);
     }
-    // It follows meanwhile, and may lead again when it is told that it may.
+    // It follows meanwhile, and may lead again once it is electable.
     until("the old leader has heard", || (cluster.running(old).words.all() == words(0..8)).then_some(()));
     cluster.network.heal();
     cluster.group(old).set_electable(true);
@@ -727,7 +728,7 @@ fn a_leader_that_finds_no_successor_falls_silent_and_the_others_elect_one() {
 }
 
 #[test]
-fn a_leader_that_hears_nobody_falls_silent_and_is_replaced() {
+fn leader_without_quorum_withholds_heartbeats_and_is_replaced() {
     let cluster = Cluster::found(3, 3, usual);
     cluster.say(0..5);
     let old = cluster.leader();

@@ -1,10 +1,10 @@
-//! The small facts that must outlive the log's entries: whose log this is, the vote, the last purged position.
+//! The log metadata that must outlive the entries: the owning voter, the vote, the last purged log id.
 //!
-//! They live in a journal of their own beside the log's, in the same commit log. Every record holds all of them, so
-//! the newest whole record is the state, and older ones are trimmed away.
+//! It lives in a journal of its own beside the log's, in the same commit log. Every record holds all of it, so the
+//! newest complete record is the state, and older ones are trimmed.
 //!
-//! Invariant: what `write` was told is on stable storage when it returns. The caller lets nothing else of its group
-//! be under way meanwhile, which is what keeps votes and appends in order.
+//! Invariant: a `write` is on stable storage when it returns. The caller has no other write of its group in flight
+//! meanwhile, which keeps votes and appends in order.
 
 use std::io;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::codec::{self, Input, Malformed};
 use crate::types::{LogId, Vote, VoterId};
 
 const VERSION: u8 = 1;
-/// Old records are cut off once there are this many.
+/// Old records are trimmed once there are this many.
 const TRIM_AFTER: i64 = 256;
 
-/// The facts.
+/// The metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) voter: VoterId,
     pub(super) vote: Option<Vote>,
-    /// The last position that is no longer in the log.
+    /// The last purged log id.
     pub(super) purged: Option<LogId>,
 }
 
@@ -49,7 +49,7 @@ fn decode(bytes: Bytes) -> Result<Facts, Malformed> {
     Ok(Facts { voter, vote, purged })
 }
 
-/// The newest record; `None` in a journal that was never written to.
+/// The newest record; `None` in a journal that was never written.
 pub(super) fn read(journal: &Journal) -> Result<Option<Facts>, String> {
     let end = journal.end();
     if end == journal.start() {
@@ -69,7 +69,7 @@ pub(super) fn read(journal: &Journal) -> Result<Option<Facts>, String> {
     }
 }
 
-/// Takes a record in; durable once the journal's durable end has passed the answer.
+/// Appends a record; durable once the journal's durable end has passed the returned offset.
 pub(super) fn append(journal: &Journal, facts: &Facts) -> Result<i64, AppendError> {
     let offset = journal.end();
     let frame = PlainFraming::encode(offset, offset, 0, 0, &encode(facts));
@@ -79,7 +79,7 @@ pub(super) fn append(journal: &Journal, facts: &Facts) -> Result<i64, AppendErro
     Ok(offset + 1)
 }
 
-/// Drops what newer durable records replace. Blocks for a sync when it has something to do.
+/// Trims records that newer durable ones replace. Blocks for a sync if there is something to trim.
 pub(super) fn maybe_trim(journal: &Arc<Journal>) -> io::Result<()> {
     let keep = journal.durable_end() - 1;
     if keep - journal.start() < TRIM_AFTER {

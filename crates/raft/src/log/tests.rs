@@ -1,4 +1,5 @@
-//! openraft's own storage suite on the log, and what it does not ask: crashes, votes beside appends, old reports.
+//! openraft's own storage suite on the log, and cases it does not cover: crashes, votes beside appends, old flush
+//! reports.
 
 mod power;
 
@@ -135,11 +136,11 @@ fn entries_and_vote_survive_a_crash() {
 }
 
 #[test]
-fn a_purge_past_the_end_leaves_a_log_that_goes_on_there() {
+fn purge_past_the_log_end_continues_there() {
     block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let mut opened = open(dir.path()).await;
-        // A greater term than the snapshot's: by index it is the snapshot that counts.
+        // A greater term than the snapshot's: the index decides, so the snapshot wins.
         opened.log.blocking_append(puts(5, 0..10)).await.unwrap();
         opened.log.purge(at(3, 999)).await.unwrap();
         let empty = LogState { last_purged_log_id: Some(at(3, 999)), last_log_id: Some(at(3, 999)) };
@@ -160,7 +161,7 @@ fn a_purge_past_the_end_leaves_a_log_that_goes_on_there() {
 }
 
 #[test]
-fn a_purge_cut_short_by_a_crash_is_finished_at_the_next_start() {
+fn purge_interrupted_by_a_crash_is_completed_at_next_start() {
     for (purged, left) in [(4, 5..10), (9, 10..10), (30, 31..31)] {
         block_on(async {
             let dir = tempfile::tempdir().unwrap();
@@ -181,7 +182,7 @@ fn a_purge_cut_short_by_a_crash_is_finished_at_the_next_start() {
 }
 
 #[test]
-fn what_was_truncated_never_comes_back() {
+fn truncated_entries_never_return() {
     block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let mut opened = open(dir.path()).await;
@@ -204,7 +205,7 @@ fn what_was_truncated_never_comes_back() {
     });
 }
 
-/// A log whose disk moves only when it is told to.
+/// A log whose disk advances only on request.
 async fn open_by_hand(dir: &Path) -> Opened {
     drop(open(dir).await);
     let logs = Logs::default();
@@ -235,7 +236,7 @@ fn an_append_is_reported_when_it_is_durable_and_not_before() {
         opened.log.append(puts(1, 0..3), IOFlushed::signal(flushed)).await.unwrap();
         assert_eq!(all(&mut opened.log).await.len(), 3, "readable at once");
         assert!(ready(&mut done).await.is_none(), "not durable yet");
-        // A report for offsets of an older history says nothing about these.
+        // A report for offsets of an older history does not apply to these.
         opened.log.inner.report_flushed();
         assert!(ready(&mut done).await.is_none(), "still not durable");
         assert!(opened.store.pump());

@@ -1,4 +1,4 @@
-//! Every message reads back; nothing that is not a message is taken for one.
+//! Every message round-trips; malformed input is never decoded as a message.
 
 use super::*;
 use crate::types::{Entry, LogId, Payload, Proposal};

@@ -1,6 +1,6 @@
-//! A value that many look at and one side changes.
+//! A watch channel: one side changes a value, many receivers observe it.
 //!
-//! As tokio's, but those who wait are woken in the order in which they began to wait; tokio spreads them over several
+//! Like tokio's, but waiters are woken in the order in which they began to wait; tokio spreads them over several
 //! lists by a random number that cannot be seeded.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use openraft::async_runtime::watch::{RecvError, SendError};
 use openraft::async_runtime::{Watch as WatchChannel, WatchReceiver, WatchSender};
 use tokio::sync::Notify;
 
-/// The channel.
+/// The channel type.
 pub(crate) struct Watch;
 
 struct Shared<T> {
     value: RwLock<T>,
-    /// How often the value was changed. Moves only under the write lock.
+    /// The number of changes. Advances only under the write lock.
     version: AtomicU64,
     changed: Notify,
     senders: AtomicUsize,
@@ -30,10 +30,10 @@ impl<T> Shared<T> {
     }
 }
 
-/// The side that changes the value.
+/// The sending side.
 pub(crate) struct Sender<T>(Arc<Shared<T>>);
 
-/// A side that looks at it.
+/// A receiving side.
 pub(crate) struct Receiver<T> {
     shared: Arc<Shared<T>>,
     seen: u64,

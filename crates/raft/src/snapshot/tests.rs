@@ -1,4 +1,4 @@
-//! Snapshot files: whole or refused, newest wins, leftovers go.
+//! Snapshot files: complete or refused, the newest wins, leftovers are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,7 +95,7 @@ fn any_changed_byte_and_any_missing_end_is_seen() {
     assert!(!check(&[&bytes[..], b"x"].concat()), "more than the end");
 }
 
-/// Writes snapshots until the power goes at the `operation`th operation; answers the last one that was acknowledged.
+/// Writes snapshots until a power loss at the `operation`th operation; returns the last acknowledged one.
 fn write_until_power_loss(disk: &SimDisk, operation: u64) -> u64 {
     disk.create_dir(Path::new("/data")).unwrap();
     disk.sync_dir(Path::new("/")).unwrap();

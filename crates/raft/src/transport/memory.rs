@@ -1,6 +1,6 @@
-//! A network inside one process, for tests: members by address, links that can be cut.
+//! An in-process network for tests: members by address, links that can be cut.
 //!
-//! Requests cross as bytes, through the same encoding as on a wire.
+//! Requests are encoded as on the wire.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,13 +36,13 @@ impl MemoryNetwork {
         self.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Plugs a member in; answers its transport.
+    /// Connects a member; returns its transport.
     pub fn join(&self, address: &str, router: Router) -> Arc<MemoryTransport> {
         self.wires().members.insert(address.to_owned(), router);
         Arc::new(MemoryTransport { network: self.clone(), address: address.to_owned() })
     }
 
-    /// Unplugs a member.
+    /// Disconnects a member.
     pub fn leave(&self, address: &str) {
         self.wires().members.remove(address);
     }
@@ -57,19 +57,19 @@ impl MemoryNetwork {
         }
     }
 
-    /// Cuts every link from the others to `address`: it is heard and hears nothing.
+    /// Cuts every link from the others to `address`: it can send and receives nothing.
     pub fn deafen(&self, address: &str) {
         let mut wires = self.wires();
         let others: Vec<String> = wires.members.keys().filter(|other| *other != address).cloned().collect();
         wires.cut.extend(others.into_iter().map(|other| (other, address.to_owned())));
     }
 
-    /// Mends every link.
+    /// Restores every link.
     pub fn heal(&self) {
         self.wires().cut.clear();
     }
 
-    /// How many requests a member has tried to send.
+    /// The number of requests that a member has tried to send.
     pub fn sent_by(&self, address: &str) -> u64 {
         self.wires().sent.get(address).copied().unwrap_or(0)
     }
@@ -81,7 +81,7 @@ impl MemoryNetwork {
     }
 }
 
-/// One member's way into a [`MemoryNetwork`].
+/// One member's transport in a [`MemoryNetwork`].
 pub struct MemoryTransport {
     network: MemoryNetwork,
     address: String,
@@ -101,7 +101,7 @@ impl Transport for MemoryTransport {
             let router = self.network.route(&self.address, &to.address).ok_or_else(unreachable)?;
             let reply = tokio::time::timeout(timeout, router.handle(group, request)).await;
             let reply = reply.map_err(|_| TransportError::TimedOut)?;
-            // The way back may have been cut meanwhile.
+            // The return path may have been cut meanwhile.
             let back = self.network.route(&to.address, &self.address);
             back.ok_or_else(|| TransportError::Broken(to.address.clone()))?;
             Ok(reply)

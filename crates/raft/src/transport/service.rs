@@ -1,7 +1,7 @@
-//! What nodes ask of each other beside Raft: services by number, each with bytes of its own.
+//! Requests between nodes beside Raft: numbered services, each with its own encoding.
 //!
-//! On the wire a service is a group of the upper half of the numbers, and its reply has a byte in front that says
-//! whether the service was there and had room. A refusal by that byte means that nothing was done.
+//! On the wire a service is a group in the upper half of the numbers, and its reply is prefixed by a status byte:
+//! served, not here, or busy. A refusal by that byte means that nothing was executed.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -13,7 +13,7 @@ const DONE: u8 = 1;
 const NOT_HERE: u8 = 2;
 const BUSY: u8 = 3;
 
-/// Which service of a node.
+/// The id of a service of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Ord, PartialOrd, Debug)]
 pub struct ServiceId(pub u16);
 
@@ -25,7 +25,7 @@ impl ServiceId {
     /// Replicated journals.
     pub const REPLICATION: Self = Self(3);
 
-    /// Whether the node is well: its disk.
+    /// The health of the node: its disk.
     pub const HEALTH: Self = Self(4);
 
     pub(super) fn as_group(self) -> GroupId {
@@ -38,28 +38,28 @@ impl ServiceId {
     }
 }
 
-/// Answers what other nodes ask.
+/// Serves the requests of other nodes.
 pub trait Service: Send + Sync + 'static {
-    /// Answers a request. The bytes are a peer's: they are checked, never trusted.
+    /// Serves a request. The bytes come from a peer: they are validated, never trusted.
     fn handle(&self, request: Bytes) -> BoxFuture<'_, Bytes>;
 
-    /// Answers a request of a member that proved which voter it is; of a visitor for `None`.
+    /// Serves a request of a member that proved its voter id; `None` is a visitor.
     fn handle_from(&self, peer: Option<VoterId>, request: Bytes) -> BoxFuture<'_, Bytes> {
         let _ = peer;
         self.handle(request)
     }
 }
 
-/// Why a service gave no answer.
+/// Why a service call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceError {
-    /// The node does not have it, or not yet. Nothing was done.
+    /// The node does not have the service, or not yet. Nothing was executed.
     #[error("the service is not there")]
     NotHere,
-    /// The node has too much to do. Nothing was done.
+    /// The node is overloaded. Nothing was executed.
     #[error("the service is busy")]
     Busy,
-    /// No answer: it may or may not have been done.
+    /// No answer: the request may or may not have been executed.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }

@@ -1,15 +1,15 @@
-//! The wire between nodes: one TCP connection per peer for all groups, framed, checked, bounded.
+//! The peer protocol: one TCP connection per peer for all groups, framed, checksummed, bounded.
 //!
-//! A dialler says who it is and whom it means and proves that it is a member ([`hello`]); a peer of another cluster or
-//! another format, and one without the proof, is turned away before it can say anything else. After that, frames: length, kind, call
-//! number, group, CRC32C of the payload, payload. Requests and replies of many groups are interleaved; a reply carries
-//! its request's number. The side that listens never calls.
+//! A dialler sends its identity and its intended peer, and proves its membership ([`hello`]); a peer of another
+//! cluster or another format, and one without the proof, is refused before it can send anything else. After that,
+//! frames: length, kind, call number, group, CRC32C of the payload, payload. Requests and replies of many groups are
+//! interleaved; a reply carries its request's number. The listening side never calls.
 //!
-//! Bounds: a frame is at most [`MAX_FRAME`]; a connection has at most [`CALLS`] requests of groups and as many of
-//! services under way in either direction, further callers wait for a place within their own timeout. A broken connection fails every call that
-//! was under way on it, and the next call connects anew. So does one on which [`GIVE_UP`] calls in a row stayed without
-//! an answer: a machine that is gone sends no reset. How many connections are open at a time, and why strangers cannot
-//! take those of members, is in [`lanes`].
+//! Bounds: a frame is at most [`MAX_FRAME`]; a connection has at most [`CALLS`] group requests and as many service
+//! requests in flight in either direction; further callers wait for a slot within their own timeout. A broken
+//! connection fails every call in flight on it, and the next call reconnects. So does a connection on which
+//! [`GIVE_UP`] consecutive calls got no answer: a dead machine sends no reset. The limits on open connections, and
+//! why strangers cannot take those of members, are in [`lanes`].
 
 mod hello;
 mod lanes;
@@ -42,14 +42,14 @@ use crate::types::{GroupId, Member, VoterId};
 const HEAD: usize = 25;
 const REQUEST: u8 = 0;
 const REPLY: u8 = 1;
-/// The largest payload: the largest entry, a batch of others before it, and room for their headers.
+/// The maximum payload: the largest entry, a batch of others before it, and their headers.
 const MAX_FRAME: usize = 8 << 20;
-/// Payloads up to this are copied behind their head, and as many frames behind each other: one packet, one system
-/// call. Reading goes by as much at a time.
+/// Payloads up to this size are copied behind their head, and as many frames behind each other: one packet, one
+/// system call. Also the read size.
 const COPY: usize = 16 << 10;
-/// Requests under way on one connection.
+/// The maximum number of requests in flight per connection.
 const CALLS: usize = 64;
-/// Calls without an answer, in a row, after which a connection is not believed any more.
+/// The number of consecutive unanswered calls after which a connection is closed.
 const GIVE_UP: u32 = 20;
 
 struct Frame {
@@ -72,7 +72,7 @@ fn put_head(out: &mut BytesMut, frame: &Frame) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends frames until there are no more to come. Those that wait together leave in one write.
+/// Sends frames until the channel closes. Frames that are queued together leave in one write.
 async fn write_frames(
     out: &mut (impl AsyncWrite + Unpin),
     frames: &mut mpsc::Receiver<Frame>,
@@ -112,7 +112,7 @@ async fn read_frame(input: &mut (impl AsyncRead + Unpin), limit: usize) -> io::R
     if len > limit {
         return Err(bad("a frame is too long"));
     }
-    // Memory grows with what arrives, not with what was announced.
+    // Memory grows with received bytes, not with the announced length.
     let mut payload = Vec::with_capacity(len.min(64 << 10));
     input.take(len as u64).read_to_end(&mut payload).await?;
     if payload.len() != len {
@@ -124,11 +124,11 @@ async fn read_frame(input: &mut (impl AsyncRead + Unpin), limit: usize) -> io::R
     Ok(Frame { kind, call, group, payload: payload.into() })
 }
 
-/// Who listens at a port: members of any number of clusters, each with its own router, and one router for visitors. Cheap
-/// to clone.
+/// The members that listen on one port: of any number of clusters, each with its own router, and one router for
+/// visitors. Cheap to clone.
 ///
-/// A process that is a member of several clusters (an application's groups are clusters of their own) has one port for all
-/// of them: whoever connects says which cluster it means.
+/// A process that is a member of several clusters (an application's groups are clusters of their own) has one port
+/// for all of them: the dialler's hello names the cluster.
 #[derive(Clone, Default)]
 pub struct Doors {
     visitors: Router,
@@ -136,17 +136,17 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Nobody yet; visitors are answered by this router.
+    /// Without members; visitors are served by this router.
     pub fn new(visitors: Router) -> Self {
         Self { visitors, members: Arc::default() }
     }
 
-    /// From now on `local` is reached here, too.
+    /// Adds `local` as a member that is reached here.
     pub fn open(&self, local: LocalPeer, router: Router) {
         self.members.write().unwrap_or_else(PoisonError::into_inner).push((local, router));
     }
 
-    /// From now on it is not.
+    /// Removes a member.
     pub fn close(&self, id: PeerId) {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         let is_it = |local: &LocalPeer| {
@@ -155,26 +155,26 @@ impl Doors {
         members.retain(|(local, _)| !is_it(local));
     }
 
-    /// Who is meant by somebody of this cluster, and who answers.
+    /// The member of this cluster, and its router.
     fn find(&self, cluster: u128) -> (Option<PeerId>, Router) {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let found = members.iter().find(|(local, _)| local.id().is_some_and(|id| id.cluster == cluster));
         match (found, members.as_slice()) {
             (Some((local, router)), _) => (local.id(), router.clone()),
-            // With one member there it says who it is, so that the other side can tell what is wrong.
+            // With only one member its identity is sent, so that the dialler can report the mismatch.
             (None, [(only, _)]) => (only.id(), self.visitors.clone()),
             (None, _) => (None, self.visitors.clone()),
         }
     }
 }
 
-/// Takes peers in and hands their requests to the router, until the scope's shutdown.
+/// Accepts peers and dispatches their requests to the router, until the scope's shutdown.
 pub struct TcpServer {
     address: SocketAddr,
 }
 
 impl TcpServer {
-    /// Listens on `address` for members of the cluster `local` is in, and for visitors.
+    /// Listens on `address` for members of `local`'s cluster, and for visitors.
     pub async fn bind(
         address: SocketAddr,
         local: LocalPeer,
@@ -186,7 +186,7 @@ impl TcpServer {
         Self::bind_shared(address, doors, scope).await
     }
 
-    /// Listens on `address` for everybody behind these doors.
+    /// Listens on `address` for every member behind these doors.
     pub async fn bind_shared(address: SocketAddr, doors: Doors, scope: &Scope) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -212,7 +212,7 @@ impl TcpServer {
                         });
                     }
                     Err(error) => {
-                        // Out of descriptors, most likely: the loop must not spin on it.
+                        // Most likely out of file descriptors: the loop must not spin on it.
                         tracing::warn!(%error, "a peer could not be taken in");
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
@@ -222,13 +222,13 @@ impl TcpServer {
         Ok(Self { address })
     }
 
-    /// Where it listens.
+    /// The listen address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-/// Says that a connection was bad, once a second at most: a stranger decides how often it connects.
+/// Logs bad connections, at most once per second: a stranger decides how often it connects.
 #[derive(Default)]
 struct Complaints {
     last: Mutex<Option<Instant>>,
@@ -237,7 +237,7 @@ struct Complaints {
 impl Complaints {
     const PAUSE: Duration = Duration::from_secs(1);
 
-    /// Peers come and go; only what no peer of ours does is worth a word.
+    /// Ordinary disconnects are not logged as warnings; only protocol violations are.
     fn on_ended(&self, peer: SocketAddr, error: &io::Error) {
         match error.kind() {
             io::ErrorKind::InvalidData => self.log(peer, error),
@@ -258,7 +258,7 @@ fn evicted() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "too many connections; this one was the oldest")
 }
 
-/// Hears a connection's hello and serves it as what it proved to be.
+/// Reads a connection's hello and serves it according to what it proved.
 async fn take_in(
     mut stream: TcpStream,
     mut place: Place,
@@ -293,7 +293,7 @@ async fn take_in(
     }
 }
 
-/// Ends the task that writes replies, however its connection ends.
+/// Aborts the reply writer task, however its connection ends.
 struct Writer(JoinHandle<()>);
 
 impl Drop for Writer {
@@ -302,7 +302,7 @@ impl Drop for Writer {
     }
 }
 
-/// One peer's requests, answered as they finish.
+/// Serves one peer's requests, answered as they complete.
 async fn serve(stream: TcpStream, guest: Guest, router: &Router, scope: &Scope) -> io::Result<()> {
     let limit = if guest.standing == Standing::Visitor { visit::MAX_VISIT } else { MAX_FRAME };
     let (input, mut output) = stream.into_split();
@@ -328,7 +328,7 @@ async fn serve(stream: TcpStream, guest: Guest, router: &Router, scope: &Scope) 
         }
         let place = if ServiceId::of_group(frame.group).is_some() {
             let Ok(place) = Arc::clone(&services).try_acquire_owned() else {
-                // Waiting here would hold up Raft.
+                // Waiting here would delay Raft.
                 let Frame { call, group, .. } = frame;
                 let _ = replies.send(Frame { kind: REPLY, call, group, payload: service::busy() }).await;
                 continue;
@@ -349,11 +349,11 @@ async fn serve(stream: TcpStream, guest: Guest, router: &Router, scope: &Scope) 
     }
 }
 
-/// The calls under way on one connection.
+/// The calls in flight on one connection.
 #[derive(Default)]
 struct Calls {
     waiting: HashMap<u64, oneshot::Sender<Bytes>>,
-    /// Calls given up since the last reply.
+    /// Calls that timed out since the last reply.
     unanswered: u32,
     /// Why there will be no more replies.
     broken: Option<TransportError>,
@@ -381,13 +381,13 @@ impl Shared {
     fn on_reply(&self, reply: Frame) {
         let mut calls = self.calls();
         calls.unanswered = 0;
-        // A caller that is no longer there has given up.
+        // A caller that is gone has given up.
         if let Some(caller) = calls.waiting.remove(&reply.call) {
             let _ = caller.send(reply.payload);
         }
     }
 
-    /// Whoever waits learns it by its sender being dropped.
+    /// The waiters learn of it when their sender is dropped.
     fn on_broken(&self, why: TransportError) {
         let mut calls = self.calls();
         calls.broken = Some(why);
@@ -395,20 +395,20 @@ impl Shared {
     }
 }
 
-/// Calls other nodes. Its connections live on the runtime it was made on, whoever calls.
+/// Calls other nodes. Its connections run on the runtime on which it was created, for every caller.
 pub struct TcpTransport {
     local: LocalPeer,
     scope: Scope,
     home: Handle,
-    /// By whom is meant, too: another voter at the same address is another peer.
+    /// Keyed by the intended voter, too: another voter at the same address is another peer.
     peers: Mutex<HashMap<Member, Arc<Connection>>>,
-    /// Where voters are said to be now. A group goes on with the address a member had when it began to talk to it.
+    /// Address updates of voters. A group keeps using the address that a member had when it first contacted it.
     moved: RwLock<HashMap<VoterId, String>>,
     next_call: AtomicU64,
 }
 
 impl TcpTransport {
-    /// A transport for `local`. Connections are made when they are needed. Needs a tokio runtime.
+    /// A transport for `local`. Connections are made on demand. Needs a tokio runtime.
     pub fn new(local: LocalPeer, scope: Scope) -> Self {
         let home = Handle::current();
         Self {
@@ -421,8 +421,7 @@ impl TcpTransport {
         }
     }
 
-    /// From now on a voter is reached here, whatever address it is called by. Should somebody else be there, the hello
-    /// tells.
+    /// Overrides the address of a voter. If another voter listens there, the hello detects it.
     pub fn set_address(&self, voter: VoterId, address: &str) {
         let mut moved = self.moved.write().unwrap_or_else(PoisonError::into_inner);
         if moved.get(&voter).is_none_or(|known| known != address) {
@@ -436,7 +435,7 @@ impl TcpTransport {
         Member { id: to.id, address }
     }
 
-    /// The connection to a peer, perhaps still being made.
+    /// The connection to a peer, possibly still being established.
     fn connection(&self, to: &Member) -> Arc<Connection> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = peers.get(to).filter(|open| open.shared.calls().broken.is_none()) {
@@ -490,7 +489,7 @@ impl TcpTransport {
     }
 }
 
-/// Makes a connection and carries frames both ways until one of them fails.
+/// Connects and carries frames both ways until one direction fails.
 async fn run(
     to: &Member,
     local: Option<PeerId>,
@@ -532,7 +531,7 @@ async fn run(
     TransportError::Broken(format!("{address}: {why}"))
 }
 
-/// A bare connection to a member, for whoever takes streams there ([`Router::serve_streams`]).
+/// A raw stream to a member's stream handler ([`Router::serve_streams`]).
 pub async fn open_stream(local: &LocalPeer, to: &Member) -> io::Result<TcpStream> {
     let local = local.id().ok_or_else(|| io::Error::other("this node has not joined a cluster"))?;
     let connect = async {
@@ -544,7 +543,7 @@ pub async fn open_stream(local: &LocalPeer, to: &Member) -> io::Result<TcpStream
     tokio::time::timeout(hello::HELLO_TIMEOUT, connect).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Takes a call off the list however its future ends.
+/// Removes a call from the list, however its future ends.
 struct UnderWay<'a> {
     shared: &'a Shared,
     call: u64,

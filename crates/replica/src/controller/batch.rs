@@ -1,8 +1,8 @@
-//! Changes on their way to the repository: as few transactions as its limits allow, each fenced by the controller's term.
+//! Packs changes into transactions: as few as the repository's limits allow, each fenced by the controller's term.
 //!
-//! A transaction changes all of its records or none. When a condition fails (a leader changed its in-sync set at the
-//! same moment, a member died) the changes it concerns are left out and the rest is tried again at once, so one busy
-//! partition does not hold up a hundred others.
+//! A transaction applies all of its changes or none. If a comparison fails (a leader changed its in-sync set
+//! concurrently, a member died), the affected changes are left out and the rest is retried at once, so that one busy
+//! partition does not delay a hundred others.
 
 use bytes::Bytes;
 use moim_base::BrokerId;
@@ -13,29 +13,29 @@ use crate::keys;
 use crate::transition::{Change, Expected};
 use crate::types::BrokerEpoch;
 
-/// Changes that are made together.
+/// Changes that are written in one transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batch {
-    /// What it changes.
+    /// The changes of the transaction.
     pub changes: Vec<Change>,
     term: Option<i64>,
 }
 
-/// What to do after a conflict.
+/// The reaction to a conflict.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Conflict {
-    /// There is another controller: stop.
+    /// Another controller was elected: stop.
     Deposed,
-    /// Some changes cannot be made; the others are worth another try.
+    /// Some changes cannot be made; the others are retried.
     Retry {
-        /// What is left, if anything is.
+        /// The remaining changes, if any.
         rest: Option<Batch>,
-        /// What was left out; to be looked at again.
+        /// The omitted changes; their records must be examined again.
         failed: Vec<Change>,
     },
 }
 
-/// Packs changes, in their order, into transactions. `term` is the controller's; a leader's own change has none.
+/// Packs changes, in order, into transactions. `term` is the controller's; a leader's own change has none.
 pub fn pack(changes: Vec<Change>, term: Option<i64>) -> Vec<Batch> {
     let mut batches = Vec::new();
     let mut batch = Batch { changes: Vec::new(), term };
@@ -62,7 +62,7 @@ pub fn pack(changes: Vec<Change>, term: Option<i64>) -> Vec<Batch> {
 }
 
 impl Batch {
-    /// The transaction that makes it.
+    /// The transaction that writes the changes.
     pub fn txn(&self) -> Txn {
         let compares = self.compares().into_iter().map(|(compare, _)| compare).collect();
         let op = |change: &Change| {
@@ -75,14 +75,15 @@ impl Batch {
         let mut ops: Vec<Op> = self.changes.iter().map(op).collect();
         ops.extend(self.fences().into_iter().map(|node| Op::Put {
             key: keys::fence(node),
-            // The change counts, not the value.
+            // Only the new revision matters, not the value.
             value: Bytes::from_static(b"{}"),
             lease: None,
         }));
         Txn { compares, ops }
     }
 
-    /// What is left after a conflict; `current` is what each comparison of [`Batch::txn`] found.
+    /// The remaining changes after a conflict; `current` holds the entry that each comparison of [`Batch::txn`]
+    /// found.
     pub fn on_conflict(self, current: &[Option<Entry>]) -> Conflict {
         let mut failed = vec![false; self.changes.len()];
         let compares = self.compares();
@@ -106,7 +107,7 @@ impl Batch {
             }
         }
         if !failed.contains(&true) {
-            // It changed back meanwhile, or the answer is not understood: nothing is tried blindly.
+            // The key changed back meanwhile, or the answer is not understood: no change is retried blindly.
             failed.fill(true);
         }
         let mut marks = failed.iter();
@@ -160,7 +161,7 @@ impl Batch {
         nodes
     }
 
-    /// How many comparisons a further change adds.
+    /// The number of comparisons that a further change adds.
     fn cost(&self, change: &Change) -> usize {
         let new = |guard: &&(BrokerId, BrokerEpoch)| {
             !self.changes.iter().any(|other| other.members.contains(guard))
@@ -170,7 +171,7 @@ impl Batch {
     }
 }
 
-/// Whom a comparison protects.
+/// The subject of a comparison.
 enum Whose {
     Controller,
     Change(usize),
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions_keep_to_the_limits_and_compare_the_term() {
+    fn transactions_respect_limits_and_compare_the_controller_term() {
         let changes: Vec<Change> = (0..1_000).map(|index| change(index, 1 + (index % 3) as i32)).collect();
         assert!(changes.iter().any(|change| change.fence.is_some()));
         let batches = pack(changes.clone(), Some(77));
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn one_conflict_costs_one_change() {
+    fn conflict_drops_only_the_affected_change() {
         let batch =
             pack((0..10).map(|index| change(index, 1 + (index % 2) as i32)).collect(), Some(77)).remove(0);
         let txn = batch.txn();
@@ -254,7 +255,7 @@ mod tests {
         let current = found(&txn, |compare| compare.key() == key);
         let Conflict::Retry { rest, failed } = batch.clone().on_conflict(&current) else { panic!("deposed") };
         assert_eq!((rest.unwrap().changes.len(), failed.len()), (9, 1));
-        // A member that died takes every change along that counts on it.
+        // A dead member fails every change that compares it.
         let current = found(&txn, |compare| compare.key() == keys::member(BrokerId(2)));
         let Conflict::Retry { rest, failed } = batch.clone().on_conflict(&current) else { panic!("deposed") };
         assert_eq!((rest.unwrap().changes.len(), failed.len()), (5, 5));

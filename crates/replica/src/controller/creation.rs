@@ -1,7 +1,8 @@
-//! The first records of new partitions, by the controller's rules, for whoever makes a topic.
+//! The first records of new partitions, by the controller's rules, for the node that creates a topic.
 //!
-//! A topic is made by the node that was asked to; the controller only heals what a crash left behind. Both place
-//! replicas with [`super::placement`] and begin records alike, so that it does not matter who did it.
+//! The node that receives the request creates the topic; the controller only repairs what a crash left incomplete.
+//! Both place replicas with [`super::placement`] and initialize records identically, so that it does not matter which
+//! of them did it.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +10,24 @@ use moim_base::BrokerId;
 use moim_cluster::nodes::{LiveMember, NodeOrder, NodeRecord};
 
 use super::min_isr_for;
-use super::placement::{Load, Spot, Spots};
+use super::placement::{Load, PlacementNode, PlacementNodes};
 use crate::restart::Member;
 use crate::state::PartitionState;
 use crate::transition::Change;
 use crate::types::{Durability, PartitionId};
 
-/// Places new partitions.
+/// Places the replicas of new partitions.
 #[derive(Debug, Default)]
 pub struct Maker {
-    spots: Spots,
-    /// Nodes of the cluster that do not run now: they get what the others cannot take.
-    offline: Spots,
+    placement_nodes: PlacementNodes,
+    /// Offline nodes of the cluster: they get replicas only if the running nodes are too few.
+    offline: PlacementNodes,
     members: BTreeMap<BrokerId, Member>,
 }
 
 impl Maker {
-    /// For a cluster of these nodes, of which these run. Nodes with an order get nothing new, and nodes that do not run only
-    /// replicas that a topic asks for beyond the nodes that do.
+    /// For a cluster of these nodes, of which `members` are running. Nodes with an order get no new replicas; offline
+    /// nodes get only the replicas that exceed the number of running nodes.
     pub fn new(nodes: &[NodeRecord], members: &[LiveMember], orders: &BTreeMap<i32, NodeOrder>) -> Self {
         let members: BTreeMap<BrokerId, Member> =
             members.iter().map(|live| (BrokerId(live.record.node_id), Member::from_live(live))).collect();
@@ -36,50 +37,55 @@ impl Maker {
                 members.contains_key(&BrokerId(node.node_id)) == runs && !orders.contains_key(&node.node_id)
             }
         };
-        let spot = |node: &NodeRecord| Spot {
+        let node_entry = |node: &NodeRecord| PlacementNode {
             node: BrokerId(node.node_id),
             zone: node.zone.clone(),
             load: Load::default(),
         };
-        let spots = nodes.iter().filter(usable(true)).map(spot).collect();
-        let offline = nodes.iter().filter(usable(false)).map(spot).collect();
-        Self { spots: Spots::new(spots, 0), offline: Spots::new(offline, 0), members }
+        let placement_nodes = nodes.iter().filter(usable(true)).map(node_entry).collect();
+        let offline = nodes.iter().filter(usable(false)).map(node_entry).collect();
+        Self {
+            placement_nodes: PlacementNodes::new(placement_nodes, 0),
+            offline: PlacementNodes::new(offline, 0),
+            members,
+        }
     }
 
-    /// Counts what a partition has already, so that new ones go elsewhere.
+    /// Counts the replicas of an existing partition, so that new ones are placed elsewhere.
     pub fn count(&mut self, record: &PartitionState) {
-        self.spots.count(record);
+        self.placement_nodes.count(record);
         self.offline.count(record);
     }
 
-    /// How many nodes that run may get replicas.
+    /// The number of running nodes that may get replicas.
     pub fn nodes(&self) -> usize {
-        self.spots.len()
+        self.placement_nodes.len()
     }
 
-    /// How many nodes may get replicas, those that do not run included.
+    /// The number of nodes that may get replicas, including offline nodes.
     pub fn registered(&self) -> usize {
-        self.spots.len() + self.offline.len()
+        self.placement_nodes.len() + self.offline.len()
     }
 
-    /// The factor of a topic that did not ask for one.
+    /// The replication factor of a topic without an explicit one.
     pub fn default_factor(&self) -> usize {
         super::ControllerTuning::default().default_factor.min(self.nodes()).max(1)
     }
 
-    /// Replicas for the next partition, the preferred leader first; fewer than `factor` if there are not enough nodes. Nodes
-    /// that do not run come last, and only where the others are too few.
+    /// Replicas for the next partition, the preferred leader first; fewer than `factor` if there are not enough
+    /// nodes. Offline nodes come last, and only if the running nodes are too few.
     pub fn place(&mut self, factor: usize) -> Vec<BrokerId> {
-        let mut placed = self.spots.place(&[], factor);
+        let mut placed = self.placement_nodes.place(&[], factor);
         if placed.len() < factor && !self.offline.is_empty() {
             placed.extend(self.offline.place(&[], factor - placed.len()));
         }
         placed
     }
 
-    /// The creation of a partition: those of `replicas` that run are in sync, the first of them leads. `None` when
-    /// nobody runs. `min_isr` is the setting, if there is one. The change compares that the partition has no record and
-    /// that everybody in sync is still in the same run; whoever makes a topic adds its own comparison of the topic.
+    /// Creates a partition: the running nodes of `replicas` are in sync, and the first of them leads. `None` if no
+    /// node is running. `min_isr` is the setting, if there is one. The change compares that the partition has no
+    /// record and that every in-sync node is still in the same run; the caller adds its own comparison of the topic
+    /// record.
     pub fn create(
         &self,
         partition: PartitionId,
@@ -115,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn new_partitions_go_to_nodes_that_run_and_are_wanted() {
+    fn new_partitions_are_placed_on_running_serving_nodes() {
         let mut maker = maker(&[]);
         assert_eq!((maker.nodes(), maker.default_factor()), (3, 3));
         for _ in 0..6 {
@@ -131,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_counts() {
+    fn existing_replicas_count_for_placement() {
         let mut maker = maker(&[]);
         for _ in 0..3 {
             let there =
@@ -142,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_record_names_the_runs_it_counts_on() {
+    fn new_record_compares_the_runs_of_its_isr() {
         let maker = maker(&[]);
         let id = PartitionId::default();
         let replicas = vec![BrokerId(4), BrokerId(2), BrokerId(1)];

@@ -1,39 +1,39 @@
-//! Moving replicas: on request, when a node is to be emptied, and when the cluster has grown.
+//! Partition reassignment: on request, when a node is drained of replicas, and when the cluster has grown.
 //!
-//! A move is in the record: the new replicas are added first, and when all of the target is in sync the old ones go and,
-//! if need be, the leader changes, in one write. The partition serves all the while. A move that is under way goes on
-//! under any controller.
+//! A reassignment is part of the partition record: the new replicas are added first. When the whole target is in
+//! sync, one write removes the old replicas and, if needed, changes the leader. The partition serves throughout. A
+//! reassignment in progress continues under any controller.
 
 use moim_base::BrokerId;
 
-use super::placement::Spots;
+use super::placement::PlacementNodes;
 use super::plan::Budget;
 use super::{Controller, Order, Topic};
 use crate::transition::{Change, Draft};
 use crate::types::PartitionId;
 
-/// Why a move cannot begin or be given up.
+/// Why a reassignment cannot begin or be cancelled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MoveError {
-    /// There is no such partition.
+    /// The partition does not exist.
     #[error("the partition does not exist")]
     UnknownPartition,
-    /// The target is empty, names a node twice, or one that does not exist.
-    #[error("the replicas are not a set of known nodes")]
+    /// The target is empty, contains a duplicate, or an unknown node.
+    #[error("the replica list is empty, has duplicates or names unknown nodes")]
     InvalidReplicas,
-    /// Nothing is being moved.
+    /// No reassignment is in progress.
     #[error("no reassignment is in progress")]
     NoneInProgress,
-    /// Somebody in sync would have to stay.
+    /// No in-sync replica would stay.
     #[error("no replica that would stay is in sync")]
-    NobodyStays,
-    /// A change is under way; the same request may succeed at once.
+    NoInSyncReplicaStays,
+    /// A change is in flight; a retry may succeed at once.
     #[error("the partition is being changed")]
     Busy,
 }
 
 impl Controller {
-    /// The change that begins to move a partition, or (`None`) gives a move up. It counts as under way.
+    /// The change that starts a reassignment or (`None`) cancels it. It counts as in flight.
     pub fn reassign(
         &mut self,
         id: PartitionId,
@@ -52,13 +52,13 @@ impl Controller {
                     return Err(MoveError::InvalidReplicas);
                 }
                 if !draft.begin_move(target) {
-                    return Err(MoveError::NobodyStays);
+                    return Err(MoveError::NoInSyncReplicaStays);
                 }
             }
             None if !draft.state().is_moving() => return Err(MoveError::NoneInProgress),
             None => {
                 if !draft.cancel_move() {
-                    return Err(MoveError::NobodyStays);
+                    return Err(MoveError::NoInSyncReplicaStays);
                 }
             }
         }
@@ -75,13 +75,13 @@ impl Controller {
         Ok(change)
     }
 
-    /// Begins a move of the controller's own: away from a node that is to be emptied, or onto more nodes. Answers
-    /// whether one is wanted and the budget is spent.
+    /// Starts a reassignment on the controller's own initiative: away from a node that is removed, or onto more
+    /// nodes. Returns true if one is wanted but the budget is spent.
     pub(super) fn maybe_move(
         &self,
         topic: &Topic,
         draft: &mut Draft,
-        spots: &mut Spots,
+        placement_nodes: &mut PlacementNodes,
         budget: &mut Budget,
     ) -> bool {
         let state = draft.state();
@@ -99,10 +99,10 @@ impl Controller {
             return false;
         }
         let keep: Vec<BrokerId> = state.replicas.iter().copied().filter(|node| !removes(node)).collect();
-        let reachable = spots.free(&keep) + keep.len();
+        let reachable = placement_nodes.free(&keep) + keep.len();
         if reachable < factor {
-            // Every node that may take replicas has one already. Who is to go goes with a copy less if there are too few
-            // nodes for good; a node that is away is waited for.
+            // Every usable node already has a replica. A removed node's replica is dropped without replacement if
+            // there are too few nodes for good; an offline node is waited for.
             let serving = self.nodes.values().filter(|node| node.node.order == Order::Serve).count();
             let in_vain = if leaves { reachable == 0 } else { reachable <= state.replicas.len() };
             if in_vain || (leaves && serving >= factor) {
@@ -112,9 +112,10 @@ impl Controller {
         if budget.moves == 0 {
             return true;
         }
-        let target = spots.place(&keep, factor.min(reachable));
+        let target = placement_nodes.place(&keep, factor.min(reachable));
         budget.moves -= 1;
-        // Who had to go without for lack of nodes gets it back when there are some, whatever the topic asked for.
+        // A partition that lost a replica for lack of nodes regains it when nodes are available, regardless of the
+        // topic's setting.
         draft.begin_short_move(&target, factor);
         false
     }

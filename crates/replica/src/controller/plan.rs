@@ -1,41 +1,41 @@
-//! Deciding: from the view to changes.
+//! The decision function: from the view to changes.
 //!
-//! One record is decided in a fixed order, and all that is wanted of it goes into one change: what its members are
-//! worth, the minimum, moves, and last who leads, because only then is it known who may.
+//! One record is decided in a fixed order, and everything goes into one change: the members' entries, the minimum,
+//! reassignment, and last the leader, because only then are the candidates known.
 
 use std::collections::BTreeMap;
 
 use moim_base::{BrokerId, TopicId};
 
-use super::placement::{Spot, Spots};
+use super::placement::{PlacementNode, PlacementNodes};
 use super::{Controller, NodeState, Order, PartitionView, Plan, Topic};
-use crate::restart::{Member, Place, judge};
+use crate::restart::{Member, Verdict, judge};
 use crate::state::{InSync, PartitionState};
 use crate::transition::{Change, Draft};
 use crate::types::{BrokerEpoch, PartitionId, Versioned};
 
-/// A question for the end of a log is asked again after this long.
-const ASK_AGAIN_MS: u64 = 200;
+/// The interval between requests for the same log end.
+const LOG_END_RETRY_MS: u64 = 200;
 
-/// For so long an election waits for in-sync replicas that do not say how far their logs go. Most that cannot are under
-/// suspicion, or dead, much earlier, and then do not count.
+/// The time that an election waits for in-sync replicas that do not report their log end. Most of them are suspected,
+/// or dead, much earlier, and then do not count.
 const ELECTION_WAIT_MS: u64 = 3_000;
 
-/// For so long other changes let elections go first that wait for answers.
+/// The time that other changes are deferred behind elections that wait for log ends.
 const ELECTIONS_FIRST_MS: u64 = 100;
 
-/// What became of the leadership in a decision.
+/// The outcome of the leader decision.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lead {
+enum LeaderDecision {
     /// Nothing more is wanted.
     Decided,
     /// More is wanted than the budget allows.
-    Again,
-    /// The candidates have to say first how far their logs go.
-    Waits,
+    OverBudget,
+    /// The candidates must report their log ends first.
+    WaitsForLogEnds,
 }
 
-/// Which changes go first: clients wait for a leader, then for an in-sync set without the dead.
+/// The order of changes: clients wait for a leader first, then for an in-sync set without dead members.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
     Leaderless,
@@ -44,16 +44,16 @@ enum Urgency {
 }
 
 impl Controller {
-    /// Everything that is to be done now. The changes count as under way until a newer record or
-    /// [`Controller::on_failed`] is seen.
+    /// Everything that must be done now. The changes count as in flight until a newer record or
+    /// [`Controller::on_failed`] arrives.
     pub fn decide(&mut self, now_ms: u64) -> Plan {
         let mut plan = Plan::default();
         let mut ranked = Vec::new();
-        self.pass_time(now_ms, &mut plan);
-        self.pass_questions(now_ms);
-        let mut spots = self.spots();
+        self.expire_timers(now_ms, &mut plan);
+        self.expire_log_end_requests(now_ms);
+        let mut placement_nodes = self.placement_nodes();
         for id in std::mem::take(&mut self.dirty_topics) {
-            self.create_missing(id, &mut spots, &mut ranked);
+            self.create_missing(id, &mut placement_nodes, &mut ranked);
         }
         let mut budget = Budget {
             returns: self.tuning.returns,
@@ -66,30 +66,31 @@ impl Controller {
             if self.partitions.get(&id).is_none_or(|view| view.busy) {
                 continue;
             }
-            if self.is_stray(id, now_ms, &mut plan) {
+            if self.is_orphan(id, now_ms, &mut plan) {
                 waiting.push(id);
                 continue;
             }
-            self.looks += 1;
-            let asks = plan.asks.len();
-            let (decided, again) = match self.decide_one(id, now_ms, &mut spots, &mut budget, &mut plan) {
-                Some(decided) => {
-                    // An election that fails to be written does not wait once more.
-                    if !decided.0.as_ref().is_some_and(|(_, change)| self.elects(change)) {
-                        self.electing_ms.remove(&id);
+            self.records_examined += 1;
+            let log_end_requests = plan.log_end_requests.len();
+            let (decided, again) =
+                match self.decide_one(id, now_ms, &mut placement_nodes, &mut budget, &mut plan) {
+                    Some(decided) => {
+                        // An election whose write fails does not wait again.
+                        if !decided.0.as_ref().is_some_and(|(_, change)| self.elects(change)) {
+                            self.electing_ms.remove(&id);
+                        }
+                        decided
                     }
-                    decided
-                }
-                None => {
-                    let since_ms = *self.electing_ms.entry(id).or_insert(now_ms);
-                    plan.wake_at(since_ms + ELECTION_WAIT_MS);
-                    if self.is_unled(id) {
-                        elections_since_ms = elections_since_ms.max(Some(since_ms));
+                    None => {
+                        let since_ms = *self.electing_ms.entry(id).or_insert(now_ms);
+                        plan.wake_at(since_ms + ELECTION_WAIT_MS);
+                        if self.is_unled(id) {
+                            elections_since_ms = elections_since_ms.max(Some(since_ms));
+                        }
+                        (None, false)
                     }
-                    (None, false)
-                }
-            };
-            self.pace_questions(asks, now_ms, &mut plan);
+                };
+            self.pace_log_end_requests(log_end_requests, now_ms, &mut plan);
             if again {
                 later.push(id);
             }
@@ -113,25 +114,25 @@ impl Controller {
         } else {
             self.deferred_since_ms = None;
         }
-        // Stable: within a rank the order of partitions is kept, so that neighbours share transactions.
+        // Stable sort: within a rank the partition order is kept, so that neighbours share transactions.
         ranked.sort_by_key(|(urgency, _)| *urgency);
         plan.changes = ranked.into_iter().map(|(_, change)| change).collect();
         plan
     }
 
-    /// Whether a change begins a leader epoch.
+    /// True if a change begins a leader epoch.
     fn elects(&self, change: &Change) -> bool {
         let before = self.partitions.get(&change.partition).map(|view| view.record.value.leader_epoch);
         change.next.as_ref().map(|next| next.leader_epoch) > before
     }
 
-    /// Whether clients of a partition wait for an election. One that ends a move has a leader meanwhile.
+    /// True if clients of a partition wait for an election. One that completes a reassignment has a leader meanwhile.
     fn is_unled(&self, id: PartitionId) -> bool {
         let leader = self.partitions.get(&id).and_then(|view| view.record.value.leader);
         leader.is_none_or(|leader| self.trusted(leader).is_none())
     }
 
-    /// Elections wait for a round of answers. Clients wait for them, so all else lets them go first.
+    /// Elections wait for a round of log end answers. Clients wait for elections, so all other changes are deferred.
     fn defer(&mut self, ranked: &mut Vec<(Urgency, Change)>) {
         ranked.retain(|(urgency, change)| {
             let goes = *urgency == Urgency::Leaderless;
@@ -143,12 +144,12 @@ impl Controller {
         });
     }
 
-    /// Whether a record belongs to a topic that may be about to appear.
-    fn is_stray(&mut self, id: PartitionId, now_ms: u64, plan: &mut Plan) -> bool {
-        if self.topics.contains_key(&id.topic) || self.doomed.contains(&id) {
+    /// True if the record belongs to a topic whose record may be about to appear.
+    fn is_orphan(&mut self, id: PartitionId, now_ms: u64, plan: &mut Plan) -> bool {
+        if self.topics.contains_key(&id.topic) || self.deleting.contains(&id) {
             return false;
         }
-        let due_ms = *self.strays.entry(id.topic).or_insert(now_ms) + self.tuning.stray_ms;
+        let due_ms = *self.orphans.entry(id.topic).or_insert(now_ms) + self.tuning.orphan_ms;
         if now_ms < due_ms {
             plan.wake_at(due_ms);
         }
@@ -156,9 +157,9 @@ impl Controller {
     }
 
     /// Timers: suspicions that have lasted, members that have been back for long enough.
-    fn pass_time(&mut self, now_ms: u64, plan: &mut Plan) {
+    fn expire_timers(&mut self, now_ms: u64, plan: &mut Plan) {
         let mut touched = Vec::new();
-        // Whoever suspects half of the cluster is more likely cut off himself.
+        // A controller that suspects half of the cluster is more likely isolated itself.
         let alive = self.nodes.values().filter(|node| node.member.is_some()).count();
         let suspected =
             |node: &&NodeState| node.member.is_some() && (node.suspect || node.suspect_since_ms.is_some());
@@ -191,9 +192,9 @@ impl Controller {
         }
     }
 
-    /// Questions that were answered by now, or will not be: whoever still needs the answer asks again.
-    fn pass_questions(&mut self, now_ms: u64) {
-        let Self { asked, dirty, electing_ms, deferred, deferred_since_ms, .. } = self;
+    /// Drops log end requests that were answered, or will not be: an election that still needs the answer asks again.
+    fn expire_log_end_requests(&mut self, now_ms: u64) {
+        let Self { requested_log_ends, dirty, electing_ms, deferred, deferred_since_ms, .. } = self;
         let is_over = |since_ms: &u64, wait_ms: u64| now_ms >= since_ms + wait_ms;
         dirty.extend(
             electing_ms.iter().filter(|(_, since)| is_over(since, ELECTION_WAIT_MS)).map(|(id, _)| *id),
@@ -202,7 +203,7 @@ impl Controller {
         if has_deferred || electing_ms.values().all(|since| is_over(since, ELECTIONS_FIRST_MS)) {
             dirty.append(deferred);
         }
-        asked.retain(|(id, _), (_, due_ms)| {
+        requested_log_ends.retain(|(id, _), (_, due_ms)| {
             let waits = now_ms < *due_ms;
             if !waits {
                 dirty.insert(*id);
@@ -211,34 +212,42 @@ impl Controller {
         });
     }
 
-    /// Of the questions from the given one on, leaves those that were not asked just now. Without this a node that answers
-    /// at once, and does not know, would be asked without a pause.
-    fn pace_questions(&mut self, from: usize, now_ms: u64, plan: &mut Plan) {
-        for (node, id) in plan.asks.split_off(from) {
+    /// From index `from` on, keeps the requests that were not sent just now. Without this, a node that answers at
+    /// once without a log end would be asked without a pause.
+    fn pace_log_end_requests(&mut self, from: usize, now_ms: u64, plan: &mut Plan) {
+        for (node, id) in plan.log_end_requests.split_off(from) {
             let run = self.trusted(node).map_or(BrokerEpoch(0), |member| member.epoch);
-            let asked = self.asked.get(&(id, node)).filter(|(asked, _)| *asked == run);
-            let due_ms = asked.map_or(now_ms + ASK_AGAIN_MS, |(_, due_ms)| *due_ms);
-            if asked.is_none() {
-                self.asked.insert((id, node), (run, due_ms));
-                plan.asks.push((node, id));
+            let requested_log_ends = self
+                .requested_log_ends
+                .get(&(id, node))
+                .filter(|(requested_log_ends, _)| *requested_log_ends == run);
+            let due_ms = requested_log_ends.map_or(now_ms + LOG_END_RETRY_MS, |(_, due_ms)| *due_ms);
+            if requested_log_ends.is_none() {
+                self.requested_log_ends.insert((id, node), (run, due_ms));
+                plan.log_end_requests.push((node, id));
             }
             plan.wake_at(due_ms);
         }
     }
 
-    /// Records for partitions that a topic has and the repository does not.
-    fn create_missing(&mut self, id: TopicId, spots: &mut Spots, ranked: &mut Vec<(Urgency, Change)>) {
+    /// Creates records for partitions of a topic that have none.
+    fn create_missing(
+        &mut self,
+        id: TopicId,
+        placement_nodes: &mut PlacementNodes,
+        ranked: &mut Vec<(Urgency, Change)>,
+    ) {
         let Some(topic) = self.topics.get(&id) else { return };
         for index in 0..topic.partitions {
             let partition = PartitionId { topic: id, index };
             if self.partitions.contains_key(&partition) || self.creating.contains(&partition) {
                 continue;
             }
-            self.looks += 1;
+            self.records_examined += 1;
             let wanted = topic.factor.unwrap_or(self.tuning.default_factor).max(1);
             let replicas = match topic.assignment.get(index as usize) {
-                Some(asked) => asked.clone(),
-                None => spots.place(&[], wanted),
+                Some(requested_log_ends) => requested_log_ends.clone(),
+                None => placement_nodes.place(&[], wanted),
             };
             let alive: Vec<InSync> =
                 replicas.iter().filter_map(|node| self.alive(*node)).map(Member::in_sync).collect();
@@ -254,12 +263,13 @@ impl Controller {
         }
     }
 
-    /// One record. Also answers whether it wants to be looked at again, for lack of budget. `None` while an election has to wait.
+    /// Decides one record. Also returns whether it must be examined again for lack of budget. `None` while an
+    /// election waits.
     fn decide_one(
         &self,
         id: PartitionId,
         now_ms: u64,
-        spots: &mut Spots,
+        placement_nodes: &mut PlacementNodes,
         budget: &mut Budget,
         plan: &mut Plan,
     ) -> Option<(Option<(Urgency, Change)>, bool)> {
@@ -273,19 +283,19 @@ impl Controller {
         let members_changed = draft.state().isr != view.record.value.isr;
         if draft.state().is_moving() {
             let min_isr = topic.min_isr_for(draft.state().target().len());
-            // A leader outside of the target hands over in the same change.
+            // A leader outside the target hands over in the same change.
             draft.finish_move(min_isr);
         }
         if !draft.state().is_moving() {
             draft.set_min_isr(topic.min_isr_for(draft.state().replicas.len()));
         }
         let was_leaderless = leaderless(draft.state());
-        let mut again = self.maybe_move(topic, &mut draft, spots, budget);
-        match self.maybe_lead(id, now_ms, topic, &mut draft, budget, plan) {
-            Lead::Decided => {}
-            Lead::Again => again = true,
-            // One change for all of it, when it is known who leads.
-            Lead::Waits => return None,
+        let mut again = self.maybe_move(topic, &mut draft, placement_nodes, budget);
+        match self.maybe_elect(id, now_ms, topic, &mut draft, budget, plan) {
+            LeaderDecision::Decided => {}
+            LeaderDecision::OverBudget => again = true,
+            // One change for everything, once the leader is known.
+            LeaderDecision::WaitsForLogEnds => return None,
         }
         let urgency = match (was_leaderless, members_changed) {
             (true, _) => Urgency::Leaderless,
@@ -299,18 +309,18 @@ impl Controller {
         Some((change, again))
     }
 
-    /// Who is dead leaves; who came back in a new run is judged.
+    /// Removes dead members from the in-sync set, and judges members that returned in a new run.
     fn judge_members(&self, id: PartitionId, record: &Versioned<PartitionState>, draft: &mut Draft) {
         let state = &record.value;
         let anybody = state.isr.iter().any(|entry| self.trusted(entry.node).is_some());
-        // A leader that answers finds out for itself who follows it: a node that only the controller does not hear would
-        // otherwise be taken out by the one and put back in by the other, again and again.
+        // A leader that answers detects its followers itself. Otherwise the controller would remove a node that only
+        // the controller cannot reach, and the leader would add it back, again and again.
         let led = state.leader.is_some_and(|leader| self.trusted(leader).is_some());
         for entry in &state.isr {
             let alive = self.alive(entry.node);
             match self.trusted(entry.node).or_else(|| alive.filter(|_| led || !anybody)) {
                 Some(member) => self.judge_one(id, entry, member, draft),
-                // Dead, or under suspicion while somebody else can go on.
+                // Dead, or suspected while another replica can continue.
                 None => draft.lose(entry.node),
             }
         }
@@ -323,22 +333,22 @@ impl Controller {
 
     fn judge_one(&self, id: PartitionId, entry: &InSync, member: &Member, draft: &mut Draft) {
         let durability = draft.state().durability;
-        // The only copy that counts, damaged or not, is better than none: it takes no appends, and is readable around the
-        // damage. Without it nobody could ever be elected.
+        // The only replica that counts, even damaged, is better than none: it takes no appends, and is readable
+        // around the damage. Without it no replica could ever be elected.
         let state = draft.state();
         let mut others = state.isr.iter().chain(&state.eligible).chain(&state.last_known);
         let only = member.is_damaged(id) && others.all(|other| other.node == entry.node);
         let as_if_whole = only.then(|| Member { damaged: Vec::new(), ..member.clone() });
         match judge(entry, as_if_whole.as_ref().unwrap_or(member), id, durability, self.mutants) {
-            Place::Current => {}
-            Place::Kept => draft.restamp(member.in_sync()),
-            Place::Doubtful => draft.distrust(member.in_sync()),
-            Place::Lost => draft.forget(entry.node),
+            Verdict::Current => {}
+            Verdict::Kept => draft.restamp(member.in_sync()),
+            Verdict::Doubtful => draft.distrust(member.in_sync()),
+            Verdict::Lost => draft.forget(entry.node),
         }
     }
 
-    /// Who leads, if that is to change.
-    fn maybe_lead(
+    /// Changes the leader if needed.
+    fn maybe_elect(
         &self,
         id: PartitionId,
         now_ms: u64,
@@ -346,12 +356,12 @@ impl Controller {
         draft: &mut Draft,
         budget: &mut Budget,
         plan: &mut Plan,
-    ) -> Lead {
+    ) -> LeaderDecision {
         let state = draft.state();
         let serves = |node: &BrokerId| self.order(*node) == Order::Serve && !self.is_impaired(*node);
         let in_sync = |node: &BrokerId| state.in_sync(*node).is_some();
         let mut ready: Vec<BrokerId> = state.replicas.iter().copied().filter(in_sync).collect();
-        // Who is under suspicion leads only if nobody else can.
+        // A suspected node leads only if no other node can.
         if ready.iter().any(|node| self.trusted(*node).is_some()) {
             ready.retain(|node| self.trusted(*node).is_some());
         }
@@ -361,10 +371,10 @@ impl Controller {
                 let preferred = state.replicas[0];
                 let settled = self.nodes.get(&preferred).is_some_and(|node| node.settled);
                 if preferred == leader || !ready.contains(&preferred) || !serves(&preferred) || !settled {
-                    return Lead::Decided;
+                    return LeaderDecision::Decided;
                 }
                 if budget.returns == 0 {
-                    return Lead::Again;
+                    return LeaderDecision::OverBudget;
                 }
                 budget.returns -= 1;
                 budget.elect(preferred, draft);
@@ -372,7 +382,7 @@ impl Controller {
             Some(leader) => {
                 if let Some(best) = budget.least_busy(serving) {
                     budget.elect(best, draft);
-                    // Its disk would hold up the next leader too. Later the leader decides whom it waits for.
+                    // Its disk would also delay the next leader. Afterwards the leader decides whom it waits for.
                     let state = draft.state();
                     if self.is_impaired(leader) && state.isr.len() > state.effective_min() {
                         draft.lose(leader);
@@ -381,7 +391,7 @@ impl Controller {
             }
             None => {
                 let serving: Vec<BrokerId> = serving.collect();
-                // One that is about to be drained may lead for a moment; one whose disk hangs only if no other can.
+                // A node about to be drained may lead for a moment; a node with a hanging disk only if no other can.
                 let sound = |node: &BrokerId| !self.is_impaired(*node);
                 let candidates: Vec<BrokerId> = ready.iter().copied().filter(sound).collect();
                 let candidates = if candidates.is_empty() { ready } else { candidates };
@@ -390,22 +400,23 @@ impl Controller {
                 if candidates.is_empty() {
                     return self.elect_out_of_sync(id, has_waited, topic, draft, plan);
                 }
-                let Some(longest) = self.longest(id, candidates, has_waited, plan) else {
-                    return Lead::Waits;
+                let Some(longest_logs) = self.longest_logs(id, candidates, has_waited, plan) else {
+                    return LeaderDecision::WaitsForLogEnds;
                 };
-                let preferred = longest.iter().copied().filter(|node| serving.contains(node));
-                if let Some(best) = budget.least_busy(preferred).or(longest.first().copied()) {
+                let preferred = longest_logs.iter().copied().filter(|node| serving.contains(node));
+                if let Some(best) = budget.least_busy(preferred).or(longest_logs.first().copied()) {
                     budget.elect(best, draft);
                 }
             }
         }
-        Lead::Decided
+        LeaderDecision::Decided
     }
 
-    /// Those of the candidates whose logs go furthest; `None` while that is not known. All of them are in sync and should have
-    /// everything that is committed. But one whose last group of writes rotted away on its disk, or whose directory was put
-    /// back from a copy that is seconds old, cannot know that it lacks something: the others do.
-    fn longest(
+    /// The candidates with the longest logs; `None` while the log ends are unknown. All candidates are in sync and
+    /// should have every committed record. But a replica that lost its last group of writes on disk, or whose
+    /// directory was restored from a backup that is seconds old, cannot detect the loss itself: the other logs show
+    /// it.
+    fn longest_logs(
         &self,
         id: PartitionId,
         candidates: Vec<BrokerId>,
@@ -415,32 +426,33 @@ impl Controller {
         if candidates.len() < 2 {
             return Some(candidates);
         }
-        let (mut longest, mut furthest, mut is_missing) = (Vec::new(), None, false);
+        let (mut longest_logs, mut furthest, mut is_missing) = (Vec::new(), None, false);
         for node in &candidates {
             let run = self.alive(*node).map(|member| member.epoch);
             match self.log_ends.get(&(id, *node)) {
                 Some((of, end)) if Some(*of) == run => {
                     if Some(*end) > furthest {
                         furthest = Some(*end);
-                        longest.clear();
+                        longest_logs.clear();
                     }
                     if Some(*end) == furthest {
-                        longest.push(*node);
+                        longest_logs.push(*node);
                     }
                 }
                 _ => {
                     is_missing = true;
-                    plan.asks.push((*node, id));
+                    plan.log_end_requests.push((*node, id));
                 }
             }
         }
         if is_missing && !has_waited {
             return None;
         }
-        Some(if longest.is_empty() { candidates } else { longest })
+        Some(if longest_logs.is_empty() { candidates } else { longest_logs })
     }
 
-    /// Nobody is in sync: an eligible replica, or the best of those that last were, or, where it is allowed, any.
+    /// The in-sync set is empty: elects an eligible replica, or the best of the last-known ones, or any replica if
+    /// unclean election is enabled.
     fn elect_out_of_sync(
         &self,
         id: PartitionId,
@@ -448,7 +460,7 @@ impl Controller {
         topic: &Topic,
         draft: &mut Draft,
         plan: &mut Plan,
-    ) -> Lead {
+    ) -> LeaderDecision {
         let replicas = draft.state().replicas.clone();
         let eligible: Vec<InSync> = draft.candidates().copied().collect();
         let current = |node: &BrokerId| {
@@ -458,29 +470,30 @@ impl Controller {
         };
         let candidates: Vec<BrokerId> = replicas.iter().copied().filter(|node| current(node)).collect();
         if !candidates.is_empty() {
-            // All of them may be about to come back, and one may know more than those that were first.
-            let is_missed = candidates.len() < eligible.len() && !has_waited;
-            match self.longest(id, candidates, has_waited, plan).filter(|_| !is_missed) {
-                Some(longest) => draft.elect(longest[0]),
-                None => return Lead::Waits,
+            // All of them may be about to return, and one may have a longer log than the first ones.
+            let is_candidate_missing = candidates.len() < eligible.len() && !has_waited;
+            match self.longest_logs(id, candidates, has_waited, plan).filter(|_| !is_candidate_missing) {
+                Some(longest_logs) => draft.elect(longest_logs[0]),
+                None => return LeaderDecision::WaitsForLogEnds,
             };
-            return Lead::Decided;
+            return LeaderDecision::Decided;
         }
         if eligible.is_empty() && self.elect_last_known(id, draft, plan) {
-            return Lead::Decided;
+            return LeaderDecision::Decided;
         }
         if topic.unclean {
             let usable = |node: &BrokerId| self.trusted(*node).filter(|member| !member.is_damaged(id));
             let mut order: Vec<BrokerId> = draft.last_known().map(|entry| entry.node).collect();
             order.extend(replicas);
             if let Some(member) = order.iter().find_map(usable) {
-                draft.elect_anyway(member.in_sync(), true);
+                draft.elect_out_of_sync(member.in_sync(), true);
             }
         }
-        Lead::Decided
+        LeaderDecision::Decided
     }
 
-    /// Nobody is left who surely has everything. When all who last had it are back, the longest log has the most.
+    /// No replica is known to have every committed record. Once all last-known replicas are back, the longest log has
+    /// the most.
     fn elect_last_known(&self, id: PartitionId, draft: &mut Draft, plan: &mut Plan) -> bool {
         let members: Option<Vec<&Member>> =
             draft.last_known().map(|entry| self.trusted(entry.node)).collect();
@@ -492,21 +505,24 @@ impl Controller {
                 Some((run, end)) if *run == member.epoch => best = best.max(Some((*end, member.node))),
                 _ => {
                     missing = true;
-                    plan.asks.push((member.node, id));
+                    plan.log_end_requests.push((member.node, id));
                 }
             }
         }
         let Some((_, node)) = best.filter(|_| !missing) else { return false };
         let Some(member) = self.trusted(node) else { return false };
-        draft.elect_anyway(member.in_sync(), false);
+        draft.elect_out_of_sync(member.in_sync(), false);
         true
     }
 
-    pub(super) fn spots(&self) -> Spots {
+    pub(super) fn placement_nodes(&self) -> PlacementNodes {
         let usable = self.nodes.values().filter(|node| node.is_usable());
-        let spot =
-            |node: &NodeState| Spot { node: node.node.id, zone: node.node.zone.clone(), load: node.load };
-        Spots::new(usable.map(spot).collect(), self.partitions.len() + self.creating.len())
+        let node_entry = |node: &NodeState| PlacementNode {
+            node: node.node.id,
+            zone: node.node.zone.clone(),
+            load: node.load,
+        };
+        PlacementNodes::new(usable.map(node_entry).collect(), self.partitions.len() + self.creating.len())
     }
 
     pub(super) fn wanted_factor(&self) -> usize {
@@ -527,7 +543,7 @@ impl Controller {
         self.nodes.get(&node)?.member.as_ref()
     }
 
-    /// A member whose key exists and that nobody has suspected for too long.
+    /// A member whose key exists and that is not suspected.
     fn trusted(&self, node: BrokerId) -> Option<&Member> {
         self.nodes.get(&node).filter(|state| !state.suspect)?.member.as_ref()
     }
@@ -537,11 +553,12 @@ impl Controller {
     }
 }
 
-/// What one decision may do of its own accord.
+/// The limits on what one decision starts on its own initiative.
 pub(super) struct Budget {
     pub(super) returns: usize,
     pub(super) moves: usize,
-    /// What every node leads, with what this decision adds: leaderships of a lost node are shared out evenly.
+    /// The leaderships of every node, including those added by this decision: the leaderships of a lost node are
+    /// spread evenly.
     leads: BTreeMap<BrokerId, usize>,
 }
 
@@ -558,7 +575,7 @@ impl Budget {
 }
 
 impl NodeState {
-    /// Whether new replicas may go there.
+    /// True if new replicas may be placed on it.
     fn is_usable(&self) -> bool {
         self.member.is_some() && !self.suspect && !self.impaired && self.node.order == Order::Serve
     }

@@ -1,8 +1,8 @@
-//! What the controller reads from the state repository: topics, the shards of the store, nodes, members and orders, as
-//! entries of the repository and as the controller knows them.
+//! The records that the controller reads from the state repository: topics, the store's shards, nodes, members and
+//! orders, decoded into the controller's types.
 //!
-//! Only what it needs is read; fields it does not know belong to others. A record that cannot be read is passed over
-//! and said so: nothing is decided about it.
+//! Only the needed fields are decoded; unknown fields belong to other components. A record that cannot be decoded is
+//! skipped and logged: nothing is decided about it.
 
 use std::collections::BTreeMap;
 
@@ -16,30 +16,30 @@ use crate::keys;
 use crate::restart::Member;
 use crate::types::{BrokerEpoch, DirectoryId, Durability, PartitionId};
 
-/// Settings that topics fall back to, by the names of topic settings.
+/// Defaults for topic settings, by topic setting name.
 pub type Settings = BTreeMap<String, String>;
 
-/// What commits wait for.
+/// The topic setting for durability.
 const DURABILITY: &str = "durability";
-/// The same, as a setting of the brokers.
+/// The broker setting for durability.
 const BROKER_DURABILITY: &str = "log.durability";
 const MIN_ISR: &str = "min.insync.replicas";
 const UNCLEAN: &str = "unclean.leader.election.enable";
 
-/// The part of a topic's record that concerns replication.
+/// The fields of a topic record that concern replication.
 #[derive(Deserialize)]
 struct TopicJson {
     id: String,
     partitions: u32,
     replication_factor: usize,
-    /// Whether somebody asked for the factor. Records from before there was a choice say nothing.
-    #[serde(default = "asked")]
+    /// True if the replication factor is explicit. Records from before this field existed do not have it.
+    #[serde(default = "explicit_by_default")]
     factor_asked: bool,
     #[serde(default)]
     configs: Settings,
 }
 
-/// `/moim/slots/config`: the shards of the store are partitions of one topic.
+/// `/moim/slots/config`: the store's shards are the partitions of one topic.
 #[derive(Deserialize)]
 struct ShardsJson {
     shards: u32,
@@ -51,29 +51,29 @@ struct ShardsJson {
     durability: Option<String>,
 }
 
-/// The queue's own topics.
+/// The queue's internal topics.
 const INTERNAL: [&str; 2] = ["__consumer_offsets", "__transaction_state"];
 
-fn asked() -> bool {
+fn explicit_by_default() -> bool {
     true
 }
 
-/// What a record of the repository says.
+/// A decoded record of the repository.
 #[derive(Debug)]
 pub(super) enum Record {
     Node(NodeRecord),
     Member(Member),
     Order(BrokerId, Option<Order>),
     Topic(Topic),
-    /// Settings of the brokers changed at run time.
+    /// Broker settings that were changed at run time.
     Settings(Settings),
-    /// A partition's record, which is read on its own.
+    /// A partition record, which is decoded separately.
     Partition,
-    /// Nothing that concerns the controller.
+    /// A record that does not concern the controller.
     Other,
 }
 
-/// Reads a record. `defaults` are what topics fall back to.
+/// Decodes a record. `defaults` are the fallback topic settings.
 pub(super) fn read(entry: &Entry, defaults: &Settings) -> Result<Record, String> {
     let key = entry.key.as_str();
     let wrong = |error: &dyn std::fmt::Display| format!("{key}: {error}");
@@ -106,7 +106,7 @@ pub(super) fn read(entry: &Entry, defaults: &Settings) -> Result<Record, String>
 
 fn topic(name: &str, entry: &Entry, defaults: &Settings) -> Result<Topic, String> {
     let json: TopicJson = serde_json::from_slice(&entry.value).map_err(|error| error.to_string())?;
-    let id = TopicId::parse(&json.id).ok_or("its id makes no sense")?;
+    let id = TopicId::parse(&json.id).ok_or("invalid topic id")?;
     let setting = |name: &str| json.configs.get(name).or_else(|| defaults.get(name)).map(String::as_str);
     Ok(Topic {
         id,
@@ -114,7 +114,7 @@ fn topic(name: &str, entry: &Entry, defaults: &Settings) -> Result<Topic, String
         name: name.to_owned(),
         create_revision: entry.create_revision,
         partitions: json.partitions,
-        // Nobody is asked about the queue's own topics; records from before there was a choice do not say so.
+        // Internal topics have no explicit factor; records from before this field existed do not say so.
         factor: (json.factor_asked && !INTERNAL.contains(&name)).then_some(json.replication_factor),
         assignment: Vec::new(),
         min_isr: setting(MIN_ISR).and_then(|value| value.parse().ok()),
@@ -141,7 +141,7 @@ fn shards(entry: &Entry) -> Result<Topic, String> {
     })
 }
 
-/// `async` of the store is a matter of its replies, not of its journal.
+/// The store's `async` concerns its replies, not its journal.
 fn durability(value: Option<&str>) -> Durability {
     match value {
         Some("replicated") => Durability::Replicated,
@@ -149,7 +149,7 @@ fn durability(value: Option<&str>) -> Durability {
     }
 }
 
-/// What topics fall back to: the brokers' settings as changed at run time over those they were started with.
+/// The fallback topic settings: broker settings changed at run time override those at startup.
 pub(super) fn defaults(started_with: &Settings, changed: &Settings) -> Settings {
     let mut defaults = started_with.clone();
     for (broker_name, name) in [(BROKER_DURABILITY, DURABILITY), (MIN_ISR, MIN_ISR), (UNCLEAN, UNCLEAN)] {
@@ -170,7 +170,7 @@ impl From<NodeOrder> for Order {
 }
 
 impl Member {
-    /// A member as its record says. Its directory is named by the voter id the cluster gave to it.
+    /// A member from its record. Its directory id is the voter id that the cluster assigned to it.
     pub fn from_live(live: &LiveMember) -> Self {
         let mut damaged: Vec<PartitionId> =
             live.record.damaged.iter().filter_map(|id| keys::parse_partition_id(id)).collect();
@@ -211,14 +211,24 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_is_read_as_far_as_replication_goes() {
+    fn topic_record_is_decoded_for_replication() {
         let id = TopicId(7);
-        let asked = topic(
+        let explicit_by_default = topic(
             &format!(r#"{{"id":"{id}","partitions":6,"replication_factor":3,"configs":{{}},"moons":1}}"#),
             &[],
         );
-        assert_eq!((asked.id, asked.partitions, asked.factor), (id, 6, Some(3)));
-        assert_eq!((asked.name.as_str(), asked.create_revision, asked.min_isr), ("orders", 40, None));
+        assert_eq!(
+            (explicit_by_default.id, explicit_by_default.partitions, explicit_by_default.factor),
+            (id, 6, Some(3))
+        );
+        assert_eq!(
+            (
+                explicit_by_default.name.as_str(),
+                explicit_by_default.create_revision,
+                explicit_by_default.min_isr
+            ),
+            ("orders", 40, None)
+        );
         let follows = topic(
             &format!(
                 r#"{{"id":"{id}","partitions":1,"replication_factor":1,"factor_asked":false,
@@ -231,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shards_are_one_more_topic() {
+    fn store_shards_are_decoded_as_a_topic() {
         let entry = entry(keys::SLOTS_CONFIG, r#"{"shards":3,"factor_asked":false,"durability":"fsync"}"#);
         let Ok(Record::Topic(shards)) = read(&entry, &Settings::new()) else { panic!("not a topic") };
         assert_eq!((shards.id, shards.partitions, shards.factor), (keys::SHARDS, 3, None));
@@ -266,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_changed_at_run_time_come_first() {
+    fn runtime_settings_override_startup_settings() {
         let started = [("durability".to_owned(), "replicated".to_owned())].into();
         let changed = [
             ("log.durability".to_owned(), "fsync".to_owned()),

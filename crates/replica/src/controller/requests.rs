@@ -1,11 +1,11 @@
-//! What clients ask for, carried out by whichever node was asked: moves of replicas, and elections.
+//! Client requests for reassignments and elections, carried out by the node that received them.
 //!
-//! A request is one compare-and-swap of the partition's record, made by the same [`Draft`] as the controller's own
-//! changes; the controller hears of it by its watch and sees a move to its end. So requests need no controller to talk
-//! to, and one that is just failing over loses none.
+//! A request is one compare-and-swap of the partition record, made by the same [`Draft`] as the controller's own
+//! changes. The controller learns of it by its watch and completes a reassignment. Requests therefore need no
+//! connection to the controller, and a controller failover loses none.
 //!
-//! Invariant: a change is drafted from a record that was read for this purpose, and compares its revision; who is put in
-//! the lead is alive in the run the record names, which is compared too.
+//! Invariant: a change is drafted from a record that was read for this purpose, and compares its revision. The
+//! elected leader is alive in the run that the record names, which is also compared.
 
 use moim_base::{BrokerId, TopicId};
 use moim_cluster::nodes::{self, LiveMember};
@@ -19,28 +19,28 @@ use crate::state::PartitionState;
 use crate::transition::Draft;
 use crate::types::{PartitionId, Versioned};
 
-/// How often a request is tried again because the record changed at the same moment.
+/// The maximum number of retries after concurrent changes of the record.
 const TRIES: usize = 16;
 
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The move is not possible.
+    /// The reassignment is not possible.
     #[error(transparent)]
     Move(#[from] MoveError),
-    /// It leads already; or, for an unclean election, somebody does.
+    /// The preferred replica leads already; or, for an unclean election, the partition has a leader.
     #[error("an election is not needed")]
     ElectionNotNeeded,
-    /// The preferred leader is not in sync, or does not run.
+    /// The preferred leader is not in sync, or is not running.
     #[error("the preferred leader is not available")]
     PreferredNotAvailable,
-    /// No replica runs.
-    #[error("no replica is there that could lead")]
-    NobodyAvailable,
-    /// The record kept changing. The same request may succeed at once.
+    /// No replica is running.
+    #[error("no replica is available to lead")]
+    NoReplicaAvailable,
+    /// The record kept changing. A retry may succeed at once.
     #[error("the partition is being changed")]
     Contended,
-    /// The record cannot be read.
+    /// The record cannot be decoded.
     #[error("{0}")]
     Damaged(String),
     /// The repository did not answer, or not in time.
@@ -48,16 +48,16 @@ pub enum RequestError {
     Repository(#[from] RepositoryError),
 }
 
-/// Which election is asked for.
+/// The kind of election.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ElectionKind {
-    /// Of the first replica.
+    /// Elects the preferred replica (the first one).
     Preferred,
-    /// Of any replica that runs, when nobody may lead: committed records may be lost, and the record says so.
+    /// Elects any running replica when no replica may lead: committed records may be lost, and the record says so.
     Unclean,
 }
 
-/// Begins to move a partition to `target`, the preferred leader first, or (`None`) gives a move up.
+/// Starts a reassignment to `target`, the preferred leader first, or (`None`) cancels it.
 pub async fn reassign(
     repository: &dyn StateRepository,
     id: PartitionId,
@@ -71,28 +71,28 @@ pub async fn reassign(
             return Err(MoveError::InvalidReplicas.into());
         }
         if settled(repository, id).await? != target.len() {
-            ask_for_factor(repository, id.topic, target.len()).await?;
+            record_explicit_factor(repository, id.topic, target.len()).await?;
         }
     }
     change(repository, id, |draft| match target {
         Some(target) if draft.begin_move(target) => Ok(()),
         None if !draft.state().is_moving() => Err(MoveError::NoneInProgress.into()),
         None if draft.cancel_move() => Ok(()),
-        Some(_) | None => Err(MoveError::NobodyStays.into()),
+        Some(_) | None => Err(MoveError::NoInSyncReplicaStays.into()),
     })
     .await
 }
 
-/// How many replicas a partition has, apart from those that a move brings in.
+/// The replica count of a partition, without the replicas that a reassignment adds.
 async fn settled(repository: &dyn StateRepository, id: PartitionId) -> Result<usize, RequestError> {
     let key = keys::partition(id);
     let entry = repository.get(&key).await?.ok_or(MoveError::UnknownPartition)?;
     Ok(decode(&key, &entry)?.settled().len())
 }
 
-/// Puts it on the topic's record that somebody has asked for a number of replicas: it does not follow the size of the
-/// cluster any more. The store's shards always do.
-async fn ask_for_factor(
+/// Records an explicit replication factor on the topic: it no longer follows the cluster size. The store's shards
+/// always follow it.
+async fn record_explicit_factor(
     repository: &dyn StateRepository,
     topic: TopicId,
     factor: usize,
@@ -120,7 +120,7 @@ fn decode(key: &str, entry: &Entry) -> Result<PartitionState, RequestError> {
     PartitionState::decode(&entry.value).map_err(|error| RequestError::Damaged(format!("{key}: {error}")))
 }
 
-/// Holds an election.
+/// Runs an election.
 pub async fn elect(
     repository: &dyn StateRepository,
     id: PartitionId,
@@ -141,7 +141,8 @@ pub async fn elect(
                     let entry = state.in_sync(node).zip(alive(&node));
                     entry.is_some_and(|(entry, member)| entry.epoch == member.epoch)
                 };
-                // Without a leader that has kept the in-sync set the logs have to be compared: the controller does.
+                // Without a leader that maintains the in-sync set the logs must be compared: the controller does
+                // that.
                 let is_led = state.leader.is_some_and(is_current);
                 if !is_led || !is_current(preferred) || !draft.elect(preferred) {
                     return Err(RequestError::PreferredNotAvailable);
@@ -153,9 +154,9 @@ pub async fn elect(
                 }
                 let usable = |node: &BrokerId| alive(node).filter(|member| !member.is_damaged(id));
                 let Some(member) = state.replicas.iter().find_map(usable) else {
-                    return Err(RequestError::NobodyAvailable);
+                    return Err(RequestError::NoReplicaAvailable);
                 };
-                draft.elect_anyway(member.in_sync(), true);
+                draft.elect_out_of_sync(member.in_sync(), true);
             }
         }
         Ok(())
@@ -163,7 +164,7 @@ pub async fn elect(
     .await
 }
 
-/// Changes a record by compare-and-swap, again while somebody else changes it too. What changes nothing succeeds.
+/// Changes a record by compare-and-swap, and retries on concurrent changes. A change without effect succeeds.
 async fn change(
     repository: &dyn StateRepository,
     id: PartitionId,
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_begins_and_is_given_up() {
+    fn reassignment_starts_and_is_cancelled() {
         block_on(async {
             let fixture = Fixture::new().await;
             let refused = reassign(&fixture.0, ID, None).await;
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_another_number_of_replicas_has_asked_for_it() {
+    fn reassignment_with_another_count_makes_the_factor_explicit() {
         block_on(async {
             let fixture = Fixture::new().await;
             let record = |asked: bool, factor: usize| {
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_preferred_leader_is_elected_if_it_runs_and_is_in_sync() {
+    fn preferred_leader_is_elected_if_running_and_in_sync() {
         block_on(async {
             let fixture = Fixture::new().await;
             let not_needed = elect(&fixture.0, ID, ElectionKind::Preferred).await;
@@ -291,7 +292,7 @@ mod tests {
             elect(&fixture.0, ID, ElectionKind::Preferred).await.unwrap();
             let state = fixture.state().await;
             assert_eq!((state.leader, state.leader_epoch.0), (Some(BrokerId(1)), 1));
-            // In another run than the record names it has yet to be judged.
+            // An entry of another run has yet to be judged by the controller.
             fixture.set(|state| state.leader = Some(BrokerId(2))).await;
             fixture.0.txn(Txn::new().delete(member_key(1))).await.unwrap();
             let refused = elect(&fixture.0, ID, ElectionKind::Preferred).await;
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unclean_election_is_put_on_record() {
+    fn requested_unclean_election_is_recorded() {
         block_on(async {
             let fixture = Fixture::new().await;
             let not_needed = elect(&fixture.0, ID, ElectionKind::Unclean).await;

@@ -1,4 +1,4 @@
-//! A controller over a repository that takes everything it writes, if its conditions hold.
+//! A controller over a repository that accepts every write whose conditions hold.
 
 use super::*;
 use crate::state::InSync;
@@ -11,8 +11,8 @@ struct World {
     members: BTreeMap<BrokerId, Member>,
     revision: i64,
     now_ms: u64,
-    asks: Vec<(BrokerId, PartitionId)>,
-    /// How far logs go, where a test says so; all others are equal. `None` does not answer.
+    log_end_requests: Vec<(BrokerId, PartitionId)>,
+    /// The log ends set by a test; all others are equal. `None` does not answer.
     ends: BTreeMap<BrokerId, Option<LogEnd>>,
 }
 
@@ -46,7 +46,7 @@ impl World {
             members: BTreeMap::new(),
             revision: 1_000,
             now_ms: 0,
-            asks: Vec::new(),
+            log_end_requests: Vec::new(),
             ends: BTreeMap::new(),
         };
         for node in 1..=nodes {
@@ -81,13 +81,13 @@ impl World {
         self.controller.on_member_lost(BrokerId(node));
     }
 
-    /// Decides and writes until nothing is left to do. Answers how many transactions that took.
+    /// Decides and writes until nothing is left to do. Returns the number of transactions.
     fn settle(&mut self) -> usize {
         let mut transactions = 0;
         for _ in 0..1_000 {
             let plan = self.controller.decide(self.now_ms);
-            let answered = self.answer(&plan.asks);
-            self.asks.extend(plan.asks);
+            let answered = self.answer(&plan.log_end_requests);
+            self.log_end_requests.extend(plan.log_end_requests);
             if plan.changes.is_empty() && !answered {
                 return transactions;
             }
@@ -102,10 +102,10 @@ impl World {
         panic!("the controller never rests");
     }
 
-    fn answer(&mut self, asks: &[(BrokerId, PartitionId)]) -> bool {
+    fn answer(&mut self, log_end_requests: &[(BrokerId, PartitionId)]) -> bool {
         let equal = LogEnd { epoch: LeaderEpoch(0), end: Offset(0) };
         let mut answered = false;
-        for (node, partition) in asks {
+        for (node, partition) in log_end_requests {
             let end = self.ends.get(node).copied().unwrap_or(Some(equal));
             if let (Some(member), Some(end)) = (self.members.get(node), end) {
                 self.controller.on_log_end(*partition, *node, member.epoch, end);
@@ -132,7 +132,7 @@ impl World {
         self.controller.on_record(change.partition, record);
     }
 
-    /// Somebody else (a leader) writes a record.
+    /// Another writer (a leader) changes a record.
     fn rewrite(&mut self, id: PartitionId, change: impl FnOnce(&mut PartitionState)) {
         self.revision += 1;
         let record = self.records.get_mut(&id).unwrap();
@@ -142,7 +142,7 @@ impl World {
         self.controller.on_record(id, Some(record.clone()));
     }
 
-    /// Every replica that is alive is in sync, as after the leader saw it catch up.
+    /// Every live replica is in sync, as after the leader saw it catch up.
     fn catch_up(&mut self) {
         for index in self.records.keys().copied().collect::<Vec<_>>() {
             let members = self.members.clone();
@@ -181,7 +181,7 @@ impl World {
 }
 
 #[test]
-fn a_new_topic_is_spread_over_the_nodes() {
+fn new_topic_is_spread_over_nodes() {
     let mut world = World::new(5);
     world.controller.on_topic(topic(100));
     world.settle();
@@ -192,7 +192,7 @@ fn a_new_topic_is_spread_over_the_nodes() {
 }
 
 #[test]
-fn a_lost_node_leads_nothing_and_is_waited_for_by_nobody() {
+fn lost_node_loses_leaderships_and_leaves_every_isr() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(30));
     world.settle();
@@ -213,24 +213,28 @@ fn ten_thousand_partitions_fail_over_in_a_bounded_number_of_steps() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(10_000));
     world.settle();
-    let before = world.controller.looks();
+    let before = world.controller.records_examined();
     world.kill(1);
     let transactions = world.settle();
-    // Every record names node 1; each is looked at when the node goes, once more when its candidates have answered or it has let
-    // elections go first, and once more when its change is seen.
-    assert!(world.controller.looks() - before <= 30_000, "{} looks", world.controller.looks() - before);
+    // Every record names node 1. Each is examined when the node is lost, again when its candidates have answered or
+    // its deferral has ended, and again when its change is seen.
+    assert!(
+        world.controller.records_examined() - before <= 30_000,
+        "{} records examined",
+        world.controller.records_examined() - before
+    );
     assert!(transactions <= 82, "{transactions} transactions");
     assert_eq!(world.leaders(), [(Some(2), 5_000), (Some(3), 5_000)].into());
-    // The first transactions are for those without a leader.
+    // The first transactions are for partitions without a leader.
     let mut world = World::new(6);
     world.controller.on_topic(topic(600));
     world.settle();
-    let before = world.controller.looks();
+    let before = world.controller.records_examined();
     world.kill(1);
     let plan = world.controller.decide(world.now_ms);
-    assert_eq!(world.controller.looks() - before, 300, "only what node 1 has a part in");
+    assert_eq!(world.controller.records_examined() - before, 300, "only what node 1 has a part in");
     assert!(plan.changes.is_empty(), "all else waits for the elections");
-    assert!(world.answer(&plan.asks));
+    assert!(world.answer(&plan.log_end_requests));
     let plan = world.controller.decide(world.now_ms);
     let led = |change: &Change| {
         let state = change.next.as_ref().unwrap();
@@ -242,7 +246,7 @@ fn ten_thousand_partitions_fail_over_in_a_bounded_number_of_steps() {
 }
 
 #[test]
-fn a_node_that_comes_back_intact_keeps_its_place_in_a_new_leader_epoch() {
+fn intact_restarted_node_keeps_its_isr_entry_in_a_new_leader_epoch() {
     let mut world = World::new(1);
     world.controller.on_topic(topic(2));
     world.settle();
@@ -254,7 +258,7 @@ fn a_node_that_comes_back_intact_keeps_its_place_in_a_new_leader_epoch() {
 }
 
 #[test]
-fn under_replicated_durability_a_crash_costs_the_place() {
+fn replicated_durability_crash_loses_the_isr_entry() {
     let mut world = World::new(3);
     world.controller.on_topic(Topic { durability: Durability::Replicated, ..topic(1) });
     world.settle();
@@ -274,7 +278,7 @@ fn under_replicated_durability_a_crash_costs_the_place() {
 }
 
 #[test]
-fn when_all_crashed_the_longest_log_of_all_is_elected_once_all_are_back() {
+fn longest_log_is_elected_once_all_crashed_replicas_are_back() {
     let mut world = World::new(3);
     world.ends = (1..=3).map(|node| (BrokerId(node), None)).collect();
     world.controller.on_topic(Topic { durability: Durability::Replicated, ..topic(1) });
@@ -291,7 +295,7 @@ fn when_all_crashed_the_longest_log_of_all_is_elected_once_all_are_back() {
     assert_eq!(World::nodes(&world.state(0).eligible), [2], "it may be back with everything");
     world.start(2, None);
     world.settle();
-    let mut asked: Vec<i32> = world.asks.drain(..).map(|(node, _)| node.0).collect();
+    let mut asked: Vec<i32> = world.log_end_requests.drain(..).map(|(node, _)| node.0).collect();
     asked.sort_unstable();
     asked.dedup();
     assert_eq!((world.state(0).leader, asked), (None, vec![1, 2, 3]));
@@ -306,12 +310,12 @@ fn when_all_crashed_the_longest_log_of_all_is_elected_once_all_are_back() {
 }
 
 #[test]
-fn after_a_cold_start_the_longest_log_of_those_in_sync_is_elected() {
+fn cold_start_elects_the_longest_log_of_the_isr() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(1));
     world.settle();
     let before = world.state(0).clone();
-    // All of them are back in new runs, and each believes to have everything: 1 lacks what rotted away.
+    // All of them are back in new runs, and each believes that it has everything: node 1 lost its last writes.
     let end = |epoch, end| Some(LogEnd { epoch: LeaderEpoch(epoch), end: Offset(end) });
     world.ends = [(BrokerId(1), end(2, 900)), (BrokerId(2), None), (BrokerId(3), end(1, 5_000))].into();
     (1..=3).for_each(|node| world.start(node, None));
@@ -322,7 +326,7 @@ fn after_a_cold_start_the_longest_log_of_those_in_sync_is_elected() {
     world.settle();
     assert_eq!(world.state(0).leader, Some(BrokerId(2)), "the newest epoch, then the longest log");
     assert_eq!(World::nodes(&world.state(0).isr), [1, 2, 3]);
-    // One that never answers is not waited for for ever.
+    // An election does not wait forever for a node that never answers.
     world.ends = [(BrokerId(1), end(3, 7)), (BrokerId(3), None)].into();
     world.kill(2);
     world.settle();
@@ -333,7 +337,7 @@ fn after_a_cold_start_the_longest_log_of_those_in_sync_is_elected() {
 }
 
 #[test]
-fn an_empty_or_damaged_copy_is_never_elected() {
+fn empty_or_damaged_replica_is_never_elected() {
     for change in [(|member: &mut Member| member.directory = DirectoryId(99)) as fn(&mut Member), |member| {
         member.damaged = vec![id(0)]
     }] {
@@ -367,7 +371,7 @@ fn an_empty_or_damaged_copy_is_never_elected() {
 }
 
 #[test]
-fn an_unclean_election_happens_only_where_it_is_allowed() {
+fn unclean_election_happens_only_if_enabled() {
     for unclean in [false, true] {
         let mut world = World::new(3);
         world.controller.on_topic(Topic { unclean, min_isr: Some(1), ..topic(1) });
@@ -385,7 +389,7 @@ fn an_unclean_election_happens_only_where_it_is_allowed() {
 }
 
 #[test]
-fn suspicion_that_lasts_is_acted_on_unless_too_many_are_suspected() {
+fn lasting_suspicion_moves_leaders_unless_half_the_cluster_is_suspected() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(3));
     world.settle();
@@ -396,8 +400,8 @@ fn suspicion_that_lasts_is_acted_on_unless_too_many_are_suspected() {
     world.settle();
     assert_eq!(world.leaders().get(&Some(1)), None);
     let without = |world: &World| world.records.values().filter(|r| r.value.isr.len() == 2).count();
-    assert_eq!(without(&world), 1, "those who lead find out for themselves who follows");
-    // The leader hears it and takes it back in: so be it. It does not lead while it is under suspicion.
+    assert_eq!(without(&world), 1, "leaders detect their followers themselves");
+    // The leader still hears it and adds it back. It does not lead while it is suspected.
     world.catch_up();
     world.now_ms = 60_000;
     assert_eq!(world.settle(), 0);
@@ -413,7 +417,7 @@ fn suspicion_that_lasts_is_acted_on_unless_too_many_are_suspected() {
 }
 
 #[test]
-fn leaders_move_off_a_node_that_is_drained_and_return_after_it() {
+fn drained_node_loses_leaderships_and_regains_them_afterwards() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(30));
     world.settle();
@@ -429,7 +433,7 @@ fn leaders_move_off_a_node_that_is_drained_and_return_after_it() {
 }
 
 #[test]
-fn preferred_leaders_return_after_a_while() {
+fn preferred_leaders_return_after_the_return_delay() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(30));
     world.settle();
@@ -448,7 +452,7 @@ fn preferred_leaders_return_after_a_while() {
 }
 
 #[test]
-fn a_cluster_that_grows_from_one_to_three_raises_the_factor_of_what_exists() {
+fn growth_from_one_to_three_nodes_raises_existing_replication_factors() {
     let mut world = World::new(1);
     world.controller.on_topic(topic(100));
     world.settle();
@@ -469,14 +473,14 @@ fn a_cluster_that_grows_from_one_to_three_raises_the_factor_of_what_exists() {
     assert!(world.records.values().all(|record| record.value.isr.len() == 3 && record.value.min_isr == 2));
     let led = world.leaders();
     assert!(led.values().all(|count| (33..=34).contains(count)), "{led:?}");
-    // The first node may go now.
+    // The first node may be lost now.
     world.kill(1);
     world.settle();
     assert_eq!(world.leaders().get(&None), None);
 }
 
 #[test]
-fn a_node_that_is_removed_is_emptied_while_serving() {
+fn removed_node_loses_its_replicas_while_serving() {
     let mut world = World::new(4);
     world.controller.on_topic(topic(40));
     world.settle();
@@ -490,7 +494,7 @@ fn a_node_that_is_removed_is_emptied_while_serving() {
     world.settle();
     assert_eq!(world.controller.replicas_of(BrokerId(1)), 0);
     assert!(world.records.values().all(|record| record.value.replicas.len() == 3));
-    // A node that is away is waited for; nobody loses a copy for that.
+    // An offline node is waited for; no partition loses a replica for that.
     world.kill(4);
     world.settle();
     world.order(2, Order::Remove);
@@ -501,7 +505,7 @@ fn a_node_that_is_removed_is_emptied_while_serving() {
     world.start(4, None);
     world.settle();
     world.catch_up();
-    // With two nodes left there are too few for three copies, for good.
+    // Two remaining nodes are too few for three replicas, for good.
     world.order(1, Order::Remove);
     for _ in 0..10 {
         world.settle();
@@ -515,7 +519,7 @@ fn a_node_that_is_removed_is_emptied_while_serving() {
 }
 
 #[test]
-fn a_node_taken_back_under_suspicion_gets_replicas_once_it_is_trusted() {
+fn restored_suspected_node_gets_replicas_once_trusted() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(3));
     world.settle();
@@ -538,14 +542,14 @@ fn a_node_taken_back_under_suspicion_gets_replicas_once_it_is_trusted() {
     world.settle();
     world.order(3, Order::Serve);
     rounds(&mut world);
-    assert_eq!(replicas(&world), [2, 2, 2], "nobody gives a copy to who does not answer");
+    assert_eq!(replicas(&world), [2, 2, 2], "a suspected node gets no replica");
     world.controller.on_suspect(BrokerId(3), None);
     rounds(&mut world);
     assert_eq!(replicas(&world), [3, 3, 3]);
 }
 
 #[test]
-fn records_whose_topic_is_not_there_yet_are_given_time() {
+fn orphan_records_are_deleted_only_after_a_delay() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(4));
     world.settle();
@@ -561,17 +565,17 @@ fn records_whose_topic_is_not_there_yet_are_given_time() {
     assert_eq!((plan.changes.len(), plan.wake_ms.is_some()), (0, true));
     next.controller.on_topic(topic(2));
     assert!(next.controller.decide(40_000).changes.iter().all(|change| change.next.is_some()));
-    let mut nobody = World { controller: Controller::new(9, ControllerTuning::default()), ..next };
-    for (id, record) in &nobody.records {
-        nobody.controller.on_record(*id, Some(record.clone()));
+    let mut fresh = World { controller: Controller::new(9, ControllerTuning::default()), ..next };
+    for (id, record) in &fresh.records {
+        fresh.controller.on_record(*id, Some(record.clone()));
     }
-    nobody.controller.decide(1_000);
-    let deleted = nobody.controller.decide(31_000).changes;
+    fresh.controller.decide(1_000);
+    let deleted = fresh.controller.decide(31_000).changes;
     assert!(deleted.len() == 4 && deleted.iter().all(|change| change.next.is_none()));
 }
 
 #[test]
-fn a_reassignment_goes_through_and_can_be_given_up() {
+fn reassignment_completes_and_can_be_cancelled() {
     let mut world = World::new(4);
     world.controller.on_topic(Topic {
         factor: Some(2),
@@ -605,7 +609,7 @@ fn a_reassignment_goes_through_and_can_be_given_up() {
 }
 
 #[test]
-fn a_deleted_topic_takes_its_records_along() {
+fn deleted_topic_deletes_its_partition_records() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(300));
     world.settle();
@@ -616,7 +620,7 @@ fn a_deleted_topic_takes_its_records_along() {
 }
 
 #[test]
-fn a_topic_that_grows_gets_its_new_partitions() {
+fn grown_topic_gets_its_new_partitions() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(3));
     world.settle();
@@ -627,7 +631,7 @@ fn a_topic_that_grows_gets_its_new_partitions() {
 }
 
 #[test]
-fn a_change_that_failed_is_decided_again() {
+fn failed_change_is_decided_again() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(1));
     let plan = world.controller.decide(0);
@@ -639,7 +643,7 @@ fn a_change_that_failed_is_decided_again() {
     world.settle();
     world.kill(world.state(0).leader.unwrap().0);
     let asked = world.controller.decide(0);
-    assert!(asked.changes.is_empty() && world.answer(&asked.asks));
+    assert!(asked.changes.is_empty() && world.answer(&asked.log_end_requests));
     let lost = world.controller.decide(0);
     assert_eq!((lost.changes.len(), world.controller.decide(0).changes.len()), (1, 0));
     world.controller.on_failed(id(0));
@@ -647,7 +651,7 @@ fn a_change_that_failed_is_decided_again() {
 }
 
 #[test]
-fn what_a_removal_shrank_grows_back_also_where_a_factor_was_asked_for() {
+fn factor_shrunk_by_a_removal_is_restored_even_if_explicit() {
     let mut world = World::new(3);
     world.controller.on_topic(Topic { factor: Some(3), ..topic(4) });
     world.settle();
@@ -663,12 +667,12 @@ fn what_a_removal_shrank_grows_back_also_where_a_factor_was_asked_for() {
         sizes.collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(sizes(&world), [(2, Some(3))].into());
-    // Asked for by name: two it is, from now on.
+    // An explicit request: two replicas from now on.
     let change = world.controller.reassign(id(0), Some(&[BrokerId(2), BrokerId(1)])).unwrap().unwrap();
     world.revision += 1;
     world.write(change);
     world.settle();
-    // Another node comes: the others grow onto it.
+    // Another node joins: the other partitions grow onto it.
     world.start(4, None);
     for _ in 0..4 {
         world.settle();
@@ -684,7 +688,7 @@ fn what_a_removal_shrank_grows_back_also_where_a_factor_was_asked_for() {
 }
 
 #[test]
-fn damage_found_while_a_node_runs_takes_its_place_away_but_never_the_last_one() {
+fn damage_removes_the_isr_entry_except_the_last_one() {
     let mut world = World::new(3);
     world.controller.on_topic(Topic { min_isr: Some(1), ..topic(3) });
     world.settle();
@@ -697,7 +701,7 @@ fn damage_found_while_a_node_runs_takes_its_place_away_but_never_the_last_one() 
     assert_ne!(state.leader, Some(BrokerId(1)));
     assert_eq!(state.in_sync(BrokerId(1)), None);
     assert!((0..3).filter(|at| *at != damaged).all(|at| world.state(at).isr.len() == 3));
-    // The others go, and the last one in sync is damaged too: it leads on, for what can still be read.
+    // The others are lost, and the last in-sync replica is damaged too: it keeps leading, for what can still be read.
     for node in [2, 3] {
         let before = world.state(damaged).isr.len();
         if before > 1 {
@@ -713,12 +717,12 @@ fn damage_found_while_a_node_runs_takes_its_place_away_but_never_the_last_one() 
 }
 
 #[test]
-fn a_node_whose_disk_hangs_leads_only_what_no_other_in_sync_replica_can() {
+fn impaired_node_leads_only_where_no_other_isr_member_can() {
     let mut world = World::new(3);
     world.controller.on_topic(topic(6));
     world.settle();
     world.rewrite(id(5), |state| {
-        // Only the leader has everything.
+        // Only the leader is in sync.
         let leader = state.leader;
         state.isr.retain(|member| Some(member.node) == leader);
     });
@@ -738,7 +742,7 @@ fn a_node_whose_disk_hangs_leads_only_what_no_other_in_sync_replica_can() {
     }
     world.settle();
     assert_eq!(world.records, before);
-    // Back: what prefers it returns.
+    // Healthy again: its preferred leaderships return.
     for node in 1..=3 {
         world.controller.on_impaired(BrokerId(node), false);
     }

@@ -1,21 +1,21 @@
-//! What two nodes say to each other about the partitions one follows from the other, as bytes.
+//! The frames that two nodes exchange about the partitions that one follows from the other, and their encoding.
 //!
-//! A frame: length of what follows it, length of its head, CRC32C of kind and head, kind, head, body. Numbers are
-//! big-endian. Only an answer and a part of a snapshot have a body; records carry checksums of their own.
+//! A frame: length of the remainder, length of its head, CRC32C of kind and head, kind, head, body. Integers are
+//! big-endian. Only an answer and a snapshot chunk have a body; records carry their own checksums.
 //!
-//! A connection is a session: a partition is named once and called by its slot from then on. The follower asks for what
-//! it wants next, slot by slot; the leader answers when there is something to say, so that a partition in which nothing
-//! happens costs nothing. Reports of disk progress and high watermarks travel beside that, many at a time.
+//! A connection is a session: a partition is named once and then referenced by its slot. The follower requests the
+//! next records, slot by slot; the leader answers when there is something to send, so that an idle partition costs
+//! nothing. Reports of disk progress and high watermarks are sent beside that, many at a time.
 //!
-//! Bytes come from outside: a count is believed only as far as the bytes behind it reach, memory grows with what has
-//! arrived, and what is left over is an error.
+//! Input is untrusted: a count is accepted only as far as the bytes behind it reach, memory grows only with received
+//! bytes, and trailing bytes are an error.
 
 use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use moim_base::{BrokerId, LeaderEpoch, Offset, TopicId};
 
-use super::copy::{Records, Span};
+use super::replicated::{Records, Span};
 use crate::controller::LogEnd;
 use crate::machine::{Chunk, SnapshotFetch};
 use crate::message::{Answer, Fetch, Refusal, Report, Sender};
@@ -24,35 +24,35 @@ use crate::types::{BrokerEpoch, DirectoryId, PartitionId};
 const MAGIC: u32 = 0x4d52_504c; // "MRPL"
 const VERSION: u16 = 4;
 const FIXED: usize = 13;
-/// The largest head: a few hundred thousand entries.
+/// The maximum size of a head: a few hundred thousand entries.
 const MAX_HEAD: usize = 16 << 20;
-/// The largest frame: the largest frame of a journal, and its head.
+/// The maximum size of a frame: the largest journal frame, and its head.
 const MAX_FRAME: usize = moim_journal::PlainFraming::MAX + MAX_HEAD;
 
-/// A frame that has arrived.
+/// A received frame.
 pub(super) struct Frame {
     kind: u8,
     head: Bytes,
     body: Bytes,
 }
 
-/// What a follower's node says.
+/// A message from a follower's node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum ToLeader {
     Hello(Sender),
     Beat,
-    /// From now on these slots are these partitions.
-    Names(Vec<(u32, PartitionId)>),
-    /// These slots are not used any more.
-    Forget(Vec<u32>),
-    /// What is wanted: slot, number of the fetch, the fetch.
-    Wants(Vec<(u32, u64, Fetch)>),
+    /// Assigns these slots to these partitions.
+    AssignSlots(Vec<(u32, PartitionId)>),
+    /// Releases these slots.
+    ReleaseSlots(Vec<u32>),
+    /// Fetches: slot, fetch id, fetch.
+    Fetches(Vec<(u32, u64, Fetch)>),
     Reports(Vec<(u32, Report)>),
     Snapshot(u32, SnapshotFetch),
     LogEnds(u64, Vec<PartitionId>),
 }
 
-/// What a leader's node says.
+/// A message from a leader's node.
 #[derive(Clone, Debug)]
 pub(super) enum ToFollower {
     Hello(Sender),
@@ -66,9 +66,9 @@ pub(super) enum ToFollower {
 mod kind {
     pub(super) const HELLO: u8 = 1;
     pub(super) const BEAT: u8 = 2;
-    pub(super) const NAMES: u8 = 3;
-    pub(super) const FORGET: u8 = 4;
-    pub(super) const WANTS: u8 = 5;
+    pub(super) const ASSIGN_SLOTS: u8 = 3;
+    pub(super) const RELEASE_SLOTS: u8 = 4;
+    pub(super) const FETCHES: u8 = 5;
     pub(super) const REPORTS: u8 = 6;
     pub(super) const SNAPSHOT: u8 = 7;
     pub(super) const LOG_ENDS: u8 = 8;
@@ -81,18 +81,18 @@ fn bad(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// How many bytes are missing to a whole frame, as far as it is known.
+/// The number of bytes missing to a complete frame, as far as known.
 pub(super) fn missing(input: &[u8]) -> usize {
     let Some(mut len) = input.get(..4) else { return FIXED };
     (4 + len.get_u32() as usize).saturating_sub(input.len())
 }
 
-/// Takes the first frame off what has arrived, if it is whole.
+/// Splits the first frame off the received bytes, if it is complete.
 pub(super) fn split(input: &mut BytesMut) -> io::Result<Option<Frame>> {
     let Some(mut fixed) = input.get(..FIXED) else { return Ok(None) };
     let (len, head_len) = (fixed.get_u32() as usize + 4, fixed.get_u32() as usize);
     if len > MAX_FRAME || head_len > MAX_HEAD || len < FIXED + head_len {
-        return Err(bad("a frame is too long"));
+        return Err(bad("frame too long"));
     }
     if input.len() < len {
         return Ok(None);
@@ -100,14 +100,14 @@ pub(super) fn split(input: &mut BytesMut) -> io::Result<Option<Frame>> {
     let (crc, kind) = (fixed.get_u32(), fixed.get_u8());
     let mut frame = input.split_to(len).freeze();
     if crc32c::crc32c(&frame[FIXED - 1..FIXED + head_len]) != crc {
-        return Err(bad("a frame is damaged"));
+        return Err(bad("frame checksum mismatch"));
     }
     frame.advance(FIXED);
     let head = frame.split_to(head_len);
     Ok(Some(Frame { kind, head, body: frame }))
 }
 
-/// Encodes a frame whose body, if it has one, is sent right after it.
+/// Encodes a frame; its body, if any, is sent directly after it.
 fn put(out: &mut BytesMut, kind: u8, body_len: usize, head: impl FnOnce(&mut BytesMut)) {
     let start = out.len();
     out.put_slice(&[0; FIXED - 1]);
@@ -142,17 +142,17 @@ impl ToLeader {
         match self {
             Self::Hello(sender) => put_hello(out, sender),
             Self::Beat => put(out, kind::BEAT, 0, |_| {}),
-            Self::Names(names) => put(out, kind::NAMES, 0, |out| {
-                for (slot, id) in names {
+            Self::AssignSlots(assigned) => put(out, kind::ASSIGN_SLOTS, 0, |out| {
+                for (slot, id) in assigned {
                     out.put_u32(*slot);
                     put_partition(out, *id);
                 }
             }),
-            Self::Forget(slots) => {
-                put(out, kind::FORGET, 0, |out| slots.iter().for_each(|slot| out.put_u32(*slot)));
+            Self::ReleaseSlots(slots) => {
+                put(out, kind::RELEASE_SLOTS, 0, |out| slots.iter().for_each(|slot| out.put_u32(*slot)));
             }
-            Self::Wants(wants) => put(out, kind::WANTS, 0, |out| {
-                for (slot, id, fetch) in wants {
+            Self::Fetches(due_fetches) => put(out, kind::FETCHES, 0, |out| {
+                for (slot, id, fetch) in due_fetches {
                     out.put_u32(*slot);
                     out.put_u64(*id);
                     out.put_i32(fetch.leader_epoch.0);
@@ -188,18 +188,20 @@ impl ToLeader {
         }
     }
 
-    /// `from` is who said hello on this connection.
+    /// `from` is the sender of the hello on this connection.
     pub(super) fn decode(frame: Frame, from: Option<Sender>) -> io::Result<Self> {
         let mut head = Input(frame.head);
         if frame.kind == kind::HELLO {
             return Ok(Self::Hello(head.hello()?));
         }
-        let from = from.ok_or_else(|| bad("something was said before hello"))?;
-        let said = match frame.kind {
+        let from = from.ok_or_else(|| bad("frame before hello"))?;
+        let message = match frame.kind {
             kind::BEAT => Self::Beat,
-            kind::NAMES => Self::Names(head.list(24, |head| Ok((head.u32()?, head.partition()?)))?),
-            kind::FORGET => Self::Forget(head.list(4, Input::u32)?),
-            kind::WANTS => Self::Wants(head.list(68, |head| {
+            kind::ASSIGN_SLOTS => {
+                Self::AssignSlots(head.list(24, |head| Ok((head.u32()?, head.partition()?)))?)
+            }
+            kind::RELEASE_SLOTS => Self::ReleaseSlots(head.list(4, Input::u32)?),
+            kind::FETCHES => Self::Fetches(head.list(68, |head| {
                 let (slot, id) = (head.u32()?, head.u64()?);
                 let (leader_epoch, record) = (head.epoch()?, head.i64()?);
                 let offset = head.offset()?;
@@ -234,14 +236,14 @@ impl ToLeader {
                 let call = head.u64()?;
                 Self::LogEnds(call, head.list(20, Input::partition)?)
             }
-            _ => return Err(bad("a frame of an unknown kind")),
+            _ => return Err(bad("unknown frame kind")),
         };
         head.end(&frame.body)?;
-        Ok(said)
+        Ok(message)
     }
 }
 
-/// Encodes an answer. Its records, `body_len` bytes, are sent right after it.
+/// Encodes an answer. Its records, `body_len` bytes, are sent directly after it.
 pub(super) fn put_answer(
     out: &mut BytesMut,
     slot: u32,
@@ -276,7 +278,7 @@ pub(super) fn put_answer(
     });
 }
 
-/// Encodes a part of a snapshot. Its bytes are sent right after it.
+/// Encodes a snapshot chunk. Its bytes are sent directly after it.
 pub(super) fn put_chunk(out: &mut BytesMut, slot: u32, epoch: LeaderEpoch, chunk: &Chunk) {
     put(out, kind::SNAPSHOT, chunk.bytes.len(), |out| {
         out.put_u32(slot);
@@ -298,8 +300,8 @@ impl ToFollower {
                 put_answer(out, *slot, (*id, *epoch), answer, records.span, records.bytes.len());
                 out.put_slice(&records.bytes);
             }
-            Self::HighWatermarks(risen) => put(out, kind::HIGH_WATERMARKS, 0, |out| {
-                for (slot, epoch, high_watermark) in risen {
+            Self::HighWatermarks(advanced_watermark) => put(out, kind::HIGH_WATERMARKS, 0, |out| {
+                for (slot, epoch, high_watermark) in advanced_watermark {
                     out.put_u32(*slot);
                     out.put_i32(epoch.0);
                     out.put_i64(high_watermark.0);
@@ -327,7 +329,7 @@ impl ToFollower {
 
     pub(super) fn decode(frame: Frame) -> io::Result<Self> {
         let mut head = Input(frame.head);
-        let said = match frame.kind {
+        let message = match frame.kind {
             kind::HELLO => return Ok(Self::Hello(head.hello()?)),
             kind::BEAT => Self::Beat,
             kind::ANSWER => return Self::decode_answer(head, frame.body),
@@ -350,10 +352,10 @@ impl ToFollower {
                 })?;
                 Self::LogEnds(call, run, ends)
             }
-            _ => return Err(bad("a frame of an unknown kind")),
+            _ => return Err(bad("unknown frame kind")),
         };
         head.end(&frame.body)?;
-        Ok(said)
+        Ok(message)
     }
 
     fn decode_answer(mut head: Input, bytes: Bytes) -> io::Result<Self> {
@@ -372,7 +374,7 @@ impl ToFollower {
             6 => Err(Refusal::NotReplica),
             7 => Err(Refusal::StaleBroker),
             8 => Ok(Answer::Cleaned { below: one, log_start: two }),
-            _ => return Err(bad("an answer of an unknown kind")),
+            _ => return Err(bad("unknown answer kind")),
         };
         head.end(&[])?;
         Ok(Self::Answer {
@@ -385,12 +387,12 @@ impl ToFollower {
     }
 }
 
-/// Bytes that are checked before they are read.
+/// Input that is bounds-checked before every read.
 struct Input(Bytes);
 
 impl Input {
     fn take(&mut self, len: usize) -> io::Result<Bytes> {
-        if self.0.len() < len { Err(bad("a frame is too short")) } else { Ok(self.0.split_to(len)) }
+        if self.0.len() < len { Err(bad("frame too short")) } else { Ok(self.0.split_to(len)) }
     }
 
     fn u32(&mut self) -> io::Result<u32> {
@@ -411,7 +413,7 @@ impl Input {
 
     fn offset(&mut self) -> io::Result<Offset> {
         match self.i64()? {
-            negative if negative < 0 => Err(bad("an offset is negative")),
+            negative if negative < 0 => Err(bad("negative offset")),
             offset => Ok(Offset(offset)),
         }
     }
@@ -423,10 +425,10 @@ impl Input {
 
     fn hello(&mut self) -> io::Result<Sender> {
         if self.u32()? != MAGIC {
-            return Err(bad("not a connection of replication"));
+            return Err(bad("not a replication connection"));
         }
         if self.take(2)?.get_u16() != VERSION {
-            return Err(bad("another version of replication"));
+            return Err(bad("unsupported replication protocol version"));
         }
         let mut bytes = self.take(20)?;
         Ok(Sender {
@@ -436,7 +438,7 @@ impl Input {
         })
     }
 
-    /// The rest as items of `size` bytes each.
+    /// The remainder as items of `size` bytes each.
     fn list<T>(
         &mut self,
         size: usize,
@@ -451,7 +453,7 @@ impl Input {
     }
 
     fn end(&self, body: &[u8]) -> io::Result<()> {
-        if self.0.is_empty() && body.is_empty() { Ok(()) } else { Err(bad("a frame is too long")) }
+        if self.0.is_empty() && body.is_empty() { Ok(()) } else { Err(bad("frame too long")) }
     }
 }
 
@@ -475,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_follower_says_survives_the_wire() {
+    fn follower_messages_round_trip() {
         let from = sender();
         let fetch = Fetch {
             from,
@@ -494,23 +496,23 @@ mod tests {
         let all = [
             ToLeader::Hello(from),
             ToLeader::Beat,
-            ToLeader::Names(vec![(0, id(0)), (1, id(7))]),
-            ToLeader::Forget(vec![1, 2]),
-            ToLeader::Wants(vec![(0, 5, fetch), (1, 6, Fetch { last_epoch: None, ..fetch })]),
+            ToLeader::AssignSlots(vec![(0, id(0)), (1, id(7))]),
+            ToLeader::ReleaseSlots(vec![1, 2]),
+            ToLeader::Fetches(vec![(0, 5, fetch), (1, 6, Fetch { last_epoch: None, ..fetch })]),
             ToLeader::Reports(vec![(0, report)]),
             ToLeader::Snapshot(2, snapshot),
             ToLeader::Snapshot(2, SnapshotFetch { snapshot: Some(Offset(6)), ..snapshot }),
             ToLeader::LogEnds(8, vec![id(1), id(2)]),
         ];
-        for said in all {
+        for message in all {
             let mut bytes = BytesMut::new();
-            said.encode(&mut bytes);
-            assert_eq!(ToLeader::decode(arrive(&bytes), Some(from)).unwrap(), said);
+            message.encode(&mut bytes);
+            assert_eq!(ToLeader::decode(arrive(&bytes), Some(from)).unwrap(), message);
         }
     }
 
     #[test]
-    fn what_a_leader_says_survives_the_wire() {
+    fn leader_messages_round_trip() {
         let span = Span { from: Offset(7), next: Offset(9), next_epoch: LeaderEpoch(2) };
         let none = Records { bytes: Bytes::new(), span };
         let some = Records { bytes: Bytes::from_static(b"abc"), span };
@@ -548,18 +550,18 @@ mod tests {
             ToFollower::Chunk(1, epoch, Some(chunk)),
             ToFollower::LogEnds(4, BrokerEpoch(5), vec![(id(1), Some(end)), (id(2), None)]),
         ]);
-        for said in all {
+        for message in all {
             let mut bytes = BytesMut::new();
-            said.encode(&mut bytes);
+            message.encode(&mut bytes);
             let back = ToFollower::decode(arrive(&bytes)).unwrap();
-            assert_eq!(format!("{back:?}"), format!("{said:?}"));
+            assert_eq!(format!("{back:?}"), format!("{message:?}"));
         }
     }
 
     #[test]
-    fn a_flipped_bit_in_a_head_is_seen_and_half_a_frame_is_waited_for() {
+    fn flipped_bit_in_frame_head_is_detected_and_partial_frame_waits() {
         let mut bytes = BytesMut::new();
-        ToLeader::Names(vec![(0, id(0))]).encode(&mut bytes);
+        ToLeader::AssignSlots(vec![(0, id(0))]).encode(&mut bytes);
         for len in 0..bytes.len() {
             let mut part = BytesMut::from(&bytes[..len]);
             assert!(split(&mut part).unwrap().is_none());
@@ -573,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_refused_without_being_believed() {
+    fn malformed_frames_are_refused() {
         for text in [[0xff; 32], [0; 32]] {
             assert!(split(&mut BytesMut::from(&text[..])).is_err());
         }
@@ -581,7 +583,7 @@ mod tests {
         ToLeader::Beat.encode(&mut bytes);
         assert!(ToLeader::decode(arrive(&bytes), None).is_err(), "before hello");
         let mut bytes = BytesMut::new();
-        put(&mut bytes, kind::WANTS, 0, |out| out.put_slice(&[1; 45]));
+        put(&mut bytes, kind::FETCHES, 0, |out| out.put_slice(&[1; 45]));
         assert!(ToLeader::decode(arrive(&bytes), Some(sender())).is_err(), "bytes left over");
     }
 }

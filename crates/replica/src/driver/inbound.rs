@@ -1,9 +1,10 @@
-//! The connection of a node that follows partitions of ours.
+//! The connection of a node that follows partitions of this node.
 //!
-//! Its session remembers which slot is which partition. A fetch with nothing to read waits with its copy; an append puts
-//! the slot on this connection's list, and its task reads and sends. Below the high watermark records go from the page
-//! cache to the socket; above it they are taken into memory first, because that part of a file may be cut and written
-//! again. After reading the leadership is looked at once more: what was read belongs to it only if it still stands.
+//! Its session maps slots to partitions. A fetch with nothing to read is parked with its replica; an append puts the
+//! slot on this connection's list, and its task reads and sends. Below the high watermark records go from the page
+//! cache to the socket; above it they are copied into memory first, because that part of a file may be truncated and
+//! rewritten. After the read the leader epoch is checked again: the records belong to the leadership only if it has
+//! not ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,8 +19,8 @@ use moim_journal::{Journal, Read, ReadError};
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::copy::{ChunkAnswer, Reply, Span};
 use super::frame::{self, ToFollower, ToLeader};
+use super::replicated::{ChunkAnswer, Reply, Span};
 use super::stream::{Stream, Turn};
 use super::throttle::Throttle;
 use super::{Replicated, Shared, lock};
@@ -27,10 +28,10 @@ use crate::machine::{Chunk, SnapshotFetch};
 use crate::message::{Answer, Refusal, Sender};
 use crate::types::PartitionId;
 
-/// Slots of one session.
+/// The maximum number of slots per session.
 const SLOTS: usize = 1 << 22;
 
-/// A follower's connection, as copies know it.
+/// A follower's connection, as seen by replicas.
 pub(super) struct Inbound {
     from: Sender,
     heard_ms: AtomicU64,
@@ -38,13 +39,13 @@ pub(super) struct Inbound {
     notify: Notify,
 }
 
-/// What waits for the connection's task. Bounded: a slot is on a list once, its copy sees to that.
+/// Work for the connection's task. Bounded: its replica puts a slot on a list only once.
 #[derive(Default)]
 struct Lists {
     ready: Vec<u32>,
-    risen: Vec<u32>,
+    advanced_watermark: Vec<u32>,
     chunks: Vec<(u32, LeaderEpoch, Option<Chunk>)>,
-    look_again: bool,
+    reevaluate_held: bool,
     closed: bool,
 }
 
@@ -53,7 +54,7 @@ impl Inbound {
         self.from
     }
 
-    /// When something was last heard on it.
+    /// The time of the last received frame.
     pub(super) fn heard_ms(&self) -> u64 {
         self.heard_ms.load(Ordering::Relaxed)
     }
@@ -62,20 +63,20 @@ impl Inbound {
         std::ptr::eq(self, other)
     }
 
-    /// A fetch that waited has something to read, or is to be refused.
+    /// A parked fetch has something to read, or must be refused.
     pub(super) fn note_ready(&self, slot: u32) {
         lock(&self.lists).ready.push(slot);
         self.notify.notify_one();
     }
 
-    /// A high watermark has moved.
-    pub(super) fn note_risen(&self, slot: u32) {
+    /// A high watermark has advanced.
+    pub(super) fn note_high_watermark(&self, slot: u32) {
         let first = {
             let mut lists = lock(&self.lists);
-            lists.risen.push(slot);
-            lists.risen.len() == 1
+            lists.advanced_watermark.push(slot);
+            lists.advanced_watermark.len() == 1
         };
-        // Nobody is in a hurry: the task looks at the rest when its time has come.
+        // Not urgent: the task sends the rest when its delay has passed.
         if first {
             self.notify.notify_one();
         }
@@ -86,9 +87,9 @@ impl Inbound {
         self.notify.notify_one();
     }
 
-    /// What was held back may go now.
-    pub(super) fn look_again(&self) {
-        lock(&self.lists).look_again = true;
+    /// Held-back answers may be sendable now.
+    pub(super) fn reevaluate_held(&self) {
+        lock(&self.lists).reevaluate_held = true;
         self.notify.notify_one();
     }
 
@@ -102,10 +103,10 @@ impl Inbound {
 pub(super) async fn serve(shared: Arc<Shared>, socket: Box<dyn Socket>) {
     let mut stream = Stream::new(socket);
     let limit = Duration::from_millis(shared.tuning.silence_ms);
-    let from = match tokio::time::timeout(limit, welcome(&shared, &mut stream)).await {
+    let from = match tokio::time::timeout(limit, handshake(&shared, &mut stream)).await {
         Ok(Ok(from)) => from,
-        Ok(Err(error)) => return tracing::debug!(%error, "a follower was not taken in"),
-        Err(_) => return tracing::debug!("a follower did not say who it is"),
+        Ok(Err(error)) => return tracing::debug!(%error, "follower connection refused"),
+        Err(_) => return tracing::debug!("follower handshake timed out"),
     };
     let inbound = Arc::new(Inbound {
         from,
@@ -123,13 +124,13 @@ pub(super) async fn serve(shared: Arc<Shared>, socket: Box<dyn Socket>) {
         slots: Vec::new(),
         replies: VecDeque::new(),
         taking: HashSet::new(),
-        rise_at: None,
+        watermarks_at: None,
         held: VecDeque::new(),
         held_until: None,
     };
     let ended = session.run().await;
     let why = ended.err().map_or("closed".to_owned(), |error| error.to_string());
-    tracing::debug!(node = %from.node, why, "a follower's connection ended");
+    tracing::debug!(node = %from.node, why, "replication connection from follower closed");
     let gone = {
         let mut all = lock(&shared.inbound);
         let newest = all.get(&from.node).is_some_and(|newest| newest.is(&inbound));
@@ -138,17 +139,17 @@ pub(super) async fn serve(shared: Arc<Shared>, socket: Box<dyn Socket>) {
         }
         newest
     };
-    for copy in session.slots.into_iter().filter_map(|slot| slot.and_then(|slot| slot.copy)) {
-        copy.on_unsubscribed(&inbound, gone);
+    for replica in session.slots.into_iter().filter_map(|slot| slot.and_then(|slot| slot.replica)) {
+        replica.on_unsubscribed(&inbound, gone);
     }
 }
 
-async fn welcome(shared: &Shared, stream: &mut Stream) -> io::Result<Sender> {
+async fn handshake(shared: &Shared, stream: &mut Stream) -> io::Result<Sender> {
     let Turn::Frame(frame) = stream.turn(None).await? else { unreachable!("nothing is drained") };
     let ToLeader::Hello(from) = ToLeader::decode(frame, None)? else {
-        return Err(io::Error::other("no hello"));
+        return Err(io::Error::other("first frame is not a hello"));
     };
-    let run = shared.run().ok_or_else(|| io::Error::other("this node is not registered yet"))?;
+    let run = shared.run().ok_or_else(|| io::Error::other("this node has no registered run yet"))?;
     ToFollower::Hello(run).encode(stream.out());
     Ok(from)
 }
@@ -156,7 +157,7 @@ async fn welcome(shared: &Shared, stream: &mut Stream) -> io::Result<Sender> {
 /// One partition of a session.
 struct Slot {
     id: PartitionId,
-    copy: Option<Arc<Replicated>>,
+    replica: Option<Arc<Replicated>>,
 }
 
 struct Session<'a> {
@@ -164,15 +165,15 @@ struct Session<'a> {
     inbound: Arc<Inbound>,
     stream: Stream,
     slots: Vec<Option<Slot>>,
-    /// To be read and sent when there is room. At most one per slot.
+    /// Answers to read and send when the connection has capacity. At most one per slot.
     replies: VecDeque<(u32, Reply)>,
     /// Slots for which a snapshot is being taken.
     taking: HashSet<u32>,
-    /// When high watermarks are told.
-    rise_at: Option<Instant>,
-    /// To replicas that are being moved, above the rate for them. At most one per slot.
+    /// When high watermarks are sent.
+    watermarks_at: Option<Instant>,
+    /// Answers to arriving replicas above the throttle rate. At most one per slot.
     held: VecDeque<(u32, Reply)>,
-    /// When they are looked at again. Invariant: some while anything is held.
+    /// When they are re-evaluated. Invariant: `Some` while anything is held back.
     held_until: Option<Instant>,
 }
 
@@ -183,30 +184,30 @@ impl Session<'_> {
         let mut beats = tokio::time::interval(Duration::from_millis(shared.tuning.beat_ms));
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            if !self.on_lists() {
+            if !self.drain_lists() {
                 return Ok(());
             }
             self.send_replies();
             let room = shared.tuning.unsent_bytes;
             let drain = (!self.replies.is_empty()).then_some(room);
-            let (rise_at, held_until) = (self.rise_at, self.held_until);
+            let (watermarks_at, held_until) = (self.watermarks_at, self.held_until);
             tokio::select! {
                 turn = self.stream.turn(drain) => {
                     if let Turn::Frame(frame) = turn? {
                         inbound.heard_ms.store(shared.now_ms(), Ordering::Relaxed);
                         self.on_frame(ToLeader::decode(frame, Some(inbound.from))?)?;
-                        // What came with it is dealt with before anything is sent: one write answers all of it.
+                        // All received frames are processed before anything is sent: one write answers all of them.
                         while let Some(frame) = self.stream.arrived()? {
                             self.on_frame(ToLeader::decode(frame, Some(inbound.from))?)?;
                         }
                     }
                 }
                 () = inbound.notify.notified() => {}
-                () = tokio::time::sleep_until(rise_at.unwrap_or_else(Instant::now)), if rise_at.is_some() => {
-                    self.tell_high_watermarks();
+                () = tokio::time::sleep_until(watermarks_at.unwrap_or_else(Instant::now)), if watermarks_at.is_some() => {
+                    self.send_high_watermarks();
                 }
                 () = tokio::time::sleep_until(held_until.unwrap_or_else(Instant::now)), if held_until.is_some() => {
-                    self.let_go();
+                    self.release_held();
                 }
                 _ = beats.tick() => {
                     if shared.now_ms().saturating_sub(inbound.heard_ms()) > shared.tuning.silence_ms {
@@ -218,22 +219,27 @@ impl Session<'_> {
         }
     }
 
-    /// Takes what copies have put down. Answers whether the connection is to go on.
-    fn on_lists(&mut self) -> bool {
-        let (ready, chunks, look_again, closed) = {
+    /// Processes the work lists. Returns whether the connection continues.
+    fn drain_lists(&mut self) -> bool {
+        let (ready, chunks, reevaluate_held, closed) = {
             let mut lists = lock(&self.inbound.lists);
-            if self.rise_at.is_none() && !lists.risen.is_empty() {
-                self.rise_at = Some(Instant::now() + Duration::from_millis(self.shared.tuning.rise_ms));
+            if self.watermarks_at.is_none() && !lists.advanced_watermark.is_empty() {
+                self.watermarks_at = Some(Instant::now() + Duration::from_millis(self.shared.tuning.rise_ms));
             }
-            let look_again = std::mem::take(&mut lists.look_again);
-            (std::mem::take(&mut lists.ready), std::mem::take(&mut lists.chunks), look_again, lists.closed)
+            let reevaluate_held = std::mem::take(&mut lists.reevaluate_held);
+            (
+                std::mem::take(&mut lists.ready),
+                std::mem::take(&mut lists.chunks),
+                reevaluate_held,
+                lists.closed,
+            )
         };
-        if look_again {
-            self.let_go();
+        if reevaluate_held {
+            self.release_held();
         }
         for slot in ready {
-            let copy = self.copy(slot).cloned();
-            let reply = copy.and_then(|copy| copy.on_ready(&self.inbound, slot));
+            let replica = self.replica(slot).cloned();
+            let reply = replica.and_then(|replica| replica.on_ready(&self.inbound, slot));
             self.replies.extend(reply.map(|reply| (slot, reply)));
         }
         for (slot, epoch, chunk) in chunks {
@@ -243,12 +249,12 @@ impl Session<'_> {
         !closed
     }
 
-    fn on_frame(&mut self, said: ToLeader) -> io::Result<()> {
-        match said {
-            ToLeader::Hello(_) => return Err(io::Error::other("a second hello")),
+    fn on_frame(&mut self, message: ToLeader) -> io::Result<()> {
+        match message {
+            ToLeader::Hello(_) => return Err(io::Error::other("duplicate hello")),
             ToLeader::Beat => {}
-            ToLeader::Names(names) => {
-                for (slot, id) in names {
+            ToLeader::AssignSlots(assigned) => {
+                for (slot, id) in assigned {
                     let at = slot as usize;
                     if at >= SLOTS {
                         return Err(io::Error::other("too many partitions in one session"));
@@ -256,35 +262,36 @@ impl Session<'_> {
                     if at >= self.slots.len() {
                         self.slots.resize_with(at + 1, || None);
                     }
-                    self.slots[at] = Some(Slot { id, copy: None });
+                    self.slots[at] = Some(Slot { id, replica: None });
                 }
             }
-            ToLeader::Forget(slots) => {
+            ToLeader::ReleaseSlots(slots) => {
                 for slot in slots {
                     let known = self.slots.get_mut(slot as usize).and_then(Option::take);
-                    // As good as gone: it has let go of its copy, or has no room for what is to come.
-                    if let Some(copy) = known.and_then(|slot| slot.copy) {
-                        copy.on_unsubscribed(&self.inbound, true);
+                    // Equivalent to a disconnect: the follower has detached its replica, or has no disk space for
+                    // further records.
+                    if let Some(replica) = known.and_then(|slot| slot.replica) {
+                        replica.on_unsubscribed(&self.inbound, true);
                     }
                 }
             }
-            ToLeader::Wants(wants) => {
-                for (slot, id, fetch) in wants {
-                    let Some(copy) = self.copy(slot).cloned() else {
+            ToLeader::Fetches(due_fetches) => {
+                for (slot, id, fetch) in due_fetches {
+                    let Some(replica) = self.replica(slot).cloned() else {
                         self.refuse(slot, id, fetch.leader_epoch, fetch.offset, Refusal::NotLeader);
                         continue;
                     };
-                    // Whatever it asked for before, it asks for this now.
+                    // This fetch replaces an earlier one of the same slot.
                     self.held.retain(|(held, _)| *held != slot);
-                    if let Some(reply) = copy.on_fetch(&self.inbound, slot, id, &fetch) {
+                    if let Some(reply) = replica.on_fetch(&self.inbound, slot, id, &fetch) {
                         self.replies.push_back((slot, reply));
                     }
                 }
             }
             ToLeader::Reports(reports) => {
                 for (slot, report) in reports {
-                    if let Some(copy) = self.copy(slot) {
-                        copy.on_report(&report);
+                    if let Some(replica) = self.replica(slot) {
+                        replica.on_report(&report);
                     }
                 }
             }
@@ -298,46 +305,47 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The copy a slot stands for, looked up again when it was not there.
-    fn copy(&mut self, slot: u32) -> Option<&Arc<Replicated>> {
+    /// The replica of a slot, looked up again if it was absent.
+    fn replica(&mut self, slot: u32) -> Option<&Arc<Replicated>> {
         let slot = self.slots.get_mut(slot as usize)?.as_mut()?;
-        if slot.copy.is_none() {
-            slot.copy = self.shared.copy(slot.id);
+        if slot.replica.is_none() {
+            slot.replica = self.shared.replica(slot.id);
         }
-        slot.copy.as_ref()
+        slot.replica.as_ref()
     }
 
-    /// Reads and sends answers as long as there is room.
+    /// Reads and sends answers while the connection has capacity.
     fn send_replies(&mut self) {
         while self.stream.unsent() < self.shared.tuning.unsent_bytes {
             let Some((slot, reply)) = self.replies.pop_front() else { return };
-            let Some(copy) = self.copy(slot).cloned() else { continue };
+            let Some(replica) = self.replica(slot).cloned() else { continue };
             match reply.answer {
                 Ok(Answer::Records { high_watermark, log_end, .. }) => {
-                    let slowed = self.shared.sending.limits() && copy.is_arriving_at(self.inbound.from.node);
-                    if slowed && self.hold(slot, reply) {
+                    let slowed =
+                        self.shared.sending.limits() && replica.is_arriving_at(self.inbound.from.node);
+                    if slowed && self.hold_back(slot, reply) {
                         continue;
                     }
                     let most = self.shared.tuning.answer_bytes;
                     let most = if slowed { self.shared.sending.answer_bytes(most) } else { most };
-                    let read = read(copy.journal(), reply.offset, high_watermark, log_end, most);
+                    let read = read(replica.journal(), reply.offset, high_watermark, log_end, most);
                     if let (true, Ok(read)) = (slowed, &read) {
                         self.shared.sending.charge(read.bytes, self.shared.now_ms());
                     }
-                    // Only now: whatever was cut, the leadership had ended before.
-                    let stands = copy.leader_epoch() == Some(reply.epoch);
+                    // Only after the read: before any truncation, the leadership had ended.
+                    let is_leading = replica.leader_epoch() == Some(reply.epoch);
                     match read {
-                        Ok(read) if stands => self.send_records(slot, &reply, copy.journal(), read),
+                        Ok(read) if is_leading => self.send_records(slot, &reply, replica.journal(), read),
                         Ok(_) => self.refuse(slot, reply.id, reply.epoch, reply.offset, Refusal::NotLeader),
                         Err(error) => {
-                            tracing::debug!(partition = %copy.id(), %error, "a follower's fetch was not read");
+                            tracing::debug!(partition = %replica.id(), %error, "log read for follower failed");
                             self.refuse(slot, reply.id, reply.epoch, reply.offset, Refusal::NotLeader);
                         }
                     }
                 }
                 answer => {
                     if answer == Err(Refusal::NotLeader) {
-                        self.forget_copy(slot, &copy);
+                        self.forget_detached(slot, &replica);
                     }
                     let span = Span { from: reply.offset, next: reply.offset, next_epoch: LeaderEpoch(-1) };
                     frame::put_answer(self.stream.out(), slot, (reply.id, reply.epoch), &answer, span, 0);
@@ -346,30 +354,31 @@ impl Session<'_> {
         }
     }
 
-    /// Holds an answer to a replica that is being moved back while the rate for them is used up; answers whether it does.
-    /// What it may be read from stays true meanwhile: a log that is led only grows.
-    fn hold(&mut self, slot: u32, reply: Reply) -> bool {
+    /// Holds back an answer to an arriving replica while the throttle rate is used up; returns whether it does. Its
+    /// source stays valid meanwhile: the log of a leader only grows.
+    fn hold_back(&mut self, slot: u32, reply: Reply) -> bool {
         let wait_ms = self.shared.sending.wait_ms(self.shared.now_ms());
         if wait_ms > 0 {
             self.held.push_back((slot, reply));
-            self.held_until = Some(Instant::now() + Duration::from_millis(Throttle::look_in_ms(wait_ms)));
+            self.held_until =
+                Some(Instant::now() + Duration::from_millis(Throttle::reevaluate_in_ms(wait_ms)));
         }
         wait_ms > 0
     }
 
-    /// What was held back is looked at again, in its order.
-    fn let_go(&mut self) {
+    /// Re-evaluates the held-back answers, in order.
+    fn release_held(&mut self) {
         self.held_until = None;
         self.replies.append(&mut self.held);
     }
 
-    /// A copy that leads nothing may be detached by now, and another one be there the next time.
-    fn forget_copy(&mut self, slot: u32, copy: &Arc<Replicated>) {
-        let current = self.shared.copy(copy.id());
-        if !current.is_some_and(|current| Arc::ptr_eq(&current, copy)) {
-            copy.on_unsubscribed(&self.inbound, false);
+    /// A replica that leads nothing may be detached by now, and a later lookup may find another one.
+    fn forget_detached(&mut self, slot: u32, replica: &Arc<Replicated>) {
+        let current = self.shared.replica(replica.id());
+        if !current.is_some_and(|current| Arc::ptr_eq(&current, replica)) {
+            replica.on_unsubscribed(&self.inbound, false);
             if let Some(Some(slot)) = self.slots.get_mut(slot as usize) {
-                slot.copy = None;
+                slot.replica = None;
             }
         }
     }
@@ -388,35 +397,37 @@ impl Session<'_> {
         frame::put_answer(self.stream.out(), slot, (id, epoch), &Err(refusal), span, 0);
     }
 
-    fn tell_high_watermarks(&mut self) {
-        self.rise_at = None;
-        let risen = std::mem::take(&mut lock(&self.inbound.lists).risen);
-        let mut told = Vec::with_capacity(risen.len());
-        for slot in risen {
+    fn send_high_watermarks(&mut self) {
+        self.watermarks_at = None;
+        let advanced_watermark = std::mem::take(&mut lock(&self.inbound.lists).advanced_watermark);
+        let mut advanced = Vec::with_capacity(advanced_watermark.len());
+        for slot in advanced_watermark {
             let known = self.slots.get(slot as usize).and_then(Option::as_ref);
-            let copy = known.and_then(|slot| slot.copy.as_ref());
-            if let Some((epoch, high_watermark)) = copy.and_then(|copy| copy.on_risen(&self.inbound, slot)) {
-                told.push((slot, epoch, high_watermark));
+            let replica = known.and_then(|slot| slot.replica.as_ref());
+            if let Some((epoch, high_watermark)) =
+                replica.and_then(|replica| replica.pending_high_watermark(&self.inbound, slot))
+            {
+                advanced.push((slot, epoch, high_watermark));
             }
         }
-        if !told.is_empty() {
-            ToFollower::HighWatermarks(told).encode(self.stream.out());
+        if !advanced.is_empty() {
+            ToFollower::HighWatermarks(advanced).encode(self.stream.out());
         }
     }
 
     fn on_snapshot_fetch(&mut self, slot: u32, fetch: SnapshotFetch) {
         let max = self.shared.tuning.chunk_bytes;
-        let Some(copy) = self.copy(slot).cloned() else {
+        let Some(replica) = self.replica(slot).cloned() else {
             return self.send_chunk(slot, fetch.leader_epoch, None);
         };
-        match copy.chunk(&fetch, None, max) {
+        match replica.chunk(&fetch, None, max) {
             ChunkAnswer::Part(chunk) => self.send_chunk(slot, fetch.leader_epoch, Some(chunk)),
             ChunkAnswer::None => self.send_chunk(slot, fetch.leader_epoch, None),
             ChunkAnswer::Take => {
                 if !self.taking.insert(slot) {
                     return;
                 }
-                let (inbound, taker) = (Arc::clone(&self.inbound), Arc::clone(&copy));
+                let (inbound, taker) = (Arc::clone(&self.inbound), Arc::clone(&replica));
                 let taken = Arc::new(Mutex::new(None));
                 let put = Arc::clone(&taken);
                 let work = move || {
@@ -425,7 +436,7 @@ impl Session<'_> {
                 };
                 self.shared.spawn_change("replica-snapshot", work, move || {
                     let fresh = lock(&taken).take();
-                    let chunk = fresh.and_then(|fresh| match copy.chunk(&fetch, Some(fresh), max) {
+                    let chunk = fresh.and_then(|fresh| match replica.chunk(&fetch, Some(fresh), max) {
                         ChunkAnswer::Part(chunk) => Some(chunk),
                         ChunkAnswer::Take | ChunkAnswer::None => None,
                     });
@@ -446,7 +457,7 @@ impl Session<'_> {
     }
 }
 
-/// Reads for a follower: below the high watermark as it lies, above it into memory.
+/// Reads for a follower: below the high watermark as file ranges, above it into memory.
 fn read(
     journal: &Journal,
     from: Offset,

@@ -1,10 +1,10 @@
 //! Frames over a socket, both ways, in one task.
 //!
-//! Small frames are encoded one behind the other into one buffer; records are never copied into it: they stay shared
-//! memory or ranges of segment files, which go from the page cache to the socket by `sendfile`. A range that is not in
-//! the page cache is brought there by a helper thread first, because `sendfile` would make the whole thread wait.
+//! Small frames are encoded back to back into one buffer. Records are never copied into it: they stay shared memory
+//! or ranges of segment files, which go from the page cache to the socket by `sendfile`. A range that is not in the
+//! page cache is first loaded by a helper thread, because `sendfile` would block the whole thread.
 //!
-//! Whoever pushes looks at [`Stream::unsent`] first; nothing here refuses to queue.
+//! The caller checks [`Stream::unsent`] before a push; the queue itself has no limit.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -24,20 +24,20 @@ enum Piece {
     File(FileRange),
 }
 
-/// How many pieces one write gathers.
+/// The maximum number of pieces that one write gathers.
 const GATHER: usize = 64;
 /// How much of a file is sent, or warmed, at a time.
 const FILE_STEP: usize = 1 << 20;
-/// What a read makes room for when nothing larger is known to come.
+/// The read buffer reserved when no larger frame is known to follow.
 const READ_STEP: usize = 64 << 10;
 
 type Warming = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
-/// What a turn brought.
+/// The result of a turn.
 pub(super) enum Turn {
-    /// A whole frame.
+    /// A complete frame.
     Frame(Frame),
-    /// Less is unsent than the caller waited for.
+    /// Fewer bytes are unsent than the caller's limit.
     Drained,
 }
 
@@ -45,11 +45,11 @@ pub(super) enum Turn {
 pub(super) struct Stream {
     socket: Box<dyn Socket>,
     input: BytesMut,
-    /// Invariant: everything in here comes before `tail`.
+    /// Invariant: every piece precedes `tail`.
     pieces: VecDeque<Piece>,
     tail: BytesMut,
     queued: usize,
-    /// So many bytes of the file at the front are known to be in memory.
+    /// The number of bytes of the file at the front that are known to be in memory.
     warm: usize,
     warming: Option<Warming>,
 }
@@ -67,17 +67,17 @@ impl Stream {
         }
     }
 
-    /// Bytes that were pushed and are not sent yet.
+    /// The number of pushed bytes that are not sent yet.
     pub(super) fn unsent(&self) -> usize {
         self.queued + self.tail.len()
     }
 
-    /// Where frames are encoded to.
+    /// The buffer into which frames are encoded.
     pub(super) fn out(&mut self) -> &mut BytesMut {
         &mut self.tail
     }
 
-    /// Sends these behind what was encoded so far: the body of the last frame.
+    /// Appends these chunks after the encoded bytes: the body of the last frame.
     pub(super) fn push_chunks(&mut self, chunks: Vec<Chunk>) {
         if chunks.is_empty() {
             return;
@@ -100,13 +100,12 @@ impl Stream {
         self.pieces.push_back(piece);
     }
 
-    /// Sends what there is to send, and waits for the next frame, or until less than `drain_below` is unsent.
-    /// Cancel-safe.
+    /// Sends the queued bytes and waits for the next frame, or until less than `drain_below` is unsent. Cancel-safe.
     pub(super) async fn turn(&mut self, drain_below: Option<usize>) -> io::Result<Turn> {
         poll_fn(|cx| self.poll_turn(cx, drain_below)).await
     }
 
-    /// The next frame that is here already. Reads nothing, so what it brings is bounded by the last read.
+    /// The next frame that was already received. Reads nothing, so its work is bounded by the last read.
     pub(super) fn arrived(&mut self) -> io::Result<Option<Frame>> {
         frame::split(&mut self.input)
     }
@@ -131,7 +130,7 @@ impl Stream {
         }
     }
 
-    /// Writes until all is gone, the socket takes no more, or the disk is waited for.
+    /// Writes until everything is sent, the socket accepts no more, or the disk is waited for.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.unsent() > 0 {
             if let Some(warming) = &mut self.warming {
@@ -218,10 +217,7 @@ impl Stream {
         };
         let sent = self.socket.try_send_file(file, range.pos, range.len.min(self.warm))?;
         if sent == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "a segment is shorter than its index says",
-            ));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "segment shorter than its index"));
         }
         range.pos += sent as u64;
         range.len -= sent;
@@ -235,14 +231,14 @@ impl Stream {
     }
 }
 
-/// Whether the ends of a range are in the page cache; readahead brings in what lies between them in most cases.
+/// True if the ends of a range are in the page cache; readahead loads what lies between them in most cases.
 fn is_in_memory(range: &FileRange) -> bool {
     let Some(file) = range.file.raw() else { return true };
     let there = |at: u64| {
         let mut byte = [0];
         let mut buffers = [io::IoSliceMut::new(&mut byte)];
         let read = rustix::io::preadv2(file, &mut buffers, at, rustix::io::ReadWriteFlags::NOWAIT);
-        // Only "would block" says that it is not; a file system that cannot tell is not asked again.
+        // Only "would block" means that it is not cached; a file system that cannot tell is treated as cached.
         !matches!(read, Err(rustix::io::Errno::AGAIN))
     };
     let last = range.pos + (range.len as u64).saturating_sub(1);

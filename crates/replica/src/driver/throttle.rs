@@ -1,39 +1,39 @@
-//! How fast replicas that are being moved may be filled.
+//! The replication throttle of reassignments.
 //!
-//! A rate holds for everything this node sends (or takes in) for replicas that a reassignment brings in and that are not in
-//! sync yet; nobody else waits for it. Whoever is in sync is never slowed down: commits wait for it.
+//! A rate applies to everything that this node sends to (or receives for) replicas that a reassignment adds and that
+//! are not in sync yet. In-sync replicas are never throttled: commits wait for them.
 //!
-//! Time is an input. What was sent is charged afterwards, so the bytes of one answer may be ahead of the rate; what is
-//! charged moves the moment at which the next may go, which keeps the mean.
+//! Time is an input. Sent bytes are charged afterwards, so one answer may exceed the rate; the charge delays the next
+//! answer, which keeps the mean rate.
 
 use std::sync::Mutex;
 
 use super::lock;
 
-/// The smallest answer a rate is cut into: below it every answer would be a single batch and a round trip.
+/// The minimum answer size under a rate: below it every answer would be a single batch and a round trip.
 const SMALLEST: u64 = 64 << 10;
-/// A rate is cut into so many answers a second.
+/// The number of answers per second into which a rate is divided.
 const ANSWERS_PER_S: u64 = 8;
 
-/// What is held back is looked at so often.
-const LOOK_MS: u64 = 50;
-/// So much unused time is saved up: who is looked at late loses nothing by it.
-const SAVED_MS: u64 = LOOK_MS;
+/// The interval at which held-back answers are re-evaluated.
+const REEVALUATE_MS: u64 = 50;
+/// The maximum unused time that accumulates: a late re-evaluation loses no bandwidth.
+const MAX_CREDIT_MS: u64 = REEVALUATE_MS;
 
-/// One rate and how far it is used up.
+/// One rate and its consumption.
 #[derive(Debug, Default)]
 pub(super) struct Throttle(Mutex<Spent>);
 
 #[derive(Debug, Default)]
 struct Spent {
-    /// Bytes a second; none: as fast as it goes.
+    /// Bytes per second; `None`: unlimited.
     rate: Option<u64>,
-    /// When the next byte may go.
+    /// When the next byte may be sent.
     free_at_us: u64,
 }
 
 impl Throttle {
-    /// From now on this rate. What was owed under another one is forgotten.
+    /// Sets the rate. Debt under another rate is dropped.
     pub(super) fn set(&self, rate: Option<u64>) {
         let mut spent = lock(&self.0);
         if spent.rate != rate {
@@ -41,34 +41,35 @@ impl Throttle {
         }
     }
 
-    /// Whether there is a rate.
+    /// True if there is a rate.
     pub(super) fn limits(&self) -> bool {
         lock(&self.0).rate.is_some()
     }
 
-    /// How long nothing may go; 0: something may.
+    /// The time until the next send; 0 if sending is allowed now.
     pub(super) fn wait_ms(&self, now_ms: u64) -> u64 {
         let spent = lock(&self.0);
         spent.free_at_us.saturating_sub(now_ms.saturating_mul(1_000)).div_ceil(1_000)
     }
 
-    /// When what has to wait so long is looked at again: it may have come in sync meanwhile, and then commits wait for it.
-    pub(super) fn look_in_ms(wait_ms: u64) -> u64 {
-        wait_ms.min(LOOK_MS)
+    /// When a held-back answer is re-evaluated: the replica may have become in sync meanwhile, and then commits wait
+    /// for it.
+    pub(super) fn reevaluate_in_ms(wait_ms: u64) -> u64 {
+        wait_ms.min(REEVALUATE_MS)
     }
 
-    /// How large one answer may be, at most `most`.
+    /// The maximum size of one answer, at most `most`.
     pub(super) fn answer_bytes(&self, most: usize) -> usize {
         let part = lock(&self.0).rate.map(|rate| (rate / ANSWERS_PER_S).max(SMALLEST));
         part.map_or(most, |part| usize::try_from(part).unwrap_or(most).min(most))
     }
 
-    /// So much went.
+    /// Charges sent bytes.
     pub(super) fn charge(&self, bytes: usize, now_ms: u64) {
         let mut spent = lock(&self.0);
         if let Some(rate) = spent.rate {
             let cost_us = (bytes as u64).saturating_mul(1_000_000) / rate;
-            let from_us = spent.free_at_us.max(now_ms.saturating_sub(SAVED_MS).saturating_mul(1_000));
+            let from_us = spent.free_at_us.max(now_ms.saturating_sub(MAX_CREDIT_MS).saturating_mul(1_000));
             spent.free_at_us = from_us.saturating_add(cost_us);
         }
     }
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_rate_nothing_waits() {
+    fn throttle_without_rate_never_waits() {
         let throttle = Throttle::default();
         throttle.charge(1 << 40, 5);
         assert_eq!(
@@ -88,7 +89,7 @@ mod tests {
         );
     }
 
-    /// Sends answers of this size whenever it may for a minute, and answers how much went a second.
+    /// Sends answers of this size for a minute whenever allowed, and returns the mean bytes per second.
     fn mean(rate: u64, answer: usize) -> u64 {
         let throttle = Throttle::default();
         throttle.set(Some(rate));
@@ -106,19 +107,19 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_is_the_rate_whatever_the_size_of_the_answers() {
+    fn mean_throughput_equals_the_rate_for_any_answer_size() {
         for (rate, answer) in
             [(1_000_000, 64 << 10), (1_000_000, 100), (10_000_000, 1 << 20), (50_000, 1 << 20)]
         {
             let got = mean(rate, answer);
             let off = got.abs_diff(rate);
-            // One answer may be ahead of the rate, and a millisecond is the finest step.
+            // One answer may exceed the rate, and a millisecond is the finest step.
             assert!(off <= rate / 50 + answer as u64 / 60 + 1, "{rate} with {answer}: {got}");
         }
     }
 
     #[test]
-    fn little_unused_time_is_saved_up_and_another_rate_forgets_what_was_owed() {
+    fn throttle_credit_is_bounded_and_rate_change_drops_debt() {
         let throttle = Throttle::default();
         throttle.set(Some(1_000));
         throttle.charge(500, 100_000);

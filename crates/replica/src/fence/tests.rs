@@ -1,10 +1,10 @@
-//! A model: an old primary and a new one, with clocks that drift, pauses, slow reads, and an election in between.
+//! A model: an old primary and a new one, with clock drift, pauses, slow reads, and an election in between.
 
 use fastrand::Rng;
 
 use super::*;
 
-/// A known way to answer with an old state.
+/// A known way to answer with a stale state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
     None,
@@ -30,12 +30,13 @@ impl Clock {
 struct Old {
     clock: Clock,
     right: ServingRight,
-    /// Stopped because a record said so.
+    /// Stopped because of a record.
     deposed: bool,
     last_answer: f64,
 }
 
-/// Runs one old primary until well after its election; answers (last answer of the old one, first of the new one).
+/// Runs one old primary until well after its successor's election; returns (last answer of the old one, first of the
+/// new one).
 fn run(seed: u64, bug: Bug) -> (f64, f64) {
     let mut rng = Rng::with_seed(seed);
     let clock = |rng: &mut Rng| Clock { rate: 0.952 + rng.f64() * 0.095, offset: rng.f64() * 1e6 };
@@ -46,13 +47,13 @@ fn run(seed: u64, bug: Bug) -> (f64, f64) {
     let mut old =
         Old { clock: clock(&mut rng), right: ServingRight::new(tuning), deposed: false, last_answer: 0.0 };
     let elected = 2_000.0 + rng.f64() * 1_000.0;
-    // When the old primary hears of it by its watch, if at all.
+    // When the old primary learns of it by its watch, if at all.
     let heard = elected + if rng.bool() { rng.f64() * 3_000.0 } else { 1e9 };
-    // From when on nothing reaches it from the repository.
+    // From then on the repository cannot reach it.
     let cut_off = if rng.bool() { elected - rng.f64() * 50.0 } else { 1e9 };
     let mut now = 0.0;
     while now < 6_000.0 {
-        // One round of its loop: a read of the fence key, or a command; each may take long.
+        // One iteration of its loop: a read of the fence key, or a command; each may take long.
         let slow = |rng: &mut Rng| if rng.u32(0..60) == 0 { rng.f64() * 1_500.0 } else { rng.f64() * 20.0 };
         if rng.u32(0..4) == 0 {
             let sent = old.clock.at(now);
@@ -71,7 +72,7 @@ fn run(seed: u64, bug: Bug) -> (f64, f64) {
                         old.right.on_applied(revision);
                         now += slow(&mut rng);
                     } else {
-                        // The record is applied before the right is extended.
+                        // The record is applied before the serving right is extended.
                         now += slow(&mut rng);
                         old.deposed = true;
                         old.right.on_applied(revision);
@@ -110,7 +111,7 @@ fn two_primaries_never_answer_at_the_same_time() {
 }
 
 #[test]
-fn each_planted_bug_lets_them() {
+fn each_planted_bug_lets_two_primaries_answer() {
     for bug in [
         Bug::CountFromAnswer,
         Bug::CheckBeforeExecuting,
@@ -127,7 +128,7 @@ fn each_planted_bug_lets_them() {
 }
 
 #[test]
-fn a_release_on_record_spares_the_wait() {
+fn recorded_release_skips_the_takeover_wait() {
     let tuning = FenceTuning::default();
     assert!(Takeover::new(tuning, 50, true).may_answer(50));
     let waits = Takeover::new(tuning, 50, false);
@@ -135,7 +136,7 @@ fn a_release_on_record_spares_the_wait() {
 }
 
 #[test]
-fn a_change_gives_no_right_before_it_was_acted_on() {
+fn fence_change_extends_no_serving_right_before_it_is_applied() {
     let mut right = ServingRight::new(FenceTuning::default());
     assert!(!right.may_answer(0));
     assert_eq!(right.on_read(100, 0), FenceNews::Extended);

@@ -20,7 +20,7 @@ fn log(epochs: &[i32]) -> ToyLog {
 
 fn follow(log: &ToyLog, hw: i64, policy: ResetPolicy) -> (Follower, Vec<Effect>) {
     let me = Sender { node: BrokerId(2), epoch: BrokerEpoch(102), directory: DirectoryId(2) };
-    let how = Following {
+    let how = FollowerParams {
         me,
         policy,
         tuning: FollowerTuning::default(),
@@ -34,7 +34,7 @@ fn follow(log: &ToyLog, hw: i64, policy: ResetPolicy) -> (Follower, Vec<Effect>)
     (follower, effects)
 }
 
-/// The one fetch in these effects: (id, offset, last epoch).
+/// The only fetch in these effects: (id, offset, last epoch).
 fn fetched(effects: &[Effect]) -> (u64, i64, Option<i32>) {
     match effects {
         [Effect::Fetch { to: BrokerId(1), id, fetch }] => {
@@ -44,7 +44,7 @@ fn fetched(effects: &[Effect]) -> (u64, i64, Option<i32>) {
     }
 }
 
-/// The one fetch in these effects, and its id.
+/// The only fetch in these effects, and its id.
 fn fetch_in(effects: &[Effect]) -> (u64, Fetch) {
     match effects {
         [Effect::Fetch { id, fetch, .. }] => (*id, *fetch),
@@ -61,7 +61,7 @@ fn records(high_watermark: i64, log_start: i64) -> Answer {
 }
 
 #[test]
-fn it_says_what_its_log_ends_with_and_learns_what_is_committed() {
+fn fetch_carries_log_end_and_answer_advances_high_watermark() {
     let mut log = log(&[1, 1, 4]);
     let (mut follower, effects) = follow(&log, 1, ResetPolicy::LogStart);
     let (id, offset, epoch) = fetched(&effects);
@@ -78,7 +78,7 @@ fn it_says_what_its_log_ends_with_and_learns_what_is_committed() {
 }
 
 #[test]
-fn the_cut_is_where_epochs_part() {
+fn truncation_offset_is_where_epochs_diverge() {
     let check = |ours: &[i32], epoch: Option<i32>, end: i64, to: i64| {
         let mut log = log(ours);
         let (mut follower, effects) = follow(&log, 0, ResetPolicy::LogStart);
@@ -92,19 +92,19 @@ fn the_cut_is_where_epochs_part() {
         follower.on_changed(&log, 0, &mut effects);
         assert_eq!(fetched(&effects).1, to);
     };
-    // The leader's epoch ends before ours: keep what both have of it.
+    // The leader's epoch ends before ours: keep the common part.
     check(&[1, 1, 1, 1], Some(1), 2, 2);
     // Ours ends before the leader's.
     check(&[1, 1, 3, 3], Some(1), 9, 2);
-    // We do not know the leader's epoch 2: keep what is older, and ask about that next.
+    // We do not know the leader's epoch 2: keep the older epochs, and ask about them next.
     check(&[1, 1, 3, 3], Some(2), 4, 2);
-    // Nothing of ours is known to the leader.
+    // The leader knows none of our epochs.
     check(&[5, 5], Some(4), 2, 0);
     check(&[5, 5], None, 0, 0);
 }
 
 #[test]
-fn it_follows_the_log_start_and_begins_anew_when_it_is_too_far_behind() {
+fn follower_advances_log_start_and_resets_when_out_of_range() {
     let log5 = log(&[1, 1, 1, 1, 1]);
     let (mut follower, effects) = follow(&log5, 5, ResetPolicy::LogStart);
     let (id, ..) = fetched(&effects);
@@ -124,7 +124,7 @@ fn it_follows_the_log_start_and_begins_anew_when_it_is_too_far_behind() {
 }
 
 #[test]
-fn a_log_that_is_a_tail_of_a_state_keeps_its_beginning() {
+fn snapshot_based_log_does_not_follow_the_leaders_log_start() {
     let log5 = log(&[1, 1, 1, 1, 1]);
     let (mut follower, effects) = follow(&log5, 5, ResetPolicy::InstallSnapshot);
     let (id, ..) = fetched(&effects);
@@ -134,7 +134,7 @@ fn a_log_that_is_a_tail_of_a_state_keeps_its_beginning() {
 }
 
 #[test]
-fn nothing_is_reported_before_the_leader_agreed() {
+fn nothing_is_reported_before_the_log_matched() {
     let mut log = log(&[1]);
     let (mut follower, effects) = follow(&log, 0, ResetPolicy::LogStart);
     let (id, ..) = fetched(&effects);
@@ -155,7 +155,7 @@ fn nothing_is_reported_before_the_leader_agreed() {
 }
 
 #[test]
-fn failures_are_followed_by_longer_and_longer_pauses() {
+fn fetch_failures_back_off_exponentially() {
     let log = log(&[1]);
     let (mut follower, effects) = follow(&log, 0, ResetPolicy::LogStart);
     let (mut id, ..) = fetched(&effects);
@@ -169,14 +169,14 @@ fn failures_are_followed_by_longer_and_longer_pauses() {
         follower.on_tick(&log, now, &mut effects);
         (id, ..) = fetched(&effects);
     }
-    // No answer at all is a failure too.
+    // A missing answer is a failure too.
     let mut effects = Vec::new();
     follower.on_tick(&log, now + 3_001, &mut effects);
     assert!(!follower.accepts(id));
 }
 
 #[test]
-fn a_refusal_that_knows_more_has_the_record_read() {
+fn refusal_with_newer_knowledge_refreshes_the_record() {
     let log = log(&[1]);
     for (refusal, reads) in [
         (Refusal::FencedEpoch(LeaderEpoch(9)), true),
@@ -193,7 +193,7 @@ fn a_refusal_that_knows_more_has_the_record_read() {
 }
 
 #[test]
-fn a_snapshot_comes_in_parts_and_begins_anew_when_the_leader_took_another() {
+fn snapshot_transfer_restarts_when_the_leader_took_a_new_snapshot() {
     let log = log(&[1]);
     let (mut follower, effects) = follow(&log, 0, ResetPolicy::InstallSnapshot);
     let (id, ..) = fetched(&effects);
@@ -226,7 +226,7 @@ fn a_snapshot_comes_in_parts_and_begins_anew_when_the_leader_took_another() {
 }
 
 #[test]
-fn a_log_that_ends_below_what_compaction_removed_is_rebuilt_once() {
+fn log_ending_below_compaction_boundary_is_rebuilt_once() {
     let mut log = log(&[1; 4]);
     let (mut follower, mut effects) = follow(&log, 0, ResetPolicy::LogStart);
     let (id, fetch) = fetch_in(&effects);
@@ -235,14 +235,14 @@ fn a_log_that_ends_below_what_compaction_removed_is_rebuilt_once() {
     let cleaned = Answer::Cleaned { below: Offset(9), log_start: Offset(2) };
     follower.on_answer(id, cleaned, &log, 1, &mut effects);
     assert_eq!(effects, [Effect::Rebuild { below: Offset(9), start: Offset(2) }]);
-    // The driver notes it and begins anew: from there on the log may end below.
+    // The driver notes it and resets the log: from then on the log may end below.
     log.reset(Offset(2));
     log.note_cleaned(Offset(9));
     effects.clear();
     follower.on_changed(&log, 2, &mut effects);
     let (id, fetch) = fetch_in(&effects);
     assert_eq!((fetch.offset, fetch.cleaned_below), (Offset(2), Offset(9)));
-    // A cut makes it a log like any other that ends too early.
+    // After a truncation it is like any other log that ends too early.
     effects.clear();
     let apart = Answer::Diverging { epoch: None, end: Offset(2) };
     follower.on_answer(id, apart, &log, 3, &mut effects);
@@ -252,7 +252,7 @@ fn a_log_that_ends_below_what_compaction_removed_is_rebuilt_once() {
 }
 
 #[test]
-fn a_log_that_reaches_what_compaction_removed_only_notes_it() {
+fn log_reaching_compaction_boundary_only_notes_it() {
     let mut log = log(&[1; 4]);
     let (mut follower, mut effects) = follow(&log, 0, ResetPolicy::LogStart);
     let (id, _) = fetch_in(&effects);

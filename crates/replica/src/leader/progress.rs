@@ -1,4 +1,4 @@
-//! What the leader knows of one follower.
+//! Follower progress, as known to the leader.
 
 use moim_base::{BrokerId, Offset};
 
@@ -10,27 +10,27 @@ use crate::replica::Effect;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     pub(super) node: BrokerId,
-    /// The revision of the record that made it one, in this leadership.
+    /// The mod revision of the record that added this replica, within this leadership.
     since: i64,
-    /// The newest run it was heard in.
+    /// The newest run that was heard from.
     pub(super) run: Option<Sender>,
-    /// Whether a fetch of this leader epoch and of this run has shown that its log is a beginning of ours. What it
-    /// says of itself counts only then.
+    /// True once a fetch of this leader epoch and this run has shown that its log is a prefix of ours. Its reported
+    /// offsets count only then.
     pub(super) matched: bool,
     pub(super) written: Offset,
     pub(super) durable: Offset,
-    /// Where its log starts.
+    /// Its log start offset.
     pub(super) log_start: Offset,
-    /// The last moment at which it had all we had.
+    /// The last time at which it had our whole log.
     caught_up_ms: u64,
-    /// An end we had at some moment: when the follower reaches it, it had caught up with that moment. Kept until it is
-    /// reached: a follower under steady load is always a little behind the newest end.
+    /// A past log end of ours and its time: when the follower reaches it, it had caught up with that time. Kept until
+    /// reached: under steady load a follower is always slightly behind the newest log end.
     mark: (Offset, u64),
-    /// Since when its connection is broken.
+    /// The time at which its connection broke.
     pub(super) disconnected_ms: Option<u64>,
-    /// Its log end as its last fetch said it: what it has received, durable or not.
+    /// Its log end offset according to its last fetch: what it has received, durable or not.
     received: Offset,
-    /// Since when it has received more than commits may count on, with no progress.
+    /// Since when it has received more than commits may count on, without progress.
     stalled_since_ms: Option<u64>,
 }
 
@@ -52,8 +52,8 @@ impl Progress {
         }
     }
 
-    /// A newer run starts from nothing: what the older one had may be gone. An older one is a ghost.
-    /// And a copy that was dropped before the replica was added again had another log.
+    /// A newer run starts from nothing: the data of the older run may be gone. An older run is a ghost and is
+    /// refused. A replica that was dropped before it was added again had another log.
     pub(super) fn check_run(&mut self, from: Sender, record: i64, now_ms: u64) -> Result<(), Refusal> {
         if record < self.since {
             return Err(Refusal::NotReplica);
@@ -64,7 +64,7 @@ impl Progress {
             _ => {
                 let caught_up_ms = self.caught_up_ms;
                 *self = Self::new(self.node, self.since, now_ms);
-                // A restart is no excuse for being slow.
+                // A restart does not reset the lag timeout.
                 self.caught_up_ms = caught_up_ms;
                 self.run = Some(from);
             }
@@ -72,12 +72,12 @@ impl Progress {
         Ok(())
     }
 
-    /// What a commit may count on.
+    /// The offset that a commit may count on.
     pub(super) fn measure(&self, durable: bool) -> Offset {
         if durable { self.durable } else { self.written }
     }
 
-    /// A fetch is the follower's own word on its log and may be less than what we knew.
+    /// A fetch states the follower's actual log, which may be shorter than what we knew.
     pub(super) fn on_fetch(
         &mut self,
         (received, written, durable): (Offset, Offset, Offset),
@@ -108,7 +108,7 @@ impl Progress {
         self.note_caught_up(measure, end, now_ms);
     }
 
-    /// Starts, restarts or ends the time for which it makes no progress with what it has received.
+    /// Starts, restarts or clears the stall timer for received records that make no progress.
     fn note_progress(&mut self, had: Offset, measure: bool, now_ms: u64) {
         let has = self.measure(measure);
         self.stalled_since_ms = match self.stalled_since_ms {
@@ -118,19 +118,19 @@ impl Progress {
         };
     }
 
-    /// The leader itself stood still for this long: nothing that a follower said meanwhile was heard.
-    pub(super) fn excuse(&mut self, slept_ms: u64, now_ms: u64) {
+    /// The leader itself was paused for this long: it missed everything its followers sent in that time.
+    pub(super) fn exclude_pause(&mut self, slept_ms: u64, now_ms: u64) {
         if let Some(since_ms) = &mut self.stalled_since_ms {
             *since_ms = (*since_ms + slept_ms).min(now_ms);
         }
     }
 
-    /// For how long its disk has made no progress with what it has received; zero if it has.
+    /// How long its disk has made no progress with received records; zero if there is none to make.
     pub(super) fn stalled_ms(&self, now_ms: u64) -> u64 {
         self.stalled_since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms))
     }
 
-    /// Where its log starts now. It never goes back but with another log, which a fetch speaks of.
+    /// Updates its log start offset. It moves back only with another log, which a fetch reports.
     pub(super) fn note_log_start(&mut self, log_start: Offset, effects: &mut Vec<Effect>) {
         if self.log_start != log_start {
             self.log_start = log_start;
@@ -138,7 +138,7 @@ impl Progress {
         }
     }
 
-    /// It was there at that time, and has not said anything new since.
+    /// It was alive at that time, and has reported nothing new since.
     pub(super) fn on_alive(&mut self, measure: bool, end: Offset, heard_ms: u64) {
         if self.matched && self.measure(measure) >= end {
             self.caught_up_ms = self.caught_up_ms.max(heard_ms);
@@ -159,7 +159,7 @@ impl Progress {
         }
     }
 
-    /// Whether commits should no longer wait for it.
+    /// True if the follower should leave the in-sync set.
     pub(super) fn is_too_slow(&self, measure: bool, end: Offset, now_ms: u64, tuning: &LeaderTuning) -> bool {
         let behind = !self.matched || self.measure(measure) < end;
         let lags = now_ms.saturating_sub(self.caught_up_ms) > tuning.lag_ms;

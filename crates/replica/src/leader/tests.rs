@@ -90,7 +90,7 @@ impl Led {
         self.leader.high_watermark().0
     }
 
-    /// The proposals made so far: (id, in-sync nodes proposed).
+    /// The proposals so far: (id, proposed in-sync nodes).
     fn proposals(&mut self) -> Vec<(u64, Vec<i32>)> {
         let effects = std::mem::take(&mut self.effects);
         let made = effects.into_iter().filter_map(|effect| match effect {
@@ -105,7 +105,7 @@ impl Led {
 }
 
 #[test]
-fn the_high_watermark_waits_for_stable_storage_of_everybody_in_sync() {
+fn high_watermark_waits_for_stable_storage_of_whole_isr() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 0);
     led.append(10);
     led.fetch(2, 10, 10, 0).unwrap();
@@ -116,13 +116,13 @@ fn the_high_watermark_waits_for_stable_storage_of_everybody_in_sync() {
     let report = report(sender(3), 10, 9);
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     assert_eq!(led.hw(), 9);
-    // A fetch that was overtaken says less; what is committed stays so.
+    // An overtaken fetch reports less; the high watermark stays.
     led.fetch(3, 10, 4, 0).unwrap();
     assert_eq!(led.hw(), 9);
 }
 
 #[test]
-fn under_replicated_durability_written_is_enough() {
+fn replicated_durability_commits_written_records() {
     let mut state = record(&[1, 2, 3], 2);
     state.value.durability = Durability::Replicated;
     let mut led = Led::new(state, 0);
@@ -135,21 +135,21 @@ fn under_replicated_durability_written_is_enough() {
 }
 
 #[test]
-fn a_follower_counts_only_after_a_fetch_that_matches() {
+fn follower_counts_only_after_a_matching_fetch() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     led.sync();
     let report = report(sender(2), 5, 5);
     led.leader.on_report(&report, 0, &mut led.effects).unwrap();
     led.fetch(3, 5, 5, 0).unwrap();
     assert_eq!(led.hw(), 0, "node 2 has only said so");
-    assert!(!led.leader.knows_the_end());
+    assert!(!led.leader.has_committed_in_epoch());
     led.fetch(2, 5, 5, 0).unwrap();
     assert_eq!(led.hw(), 5);
-    assert!(led.leader.knows_the_end());
+    assert!(led.leader.has_committed_in_epoch());
 }
 
 #[test]
-fn another_epoch_is_refused() {
+fn fetch_with_another_leader_epoch_is_refused() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     let fetch = |epoch| Fetch {
         from: sender(2),
@@ -164,7 +164,7 @@ fn another_epoch_is_refused() {
     };
     assert_eq!(led.fetch_as(fetch(2), 0), Err(Refusal::FencedEpoch(EPOCH)));
     assert_eq!(led.fetch_as(fetch(4), 0), Err(Refusal::UnknownEpoch(EPOCH)));
-    assert_eq!(led.effects, [Effect::Refresh], "somebody knows a newer leadership");
+    assert_eq!(led.effects, [Effect::Refresh], "another node knows a newer leader epoch");
     let stranger = Fetch { from: sender(9), ..fetch(3) };
     assert_eq!(led.fetch_as(stranger, 0), Err(Refusal::NotReplica));
     let ghost = Sender { epoch: BrokerEpoch(1), ..sender(2) };
@@ -173,7 +173,7 @@ fn another_epoch_is_refused() {
 }
 
 #[test]
-fn a_log_that_is_no_beginning_of_ours_is_told_where_it_parts() {
+fn diverging_follower_log_gets_epoch_end_offset() {
     // Ours: epoch 1 at 0..5, epoch 3 from 5.
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     led.append(3);
@@ -203,7 +203,7 @@ fn a_log_that_is_no_beginning_of_ours_is_told_where_it_parts() {
 }
 
 #[test]
-fn a_fetch_before_the_log_start_is_out_of_range() {
+fn fetch_below_log_start_is_out_of_range() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     led.log.set_start(Offset(3));
     assert_eq!(led.fetch(2, 2, 2, 0), Ok(Answer::OutOfRange { log_start: Offset(3) }));
@@ -211,7 +211,7 @@ fn a_fetch_before_the_log_start_is_out_of_range() {
 }
 
 #[test]
-fn a_log_of_epochs_that_are_forgotten_has_to_begin_anew() {
+fn follower_log_of_forgotten_epochs_is_reset() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 5);
     led.append(3);
     led.log.set_start(Offset(5));
@@ -234,7 +234,7 @@ fn a_log_of_epochs_that_are_forgotten_has_to_begin_anew() {
 }
 
 #[test]
-fn a_follower_that_caught_up_is_proposed_and_waited_for_at_once() {
+fn caught_up_follower_is_proposed_for_isr_and_counts_at_once() {
     let mut led = Led::new(record(&[1, 2], 1), 5);
     led.append(5);
     led.sync();
@@ -254,7 +254,7 @@ fn a_follower_that_caught_up_is_proposed_and_waited_for_at_once() {
 }
 
 #[test]
-fn a_refused_addition_is_no_longer_waited_for() {
+fn refused_isr_expansion_is_not_waited_for() {
     let mut led = Led::new(record(&[1, 2], 1), 0);
     led.fetch(3, 0, 0, 0).unwrap();
     assert_eq!(led.proposals().len(), 1);
@@ -272,7 +272,7 @@ fn a_refused_addition_is_no_longer_waited_for() {
 }
 
 #[test]
-fn an_unknown_outcome_keeps_the_maximal_set_until_the_record_has_another_revision() {
+fn unknown_outcome_keeps_maximal_isr_until_next_record_revision() {
     let mut led = Led::new(record(&[1, 2], 1), 0);
     led.fetch(3, 0, 0, 0).unwrap();
     assert_eq!(led.proposals().len(), 1);
@@ -280,10 +280,10 @@ fn an_unknown_outcome_keeps_the_maximal_set_until_the_record_has_another_revisio
     led.append(1);
     led.sync();
     led.fetch(2, 1, 1, 0).unwrap();
-    // The old record, read again: the proposal may be on its way still.
+    // The old record, read again: the proposal may still be in flight.
     led.leader.on_record(record(&[1, 2], 1), 0, &mut led.effects);
     assert_eq!(led.hw(), 0);
-    // Node 3 is gone meanwhile. The record is written once more, which settles it.
+    // Node 3 is gone meanwhile. Rewriting the record settles it.
     led.leader.on_disconnected(BrokerId(3), 0);
     led.leader.on_tick(1_000, &mut led.effects);
     assert_eq!(led.proposals(), [(2, vec![1, 2])]);
@@ -293,7 +293,7 @@ fn an_unknown_outcome_keeps_the_maximal_set_until_the_record_has_another_revisio
 }
 
 #[test]
-fn a_slow_follower_leaves_and_commits_go_on() {
+fn slow_follower_leaves_isr_and_commits_continue() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 0);
     led.append(10);
     led.sync();
@@ -309,7 +309,7 @@ fn a_slow_follower_leaves_and_commits_go_on() {
 }
 
 #[test]
-fn a_follower_under_steady_load_is_in_sync_although_always_behind() {
+fn follower_under_steady_load_stays_in_sync() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 0);
     for now in 1..200u64 {
         led.append(1);
@@ -323,7 +323,7 @@ fn a_follower_under_steady_load_is_in_sync_although_always_behind() {
 }
 
 #[test]
-fn a_broken_connection_shortens_the_wait() {
+fn broken_connection_shortens_the_lag_timeout() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 0);
     led.append(1);
     led.sync();
@@ -337,7 +337,7 @@ fn a_broken_connection_shortens_the_wait() {
 }
 
 #[test]
-fn below_the_minimum_nothing_commits_and_nothing_is_admitted() {
+fn below_min_isr_nothing_commits_and_appends_are_refused() {
     let mut led = Led::new(record(&[1, 2], 2), 0);
     assert_eq!(led.leader.admit(), Ok(()));
     led.append(1);
@@ -351,7 +351,7 @@ fn below_the_minimum_nothing_commits_and_nothing_is_admitted() {
 }
 
 #[test]
-fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy() {
+fn dropped_and_re_added_replica_is_not_confused_with_its_former_log() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 0);
     led.append(2);
     led.sync();
@@ -374,7 +374,7 @@ fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy()
     let mut again = record(&[1, 2], 2);
     again.revision = 12;
     led.leader.on_record(again, 0, &mut led.effects);
-    // Its log was deleted; this was on its way before.
+    // Its log was deleted; this fetch was already in flight.
     assert_eq!(led.fetch_as(late, 0), Err(Refusal::NotReplica));
     let report = report(sender(3), 2, 2);
     assert_eq!(led.leader.on_report(&report, 0, &mut led.effects), Err(Refusal::NotReplica));
@@ -393,7 +393,7 @@ fn a_replica_that_was_dropped_and_added_again_is_not_taken_for_its_former_copy()
 }
 
 #[test]
-fn a_follower_in_a_new_run_starts_from_nothing() {
+fn follower_progress_is_reset_by_a_new_broker_epoch() {
     let mut led = Led::new(record(&[1, 2], 2), 0);
     led.append(2);
     led.sync();
@@ -419,7 +419,7 @@ fn a_follower_in_a_new_run_starts_from_nothing() {
 }
 
 #[test]
-fn stable_storage_is_promised_on_record_only_once_what_is_committed_is_there() {
+fn fsync_durability_is_recorded_only_once_committed_records_are_durable() {
     let mut state = record(&[1, 2], 2);
     state.value.durability = Durability::Replicated;
     let mut led = Led::new(state, 0);
@@ -441,7 +441,7 @@ fn stable_storage_is_promised_on_record_only_once_what_is_committed_is_there() {
 }
 
 #[test]
-fn records_are_gone_everywhere_when_every_log_in_sync_starts_later() {
+fn low_watermark_follows_the_least_log_start_of_the_isr() {
     let mut led = Led::new(record(&[1, 2], 1), 5);
     led.sync();
     for node in [2, 3] {
@@ -449,18 +449,18 @@ fn records_are_gone_everywhere_when_every_log_in_sync_starts_later() {
     }
     led.effects.clear();
     assert_eq!(led.leader.low_watermark(Offset(3)), Offset(0));
-    // Nobody waits for one that is not in sync.
+    // A replica outside the in-sync set does not count.
     let gone = |node| Report { log_start: Offset(3), ..report(sender(node), 5, 5) };
     led.leader.on_report(&gone(2), 0, &mut led.effects).unwrap();
     assert!(led.effects.contains(&Effect::LowWatermark));
     assert_eq!(led.leader.low_watermark(Offset(3)), Offset(3));
-    // A follower that begins anew may be behind again.
+    // A follower that was reset may be behind again.
     led.fetch(2, 5, 5, 0).unwrap();
     assert_eq!(led.leader.low_watermark(Offset(3)), Offset(0));
 }
 
 #[test]
-fn a_follower_that_syncs_nothing_of_what_it_received_leaves_alone_and_above_the_minimum() {
+fn stalled_followers_leave_isr_one_at_a_time_and_only_above_min_isr() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 0);
     led.append(4);
     let fetch = |led: &mut Led, node: i32, offset: i64, durable: i64, now_ms: u64| {
@@ -487,7 +487,7 @@ fn a_follower_that_syncs_nothing_of_what_it_received_leaves_alone_and_above_the_
     for now_ms in (200..1_000).step_by(200) {
         led.leader.on_tick(now_ms, &mut led.effects);
     }
-    // Both have received everything; the disk of neither gets anywhere.
+    // Both have received everything; neither disk makes progress.
     for node in [2, 3] {
         fetch(&mut led, node, 4, 0, 1_000);
     }
@@ -495,11 +495,11 @@ fn a_follower_that_syncs_nothing_of_what_it_received_leaves_alone_and_above_the_
         led.leader.on_tick(now_ms, &mut led.effects);
         assert_eq!(proposed(&mut led), Vec::<Vec<i32>>::new(), "{now_ms}");
     }
-    // Progress of one, however small, restarts its time.
+    // Any progress of a follower, however small, restarts its timer.
     led.leader.on_report(&report(sender(3), 1, 1), 2_400, &mut led.effects).unwrap();
     led.leader.on_tick(2_600, &mut led.effects);
     assert_eq!(proposed(&mut led), [[1, 3]]);
-    // The other one is the last above the minimum: it is waited for.
+    // The other follower is the last above the minimum: it stays in the in-sync set.
     led.leader.on_outcome(1, Outcome::Done { revision: 11 }, 2_610, &mut led.effects);
     for now_ms in (2_800..6_000).step_by(200) {
         led.leader.on_tick(now_ms, &mut led.effects);
@@ -508,7 +508,7 @@ fn a_follower_that_syncs_nothing_of_what_it_received_leaves_alone_and_above_the_
 }
 
 #[test]
-fn a_leader_that_stood_still_itself_blames_no_follower() {
+fn paused_leader_does_not_count_its_pause_as_follower_lag() {
     let mut led = Led::new(record(&[1, 2, 3], 2), 0);
     led.append(4);
     for node in [2, 3] {

@@ -40,13 +40,13 @@ fn applied(range: std::ops::Range<u8>) -> Applier<Sums> {
 }
 
 #[test]
-fn a_machine_that_installs_a_snapshot_is_where_one_is_that_applied_everything() {
+fn installed_snapshot_equals_state_after_applying_all_records() {
     let mut leader = applied(0..60);
     assert_eq!(leader.take_snapshot(), Offset(60));
     let mut follower = applied(0..10);
-    let mut install = Install::default();
+    let mut install = SnapshotTransfer::default();
     let snapshot = loop {
-        let (snapshot, position) = install.on_ask(0);
+        let (snapshot, position) = install.next_chunk(0);
         let from = Sender { node: BrokerId(2), epoch: BrokerEpoch(1), directory: DirectoryId(1) };
         let fetch = SnapshotFetch { from, leader_epoch: LeaderEpoch(2), snapshot, position };
         if let Some(whole) = install.on_chunk(leader.chunk(&fetch, 7).unwrap()) {
@@ -64,7 +64,7 @@ fn a_machine_that_installs_a_snapshot_is_where_one_is_that_applied_everything() 
 }
 
 #[test]
-fn a_snapshot_that_is_not_understood_changes_nothing() {
+fn undecodable_snapshot_leaves_state_unchanged() {
     let mut applier = applied(0..10);
     let snapshot = Snapshot { end: Offset(50), last_epoch: LeaderEpoch(1), bytes: Bytes::from_static(b"x") };
     assert!(applier.install(snapshot).is_err());
@@ -72,8 +72,8 @@ fn a_snapshot_that_is_not_understood_changes_nothing() {
 }
 
 #[test]
-#[should_panic(expected = "only what is committed")]
-fn what_is_not_committed_is_not_applied() {
+#[should_panic(expected = "applied record is below the high watermark")]
+fn applying_an_uncommitted_record_panics() {
     let mut applier = Applier::new(Sums::default());
     applier.on_committed([(Offset(5), LeaderEpoch(0), &[0, 0][..])], Offset(5));
 }

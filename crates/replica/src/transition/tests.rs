@@ -41,25 +41,25 @@ fn check(from: &Versioned<PartitionState>, steps: impl FnOnce(&mut Draft), expec
 }
 
 #[test]
-fn who_leaves_above_the_minimum_is_not_eligible() {
+fn replica_leaving_isr_above_minimum_is_not_eligible() {
     let from = start(&[1, 2, 3], &[], 2);
     check(&from, |d| d.lose(BrokerId(3)), "isr=1,2 elr= last= leader=1 epoch=5");
 }
 
 #[test]
-fn who_leaves_below_the_minimum_is_eligible() {
+fn replica_leaving_isr_below_minimum_is_eligible() {
     check(&start(&[1, 2], &[], 2), |d| d.lose(BrokerId(2)), "isr=1 elr=2 last= leader=1 epoch=5");
     let both = |d: &mut Draft| {
         d.lose(BrokerId(3));
         d.lose(BrokerId(2));
     };
     check(&start(&[1, 2, 3], &[], 2), both, "isr=1 elr=2,3 last= leader=1 epoch=5");
-    // The last one in sync leaves too: a leader with a minimum of one may have committed alone.
+    // The last in-sync replica leaves too: a leader with a minimum of one may have committed alone.
     check(&start(&[1], &[], 1), |d| d.lose(BrokerId(1)), "isr= elr=1 last= leader=- epoch=5");
 }
 
 #[test]
-fn enough_in_sync_empties_the_eligible_set() {
+fn isr_at_minimum_empties_the_eligible_set() {
     let change = check(
         &start(&[1], &[2, 3], 2),
         |d| d.join((3, 700, 3).into()),
@@ -69,7 +69,7 @@ fn enough_in_sync_empties_the_eligible_set() {
 }
 
 #[test]
-fn an_eligible_replica_is_elected_only_when_nobody_is_in_sync() {
+fn eligible_replica_is_elected_only_when_isr_is_empty() {
     let mut draft = Draft::new(&start(&[1], &[2, 3], 2));
     assert!(!draft.elect(BrokerId(2)), "node 1 may have more");
     let elect = |d: &mut Draft| {
@@ -81,7 +81,7 @@ fn an_eligible_replica_is_elected_only_when_nobody_is_in_sync() {
 }
 
 #[test]
-fn a_replica_that_left_above_the_minimum_is_never_elected() {
+fn replica_that_left_isr_above_minimum_is_never_elected() {
     let mut draft = Draft::new(&start(&[1, 2], &[], 2));
     draft.lose(BrokerId(1));
     draft.lose(BrokerId(2));
@@ -89,14 +89,14 @@ fn a_replica_that_left_above_the_minimum_is_never_elected() {
 }
 
 #[test]
-fn lowering_the_minimum_empties_the_eligible_set_in_the_same_write() {
+fn lowering_min_isr_empties_the_eligible_set_in_the_same_write() {
     check(&start(&[1], &[2], 2), |d| d.set_min_isr(1), "isr=1 elr= last= leader=1 epoch=5");
-    // Without anybody in sync nothing was committed under the lower minimum yet.
+    // Without an in-sync replica nothing was committed under the lower minimum yet.
     check(&start(&[], &[1, 2], 2), |d| d.set_min_isr(1), "isr= elr=1,2 last= leader=- epoch=5");
 }
 
 #[test]
-fn a_leader_that_comes_back_in_a_new_run_keeps_its_place_and_not_its_leadership() {
+fn leader_in_a_new_run_keeps_its_isr_entry_but_not_its_leadership() {
     let from = start(&[1, 2, 3], &[], 2);
     let change = check(&from, |d| d.restamp((1, 900, 1).into()), "isr=1,2,3 elr= last= leader=- epoch=5");
     assert_eq!(change.next.unwrap().in_sync(BrokerId(1)).unwrap().epoch, BrokerEpoch(900));
@@ -108,7 +108,7 @@ fn a_leader_that_comes_back_in_a_new_run_keeps_its_place_and_not_its_leadership(
 }
 
 #[test]
-fn distrusted_replicas_are_remembered_until_the_partition_goes_on() {
+fn distrusted_replicas_stay_last_known_until_commits_resume() {
     let from = start(&[], &[1, 2, 3], 2);
     let first = check(&from, |d| d.distrust((1, 900, 1).into()), "isr= elr=2,3 last=1 leader=- epoch=5");
     let mut next = Versioned { revision: 40, value: first.next.unwrap() };
@@ -118,26 +118,26 @@ fn distrusted_replicas_are_remembered_until_the_partition_goes_on() {
         next.value = draft.finish(ID).unwrap().next.unwrap();
     }
     assert_eq!(show(&next.value), "isr= elr= last=3,2,1 leader=- epoch=5");
-    let best = |d: &mut Draft| d.elect_anyway((2, 900, 2).into(), false);
+    let best = |d: &mut Draft| d.elect_out_of_sync((2, 900, 2).into(), false);
     let elected = check(&next, best, "isr=2 elr= last= leader=2 epoch=6");
     assert_eq!(elected.next.unwrap().unclean, None);
 }
 
 #[test]
-fn a_replica_without_its_data_is_forgotten_everywhere() {
+fn replica_without_data_leaves_all_sets() {
     check(&start(&[1], &[2, 3], 3), |d| d.forget(BrokerId(2)), "isr=1 elr=3 last= leader=1 epoch=5");
     check(&start(&[1, 2], &[], 2), |d| d.forget(BrokerId(1)), "isr=2 elr= last= leader=- epoch=5");
 }
 
 #[test]
-fn an_unclean_election_is_kept_on_record() {
+fn unclean_election_is_recorded() {
     let from = start(&[], &[1], 2);
-    let change = check(&from, |d| d.elect_anyway(member(3), true), "isr=3 elr= last= leader=3 epoch=6");
+    let change = check(&from, |d| d.elect_out_of_sync(member(3), true), "isr=3 elr= last= leader=3 epoch=6");
     assert_eq!(change.next.unwrap().unclean, Some(LeaderEpoch(6)));
 }
 
 #[test]
-fn a_move_adds_first_and_takes_away_when_the_target_is_in_sync() {
+fn reassignment_adds_first_and_removes_once_target_is_in_sync() {
     let mut from = start(&[1, 2, 3], &[], 2);
     let target = [BrokerId(4), BrokerId(1)];
     let begun = check(&from, |d| assert!(d.begin_move(&target)), "isr=1,2,3 elr= last= leader=1 epoch=5");
@@ -158,7 +158,7 @@ fn a_move_adds_first_and_takes_away_when_the_target_is_in_sync() {
 }
 
 #[test]
-fn a_move_can_be_given_up_unless_only_the_new_ones_are_in_sync() {
+fn reassignment_can_be_cancelled_unless_only_new_replicas_are_in_sync() {
     let mut from = start(&[1, 2, 3], &[], 2);
     let mut draft = Draft::new(&from);
     assert!(draft.begin_move(&[BrokerId(4)]));
@@ -172,7 +172,7 @@ fn a_move_can_be_given_up_unless_only_the_new_ones_are_in_sync() {
 }
 
 #[test]
-fn a_leader_outside_of_the_target_leads_no_more() {
+fn leader_outside_the_reassignment_target_loses_leadership() {
     let mut from = start(&[1, 2, 3], &[], 2);
     let mut draft = Draft::new(&from);
     assert!(draft.begin_move(&[BrokerId(2), BrokerId(3)]));
@@ -181,7 +181,7 @@ fn a_leader_outside_of_the_target_leads_no_more() {
 }
 
 #[test]
-fn nothing_to_do_is_no_change() {
+fn draft_without_changes_yields_no_change() {
     let from = start(&[1, 2, 3], &[], 2);
     assert_eq!(Draft::new(&from).finish(ID), None);
     let mut draft = Draft::new(&from);
@@ -190,7 +190,7 @@ fn nothing_to_do_is_no_change() {
 }
 
 #[test]
-fn taking_a_leadership_away_fences_its_holder_unless_he_gave_it_back() {
+fn lost_leadership_changes_the_fence_key_unless_released() {
     let from = start(&[1, 2, 3], &[], 2);
     let taken = check(&from, |d| assert!(d.elect(BrokerId(2))), "isr=1,2,3 elr= last= leader=2 epoch=6");
     assert_eq!(taken.fence, Some(BrokerId(1)));

@@ -1,4 +1,4 @@
-//! What must be true whatever happens. A violation is a message; the world stops at the first.
+//! The invariants of every run. A violation is a message; the world stops at the first.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::log::LogView;
 use crate::message::Sender;
 use crate::toy::{Entry, ToyLog};
 
-/// Remembers what was promised.
+/// Records the guarantees given so far.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     parts: BTreeMap<usize, Part>,
@@ -18,15 +18,15 @@ pub(super) struct Checker {
 
 #[derive(Debug, Default)]
 struct Part {
-    /// Every record that some leader announced as committed, by offset, and the first leadership that did.
+    /// Every record that a leader announced as committed, by offset, and the first leader epoch that did.
     committed: Vec<(Entry, LeaderEpoch)>,
-    /// Every record whose producer was told that it is safe: offset and value.
+    /// Every acknowledged record: offset and value.
     acked: BTreeMap<i64, u64>,
-    /// Who led in which epoch.
+    /// The leader of each epoch.
     leaders: BTreeMap<LeaderEpoch, Sender>,
-    /// The newest high watermark each leadership announced.
+    /// The newest high watermark that each leader epoch announced.
     announced: BTreeMap<LeaderEpoch, Offset>,
-    /// The epoch of the newest append seen by each leadership's holder.
+    /// The sender of the appends seen in each leader epoch.
     appended: BTreeMap<LeaderEpoch, Sender>,
 }
 
@@ -35,15 +35,15 @@ impl Checker {
         self.violation.get_or_insert(what);
     }
 
-    /// A leadership begins: nobody else may have it, and nothing committed may be missing.
+    /// A leadership begins: the epoch must have no other leader, and no committed record may be missing.
     pub(super) fn on_leader(&mut self, part: usize, epoch: LeaderEpoch, who: Sender, log: &ToyLog) {
         let known = self.parts.entry(part).or_default();
         let first = *known.leaders.entry(epoch).or_insert(who);
         if first != who {
             self.fail(format!("partition {part}: {first:?} and {who:?} both lead in epoch {epoch}"));
         }
-        // A node that hears late leads for a moment in an epoch that is long past: what was committed since is none of
-        // its business.
+        // A node with a delayed watch may lead briefly in an epoch that is long past: records committed since then
+        // are not required.
         self.compare(part, log, log.end(), &format!("new leader {} in epoch {epoch}", who.node), Some(epoch));
     }
 
@@ -56,8 +56,8 @@ impl Checker {
         }
     }
 
-    /// A leader announces a high watermark: everything below is committed from now on. `numbered`: its one producer numbers
-    /// records from 1 and repeats until it is told, so each must be there once, in order, with none missing.
+    /// A leader announces a high watermark: everything below is committed from now on. `numbered`: its only producer
+    /// numbers records from 1 and retries until acknowledged, so each must exist exactly once, in order, with no gap.
     pub(super) fn on_committed(
         &mut self,
         part: usize,
@@ -93,18 +93,18 @@ impl Checker {
     pub(super) fn on_followed(&mut self, part: usize, to: Offset, log: &ToyLog, who: Sender) {
         let committed = self.parts.entry(part).or_default().committed.len() as i64;
         if to.0 > committed {
-            self.fail(format!("partition {part}: node {} knows of a commit nobody made", who.node));
+            self.fail(format!("partition {part}: node {} has a high watermark above any commit", who.node));
         }
         self.compare(part, log, to, &format!("follower {}", who.node), None);
     }
 
-    /// A producer is told that its record is safe.
+    /// A producer's record is acknowledged.
     pub(super) fn on_ack(&mut self, part: usize, offset: Offset, value: u64) {
         self.acked += 1;
         let known = self.parts.entry(part).or_default();
         let later = known.acked.range(offset.0 + 1..).next().map(|(_, value)| *value);
         let earlier = known.acked.range(..offset.0).next_back().map(|(_, value)| *value);
-        // One producer per partition, one record at a time: what it was told comes in order.
+        // One producer per partition, one record at a time: its acknowledgements arrive in order.
         if later.is_some_and(|later| later < value) || earlier.is_some_and(|earlier| earlier > value) {
             self.fail(format!("partition {part}: {value} at {offset} is out of order"));
         }
@@ -115,7 +115,7 @@ impl Checker {
         self.parts.entry(part).or_default().acked.insert(offset.0, value);
     }
 
-    /// After everything has healed: every replica has the same log, with everything in it.
+    /// After everything has healed: every replica has the same complete log.
     pub(super) fn on_rest(&mut self, part: usize, logs: &[&ToyLog]) {
         for log in logs {
             self.compare(part, log, log.end(), "a replica at rest", Some(LeaderEpoch(i32::MAX)));
@@ -126,7 +126,8 @@ impl Checker {
         }
     }
 
-    /// Below `to` the log must be what was committed; and it must have all that was committed in epochs up to `whole`.
+    /// Below `to` the log must equal the committed records; it must contain all records committed in epochs up to
+    /// `whole`.
     fn compare(&mut self, part: usize, log: &ToyLog, to: Offset, who: &str, whole: Option<LeaderEpoch>) {
         let committed = &self.parts.entry(part).or_default().committed;
         let end = committed.partition_point(|(_, by)| whole.is_none_or(|epoch| *by <= epoch)) as i64;

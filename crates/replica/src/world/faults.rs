@@ -1,13 +1,14 @@
-//! What goes wrong in the world, and how it is put right again.
+//! Fault injection in the world, and recovery from the faults.
 //!
-//! Most faults may happen at any time and together. Faults that destroy what was promised (a wiped disk; a machine crash
-//! for records that were only written) happen to a partition only while two others surely have everything, and nothing
-//! else goes wrong until the cluster has noticed: replication cannot survive the loss of every copy.
+//! Most faults may dispatch at any time and together. Faults that destroy guaranteed data (a wiped disk; a machine
+//! crash for records that were only written) hit a partition only while two other replicas surely have everything,
+//! and no other fault is injected until the cluster has noticed: replication cannot survive the loss of every
+//! replica.
 
 use moim_base::{BrokerId, Offset};
 
 use super::node::SimNode;
-use super::{Happening, PARTITIONS, World, is_written_only, partition};
+use super::{PARTITIONS, ScheduledEvent, World, is_written_only, partition};
 use crate::controller::{Node, Order};
 use crate::log::LogView;
 use crate::replica::{Replica, Role};
@@ -36,7 +37,7 @@ impl World {
             return self.hang();
         }
         let next = self.rng.u64(50..900);
-        self.after(next, Happening::Fault);
+        self.after(next, ScheduledEvent::Fault);
         if self.is_spoiled_unnoticed() {
             return;
         }
@@ -68,14 +69,14 @@ impl World {
         }
     }
 
-    /// The disk of one node hangs; the next one does after it has been well for a while.
+    /// The disk of one node hangs; the next one does after it has been healthy for a while.
     fn hang(&mut self) {
         let node = self.rng.usize(0..self.nodes.len());
         let lasts = self.rng.u64(2_000..8_000);
         let yields = self.rng.bool();
         let me = &mut self.nodes[node];
         (me.hung_since_ms, me.hung_until_ms, me.yields) = (self.now_ms, self.now_ms + lasts, yields);
-        self.after(lasts + 3_000, Happening::Fault);
+        self.after(lasts + 3_000, ScheduledEvent::Fault);
     }
 
     pub(super) fn heal(&mut self, heal: Heal) {
@@ -91,7 +92,7 @@ impl World {
         }
     }
 
-    /// An operator has a node drained, removed, or taken back.
+    /// An operator drains, removes or restores a node.
     fn give_order(&mut self, node: usize) {
         let order = match self.orders[node] {
             None => return,
@@ -159,7 +160,7 @@ impl World {
     fn start_later(&mut self, node: usize) {
         let longest = if self.scenario.spoils { 120 } else { 2_500 };
         let delay = self.rng.u64(20..longest);
-        self.after(delay, Happening::Heal(Heal::Start(node)));
+        self.after(delay, ScheduledEvent::Heal(Heal::Start(node)));
     }
 
     fn stop_cleanly(&mut self, node: usize) {
@@ -189,7 +190,7 @@ impl World {
         self.start_later(node);
     }
 
-    /// Whether two others surely have everything, with no other fault under way.
+    /// True if two other replicas surely have everything, with no other fault in progress.
     fn may_spoil(&self, node: usize, parts: &[usize]) -> bool {
         let well = |other: &SimNode| other.up && other.paused_until_ms <= self.now_ms;
         let others_well = self.nodes.iter().all(well) && self.cut.is_empty();
@@ -209,13 +210,13 @@ impl World {
         for part in parts {
             self.nodes[node].spoiled[*part] = epoch;
         }
-        // What it had asked of the repository goes with it: nobody acts on its word any more.
+        // Its requests to the repository are lost with it: the cluster must not act on them.
         self.queue.retain(|scheduled| {
-            !matches!(&scheduled.0.what, Happening::StoreTxn { node: asker, .. } if *asker == node)
+            !matches!(&scheduled.0.what, ScheduledEvent::StoreTxn { node: sender, .. } if *sender == node)
         });
     }
 
-    /// Whether a record still counts on something that was destroyed.
+    /// True if a record still counts on destroyed data.
     fn is_spoiled_unnoticed(&self) -> bool {
         (0..PARTITIONS).any(|part| {
             self.record(part).is_some_and(|state| {
@@ -231,14 +232,14 @@ impl World {
         if a != b {
             self.cut.push((a, b));
             let delay = self.rng.u64(100..3_000);
-            self.after(delay, Happening::Heal(Heal::Join { a, b }));
+            self.after(delay, ScheduledEvent::Heal(Heal::Join { a, b }));
         }
     }
 
     fn suspect(&mut self, node: usize) {
         self.set_suspect(node, Some(self.now_ms));
         let delay = self.rng.u64(100..1_500);
-        self.after(delay, Happening::Heal(Heal::Trust(node)));
+        self.after(delay, ScheduledEvent::Heal(Heal::Trust(node)));
     }
 
     fn set_suspect(&mut self, node: usize, since_ms: Option<u64>) {
@@ -249,7 +250,7 @@ impl World {
         }
     }
 
-    /// Somebody asks every controller there is to move a partition, or to stop moving it.
+    /// An administrator asks every controller to start or cancel a reassignment.
     fn reassign(&mut self) {
         let part = self.rng.usize(0..PARTITIONS);
         let known = (1..).zip(&self.orders).filter(|(_, order)| order.is_some());
@@ -261,12 +262,12 @@ impl World {
             let Some(controller) = &mut self.nodes[node].controller else { continue };
             let term = controller.term();
             if let Ok(Some(change)) = controller.reassign(partition(part), target) {
-                self.ask_change(node, term, change);
+                self.send_change(node, term, change);
             }
         }
     }
 
-    /// A leader lets go of old records, as retention does: never past what is committed.
+    /// A leader deletes old records, as retention does: never past the high watermark.
     fn retain(&mut self, node: usize) {
         let part = self.rng.usize(0..PARTITIONS);
         let me = &mut self.nodes[node];
@@ -274,7 +275,7 @@ impl World {
             me.replicas[part].as_ref().is_some_and(|replica| matches!(replica.role(), Role::Leader(_)));
         let hw = me.replicas[part].as_ref().map_or(Offset(0), Replica::high_watermark);
         let log = &mut me.disks[part];
-        // What a leader knows of a producer is its newest record here.
+        // The newest record is the leader's only producer state here.
         let most = if self.scenario.is_idempotent(part) { Offset(hw.0 - 1) } else { hw };
         if me.up && leads && most > log.start() {
             let start = self.rng.i64(log.start().0..=most.0);

@@ -1,11 +1,11 @@
-//! A simulated node: the driver of its replicas, its session with the repository, its turn as the controller.
+//! A simulated node: the driver of its replicas, its repository session, its controller term.
 
 use moim_base::{BrokerId, Offset};
 use moim_cluster::{Compare, Event, LeaseId, Txn, TxnOutcome};
 
 use super::{
-    Ask, Happening, IMPAIRED_MS, Message, PARK_MS, PARTITIONS, TTL_MS, World, is_written_only, outcome_of,
-    part_of, partition, topics,
+    IMPAIRED_MS, Message, PARK_MS, PARTITIONS, ScheduledEvent, StoreRequest, TTL_MS, World, is_written_only,
+    outcome_of, part_of, partition, topics,
 };
 use crate::acks::Waiting;
 use crate::controller::batch::{Conflict, pack};
@@ -21,25 +21,26 @@ use crate::state::PartitionState;
 use crate::toy::{Entry, ToyLog};
 use crate::types::{BrokerEpoch, DirectoryId, Versioned};
 
-/// One node. Disks and what is kept with them outlive the process.
+/// One node. Disks and their metadata outlive the process.
 #[derive(Debug)]
 pub(super) struct SimNode {
     pub(super) index: usize,
     pub(super) up: bool,
-    /// Counts processes: what was started by an earlier one is void.
+    /// Counts processes: events of an earlier process are void.
     pub(super) life: u64,
     pub(super) paused_until_ms: u64,
-    /// Since when and until when its disk hangs.
+    /// The period during which its disk hangs.
     pub(super) hung_since_ms: u64,
     pub(super) hung_until_ms: u64,
-    /// Whether it stops renewing its lease while its disk hangs; one that has the only copy of something does not.
+    /// True if it stops renewing its lease while its disk hangs; a node with the only replica of a partition does
+    /// not.
     pub(super) yields: bool,
     pub(super) disks: Vec<ToyLog>,
     pub(super) directory: u64,
-    /// Kept on disk: the oldest run since which nothing was lost; forgotten by an unclean stop.
+    /// Kept on disk: the oldest run since which no data was lost; cleared by an unclean stop.
     pub(super) intact_since: Option<BrokerEpoch>,
     pub(super) lease: Option<LeaseId>,
-    /// Per partition: the last run that had what was then destroyed.
+    /// Per partition: the last run target_node data was destroyed.
     pub(super) spoiled: Vec<BrokerEpoch>,
     pub(super) epoch: BrokerEpoch,
     pub(super) replicas: Vec<Option<Replica>>,
@@ -81,12 +82,12 @@ impl SimNode {
         }
     }
 
-    /// Whether a sync has been under way for too long.
+    /// True if a sync has been in progress for too long.
     pub(super) fn is_impaired(&self, now_ms: u64) -> bool {
         now_ms < self.hung_until_ms && now_ms >= self.hung_since_ms + IMPAIRED_MS
     }
 
-    /// What a process forgets.
+    /// Clears the process state.
     pub(super) fn stop(&mut self) {
         self.up = false;
         self.life += 1;
@@ -133,7 +134,7 @@ impl World {
         }
         let me = &self.nodes[node];
         let key = keys::member(BrokerId(node as i32 + 1));
-        // The key of a former run must go first: a put over it would keep its create revision.
+        // The key of a former run must be deleted first: a put over it would keep its create revision.
         self.store.txn(Txn::new().delete(key.clone()));
         let lease = self.store.grant(until);
         let since = me.intact_since.map_or(0, |epoch| epoch.0);
@@ -146,7 +147,7 @@ impl World {
         me.epoch = BrokerEpoch(revision);
         me.intact_since.get_or_insert(me.epoch);
         me.controller = None;
-        // A new run: roles begin anew, from the records that name it.
+        // A new run: roles start anew, from the records that name it.
         for part in 0..PARTITIONS {
             let hw = self.nodes[node].replicas[part].as_ref().map_or(Offset(0), Replica::high_watermark);
             self.fail_waiting(node, part);
@@ -165,14 +166,15 @@ impl World {
                 .planted(self.scenario.mutants);
             me.replicas[part] = Some(replica);
         }
-        // From what is now, never from history: an old record may say that this node has no part in a partition.
+        // From the present state, never from history: an old record may say that this node has no replica of a
+        // partition.
         self.nodes[node].watched = self.store.history.len();
         for part in 0..PARTITIONS {
             self.refresh(node, part);
         }
     }
 
-    /// Brings a node up to date with what the repository says.
+    /// Delivers the repository's changes to a node.
     fn watch(&mut self, node: usize) {
         let from = std::mem::replace(&mut self.nodes[node].watched, self.store.history.len());
         let events: Vec<Event> = self.store.history[from..].to_vec();
@@ -201,7 +203,7 @@ impl World {
         self.step(node, part, |replica, log, now, effects| replica.on_record(record, log, now, effects));
     }
 
-    /// Takes the controller's key if nobody has it, and learns everything.
+    /// Acquires the controller key if it is free, and loads the view.
     fn maybe_control(&mut self, node: usize) {
         if self.nodes[node].controller.is_some() || self.store.get(keys::CONTROLLER).is_some() {
             return;
@@ -236,7 +238,7 @@ impl World {
         }
         self.nodes[node].watched = self.store.history.len();
         self.nodes[node].controller = Some(controller);
-        // What the watch would have shown this node as a replica.
+        // The records that the watch would have delivered to this node as a replica.
         for part in 0..PARTITIONS {
             self.refresh(node, part);
         }
@@ -251,29 +253,34 @@ impl World {
         }
         let term = controller.term();
         let plan = controller.decide(now);
-        for (to, id) in plan.asks {
+        for (to, id) in plan.log_end_requests {
             self.send(node, to.0 as usize - 1, Message::AskEnd { part: part_of(id) });
         }
         for batch in pack(plan.changes, Some(term)) {
-            self.ask_store(node, batch.txn(), Ask::Controller { term, batch });
+            self.send_to_store(node, batch.txn(), StoreRequest::Controller { term, batch });
         }
     }
 
-    pub(super) fn ask_change(&mut self, node: usize, term: i64, change: crate::transition::Change) {
+    pub(super) fn send_change(&mut self, node: usize, term: i64, change: crate::transition::Change) {
         for batch in pack(vec![change], Some(term)) {
-            self.ask_store(node, batch.txn(), Ask::Controller { term, batch });
+            self.send_to_store(node, batch.txn(), StoreRequest::Controller { term, batch });
         }
     }
 
-    pub(super) fn on_store_answer(&mut self, node: usize, outcome: Option<TxnOutcome>, ask: Ask) {
-        match ask {
-            Ask::Leader { part, id } => {
+    pub(super) fn on_store_answer(
+        &mut self,
+        node: usize,
+        outcome: Option<TxnOutcome>,
+        request: StoreRequest,
+    ) {
+        match request {
+            StoreRequest::Leader { part, id } => {
                 let outcome = outcome_of(outcome.as_ref());
                 self.step(node, part, |replica, _, now, effects| {
                     replica.on_outcome(id, outcome, now, effects);
                 });
             }
-            Ask::Controller { term, batch } => {
+            StoreRequest::Controller { term, batch } => {
                 let Some(controller) = &mut self.nodes[node].controller else { return };
                 if controller.term() != term {
                     return;
@@ -285,7 +292,11 @@ impl World {
                         Conflict::Retry { rest, failed } => {
                             failed.iter().for_each(|change| controller.on_failed(change.partition));
                             if let Some(batch) = rest {
-                                self.ask_store(node, batch.txn(), Ask::Controller { term, batch });
+                                self.send_to_store(
+                                    node,
+                                    batch.txn(),
+                                    StoreRequest::Controller { term, batch },
+                                );
                             }
                         }
                     },
@@ -319,7 +330,7 @@ impl World {
             }
             Message::Report { part, report } => {
                 self.step(to, part, |replica, _, now, effects| {
-                    // A refused report is as good as a lost one.
+                    // A refused report is equivalent to a lost one.
                     let _ = replica.on_report(&report, now, effects);
                 });
             }
@@ -347,7 +358,7 @@ impl World {
         if matches!(answer, Ok(Answer::Records { log_end, .. }) if log_end <= fetch.offset) {
             let life = self.nodes[to].life;
             self.nodes[to].parked.push((part, from, id, fetch));
-            self.after(PARK_MS, Happening::Unpark { node: to, life, part });
+            self.after(PARK_MS, ScheduledEvent::Unpark { node: to, life, part });
             return;
         }
         self.answer(to, from, part, id, &fetch, answer);
@@ -373,7 +384,7 @@ impl World {
         self.send(node, to, Message::Answer { part, id, to_run, epoch, answer, entries });
     }
 
-    /// Answers the fetches that wait for this partition.
+    /// Answers the parked fetches of this partition.
     pub(super) fn unpark(&mut self, node: usize, part: usize) {
         let parked = std::mem::take(&mut self.nodes[node].parked);
         for (parked_part, from, id, fetch) in parked {
@@ -383,7 +394,7 @@ impl World {
             }
             let me = &mut self.nodes[node];
             let answer = match me.replicas[part].as_mut().and_then(Replica::leader) {
-                Some(leader) => leader.on_wake(fetch.leader_epoch, &me.disks[part]),
+                Some(leader) => leader.answer_parked(fetch.leader_epoch, &me.disks[part]),
                 None => Err(crate::message::Refusal::NotLeader),
             };
             self.answer(node, from, part, id, &fetch, answer);
@@ -419,7 +430,7 @@ impl World {
         self.unpark(node, part);
     }
 
-    /// Has the disk write and sync what the log holds now, some time.
+    /// Schedules a write and a sync of the present log.
     fn write_out(&mut self, node: usize, part: usize) {
         let (life, to) = (self.nodes[node].life, self.nodes[node].disks[part].end());
         let stalls = !self.calm && !self.scenario.hangs && self.rng.u32(0..200) == 0;
@@ -427,8 +438,8 @@ impl World {
         let write = slow + self.rng.u64(0..4);
         let replicated = is_written_only(part);
         let sync = write + if replicated { self.rng.u64(300..1_500) } else { self.rng.u64(0..8) };
-        self.after(write, Happening::Disk { node, life, part, to, sync: false });
-        self.after(sync, Happening::Disk { node, life, part, to, sync: true });
+        self.after(write, ScheduledEvent::Disk { node, life, part, to, sync: false });
+        self.after(sync, ScheduledEvent::Disk { node, life, part, to, sync: true });
     }
 
     pub(super) fn on_disk(&mut self, node: usize, life: u64, part: usize, to: Offset, sync: bool) {
@@ -436,7 +447,7 @@ impl World {
         if me.life != life {
             return;
         }
-        // What was cut meanwhile is not there to be written; what took its place waits for its own turn.
+        // A truncated entry is no longer there to be written; its replacement waits for its own write.
         let log = &mut me.disks[part];
         if sync {
             log.sync(to)
@@ -452,7 +463,7 @@ impl World {
         self.nodes[node].waiting[part].fail().for_each(drop);
     }
 
-    /// Makes one step of a replica and carries out what follows from it.
+    /// Makes one step of a replica and carries out its effects.
     pub(super) fn step(
         &mut self,
         node: usize,
@@ -487,11 +498,11 @@ impl World {
             Effect::Propose(proposal) => {
                 let id = proposal.id;
                 let batch = pack(vec![proposal.change], None).remove(0);
-                self.ask_store(node, batch.txn(), Ask::Leader { part, id });
+                self.send_to_store(node, batch.txn(), StoreRequest::Leader { part, id });
             }
             Effect::Refresh => {
                 let delay = self.rng.u64(2..12);
-                self.after(delay, Happening::Refresh { node, life, part });
+                self.after(delay, ScheduledEvent::Refresh { node, life, part });
             }
             Effect::Fetch { to, id, fetch } => {
                 self.send(node, to.0 as usize - 1, Message::Fetch { part, id, fetch });
@@ -542,7 +553,7 @@ impl World {
     }
 }
 
-/// What a leader makes of a record of the producer that numbers them from 1, from its log alone.
+/// A leader's duplicate check for the producer that numbers records from 1, from its log alone.
 enum Repeat {
     No,
     Of(Offset),
@@ -556,14 +567,14 @@ impl Repeat {
         match last {
             Some(last) if value == last + 1 => Self::No,
             None if value == 1 && log.end() == Offset(0) => Self::No,
-            // Whatever is older was acknowledged long ago.
+            // Older records were acknowledged long ago.
             Some(last) if value == last => Self::Of(newest),
             _ => Self::Gap,
         }
     }
 }
 
-/// Tells a controller what happened in the repository.
+/// Delivers a repository event to a controller.
 fn feed(controller: &mut Controller, event: &Event, now_ms: u64) {
     let key = event.key();
     if let Some(id) = keys::parse_partition(key) {

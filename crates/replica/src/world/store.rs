@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use moim_cluster::{Compare, Entry, Event, LeaseId, Op, Txn, TxnOutcome};
 
-/// A store of keys that never loses anything. Everything unpleasant happens on the way to it.
+/// A key store that never loses anything. All faults happen on the path to it.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     revision: i64,
     entries: BTreeMap<String, Entry>,
     pub(super) history: Vec<Event>,
-    /// When each lease ends.
+    /// The expiry of each lease.
     leases: BTreeMap<i64, u64>,
 }
 
@@ -30,7 +30,7 @@ impl Store {
         LeaseId(id)
     }
 
-    /// Whether the lease was still there.
+    /// True if the lease still existed.
     pub(super) fn keep_alive(&mut self, lease: LeaseId, until_ms: u64) -> bool {
         self.leases.get_mut(&lease.0).map(|deadline| *deadline = until_ms).is_some()
     }

@@ -1,4 +1,4 @@
-//! Seeds. Every property is checked all the time; see `check.rs`.
+//! Seeded runs. Every invariant is checked continuously; see `check.rs`.
 
 use super::*;
 use crate::mutant::Mutant;
@@ -16,13 +16,13 @@ fn run_as(kind: fn(u64) -> Scenario, seeds: std::ops::Range<u64>, mutant: Option
     seeds.map(run).collect()
 }
 
-/// How many seeds to run: more with `MOIM_SIM_SEEDS`.
+/// The number of seeds to run: more with `MOIM_SIM_SEEDS`.
 fn seeds() -> u64 {
     std::env::var("MOIM_SIM_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(150)
 }
 
 #[test]
-fn nothing_promised_is_lost_whatever_happens() {
+fn no_acknowledged_record_is_lost_under_faults() {
     let seeds = seeds();
     let reports = run(0..seeds, None);
     let violations: Vec<&String> = reports.iter().filter_map(|report| report.violation.as_ref()).collect();
@@ -34,7 +34,7 @@ fn nothing_promised_is_lost_whatever_happens() {
 }
 
 #[test]
-fn nothing_promised_is_lost_or_doubled_while_nodes_come_and_go() {
+fn no_acknowledged_record_is_lost_or_duplicated_during_cluster_changes() {
     let seeds = seeds();
     let reports = run_as(Scenario::changing, 0..seeds, None);
     let violations: Vec<&String> = reports.iter().filter_map(|report| report.violation.as_ref()).collect();
@@ -46,7 +46,7 @@ fn nothing_promised_is_lost_or_doubled_while_nodes_come_and_go() {
 }
 
 #[test]
-fn a_disk_that_hangs_stalls_commits_for_three_seconds_at_most() {
+fn hung_disk_stalls_commits_for_three_seconds_at_most() {
     let seeds = seeds();
     let reports = run_as(Scenario::hanging, 0..seeds, None);
     let violations: Vec<&String> = reports.iter().filter_map(|report| report.violation.as_ref()).collect();
@@ -56,7 +56,7 @@ fn a_disk_that_hangs_stalls_commits_for_three_seconds_at_most() {
 }
 
 #[test]
-fn a_leader_that_waits_for_a_hung_follower_is_caught() {
+fn leader_that_keeps_a_hung_follower_in_sync_is_caught() {
     let seed = caught(Scenario::hanging, Mutant::KeepStalledFollower, 20);
     let violation =
         run_as(Scenario::hanging, seed..seed + 1, Some(Mutant::KeepStalledFollower))[0].violation.clone();
@@ -64,12 +64,12 @@ fn a_leader_that_waits_for_a_hung_follower_is_caught() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn same_seed_gives_same_run() {
     assert_eq!(run(7..10, None), run(7..10, None));
     assert_ne!(run(7..8, None)[0].trace, run(8..9, None)[0].trace);
 }
 
-/// How many seeds it takes until the checker catches a planted bug.
+/// The number of seeds until the checker catches a planted bug.
 fn caught(kind: fn(u64) -> Scenario, mutant: Mutant, within: u64) -> u64 {
     for seed in 0..within {
         // A partition that does not heal is no proof of lost data.
@@ -102,14 +102,15 @@ fn each_planted_bug_is_caught() {
 }
 
 #[test]
-fn seeds_that_once_failed_do_not() {
-    // A follower whose log ended where the leader's began, in epochs the leader had forgotten: it could not go on, and
-    // when it could, it kept records that nobody had committed. A question about a log's end that was never repeated.
+fn previously_failing_seeds_pass() {
+    // A follower whose log ended at the leader's log start, in epochs that the leader had forgotten: it could not
+    // continue, and when it could, it kept records that were never committed. A log end request that was never
+    // repeated.
     for seed in [568, 603, 892, 1290, 1879] {
         assert_eq!(run(seed..seed + 1, None)[0].violation, None);
     }
-    // An epoch that was noted and came to nothing: in the table it ended the one before it, and the leader had a follower cut
-    // off what was committed. A node taken back while it was under suspicion, which got no replicas.
+    // An epoch that was noted without a record: in the epoch table it ended its predecessor, and the leader made a
+    // follower truncate committed records. A node that was restored while suspected, and got no replicas.
     for seed in [432, 1988] {
         assert_eq!(run_as(Scenario::changing, seed..seed + 1, None)[0].violation, None);
     }

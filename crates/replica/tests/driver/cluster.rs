@@ -1,5 +1,5 @@
-//! Three nodes in one process: real journals in temporary folders, real connections, records in memory. The test plays
-//! the controller.
+//! Three nodes in one process: real journals in temporary directories, real connections, records in memory. The test
+//! acts as the controller.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -34,7 +34,7 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) const ID: PartitionId = PartitionId { topic: TopicId(5), index: 0 };
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Runs a test that must end.
+/// Runs a test that must complete.
 pub(crate) fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(3 * PATIENCE, test).await }).expect("it ends");
@@ -50,7 +50,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     assert!(tokio::time::timeout(PATIENCE, waits).await.is_ok(), "{what} did not happen");
 }
 
-/// Where everybody listens.
+/// The listen addresses of all nodes.
 #[derive(Default)]
 struct Net(Mutex<HashMap<BrokerId, std::net::SocketAddr>>);
 
@@ -65,21 +65,21 @@ impl Dialler for Net {
     }
 }
 
-/// What an owner was told.
-pub(crate) struct Told {
+/// The callbacks that an owner received.
+pub(crate) struct RecordingOwner {
     journal: Arc<Journal>,
     pub(crate) leads: AtomicI32,
     pub(crate) follows: AtomicI32,
     pub(crate) high_watermark: AtomicI64,
     pub(crate) appended: AtomicUsize,
-    pub(crate) cuts: AtomicUsize,
+    pub(crate) truncations: AtomicUsize,
     pub(crate) installs: AtomicUsize,
     pub(crate) under_min: AtomicUsize,
     pub(crate) ended: AtomicUsize,
     pub(crate) dropped: AtomicUsize,
 }
 
-impl Told {
+impl RecordingOwner {
     fn new(journal: Arc<Journal>) -> Self {
         Self {
             journal,
@@ -87,7 +87,7 @@ impl Told {
             follows: AtomicI32::new(-1),
             high_watermark: AtomicI64::new(0),
             appended: AtomicUsize::new(0),
-            cuts: AtomicUsize::new(0),
+            truncations: AtomicUsize::new(0),
             installs: AtomicUsize::new(0),
             under_min: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
@@ -96,7 +96,7 @@ impl Told {
     }
 }
 
-impl Owner for Told {
+impl Owner for RecordingOwner {
     fn on_lead(&self, epoch: LeaderEpoch, high_watermark: Offset) {
         self.follows.store(-1, Ordering::SeqCst);
         self.leads.store(epoch.0, Ordering::SeqCst);
@@ -123,7 +123,7 @@ impl Owner for Told {
 
     fn on_high_watermark(&self, high_watermark: Offset) {
         let before = self.high_watermark.swap(high_watermark.0, Ordering::SeqCst);
-        let cut = self.cuts.load(Ordering::SeqCst) > 0;
+        let cut = self.truncations.load(Ordering::SeqCst) > 0;
         assert!(high_watermark.0 >= before || cut, "a high watermark went back");
     }
 
@@ -134,10 +134,10 @@ impl Owner for Told {
 
     fn on_cut(&self, end: Offset) {
         assert_eq!(end.0, self.journal.end());
-        self.cuts.fetch_add(1, Ordering::SeqCst);
+        self.truncations.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The state is how far it goes.
+    /// The state is just its end offset.
     fn snapshot(&self) -> Option<Snapshot> {
         let end = self.high_watermark.load(Ordering::SeqCst);
         let last_epoch = LeaderEpoch(self.journal.epoch_before(end)?);
@@ -166,13 +166,13 @@ impl DurableSink for Sink {
     }
 }
 
-type Copies = HashMap<PartitionId, (Arc<Replicated>, Arc<Told>)>;
+type Replicas = HashMap<PartitionId, (Arc<Replicated>, Arc<RecordingOwner>)>;
 
-/// A node that runs.
+/// A running node.
 pub(crate) struct Running {
     pub(crate) store: Store,
     pub(crate) driver: Arc<Driver>,
-    pub(crate) copies: Copies,
+    pub(crate) replicas: Replicas,
     pub(crate) run: Sender,
     shutdown: Shutdown,
 }
@@ -184,7 +184,7 @@ pub(crate) struct Kind {
     pub(crate) durability: Durability,
     pub(crate) partitions: u32,
     pub(crate) lag_ms: u64,
-    /// The node whose disk takes nothing.
+    /// The node whose disk is full.
     pub(crate) full: Option<i32>,
 }
 
@@ -203,7 +203,7 @@ impl Default for Kind {
 /// The nodes, numbered from 1.
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Option<Running>>,
-    /// After the nodes: their disk threads write there until they are gone.
+    /// After the nodes: their disk threads write there until they have stopped.
     dirs: Vec<TempDir>,
     pub(crate) repository: Arc<dyn StateRepository>,
     net: Arc<Net>,
@@ -212,7 +212,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Three nodes whose first partition node 1 leads.
+    /// Three nodes; node 1 leads the first partition.
     pub(crate) async fn start(kind: Kind) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let mut cluster = Self {
@@ -239,23 +239,23 @@ impl Cluster {
         self.nodes[node as usize - 1].as_ref().expect("it runs")
     }
 
-    pub(crate) fn copy_of(&self, node: i32, id: PartitionId) -> &Arc<Replicated> {
-        &self.node(node).copies[&id].0
+    pub(crate) fn replica_of(&self, node: i32, id: PartitionId) -> &Arc<Replicated> {
+        &self.node(node).replicas[&id].0
     }
 
-    pub(crate) fn copy(&self, node: i32) -> &Arc<Replicated> {
-        self.copy_of(node, ID)
+    pub(crate) fn replica(&self, node: i32) -> &Arc<Replicated> {
+        self.replica_of(node, ID)
     }
 
-    pub(crate) fn told(&self, node: i32) -> &Arc<Told> {
-        &self.node(node).copies[&ID].1
+    pub(crate) fn owner(&self, node: i32) -> &Arc<RecordingOwner> {
+        &self.node(node).replicas[&ID].1
     }
 
     pub(crate) fn journal(&self, node: i32) -> &Arc<Journal> {
-        self.copy(node).journal()
+        self.replica(node).journal()
     }
 
-    /// Turns a byte of the first segment of a copy over, and has the scrub find it.
+    /// Flips a byte of a replica's first segment, and lets the scrub find it.
     pub(crate) fn damage(&self, node: i32) {
         let folder = self.dirs[node as usize - 1].path().join("queue/t/Partition-0");
         let mut segments: Vec<_> =
@@ -275,12 +275,12 @@ impl Cluster {
         InSync { node: run.node, epoch: run.epoch, directory: run.directory }
     }
 
-    /// Starts a node on what its folder holds, and registers it.
+    /// Starts a node on its existing directory, and registers it.
     pub(crate) async fn up(&mut self, node: i32) {
         self.up_with(node, |_| ()).await;
     }
 
-    /// The same, with something done to the journal of the first partition before the node registers.
+    /// The same, with a change of the first partition's journal before the node registers.
     pub(crate) async fn up_with(&mut self, node: i32, prepare: impl FnOnce(&Journal)) {
         let shutdown = Shutdown::new();
         let scope = Scope::new(shutdown.clone());
@@ -298,18 +298,18 @@ impl Cluster {
             scope: scope.clone(),
             tuning: DriverTuning { leader, tick_ms: 10, ..DriverTuning::default() },
         });
-        let (store, copies) = self.open(node, &driver);
-        prepare(copies[&ID].0.journal());
+        let (store, replicas) = self.open(node, &driver);
+        prepare(replicas[&ID].0.journal());
         self.listen(node, &driver, &scope).await;
         let others: Vec<BrokerId> = (1..=3).filter(|other| *other != node).map(BrokerId).collect();
         driver.set_peers(&others);
         let run = self.register(node).await;
         driver.set_run(run);
         scope.spawn("watch", watch(self.repository.clone(), driver.clone(), shutdown.clone()));
-        self.nodes[node as usize - 1] = Some(Running { store, driver, copies, run, shutdown });
+        self.nodes[node as usize - 1] = Some(Running { store, driver, replicas, run, shutdown });
     }
 
-    fn open(&self, node: i32, driver: &Arc<Driver>) -> (Store, Copies) {
+    fn open(&self, node: i32, driver: &Arc<Driver>) -> (Store, Replicas) {
         let dir: &Path = self.dirs[node as usize - 1].path();
         let options = StoreOptions {
             commit_file_bytes: 4 << 20,
@@ -322,7 +322,7 @@ impl Cluster {
         let store = Store::open(dir, Arc::new(RealDisk), self.clock.clone(), options).unwrap();
         store.set_sink(Arc::new(Sink(driver.clone())));
         store.start();
-        let mut copies = HashMap::new();
+        let mut replicas = HashMap::new();
         for index in 0..self.kind.partitions {
             let id = PartitionId { index, ..ID };
             let options = JournalOptions {
@@ -336,11 +336,11 @@ impl Cluster {
                 tag: u64::from(index),
             };
             let journal = store.journal(JournalId { incarnation: 5, part: index }, options).unwrap();
-            let told = Arc::new(Told::new(journal.clone()));
-            let copy = driver.attach(id, journal, self.kind.policy, self.kind.durability, told.clone());
-            copies.insert(id, (copy, told));
+            let owner = Arc::new(RecordingOwner::new(journal.clone()));
+            let replica = driver.attach(id, journal, self.kind.policy, self.kind.durability, owner.clone());
+            replicas.insert(id, (replica, owner));
         }
-        (store, copies)
+        (store, replicas)
     }
 
     async fn listen(&self, node: i32, driver: &Arc<Driver>, scope: &Scope) {
@@ -361,7 +361,7 @@ impl Cluster {
         });
     }
 
-    /// A new run of a node: its mark goes and comes.
+    /// A new run of a node: its member key is deleted and created.
     pub(crate) async fn register(&self, node: i32) -> Sender {
         let key = keys::member(BrokerId(node));
         self.repository.txn(Txn::new().delete(key.clone())).await.unwrap();
@@ -370,7 +370,7 @@ impl Cluster {
         Sender { node: BrokerId(node), epoch: BrokerEpoch(revision), directory: DirectoryId(node as u64) }
     }
 
-    /// Stops a node in its tracks: its connections break, nothing is flushed.
+    /// Kills a node: its connections break, nothing is flushed.
     pub(crate) async fn kill(&mut self, node: i32) {
         let running = self.nodes[node as usize - 1].take().expect("it runs");
         self.net.0.lock().unwrap().remove(&BrokerId(node));
@@ -395,7 +395,7 @@ impl Cluster {
         Versioned { revision: entry.mod_revision, value: PartitionState::decode(&entry.value).unwrap() }
     }
 
-    /// Changes the record as the controller would, again if somebody was quicker.
+    /// Changes the record as the controller would, and retries on conflicts.
     pub(crate) async fn change(&self, change: impl Fn(&mut Draft)) {
         for _ in 0..50 {
             let mut draft = Draft::new(&self.record().await);
@@ -430,11 +430,11 @@ impl Cluster {
         assert!(done.is_ok(), "{nodes:?} are not in sync: {:?}", self.record().await);
     }
 
-    /// Appends on a node that leads; none when its disk is to catch up first.
+    /// Appends on a leader; `None` if its disk must catch up first.
     fn try_append(&self, node: i32, id: PartitionId, payload: &[u8]) -> Result<Option<i64>, AckError> {
-        let copy = self.copy_of(node, id);
-        copy.lead(true, |epoch| {
-            let journal = copy.journal();
+        let replica = self.replica_of(node, id);
+        replica.lead(true, |epoch| {
+            let journal = replica.journal();
             let (base, epoch) = (journal.end(), epoch.0);
             let body = PlainFraming::encode(base, base, epoch, 1, payload);
             let append = Append { base, last: base, epoch, max_timestamp_ms: 1, prefix: &[], body: &body };
@@ -446,11 +446,11 @@ impl Cluster {
         })
     }
 
-    /// Appends one frame of several offsets, as a batch of several records is.
+    /// Appends one frame of several offsets, like a batch of several records.
     pub(crate) fn append_batch(&self, node: i32, records: i64, payload: &[u8]) -> i64 {
-        let copy = self.copy(node);
-        let appended = copy.lead(true, |epoch| {
-            let journal = copy.journal();
+        let replica = self.replica(node);
+        let appended = replica.lead(true, |epoch| {
+            let journal = replica.journal();
             let (base, epoch) = (journal.end(), epoch.0);
             let last = base + records - 1;
             let body = PlainFraming::encode(base, last, epoch, 1, payload);
@@ -462,7 +462,7 @@ impl Cluster {
         appended.unwrap()
     }
 
-    /// Throws the folder of a node that does not run away.
+    /// Deletes the directory of a stopped node.
     pub(crate) fn wipe(&mut self, node: i32) {
         self.dirs[node as usize - 1] = TempDir::new().unwrap();
     }
@@ -475,7 +475,7 @@ impl Cluster {
         self.append_to(node, ID, payload)
     }
 
-    /// Appends much, as fast as the disk takes it.
+    /// Appends many records, as fast as the disk accepts them.
     pub(crate) async fn fill(&self, node: i32, count: usize, bytes: usize) {
         let mut done = 0;
         while done < count {
@@ -487,16 +487,16 @@ impl Cluster {
     }
 
     pub(crate) async fn leads(&self, node: i32) {
-        until("leading", || self.copy(node).leader_epoch().is_some()).await;
+        until("leading", || self.replica(node).leader_epoch().is_some()).await;
     }
 
-    /// Waits until a node's high watermark is here.
+    /// Waits until a node's high watermark reaches an offset.
     pub(crate) async fn committed(&self, node: i32, offset: i64) {
-        let copy = self.copy(node);
-        until(&format!("a commit of {offset} on {node}"), || copy.high_watermark().0 >= offset).await;
+        let replica = self.replica(node);
+        until(&format!("a commit of {offset} on {node}"), || replica.high_watermark().0 >= offset).await;
     }
 
-    /// Waits until two logs are the same, byte for byte.
+    /// Waits until two logs are equal, byte for byte.
     pub(crate) async fn same(&self, one: i32, two: i32) {
         let (one, two) = (self.journal(one), self.journal(two));
         until("catching up", || one.end() == two.end()).await;
@@ -515,7 +515,7 @@ pub(crate) fn frames(journal: &Journal) -> Vec<(i64, i32, Bytes)> {
     all
 }
 
-/// Brings records to a driver: a list, then what changes.
+/// Delivers records to a driver: a listing, then a watch.
 async fn watch(repository: Arc<dyn StateRepository>, driver: Arc<Driver>, shutdown: Shutdown) {
     let (revision, entries) = repository.list(keys::PARTITIONS).await.unwrap();
     let feed = |key: &str, revision: i64, value: &[u8]| {

@@ -13,7 +13,7 @@ use moim_replica::{AckError, Durability, PartitionId, ResetPolicy};
 use cluster::{Cluster, ID, Kind, frames, run, until};
 
 #[test]
-fn what_is_appended_is_committed_and_on_every_node() {
+fn appended_records_are_committed_and_replicated_to_every_node() {
     for durability in [Durability::Fsync, Durability::Replicated] {
         run(async {
             let cluster = Cluster::start(Kind { durability, ..Kind::default() }).await;
@@ -22,24 +22,24 @@ fn what_is_appended_is_committed_and_on_every_node() {
             for n in 0..200_u32 {
                 cluster.append(1, &n.to_be_bytes()).unwrap();
             }
-            // One that does not go through the commit log, and is larger than an answer.
+            // A batch that bypasses the commit log, and is larger than an answer.
             cluster.append(1, &vec![3; 2 << 20]).unwrap();
             for node in 1..=3 {
                 cluster.committed(node, 201).await;
             }
             for node in 2..=3 {
                 cluster.same(1, node).await;
-                assert_eq!(cluster.told(node).appended.load(Ordering::SeqCst), 201);
-                assert_eq!(cluster.told(node).follows.load(Ordering::SeqCst), 1);
+                assert_eq!(cluster.owner(node).appended.load(Ordering::SeqCst), 201);
+                assert_eq!(cluster.owner(node).follows.load(Ordering::SeqCst), 1);
             }
-            assert_eq!(cluster.told(1).leads.load(Ordering::SeqCst), 0);
-            assert_eq!(cluster.record().await.value.isr.len(), 3, "nobody left meanwhile");
+            assert_eq!(cluster.owner(1).leads.load(Ordering::SeqCst), 0);
+            assert_eq!(cluster.record().await.value.isr.len(), 3, "no replica left the ISR");
         });
     }
 }
 
 #[test]
-fn a_follower_that_dies_is_left_out_and_back_in_sync_when_it_returns() {
+fn dead_follower_leaves_isr_and_rejoins_on_return() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -49,21 +49,21 @@ fn a_follower_that_dies_is_left_out_and_back_in_sync_when_it_returns() {
         cluster.append(1, b"two").unwrap();
         cluster.committed(1, 2).await;
         cluster.in_sync(&[1, 2]).await;
-        // On a slow machine others may be silent for a moment, too.
+        // On a slow machine other nodes may be silent for a moment, too.
         let suspects = || cluster.node(1).driver.suspects().into_iter().map(|one| one.0).collect::<Vec<_>>();
-        until("who is dead is suspected", || suspects() == [BrokerId(3)]).await;
+        until("dead node is suspected", || suspects() == [BrokerId(3)]).await;
         cluster.fill(1, 100, 10_000).await;
         cluster.up(3).await;
         cluster.in_sync(&[1, 2, 3]).await;
         cluster.append(1, b"three").unwrap();
         cluster.committed(3, 103).await;
         cluster.same(1, 3).await;
-        until("nobody is suspected", || cluster.node(1).driver.suspects().is_empty()).await;
+        until("no node is suspected", || cluster.node(1).driver.suspects().is_empty()).await;
     });
 }
 
 #[test]
-fn below_the_minimum_nothing_is_taken_and_who_waits_is_told() {
+fn below_min_isr_appends_are_refused_and_waiters_fail() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -75,9 +75,9 @@ fn below_the_minimum_nothing_is_taken_and_who_waits_is_told() {
         cluster.kill(3).await;
         cluster.append(1, b"three").unwrap();
         cluster.in_sync(&[1]).await;
-        until("the bad news", || cluster.told(1).under_min.load(Ordering::SeqCst) == 1).await;
+        until("under min ISR callback", || cluster.owner(1).under_min.load(Ordering::SeqCst) == 1).await;
         assert_eq!(cluster.append(1, b"four"), Err(AckError::NotEnoughReplicas));
-        assert!(cluster.copy(1).high_watermark().0 < 3);
+        assert!(cluster.replica(1).high_watermark().0 < 3);
         cluster.up(2).await;
         cluster.committed(1, 3).await;
         cluster.append(1, b"four").unwrap();
@@ -86,14 +86,14 @@ fn below_the_minimum_nothing_is_taken_and_who_waits_is_told() {
 }
 
 #[test]
-fn a_former_leader_gives_up_what_was_never_committed() {
+fn former_leader_truncates_uncommitted_records() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
         cluster.append(1, b"one").unwrap();
         cluster.committed(2, 1).await;
         cluster.committed(3, 1).await;
-        // Cut off: what it takes now reaches nobody.
+        // Isolated: its further appends reach no other node.
         cluster.kill(2).await;
         cluster.kill(3).await;
         for n in 0..50_u32 {
@@ -120,14 +120,14 @@ fn a_former_leader_gives_up_what_was_never_committed() {
         cluster.in_sync(&[1, 2, 3]).await;
         cluster.same(2, 1).await;
         cluster.same(2, 3).await;
-        assert!(cluster.told(1).cuts.load(Ordering::SeqCst) > 0);
+        assert!(cluster.owner(1).truncations.load(Ordering::SeqCst) > 0);
         let log = frames(cluster.journal(1));
         assert_eq!(log.iter().map(|frame| (frame.0, frame.1)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
     });
 }
 
 #[test]
-fn leadership_moves_while_everybody_appends_and_nothing_committed_is_lost() {
+fn no_committed_record_is_lost_when_leadership_moves_under_load() {
     run(async {
         let cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -157,19 +157,19 @@ fn leadership_moves_while_everybody_appends_and_nothing_committed_is_lost() {
 }
 
 #[test]
-fn records_are_gone_when_they_are_gone_from_everybody_in_sync() {
+fn delete_records_waits_for_the_whole_isr() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
         cluster.fill(1, 300, 10_000).await;
         cluster.committed(3, 300).await;
         cluster.journal(1).set_start(250).unwrap();
-        let leader = cluster.copy(1).clone();
+        let leader = cluster.replica(1).clone();
         leader.on_log_start();
         assert_eq!(leader.gone_everywhere(Offset(250)).await.unwrap(), Offset(250));
         assert_eq!([2, 3].map(|node| cluster.journal(node).start()), [250, 250]);
-        assert!(cluster.copy(2).gone_everywhere(Offset(250)).await.is_err(), "only a leader knows");
-        // Nobody waits for a node that is away, once it is out of the in-sync set.
+        assert!(cluster.replica(2).gone_everywhere(Offset(250)).await.is_err(), "only a leader knows");
+        // Deletion does not wait for an offline node, once it is out of the in-sync set.
         cluster.kill(3).await;
         cluster.journal(1).set_start(280).unwrap();
         leader.on_log_start();
@@ -181,7 +181,7 @@ fn records_are_gone_when_they_are_gone_from_everybody_in_sync() {
 }
 
 #[test]
-fn a_copy_with_damage_comes_back_into_the_in_sync_set_only_whole() {
+fn damaged_replica_rejoins_isr_only_after_repair() {
     run(async {
         for (policy, log_start) in [
             (ResetPolicy::LogStart, 0),
@@ -198,21 +198,21 @@ fn a_copy_with_damage_comes_back_into_the_in_sync_set_only_whole() {
             let driver = &cluster.node(3).driver;
             assert_eq!((cluster.journal(3).is_damaged(), driver.repairing()), (true, vec![]));
             assert_eq!(cluster.journal(3).end(), 300, "a record counts on it");
-            // What the controller does when it reads the member's record.
+            // The controller's reaction to the member record.
             cluster.change(|draft| draft.forget(BrokerId(3))).await;
             cluster.append(1, b"commits without it").unwrap();
             cluster.committed(1, 301).await;
             cluster.committed(2, 301).await;
             cluster.in_sync(&[1, 2]).await;
-            assert_eq!((cluster.journal(3).end(), driver.repairs()), (300, 0), "the leader was not told");
-            driver.on_damage_told(&[ID]);
+            assert_eq!((cluster.journal(3).end(), driver.repairs()), (300, 0), "the leader was not owner");
+            driver.on_damage_registered(&[ID]);
             cluster.in_sync(&[1, 2, 3]).await;
             cluster.committed(3, 301).await;
             assert!(!cluster.journal(3).is_damaged());
             until("the end of the repair", || cluster.node(3).driver.repairing().is_empty()).await;
             assert_eq!(cluster.node(3).driver.repairs(), 2, "it began, and it ended");
             let installed = policy == ResetPolicy::InstallSnapshot && log_start > 0;
-            assert_eq!(cluster.told(3).installs.load(Ordering::SeqCst), usize::from(installed));
+            assert_eq!(cluster.owner(3).installs.load(Ordering::SeqCst), usize::from(installed));
             if !installed {
                 cluster.same(1, 3).await;
             }
@@ -221,7 +221,7 @@ fn a_copy_with_damage_comes_back_into_the_in_sync_set_only_whole() {
 }
 
 #[test]
-fn a_follower_below_the_leaders_log_start_begins_anew_there() {
+fn follower_below_leader_log_start_is_reset_to_it() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -231,21 +231,21 @@ fn a_follower_below_the_leaders_log_start_begins_anew_there() {
         cluster.fill(1, 300, 10_000).await;
         cluster.committed(1, 301).await;
         cluster.journal(1).set_start(250).unwrap();
-        // A follower that is there moves its own start along.
+        // A connected follower advances its own log start.
         cluster.append(1, b"on").unwrap();
         until("the log start", || cluster.journal(2).start() == 250).await;
         cluster.up(3).await;
         cluster.in_sync(&[1, 2, 3]).await;
         cluster.same(1, 3).await;
         assert_eq!(cluster.journal(3).start(), 250);
-        assert_eq!(cluster.told(3).cuts.load(Ordering::SeqCst), 1);
+        assert_eq!(cluster.owner(3).truncations.load(Ordering::SeqCst), 1);
         cluster.append(1, b"and on").unwrap();
         cluster.committed(3, 303).await;
     });
 }
 
 #[test]
-fn a_new_replica_begins_with_the_batch_that_holds_the_log_start() {
+fn new_replica_starts_with_the_batch_containing_the_log_start() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -254,7 +254,7 @@ fn a_new_replica_begins_with_the_batch_that_holds_the_log_start() {
         cluster.committed(3, 20).await;
         cluster.kill(3).await;
         cluster.wipe(3);
-        // What DeleteRecords does: the log starts in the middle of the second batch.
+        // As by DeleteRecords: the log starts in the middle of the second batch.
         cluster.journal(1).set_start(13).unwrap();
         cluster.append_batch(1, 5, b"and on");
         cluster.up(3).await;
@@ -262,12 +262,12 @@ fn a_new_replica_begins_with_the_batch_that_holds_the_log_start() {
         until("the log start", || cluster.journal(3).start() == 13).await;
         assert_eq!(frames(cluster.journal(3)), frames(cluster.journal(1)));
         assert_eq!(frames(cluster.journal(3))[0].0, 10, "the whole batch is there");
-        until("an answer", || cluster.copy(3).leader_end() == Some(Offset(25))).await;
+        until("an answer", || cluster.replica(3).leader_end() == Some(Offset(25))).await;
     });
 }
 
 #[test]
-fn a_replica_that_was_away_while_the_log_start_moved_into_a_batch_comes_back() {
+fn absent_replica_returns_after_log_start_moved_into_a_batch() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -283,7 +283,7 @@ fn a_replica_that_was_away_while_the_log_start_moved_into_a_batch_comes_back() {
         cluster.same(1, 3).await;
         until("the log start", || cluster.journal(3).start() == 20).await;
         assert_eq!(
-            cluster.told(3).cuts.load(Ordering::SeqCst),
+            cluster.owner(3).truncations.load(Ordering::SeqCst),
             0,
             "its log reaches the batch: nothing is given up"
         );
@@ -291,7 +291,7 @@ fn a_replica_that_was_away_while_the_log_start_moved_into_a_batch_comes_back() {
 }
 
 #[test]
-fn a_log_cut_down_to_a_start_inside_of_a_batch_begins_with_that_batch_again() {
+fn log_truncated_to_a_start_inside_a_batch_refetches_that_batch() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -301,7 +301,7 @@ fn a_log_cut_down_to_a_start_inside_of_a_batch_begins_with_that_batch_again() {
         cluster.kill(3).await;
         cluster.append_batch(1, 5, b"five");
         cluster.up(3).await;
-        // As a cut that a new leader asks for leaves it: empty, from the middle of a batch on.
+        // As after a truncation requested by a new leader: empty, starting in the middle of a batch.
         cluster.in_sync(&[1, 2, 3]).await;
         cluster.kill(3).await;
         cluster.up_with(3, |journal| journal.truncate(8).unwrap()).await;
@@ -313,7 +313,7 @@ fn a_log_cut_down_to_a_start_inside_of_a_batch_begins_with_that_batch_again() {
 }
 
 #[test]
-fn a_replica_away_for_longer_than_tombstones_are_kept_is_rebuilt() {
+fn replica_absent_beyond_tombstone_retention_is_rebuilt() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -323,7 +323,7 @@ fn a_replica_away_for_longer_than_tombstones_are_kept_is_rebuilt() {
         cluster.append(1, b"key deleted").unwrap();
         cluster.append(1, b"another").unwrap();
         cluster.committed(1, 3).await;
-        // The value and, later, its tombstone go; what is gone is on record before.
+        // The value and, later, its tombstone are removed; the removal is recorded before.
         let journal = cluster.journal(1).clone();
         journal.roll_if_older(i64::MAX);
         let mut cleaned = journal.cleaned();
@@ -338,29 +338,33 @@ fn a_replica_away_for_longer_than_tombstones_are_kept_is_rebuilt() {
         cluster.in_sync(&[1, 2, 3]).await;
         let content = |node: i32| {
             let all = frames(cluster.journal(node)).into_iter();
-            let told = |frame: &bytes::Bytes| frame.windows(9).any(|part| part == b"key=value");
-            all.filter(|(_, _, frame)| told(frame)).count()
+            let has_value = |frame: &bytes::Bytes| frame.windows(9).any(|part| part == b"key=value");
+            all.filter(|(_, _, frame)| has_value(frame)).count()
         };
         assert_eq!(content(3), 0, "a deleted key is back");
         assert_eq!(cluster.journal(3).cleaned_below(), 2);
-        // Who was there hears of it with the next record.
+        // A follower that was present learns of it with the next record.
         cluster.append(1, b"next").unwrap();
         until("a note", || cluster.journal(2).cleaned_below() == 2).await;
-        assert_eq!(cluster.told(3).cuts.load(Ordering::SeqCst), 1);
-        assert_eq!(cluster.told(2).cuts.load(Ordering::SeqCst), 0, "who was there is not rebuilt");
-        // Once more, with everything that was removed on record there: nothing to rebuild.
+        assert_eq!(cluster.owner(3).truncations.load(Ordering::SeqCst), 1);
+        assert_eq!(
+            cluster.owner(2).truncations.load(Ordering::SeqCst),
+            0,
+            "a present replica is not rebuilt"
+        );
+        // Again, with every removal already noted there: nothing to rebuild.
         cluster.kill(3).await;
         cluster.append(1, b"on").unwrap();
         cluster.up(3).await;
         cluster.in_sync(&[1, 2, 3]).await;
-        assert_eq!(cluster.told(3).cuts.load(Ordering::SeqCst), 0);
+        assert_eq!(cluster.owner(3).truncations.load(Ordering::SeqCst), 0);
         cluster.committed(3, 5).await;
-        until("everybody has it", || cluster.copy(1).removable_below() == Offset(5)).await;
+        until("all followers have it", || cluster.replica(1).removable_below() == Offset(5)).await;
     });
 }
 
 #[test]
-fn a_shard_below_the_leaders_log_start_installs_its_snapshot() {
+fn shard_replica_below_leader_log_start_installs_snapshot() {
     run(async {
         let mut cluster =
             Cluster::start(Kind { policy: ResetPolicy::InstallSnapshot, ..Kind::default() }).await;
@@ -373,7 +377,7 @@ fn a_shard_below_the_leaders_log_start_installs_its_snapshot() {
         cluster.journal(1).set_start(250).unwrap();
         cluster.up(3).await;
         cluster.in_sync(&[1, 2, 3]).await;
-        assert_eq!(cluster.told(3).installs.load(Ordering::SeqCst), 1);
+        assert_eq!(cluster.owner(3).installs.load(Ordering::SeqCst), 1);
         assert_eq!((cluster.journal(3).start(), cluster.journal(3).end()), (301, 301));
         cluster.append(1, b"on").unwrap();
         cluster.committed(3, 302).await;
@@ -381,7 +385,7 @@ fn a_shard_below_the_leaders_log_start_installs_its_snapshot() {
 }
 
 #[test]
-fn holes_that_compaction_left_are_filled_on_a_new_copy() {
+fn compaction_gaps_are_filled_on_a_new_replica() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -389,7 +393,7 @@ fn holes_that_compaction_left_are_filled_on_a_new_copy() {
         cluster.fill(1, 600, 6_000).await;
         cluster.committed(1, 600).await;
         let journal = cluster.journal(1).clone();
-        // Its last frames go too: the hole reaches to the log's end.
+        // Its last frames are removed too: the gap reaches to the log end.
         journal.roll_if_older(i64::MAX);
         let thirds = &mut |frame: &[u8]| match PlainFraming.peek(frame).unwrap().base {
             base if base % 3 == 0 && base < 570 => Rewrite::Keep,
@@ -410,7 +414,7 @@ fn holes_that_compaction_left_are_filled_on_a_new_copy() {
 }
 
 #[test]
-fn a_new_run_of_a_node_leads_nothing_until_a_record_names_it() {
+fn new_run_leads_nothing_until_a_record_names_it() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -421,7 +425,7 @@ fn a_new_run_of_a_node_leads_nothing_until_a_record_names_it() {
         cluster.node(1).driver.set_run(run);
         cluster.nodes[0].as_mut().unwrap().run = run;
         assert_eq!(cluster.append(1, b"no"), Err(AckError::NotLeader));
-        assert_eq!(cluster.told(1).ended.load(Ordering::SeqCst), 1);
+        assert_eq!(cluster.owner(1).ended.load(Ordering::SeqCst), 1);
         let member = cluster.member(1);
         cluster
             .change(|draft| {
@@ -430,7 +434,7 @@ fn a_new_run_of_a_node_leads_nothing_until_a_record_names_it() {
             })
             .await;
         cluster.leads(1).await;
-        assert_eq!(cluster.copy(1).leader_epoch().unwrap().0, 1);
+        assert_eq!(cluster.replica(1).leader_epoch().unwrap().0, 1);
         cluster.append(1, b"two").unwrap();
         for node in 1..=3 {
             cluster.committed(node, 2).await;
@@ -439,7 +443,7 @@ fn a_new_run_of_a_node_leads_nothing_until_a_record_names_it() {
 }
 
 #[test]
-fn a_follower_with_nothing_to_fetch_for_long_is_still_in_sync() {
+fn idle_follower_stays_in_sync() {
     run(async {
         let cluster = Cluster::start(Kind { lag_ms: 400, ..Kind::default() }).await;
         cluster.leads(1).await;
@@ -451,19 +455,19 @@ fn a_follower_with_nothing_to_fetch_for_long_is_still_in_sync() {
             cluster.append(1, b"more").unwrap();
             cluster.committed(1, n).await;
         }
-        assert_eq!(cluster.record().await.revision, before, "nobody was left out");
+        assert_eq!(cluster.record().await.revision, before, "no replica left the ISR");
     });
 }
 
 #[test]
-fn a_node_that_has_no_part_any_more_is_told_to_drop_its_copy() {
+fn removed_replica_is_dropped() {
     run(async {
         let cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
         cluster.append(1, b"one").unwrap();
         cluster.change(|draft| assert!(draft.begin_move(&[BrokerId(1), BrokerId(2)]))).await;
         cluster.change(|draft| assert!(draft.finish_move(1))).await;
-        until("the drop", || cluster.told(3).dropped.load(Ordering::SeqCst) == 1).await;
+        until("the drop", || cluster.owner(3).dropped.load(Ordering::SeqCst) == 1).await;
         cluster.node(3).driver.detach(ID);
         cluster.append(1, b"two").unwrap();
         cluster.committed(2, 2).await;
@@ -471,9 +475,9 @@ fn a_node_that_has_no_part_any_more_is_told_to_drop_its_copy() {
 }
 
 #[test]
-fn commits_do_not_wait_for_a_disk_without_room() {
+fn commits_do_not_wait_for_a_full_disk() {
     run(async {
-        // Nobody is given up for being slow here.
+        // No follower leaves the in-sync set for being slow here.
         let kind = Kind { lag_ms: 600_000, full: Some(3), ..Kind::default() };
         let cluster = Cluster::start(kind).await;
         cluster.leads(1).await;
@@ -485,8 +489,8 @@ fn commits_do_not_wait_for_a_disk_without_room() {
 }
 
 #[test]
-fn a_replica_that_is_being_moved_is_slowed_down_and_nobody_else() {
-    // By whoever sends, or by whoever takes in.
+fn only_arriving_replicas_are_throttled() {
+    // Throttled by the sender, or by the receiver.
     for (sending, taking_in) in [(Some(1), None), (None, Some(1))] {
         run(async {
             let cluster = Cluster::start(Kind::default()).await;
@@ -496,14 +500,14 @@ fn a_replica_that_is_being_moved_is_slowed_down_and_nobody_else() {
             cluster.leads(1).await;
             cluster.change(|draft| assert!(draft.begin_move(&[BrokerId(1), BrokerId(2)]))).await;
             cluster.change(|draft| assert!(draft.finish_move(2))).await;
-            until("the drop", || cluster.told(3).dropped.load(Ordering::SeqCst) == 1).await;
+            until("the drop", || cluster.owner(3).dropped.load(Ordering::SeqCst) == 1).await;
             cluster.fill(1, 300, 10_000).await;
             cluster.committed(2, 300).await;
 
             rates(sending, taking_in);
             let target = [BrokerId(1), BrokerId(2), BrokerId(3)];
             cluster.change(|draft| assert!(draft.begin_move(&target))).await;
-            // One answer goes, and what it costs at a byte a second is most of a day.
+            // One answer is sent, and its cost at a byte per second is most of a day.
             until("the first answer", || cluster.journal(3).end() > 0).await;
             for n in 0..100 {
                 cluster.append(1, b"others go on").unwrap();
@@ -522,7 +526,7 @@ fn a_replica_that_is_being_moved_is_slowed_down_and_nobody_else() {
 }
 
 #[test]
-fn log_ends_can_be_asked_for() {
+fn log_ends_are_reported_to_other_nodes() {
     run(async {
         let mut cluster = Cluster::start(Kind::default()).await;
         cluster.leads(1).await;
@@ -547,7 +551,7 @@ fn many_partitions_share_a_connection() {
         let leader = |index: u32| 1 + (index % 3) as i32;
         let id = |index: u32| PartitionId { index, ..ID };
         until("leading", || {
-            (0..150).all(|index| cluster.copy_of(leader(index), id(index)).leader_epoch().is_some())
+            (0..150).all(|index| cluster.replica_of(leader(index), id(index)).leader_epoch().is_some())
         })
         .await;
         for round in 0..10_u32 {
@@ -557,7 +561,7 @@ fn many_partitions_share_a_connection() {
         }
         until("the commits", || {
             (0..150).all(|index| {
-                (1..=3).all(|node| cluster.copy_of(node, id(index)).high_watermark() == Offset(10))
+                (1..=3).all(|node| cluster.replica_of(node, id(index)).high_watermark() == Offset(10))
             })
         })
         .await;

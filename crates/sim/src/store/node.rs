@@ -13,7 +13,7 @@ use moim_base::{BrokerId, Clock};
 use moim_cluster::{BoxFuture, StateRepository, Txn};
 use moim_journal::DurableSink;
 use moim_replica::controller::ControllerTuning;
-use moim_replica::controller::office::{self, LogEnds, OfficeParts, Peers};
+use moim_replica::controller::term::{self as controller_term, ControllerTermParts, LogEnds, Peers};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::{PartitionId, keys};
 use moim_slots::service::{Options, Parts, Service};
@@ -224,12 +224,12 @@ pub(super) async fn control(shared: Arc<Shared>, clock: Arc<dyn Clock>) {
     let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;
     let Ok(moim_cluster::TxnOutcome::Done { revision }) = put else { return };
-    let parts = OfficeParts {
+    let parts = ControllerTermParts {
         repository: core,
         clock: Arc::clone(&pulse.clock),
         peers: Arc::clone(&pulse) as Arc<dyn Peers>,
         tuning: ControllerTuning::default(),
         settings: Default::default(),
     };
-    futures_util::future::join(pulse.run(), office::serve(&parts, revision)).await;
+    futures_util::future::join(pulse.run(), controller_term::serve(&parts, revision)).await;
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::MAX_STRING;
 use crate::{KString, Uuid};
 
-/// Why a frame is not the message it claims to be.
+/// Why a frame cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The frame ends inside a field.
@@ -86,7 +86,7 @@ impl Decoder {
         self.buf.slice(self.pos..)
     }
 
-    /// Ends strict decoding: bytes that nobody read are an error. Skip this call to tolerate them.
+    /// Ends strict decoding: trailing bytes are an error. Skip this call to tolerate them.
     pub fn finish(&self) -> Result<(), DecodeError> {
         match self.remaining() {
             0 => Ok(()),
@@ -189,8 +189,8 @@ impl Decoder {
         }
     }
 
-    /// Reads the tagged fields that end a flexible struct. `on_tag` reads the field it knows and says so;
-    /// a field it does not know is stepped over.
+    /// Reads the tagged fields that end a flexible struct. `on_tag` reads a known field and returns true; an unknown
+    /// field is skipped.
     pub fn tagged_fields(
         &mut self,
         mut on_tag: impl FnMut(&mut Self, u32) -> Result<bool, DecodeError>,
@@ -211,7 +211,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Steps over the tagged fields of a struct that knows none.
+    /// Skips the tagged fields of a struct that has none.
     pub fn skip_tagged_fields(&mut self) -> Result<(), DecodeError> {
         self.tagged_fields(|_, _| Ok(false))
     }

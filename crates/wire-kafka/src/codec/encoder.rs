@@ -1,4 +1,4 @@
-//! [`Encoder`]: one growing buffer, and the holes that record data will fill.
+//! [`Encoder`]: one growing buffer, and the gaps that record data will fill.
 //!
 //! Invariant: gaps are in ascending order of `at`, and none lies inside a tagged field, because closing a
 //! tagged field moves its bytes.
@@ -11,7 +11,7 @@ use crate::{KString, Uuid};
 /// Why a message cannot be written in the version asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// A field that matters carries a value, and this version has no place for it.
+    /// A non-ignorable field has a value, and this version does not have the field.
     #[error("{message}.{field} does not exist in version {version}")]
     NoSuchField {
         /// The struct.
@@ -31,7 +31,7 @@ pub enum EncodeError {
         /// The version asked for.
         version: i16,
     },
-    /// More than the length field can say.
+    /// More than the length field can represent.
     #[error("{0} bytes or elements are too many for one field")]
     TooLong(usize),
     /// A version of the API that this codec does not know.
@@ -44,7 +44,7 @@ pub enum EncodeError {
     },
 }
 
-/// A hole in an encoded message: `len` bytes belong between `buf[..at]` and `buf[at..]`.
+/// A gap in an encoded message: `len` bytes belong between `buf[..at]` and `buf[at..]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
     /// Position in the encoder's buffer (earlier gaps take no room there).
@@ -72,7 +72,7 @@ impl Encoder {
         Self { buf, ..Self::default() }
     }
 
-    /// The buffer and the holes in it.
+    /// The buffer and its gaps.
     pub fn finish(self) -> (BytesMut, Vec<Gap>) {
         (self.buf, self.gaps)
     }
@@ -87,12 +87,12 @@ impl Encoder {
         self.flexible
     }
 
-    /// Bytes in the buffer, holes apart.
+    /// Bytes in the buffer, without gaps.
     pub fn position(&self) -> usize {
         self.buf.len()
     }
 
-    /// Bytes that all holes together wait for.
+    /// The total size of all gaps.
     pub fn gap_bytes(&self) -> usize {
         self.gaps.iter().map(|gap| gap.len).sum()
     }
@@ -188,7 +188,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Record batches, or the hole they will fill.
+    /// Record batches, or the gap that they will fill.
     pub fn nullable_records(&mut self, records: Option<&Records>) -> Result<(), EncodeError> {
         match records {
             Some(Records::Gap(len)) => {

@@ -7,7 +7,7 @@
 //!     /// What it is for.
 //!     FooRequest(Foo) {                                   // (Foo): the API; left out for nested structs
 //!         group_id: KString,                              // in every version
-//!         retention_ms: i64 [2..=4, ignorable] = -1,      // elsewhere absent, and nobody minds
+//!         retention_ms: i64 [2..=4, ignorable] = -1,      // absent in other versions, and ignored there
 //!         topics: Option<Vec<FooTopic>> [null 1..],       // may be null from version 1
 //!         cluster_id: Option<KString> [12.., tag 0],      // a tagged field, written when not the default
 //!     }

@@ -6,7 +6,7 @@ use crate::KString;
 use crate::codec::messages;
 
 messages! {
-    /// A member asks for its share; the leader's request carries everybody's.
+    /// A member requests its assignment; the group leader's request carries the assignment of every member.
     SyncGroupRequest(SyncGroup) {
         group_id: KString,
         generation_id: i32,

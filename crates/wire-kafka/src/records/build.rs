@@ -18,7 +18,7 @@ pub struct BatchBuilder {
     header: BatchHeader,
     compression: Compression,
     append_time: Option<i64>,
-    /// Room for the header, then the records, uncompressed.
+    /// Space for the header, then the records, uncompressed.
     buffer: Vec<u8>,
 }
 
@@ -170,22 +170,22 @@ fn write_bytes(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
     }
 }
 
-/// How a transaction ended: the type in a control record's key.
+/// The outcome of a transaction: the type in a control record's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i16)]
 pub enum ControlKind {
-    /// Its records must not be read.
+    /// The transaction was aborted: its records must not be read.
     Abort = 0,
-    /// Its records may be read.
+    /// The transaction was committed: its records may be read.
     Commit = 1,
 }
 
 /// The version of the keys and values of control records.
 const CONTROL_VERSION: i16 = 0;
-/// A control batch holds one small record; more than this is no marker.
+/// A control batch holds one small record; a larger batch is not a marker.
 const CONTROL_LIMIT: usize = 64 * 1024;
 
-/// The marker that ends a producer's transaction in one partition.
+/// The transaction marker (control batch) that ends a producer's transaction in one partition.
 pub fn control_batch(
     kind: ControlKind,
     producer_id: i64,
@@ -211,7 +211,7 @@ pub fn control_batch(
     builder.build()
 }
 
-/// What a control batch says; nothing for other batches and for kinds this version does not know.
+/// The transaction marker type of a control batch; `None` for other batches and unknown types.
 pub fn control_kind(batch: &[u8]) -> Option<ControlKind> {
     if !BatchHeader::parse(batch)?.is_control() {
         return None;

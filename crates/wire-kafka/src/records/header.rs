@@ -58,7 +58,7 @@ pub struct BatchHeader {
 }
 
 impl Default for BatchHeader {
-    /// The header of an empty, uncompressed batch from nobody.
+    /// The header of an empty, uncompressed batch without a producer id.
     fn default() -> Self {
         Self {
             base_offset: 0,
@@ -153,7 +153,8 @@ impl BatchHeader {
         self.producer_id > NO_PRODUCER_ID
     }
 
-    /// The sequence of the last record. Sequences count from 0 to 2^31 - 1 and start over. -1 when there is none.
+    /// The sequence number of the last record. Sequences count from 0 to 2^31 - 1 and wrap. -1 without a producer
+    /// sequence.
     pub fn last_sequence(&self) -> i32 {
         if self.base_sequence < 0 {
             return NO_SEQUENCE;

@@ -1,7 +1,7 @@
-//! Batches changed on their way: append time, another codec, compaction.
+//! Batch rewrites: log append time, recompression, compaction.
 //!
-//! Invariant: offsets, producer and sequence of a batch never change here, and the CRC of what comes out is right. The
-//! CRC of what goes in is the caller's to have checked: a rewrite would give damaged bytes a good checksum.
+//! Invariant: offsets, producer and sequence of a batch never change here, and the output CRC is valid. The caller
+//! must have checked the input CRC: a rewrite would give damaged bytes a valid checksum.
 
 use std::ops::ControlFlow;
 
@@ -50,13 +50,13 @@ pub fn recompress(batch: &Bytes, to: Compression, limit: usize) -> Result<Bytes,
     with_payload(&header, batch, limit, |payload| seal_payload(header, to, payload))
 }
 
-/// Whether compaction keeps a record: asked with its offset, its key, and whether it is a tombstone.
+/// The compaction predicate: called with a record's offset, its key, and whether it is a tombstone.
 pub type Keep<'a> = dyn FnMut(i64, Option<&[u8]>, bool) -> bool + 'a;
 
-/// Keeps the records for which `keep(offset, key, is_tombstone)` is true, for compaction.
+/// Retains the records for which `keep(offset, key, is_tombstone)` is true, for compaction.
 ///
-/// What stays has its offset and time, the batch its base and last offset and its codec. The same bytes when all stay;
-/// nothing when none does, where [`empty_batch`] may take its place.
+/// Retained records keep their offset and timestamp, the batch its base and last offset and its codec. Returns the
+/// same bytes if all records stay; nothing if none does, where [`empty_batch`] may replace it.
 pub fn retain_records(
     batch: &Bytes,
     limit: usize,
@@ -64,7 +64,7 @@ pub fn retain_records(
 ) -> Result<Option<Bytes>, RecordsError> {
     let header = BatchHeader::read(batch)?;
     with_payload(&header, batch, limit, |payload| {
-        // Most batches of a compacted log lose nothing: copy only once a record goes.
+        // Most batches of a compacted log lose nothing: copy only once a record is removed.
         let mut kept: Option<Vec<u8>> = None;
         let mut walked = 0;
         let mut count = 0;
@@ -96,7 +96,8 @@ pub fn retain_records(
     })
 }
 
-/// The batch without its records. Compaction keeps this of a producer's last batch, so that its sequence is still known.
+/// The batch without its records. Compaction keeps it for a producer's last batch, so that its sequence number is
+/// still known.
 pub fn empty_batch(batch: &[u8]) -> Result<Bytes, RecordsError> {
     let mut header = BatchHeader::read(batch)?;
     payload_of(&header, batch)?;

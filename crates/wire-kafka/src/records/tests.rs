@@ -1,4 +1,4 @@
-//! Batches of our own, batches of others, and batches nobody should send.
+//! Batches of our own encoder, of other clients, and malformed ones.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! What a broker checks of a batch before it appends it.
+//! Validation of a produced batch before the append.
 //!
 //! Owns the rules for batches from producers. Invariant: an uncompressed batch costs one CRC pass and one walk and
 //! allocates nothing; a compressed one decompresses into at most the limit. This module must never judge what depends on
@@ -11,12 +11,12 @@ use bytes::Bytes;
 use super::walk::{walk, with_payload};
 use super::{BatchHeader, NO_TIMESTAMP, RecordsError, check_crc};
 
-/// What validation depends on besides the batch.
+/// The limits of validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValidateLimits {
-    /// The most bytes the records of a compressed batch may decompress to.
+    /// The maximum decompressed size of the records of a compressed batch.
     pub max_decompressed_bytes: usize,
-    /// Whether every record needs a key, as in a compacted topic.
+    /// True if every record needs a key, as in a compacted topic.
     pub require_keys: bool,
 }
 
@@ -30,7 +30,7 @@ pub fn validate_batch(batch: &Bytes, limits: &ValidateLimits) -> Result<BatchHea
     validate_batch_sized(batch, limits).map(|(header, _)| header)
 }
 
-/// Like [`validate_batch`], and answers how many bytes of records there were to look at, decompressed.
+/// Like [`validate_batch`], and returns the decompressed size of the records.
 pub fn validate_batch_sized(
     batch: &Bytes,
     limits: &ValidateLimits,
@@ -47,7 +47,7 @@ pub fn validate_batch_sized(
         return Err(RecordsError::Crc);
     }
     check_flags(&header)?;
-    // Both are not negative; comparing this way round cannot overflow.
+    // Both are non-negative; comparing this way round cannot overflow.
     if header.records_count.checked_sub(1) != Some(header.last_offset_delta) {
         return Err(RecordsError::Count);
     }
@@ -67,7 +67,7 @@ fn check_flags(header: &BatchHeader) -> Result<(), RecordsError> {
         if header.producer_epoch < 0 {
             return Err(RecordsError::Invalid("a producer id without an epoch"));
         }
-        // A marker carries the producer it is about, but takes no place in its sequence.
+        // A transaction marker carries its producer id, but has no sequence number.
         if header.base_sequence < 0 && !header.is_control() {
             return Err(RecordsError::Invalid("a producer id without a sequence"));
         }

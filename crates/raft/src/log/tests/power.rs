@@ -1,4 +1,4 @@
-//! The power goes at every single disk operation of a log's life; what was acknowledged must be there afterwards.
+//! A power loss at every single disk operation of a log's life; acknowledged writes must survive.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,7 +56,7 @@ impl Change {
         }
     }
 
-    /// What may be found when the power goes during the change, the whole change last.
+    /// The states that may be found after a power loss during the change, the complete change last.
     fn outcomes(&self, before: &Found) -> Vec<Found> {
         let mut after = before.clone();
         let mut outcomes = vec![before.clone()];
@@ -84,7 +84,7 @@ struct Machine {
     dead: Arc<Notify>,
 }
 
-/// Opens the log on a simulated disk; `None` when its power goes meanwhile.
+/// Opens the log on a simulated disk; `None` if its power is lost meanwhile.
 async fn switch_on(disk: &SimDisk) -> Option<Machine> {
     let dead = Arc::new(Notify::new());
     let (tell, logs) = (Arc::clone(&dead), Logs::default());
@@ -108,7 +108,7 @@ async fn switch_on(disk: &SimDisk) -> Option<Machine> {
     Some(Machine { opened: Some(Opened { log, store }), dead })
 }
 
-/// Lives until the power goes at the `operation`th operation. Answers what may be found then.
+/// Runs until a power loss at the `operation`th operation. Returns the states that may be found then.
 async fn live(disk: &SimDisk, operation: u64, finished: &AtomicU64) -> Vec<Found> {
     disk.set_fault(Some((operation, Fault::PowerCut)));
     let mut outcomes = vec![Found::default()];
@@ -132,7 +132,7 @@ async fn live(disk: &SimDisk, operation: u64, finished: &AtomicU64) -> Vec<Found
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_power_loss_at_any_operation() {
+fn acknowledged_log_writes_survive_power_loss_at_any_operation() {
     block_on(async {
         let (disk, finished) = (SimDisk::new(), AtomicU64::new(0));
         live(&disk, u64::MAX, &finished).await;

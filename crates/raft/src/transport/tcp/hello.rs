@@ -1,22 +1,22 @@
-//! Who is at the other end of a connection, settled before anything else is said.
+//! The handshake: establishes the identity of both ends before anything else is sent.
 //!
-//! Both sides send a hello: magic, format version, cluster, the voter they are, the voter they want to reach, and a
-//! challenge. Then both prove that they know the secret of the cluster: an HMAC-SHA256 of both hellos under it, the
-//! listener first. A cluster's id is public (every client is told it), its secret is only told to members.
+//! Both sides send a hello: magic, format version, cluster, their own voter id, the intended voter id, and a
+//! challenge. Then both prove that they know the cluster secret: an HMAC-SHA256 of both hellos under it, the listener
+//! first. A cluster id is public (every client learns it), its secret is known to members only.
 //!
-//! Invariant: after [`greet`] and [`welcome`] a *member* connection joins two nodes of one cluster, and the one that was
-//! dialled is the voter the dialler meant. A message for voter 2 is never answered by a voter that took over its address:
-//! a vote given in another's name could elect a second history. Nothing that a connection without the proof sends
-//! reaches a group, a service or a stream.
+//! Invariant: after [`greet`] and [`welcome`] a *member* connection joins two nodes of one cluster, and the listener
+//! is the voter that the dialler intended. A message for voter 2 is never answered by a voter that took over its
+//! address: a vote under another voter's id could elect a second history. Nothing sent on a connection without the
+//! proof reaches a group, a service or a stream.
 //!
-//! A node that is in no cluster yet, or that asks to join one, is a *visitor*: it may talk to the node's own service and
-//! to no group.
+//! A node that is in no cluster yet, or that asks to join one, is a *visitor*: it may call the node's own service and
+//! no group.
 //!
-//! Limits: the proof covers the beginning of a connection, not its bytes; on a network that strangers can write to, TLS
-//! is needed. A cluster whose directories were made before there were secrets has the secret 0, which proves nothing.
+//! Limits: the proof covers the start of a connection, not its bytes; on a network that strangers can write to, TLS
+//! is needed. A cluster whose directories were created before secrets existed has the secret 0, which proves nothing.
 //!
-//! A hello that begins with another magic asks for the bare connection: what travels on it afterwards is the business of
-//! whoever takes such *streams* at the other end (replication of journals). Only members get one.
+//! A hello with the other magic requests a raw stream: its content afterwards belongs to the stream handler of the
+//! listener (journal replication). Only members get one.
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -34,23 +34,23 @@ const STREAM_MAGIC: [u8; 8] = *b"moimdata";
 const VERSION: u32 = 2;
 pub(super) const HELLO: usize = 60;
 pub(super) const PROOF: usize = 32;
-/// For the dialling side.
+/// The handshake timeout of the dialler.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// For the listening side: a dialler sends its hello as soon as it is connected.
+/// The handshake timeout of the listener: a dialler sends its hello as soon as it is connected.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A node as its peers know it.
+/// A node's identity towards its peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerId {
     /// The cluster. Never 0.
     pub cluster: u128,
-    /// The voter. Never 0.
+    /// The voter id. Never 0.
     pub voter: VoterId,
-    /// What only members of the cluster know.
+    /// The cluster secret, known to members only.
     pub secret: u128,
 }
 
-/// Who this process is; nobody until it has joined a cluster.
+/// The identity of this process; none until it has joined a cluster.
 #[derive(Clone, Default)]
 pub struct LocalPeer {
     id: Arc<RwLock<Option<PeerId>>>,
@@ -58,7 +58,7 @@ pub struct LocalPeer {
 
 impl LocalPeer {
     /// A process that is in no cluster yet.
-    pub fn nobody() -> Self {
+    pub fn unjoined() -> Self {
         Self::default()
     }
 
@@ -69,29 +69,29 @@ impl LocalPeer {
         peer
     }
 
-    /// From now on connections are made and taken in under this name.
+    /// Sets the identity under which connections are made and accepted from now on.
     pub fn become_member(&self, id: PeerId) {
         *self.id.write().unwrap_or_else(PoisonError::into_inner) = Some(id);
     }
 
-    /// Who that is now.
+    /// The present identity.
     pub fn id(&self) -> Option<PeerId> {
         *self.id.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a connection may be used for.
+/// The permitted use of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Standing {
-    /// Everything members say to each other.
+    /// All member traffic.
     Member,
-    /// The bare connection, of a member.
+    /// A raw stream of a member.
     Stream,
-    /// The node's own service.
+    /// The node's own service only.
     Visitor,
 }
 
-/// Why two nodes do not talk.
+/// Why a handshake failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum Unwelcome {
     #[error("it does not speak the language of Moim's peer port")]
@@ -124,31 +124,31 @@ pub(super) struct Hello {
     challenge: u128,
 }
 
-/// What the listening side knows of a dialler that it lets in.
+/// The listener's knowledge of an accepted dialler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Guest {
     pub(super) standing: Standing,
-    /// The voter it is; 0 for a visitor.
+    /// Its voter id; 0 for a visitor.
     pub(super) voter: VoterId,
 }
 
 impl Hello {
-    /// Of a dialler that means this voter.
+    /// The hello of a dialler that intends this voter.
     pub(super) fn to_member(id: PeerId, to: VoterId) -> Self {
         Self { stream: false, cluster: id.cluster, from: id.voter.0, to: to.0, challenge: fastrand::u128(..) }
     }
 
-    /// Of a dialler that wants the bare connection to this voter.
+    /// The hello of a dialler that requests a raw stream to this voter.
     pub(super) fn to_stream(id: PeerId, to: VoterId) -> Self {
         Self { stream: true, ..Self::to_member(id, to) }
     }
 
-    /// Of a dialler that is a visitor.
+    /// The hello of a visitor.
     pub(super) fn visitor() -> Self {
         Self { stream: false, cluster: 0, from: 0, to: 0, challenge: 0 }
     }
 
-    /// Of the side that listens.
+    /// The hello of the listener.
     fn listener(id: Option<PeerId>) -> Self {
         match id {
             Some(id) => Self::to_member(id, VoterId(0)),
@@ -188,7 +188,7 @@ impl Hello {
     }
 }
 
-/// What the listener makes of a dialler.
+/// The listener's decision about a dialler.
 fn judge(dialler: Hello, listener: Hello) -> Result<Standing, Unwelcome> {
     if dialler.cluster == 0 && !dialler.stream {
         return Ok(Standing::Visitor);
@@ -224,8 +224,8 @@ async fn check_proof(stream: &mut (impl AsyncRead + Unpin), wanted: Hmac<Sha256>
     Ok(wanted.verify_slice(&bytes).map_err(|_| Unwelcome::Unproven)?)
 }
 
-/// The listening side's half: `local` says who listens for the cluster that the dialler names, 0 for a visitor. It answers
-/// before it judges, so that the dialler can tell why it is turned away.
+/// The listener's half of the handshake: `local` returns the member for the cluster that the dialler names, 0 for a
+/// visitor. It answers before it decides, so that the dialler learns why it is refused.
 pub(super) async fn welcome<T>(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     local: impl FnOnce(u128) -> (Option<PeerId>, T),
@@ -251,7 +251,7 @@ pub(super) async fn welcome<T>(
     .await
 }
 
-/// The dialling side's half, of a member.
+/// The dialler's half of the handshake, as a member.
 pub(super) async fn greet(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     ours: Hello,
@@ -267,7 +267,7 @@ pub(super) async fn greet(
     .await
 }
 
-/// The dialling side's half, of a visitor.
+/// The dialler's half of the handshake, as a visitor.
 pub(super) async fn greet_as_visitor(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
     in_time(HELLO_TIMEOUT, async {
         stream.write_all(&Hello::visitor().encode()).await?;
@@ -279,7 +279,7 @@ pub(super) async fn greet_as_visitor(stream: &mut (impl AsyncRead + AsyncWrite +
 
 async fn read_hello(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Hello> {
     let mut bytes = [0; HELLO];
-    // A stranger is known by its first bytes; it need not send a whole hello.
+    // A stranger is detected by its first bytes; it need not send a whole hello.
     stream.read_exact(&mut bytes[..MAGIC.len()]).await?;
     if bytes[..MAGIC.len()] != MAGIC && bytes[..MAGIC.len()] != STREAM_MAGIC {
         return Err(Unwelcome::Stranger.into());

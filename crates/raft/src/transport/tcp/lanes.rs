@@ -1,9 +1,9 @@
-//! Which connections a peer port holds: those that have not proved who they are cost members nothing.
+//! The connection limits of a peer port: unproven connections cost members nothing.
 //!
-//! A connection begins in the *lobby* until its hello is through, for two seconds at most. A visitor then has a place
-//! among the visitors, for one exchange. Both lanes are small, and a connection that comes to a full one takes the place
-//! of the oldest: a stranger that opens thousands of connections only replaces its own. Members that proved themselves
-//! have a lane of their own, which strangers cannot fill.
+//! A connection starts in the *lobby* until its handshake is complete, for two seconds at most. A visitor then has a
+//! slot among the visitors, for one exchange. Both lanes are small, and a connection to a full lane evicts the
+//! oldest: a stranger that opens thousands of connections only evicts its own. Proven members have a separate lane,
+//! which strangers cannot fill.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
 
-/// Connections whose hello is not through. A member's takes one round trip, so it stays for far less time than it takes
-/// a stranger to open so many others.
+/// Connections with an incomplete handshake. A member's handshake takes one round trip, far less time than a stranger
+/// needs to open that many connections.
 const LOBBY: usize = 256;
-/// Visitors at a time.
+/// The maximum number of visitors.
 const VISITORS: usize = 64;
-/// Connections of members at a time: many times the nodes a cluster has.
+/// The maximum number of member connections: many times the nodes of a cluster.
 const MEMBERS: usize = 1024;
-/// How long a visitor may stay: longer than the longest question takes.
+/// The maximum duration of a visit: longer than the longest request.
 pub(super) const VISIT: Duration = Duration::from_secs(10);
 
 /// The lanes of one port.
@@ -35,7 +35,7 @@ impl Default for Lanes {
     }
 }
 
-/// A bounded number of connections, the oldest of which makes room for a new one.
+/// A bounded number of connections; a new one evicts the oldest.
 pub(super) struct Lane {
     places: usize,
     inner: Mutex<Inner>,
@@ -48,7 +48,7 @@ struct Inner {
     waiting: VecDeque<(u64, oneshot::Sender<()>)>,
 }
 
-/// A place in a lane, until it is dropped.
+/// A slot in a lane, until it is dropped.
 pub(super) struct Place {
     lane: Arc<Lane>,
     number: u64,
@@ -60,7 +60,7 @@ impl Lane {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place, the oldest one if there is no other.
+    /// Takes a slot, evicting the oldest connection if the lane is full.
     pub(super) fn enter(self: &Arc<Self>) -> Place {
         let (sender, evicted) = oneshot::channel();
         let mut inner = self.inner();
@@ -75,7 +75,7 @@ impl Lane {
 }
 
 impl Place {
-    /// Returns when a newer connection has taken the place.
+    /// Returns when a newer connection has taken the slot.
     pub(super) async fn evicted(&mut self) {
         let _ = (&mut self.evicted).await;
     }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_lane_loses_its_oldest_connection_and_no_other() {
+    fn full_lane_evicts_its_oldest_connection() {
         let lane = Arc::new(Lane { places: 2, inner: Mutex::default() });
         let (mut first, mut second) = (lane.enter(), lane.enter());
         assert!(first.evicted.try_recv() == Err(oneshot::error::TryRecvError::Empty));

@@ -1,4 +1,4 @@
-//! The wire: right cluster, whole frames, many calls at once, connections that break.
+//! The peer protocol: cluster check, complete frames, concurrent calls, broken connections.
 
 use moim_base::task::Shutdown;
 
@@ -15,7 +15,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     runtime.block_on(async { tokio::time::timeout(PATIENCE, future).await }).expect("it ends")
 }
 
-/// The voter that listens.
+/// The listening voter.
 const LISTENER: VoterId = VoterId(1);
 
 fn local(cluster: u128, voter: VoterId) -> LocalPeer {
@@ -37,7 +37,7 @@ async fn listen(address: &str, scope: &Scope) -> Member {
     Member { id: LISTENER, address: server.address().to_string() }
 }
 
-/// A router without groups names the group that was asked for: enough to tell replies apart.
+/// A router without groups names the requested group: enough to distinguish replies.
 async fn ask(transport: &TcpTransport, to: &Member, group: u64) -> Result<String, TransportError> {
     let reply = transport.call(to, GroupId(group), Bytes::from_static(b"?"), PATIENCE).await?;
     match Reply::decode(reply) {
@@ -109,7 +109,7 @@ impl crate::Service for Echo {
 fn visitors_reach_the_node_service_in_any_cluster_and_nothing_else() {
     block_on(async {
         let scope = scope();
-        for local in [LocalPeer::nobody(), local(CLUSTER, LISTENER)] {
+        for local in [LocalPeer::unjoined(), local(CLUSTER, LISTENER)] {
             let router = Router::new();
             router.serve(ServiceId::NODE, Arc::new(Echo));
             router.serve(ServiceId::COORDINATOR, Arc::new(Echo));
@@ -134,12 +134,12 @@ fn a_node_that_has_not_joined_neither_calls_nor_is_called_as_a_member() {
     block_on(async {
         let scope = scope();
         let address = "127.0.0.1:0".parse().unwrap();
-        let server = TcpServer::bind(address, LocalPeer::nobody(), Router::new(), &scope).await.unwrap();
+        let server = TcpServer::bind(address, LocalPeer::unjoined(), Router::new(), &scope).await.unwrap();
         let empty = Member { id: LISTENER, address: server.address().to_string() };
         let refused = ask(&caller(CLUSTER, scope.clone()), &empty, 1).await.unwrap_err().to_string();
         assert!(refused.contains("it has not joined a cluster"), "{refused}");
         let peer = listen("127.0.0.1:0", &scope).await;
-        let refused = ask(&TcpTransport::new(LocalPeer::nobody(), scope), &peer, 1).await.unwrap_err();
+        let refused = ask(&TcpTransport::new(LocalPeer::unjoined(), scope), &peer, 1).await.unwrap_err();
         assert!(matches!(refused, TransportError::Unreachable(_)), "{refused}");
     });
 }
@@ -196,7 +196,7 @@ impl Service for Count {
 }
 
 #[test]
-fn a_dialler_that_does_not_know_the_secret_reaches_nothing() {
+fn dialler_without_the_cluster_secret_reaches_nothing() {
     block_on(async {
         let scope = scope();
         let (router, count) = (Router::new(), Arc::new(Count::default()));
@@ -240,7 +240,7 @@ fn a_dialler_that_does_not_know_the_secret_reaches_nothing() {
 }
 
 #[test]
-fn half_a_hello_of_thousands_keeps_no_member_and_no_visitor_out() {
+fn thousands_of_partial_hellos_keep_out_neither_members_nor_visitors() {
     block_on(async {
         let scope = scope();
         let router = Router::new();
@@ -360,7 +360,7 @@ fn services_answer_beside_the_groups_and_never_hold_them_up() {
 }
 
 #[test]
-fn a_member_gets_the_bare_connection_where_somebody_takes_streams() {
+fn member_gets_a_raw_stream_where_streams_are_served() {
     block_on(async {
         let scope = scope();
         let router = Router::new();
@@ -368,8 +368,8 @@ fn a_member_gets_the_bare_connection_where_somebody_takes_streams() {
             TcpServer::bind("127.0.0.1:0".parse().unwrap(), local(CLUSTER, LISTENER), router.clone(), &scope);
         let address = server.await.unwrap().address().to_string();
         let peer = Member { id: LISTENER, address };
-        let mut nobody = open_stream(&local(CLUSTER, VoterId(2)), &peer).await.unwrap();
-        assert_eq!(nobody.read(&mut [0]).await.unwrap(), 0, "nobody takes streams yet");
+        let mut refused = open_stream(&local(CLUSTER, VoterId(2)), &peer).await.unwrap();
+        assert_eq!(refused.read(&mut [0]).await.unwrap(), 0, "no stream handler yet");
         let (sender, mut taken) = mpsc::channel(1);
         router.serve_streams(move |stream| sender.try_send(stream).unwrap());
         let mut ours = open_stream(&local(CLUSTER, VoterId(2)), &peer).await.unwrap();

@@ -1,6 +1,6 @@
-//! Asking a node something before, or without, being a member of its cluster: one connection, one question, one answer.
+//! A request to a node before, or without, being a member of its cluster: one connection, one request, one reply.
 //!
-//! Visitors reach the node service and nothing else; what that answers to strangers is the node's own decision.
+//! Visitors reach the node service and nothing else; the node decides what it answers to strangers.
 
 use std::io;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::transport::TransportError;
 use crate::transport::service::{self, ServiceError, ServiceId};
 use crate::types::GroupId;
 
-/// The largest question of a visitor: visitors are not trusted with more memory.
+/// The maximum request size of a visitor: visitors are not trusted with more memory.
 pub(super) const MAX_VISIT: usize = 256 << 10;
 
-/// Whether a connection of this standing may ask this group or service.
+/// True if a connection of this kind may call this group or service.
 pub(super) fn is_allowed(standing: Standing, group: GroupId) -> bool {
     match standing {
         Standing::Member => true,
@@ -26,7 +26,7 @@ pub(super) fn is_allowed(standing: Standing, group: GroupId) -> bool {
     }
 }
 
-/// Asks the node service of whoever listens at `address`, `timeout` at most. Works in every cluster and in none.
+/// Calls the node service at `address`, `timeout` at most. Works in every cluster and in none.
 pub async fn visit(address: &str, request: Bytes, timeout: Duration) -> Result<Bytes, ServiceError> {
     if request.len() > MAX_VISIT {
         return Err(TransportError::Broken("a request is too long".to_owned()).into());

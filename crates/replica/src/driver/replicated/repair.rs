@@ -1,4 +1,5 @@
-//! A damaged copy: it stands aside until the cluster knows and no record counts on it, begins anew and is fetched again.
+//! Repair of a damaged replica: it is set aside until the damage is in the member record and no partition record
+//! counts on it, then reset and fetched again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,15 +13,16 @@ use crate::replica::Replica;
 use crate::state::PartitionState;
 
 impl Replicated {
-    /// A log with damage in it takes nothing more, and is not to count as in sync for having everything else: the leader
-    /// hears that no replica follows here. Once no record counts on the copy it begins anew and is fetched again.
-    pub(super) fn hold_off(self: &Arc<Self>, state: &mut State, leader: BrokerId, fetch: u64) {
-        // On the same connection as what this copy has said before, and behind it.
+    /// A damaged log takes no more records, and must not count as in sync for having all the rest: the leader learns
+    /// that no replica follows here. Once no partition record counts on the replica, it is reset and fetched again.
+    pub(super) fn set_aside_damaged(self: &Arc<Self>, state: &mut State, leader: BrokerId, fetch: u64) {
+        // On the same connection as this replica's earlier messages, and after them.
         self.shared.outbound(leader).forget(self.id);
-        // The cluster must know first: an in-sync set may come to name this run for what it said before the damage was found,
-        // and only the member record keeps the empty copy from being elected then.
-        let is_told = self.damage_told.load(Ordering::Acquire) && self.journal.is_repairable();
-        let is_counted_on = !is_told
+        // The member record must list the damage first: an in-sync set may come to name this run because of reports
+        // from before the damage was found, and only the member record keeps the empty replica from being elected
+        // then.
+        let is_registered = self.damage_registered.load(Ordering::Acquire) && self.journal.is_repairable();
+        let is_counted_on = !is_registered
             || state.record.as_ref().is_none_or(|record| {
                 let PartitionState { isr, eligible, last_known, .. } = &record.value;
                 let mut members = isr.iter().chain(eligible).chain(last_known);
@@ -29,9 +31,9 @@ impl Replicated {
         let now_ms = self.shared.now_ms();
         let Some(follower) = state.replica.as_mut().and_then(Replica::follower) else { return };
         if follower.on_damaged(fetch, is_counted_on, now_ms) {
-            tracing::warn!(partition = %self.id, %leader, "damaged replica begins anew; it is fetched again");
+            tracing::warn!(partition = %self.id, %leader, "damaged replica reset; fetching from leader");
             self.repairing.store(true, Ordering::Release);
-            self.damage_told.store(false, Ordering::Release);
+            self.damage_registered.store(false, Ordering::Release);
             self.shared.repairs.fetch_add(1, Ordering::AcqRel);
             self.change(state, Change::Repair);
         }
@@ -47,19 +49,19 @@ impl Replicated {
         });
     }
 
-    /// The member record says that the copy is damaged, and will until it is repaired.
-    pub(in crate::driver) fn on_damage_told(&self) {
+    /// The member record lists the replica as damaged, and will until it is repaired.
+    pub(in crate::driver) fn on_damage_registered(&self) {
         if self.journal.is_damaged() {
-            self.damage_told.store(true, Ordering::Release);
+            self.damage_registered.store(true, Ordering::Release);
         }
     }
 
-    /// Whether it was damaged, began anew and does not have everything that is committed yet.
+    /// True if it was damaged and reset, and does not have every committed record yet.
     pub fn is_repairing(&self) -> bool {
         self.repairing.load(Ordering::Acquire)
     }
 
-    /// A copy that began anew is whole when it has everything that is committed.
+    /// A reset replica is repaired when it has every committed record.
     pub(super) fn maybe_end_repair(&self, answer: &Answer) {
         if let Answer::Records { high_watermark, .. } = answer
             && self.journal.end() >= high_watermark.0

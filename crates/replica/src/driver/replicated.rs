@@ -1,25 +1,28 @@
-//! One copy of a partition on this node: the state machine, its journal, its owner, and who fetches from it.
+//! One replica of a partition on this node: the state machine, its journal, its owner, and the followers that fetch
+//! from it.
 //!
-//! Every call of one copy happens under its lock, and what follows from it is done before the next one. Cutting the log
-//! and installing a snapshot wait for the disk, so they happen elsewhere: the copy is *changing* meanwhile, and whatever
-//! arrives waits (records) or is refused (fetches, appends).
+//! Every call of one replica happens under its lock, and its effects are carried out before the next call. Truncation
+//! and snapshot install block on the disk, so they run elsewhere: the replica is *changing* meanwhile, and inputs
+//! wait (records) or are refused (fetches, appends).
 //!
 //! Invariants:
-//! - `leads` says otherwise before a log that was led is cut: who reads for a follower looks at it after reading;
-//! - nothing is appended unless the copy leads, in a call of [`Replicated::lead`], or follows and the answer is awaited.
+//! - `leads` is cleared before a formerly led log is truncated: a reader for a follower checks it after the read;
+//! - nothing is appended unless the replica leads, in a call of [`Replicated::lead`], or follows and expects the
+//!   answer.
 //!
-//! Lock order: the copy, then its owner's own lock, then the lists of connections. Never the other way round.
+//! Lock order: the replica, then its owner's own lock, then the lists of connections. Never the other way round.
 
+mod answer;
 mod log;
 mod repair;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bytes::Bytes;
 use moim_base::{BrokerId, LeaderEpoch, Offset};
 use moim_journal::{AppendError, Journal};
 
+pub(super) use self::answer::{ChunkAnswer, Records, Span};
 use self::log::Change;
 use super::inbound::Inbound;
 use super::owner::Owner;
@@ -35,45 +38,45 @@ use crate::replica::{Effect, Replica, Role};
 use crate::state::PartitionState;
 use crate::types::{Durability, PartitionId, Versioned};
 
-/// One copy of a partition.
+/// One replica of a partition.
 pub struct Replicated {
     id: PartitionId,
     journal: Arc<Journal>,
     policy: ResetPolicy,
     shared: Arc<Shared>,
-    /// The leadership while it leads, -1 otherwise.
+    /// The leader epoch while it leads, -1 otherwise.
     leads: AtomicI32,
-    /// The leader it follows, -1 otherwise.
+    /// The leader that it follows, -1 otherwise.
     follows: AtomicI32,
-    knows_the_end: AtomicBool,
+    has_committed_in_epoch: AtomicBool,
     high_watermark: AtomicI64,
-    /// On the list of those whose disk got further.
+    /// On the list of replicas whose durable end has advanced.
     advanced: AtomicBool,
-    /// A reassignment brings this copy in, and it is not in sync yet.
+    /// A reassignment adds this replica, and it is not in sync yet.
     arriving: AtomicBool,
-    /// The member record says that it is damaged.
-    damage_told: AtomicBool,
-    /// It was damaged, began anew and has not reached the leader's high watermark yet.
+    /// The member record lists it as damaged.
+    damage_registered: AtomicBool,
+    /// It was damaged and reset, and has not reached the leader's high watermark yet.
     repairing: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    /// None once the copy is detached.
+    /// `None` once the replica is detached.
     owner: Option<Arc<dyn Owner>>,
-    /// None before the node has a run.
+    /// `None` before the node has a run.
     replica: Option<Replica>,
     /// The newest record seen.
     record: Option<Versioned<PartitionState>>,
     durability: Durability,
-    /// The log is being cut or begun anew.
+    /// The log is being truncated or reset.
     changing: bool,
-    /// On the list of those that are ticked.
-    restless: bool,
-    /// The log start a task is moving to.
+    /// On the tick list.
+    ticking: bool,
+    /// The log start that a task is moving to.
     starting: Option<Offset>,
     subscribers: Vec<Subscriber>,
-    /// What followers that begin anew are given, and when it was last asked for.
+    /// The snapshot sent to reset followers, and the time of its last request.
     snapshot: Option<(Snapshot, u64)>,
 }
 
@@ -83,20 +86,20 @@ struct Subscriber {
     slot: u32,
     /// The fetch that waits for something to read.
     parked: Option<Parked>,
-    /// The log start that the last answer carried: a fetch that could carry a newer one does not wait.
-    told_start: Option<Offset>,
-    /// On the connection's list of slots to be served.
+    /// The log start that the last answer carried: a fetch that could carry a newer one is not parked.
+    sent_log_start: Option<Offset>,
+    /// On the connection's list of slots to serve.
     queued: bool,
-    /// On the connection's list of high watermarks to be told.
-    risen: bool,
+    /// On the connection's list of high watermarks to send.
+    advanced_watermark: bool,
 }
 
 impl Subscriber {
-    /// Whether an answer says anything that this follower has not heard; then it is heard with it.
-    fn has_news(&mut self, answer: &Answer, offset: Offset) -> bool {
+    /// True if an answer contains anything new for this follower; records it as sent.
+    fn has_new_data(&mut self, answer: &Answer, offset: Offset) -> bool {
         let Answer::Records { log_end, log_start, .. } = answer else { return true };
-        let begins_elsewhere = self.told_start.replace(*log_start) != Some(*log_start);
-        *log_end > offset || begins_elsewhere
+        let log_start_changed = self.sent_log_start.replace(*log_start) != Some(*log_start);
+        *log_end > offset || log_start_changed
     }
 }
 
@@ -107,7 +110,7 @@ struct Parked {
     offset: Offset,
 }
 
-/// What a fetch is to be answered with, the records not yet read.
+/// The answer to a fetch, before its records are read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reply {
     pub(super) id: u64,
@@ -116,15 +119,15 @@ pub(super) struct Reply {
     pub(super) answer: Result<Answer, Refusal>,
 }
 
-/// What a copy is, for comparison.
+/// The role of a replica, for comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum RoleView {
     Idle,
     Leads(LeaderEpoch),
     Follows(BrokerId, LeaderEpoch),
 }
 
-impl Standing {
+impl RoleView {
     fn of(replica: &Replica) -> Self {
         match replica.role() {
             Role::Idle => Self::Idle,
@@ -137,7 +140,7 @@ impl Standing {
     }
 }
 
-/// How long a snapshot is kept for the next part of it.
+/// How long a snapshot is kept for its next chunk.
 const SNAPSHOT_KEPT_MS: u64 = 30_000;
 
 impl Replicated {
@@ -157,10 +160,10 @@ impl Replicated {
             shared,
             leads: AtomicI32::new(-1),
             follows: AtomicI32::new(-1),
-            knows_the_end: AtomicBool::new(false),
+            has_committed_in_epoch: AtomicBool::new(false),
             advanced: AtomicBool::new(false),
             arriving: AtomicBool::new(false),
-            damage_told: AtomicBool::new(false),
+            damage_registered: AtomicBool::new(false),
             repairing: AtomicBool::new(false),
             state: Mutex::new(State {
                 owner: Some(owner),
@@ -168,7 +171,7 @@ impl Replicated {
                 record: None,
                 durability,
                 changing: false,
-                restless: false,
+                ticking: false,
                 starting: None,
                 subscribers: Vec::new(),
                 snapshot: None,
@@ -176,7 +179,7 @@ impl Replicated {
         }
     }
 
-    /// Which partition.
+    /// The partition id.
     pub fn id(&self) -> PartitionId {
         self.id
     }
@@ -186,25 +189,25 @@ impl Replicated {
         &self.journal
     }
 
-    /// Everything below is committed. Does not lock.
+    /// The high watermark: everything below is committed. Does not lock.
     pub fn high_watermark(&self) -> Offset {
         Offset(self.high_watermark.load(Ordering::Acquire))
     }
 
-    /// The leadership, while this copy leads. Does not lock.
+    /// The leader epoch, while this replica leads. Does not lock.
     pub fn leader_epoch(&self) -> Option<LeaderEpoch> {
         Some(LeaderEpoch(self.leads.load(Ordering::Acquire))).filter(|epoch| epoch.0 >= 0)
     }
 
-    /// The leader, while this copy follows one. Does not lock.
+    /// The leader, while this replica follows one. Does not lock.
     pub fn leader(&self) -> Option<BrokerId> {
         Some(BrokerId(self.follows.load(Ordering::Acquire))).filter(|node| node.0 >= 0)
     }
 
-    /// Whether it leads and its high watermark has reached the start of its leadership: before that it must not say
-    /// where the end is (OFFSET_NOT_AVAILABLE). Does not lock.
-    pub fn knows_the_end(&self) -> bool {
-        self.knows_the_end.load(Ordering::Acquire)
+    /// True if it leads and its high watermark has reached the start of its leader epoch: before that it must not
+    /// report the committed end (OFFSET_NOT_AVAILABLE). Does not lock.
+    pub fn has_committed_in_epoch(&self) -> bool {
+        self.has_committed_in_epoch.load(Ordering::Acquire)
     }
 
     /// The newest record seen.
@@ -212,16 +215,16 @@ impl Replicated {
         self.locked().record.clone()
     }
 
-    /// What a follower is known to have, while this copy leads: (written, durable).
+    /// A follower's known (written, durable) offsets, while this replica leads.
     pub fn progress_of(&self, node: BrokerId) -> Option<(Offset, Offset)> {
         let mut state = self.locked();
         state.replica.as_mut()?.leader()?.progress_of(node)
     }
 
-    /// Appends as the leader. `append` runs under the copy's lock, so that no role changes under it; it appends to the
-    /// journal with the epoch it is given, and may take the owner's lock. Followers that wait are told.
+    /// Appends as the leader. `append` runs under the replica's lock, so that its role cannot change meanwhile; it
+    /// appends to the journal with the given epoch, and may take the owner's lock. Parked fetches are woken.
     ///
-    /// `acks_all`: refused when fewer are in sync than the topic wants.
+    /// `acks_all`: refused if the in-sync set is below the topic's minimum.
     pub fn lead<T>(
         self: &Arc<Self>,
         acks_all: bool,
@@ -244,28 +247,28 @@ impl Replicated {
         Ok(appended)
     }
 
-    /// Whether an append that waits for the in-sync set would be taken now.
+    /// Admits an append with acks=all, or returns the error it would get.
     pub fn admit(&self) -> Result<(), AckError> {
         let mut state = self.locked();
         state.replica.as_mut().and_then(Replica::leader).ok_or(AckError::NotLeader)?.admit()
     }
 
-    /// The journal's durable end has moved. May be called from any thread, more often than needed too.
+    /// The journal's durable end has advanced. May be called from any thread, also redundantly.
     pub fn on_durable(self: &Arc<Self>) {
         let mut state = self.locked();
         self.step(&mut state, |replica, log, _, effects| replica.on_durable(log, effects));
     }
 
-    /// The log start has moved on request: followers are to hear of it now and not with the next record.
+    /// The log start was advanced on request: followers must learn of it now and not with the next record.
     pub fn on_log_start(&self) {
         wake(&mut self.locked().subscribers);
     }
 
-    /// Waits until the logs of everybody in sync start at `start` or later, and answers where they do. An error when this
-    /// copy does not lead, or no longer does.
+    /// Waits until the low watermark reaches `start`, and returns it. An error if this replica does not lead, or no
+    /// longer does.
     pub async fn gone_everywhere(&self, start: Offset) -> Result<Offset, AckError> {
         loop {
-            // Before the look, so that nothing is missed between the two.
+            // Registered before the check, so that no notification is missed between the two.
             let mut moved = std::pin::pin!(self.shared.low_watermarks.notified());
             moved.as_mut().enable();
             let low = self.low_watermark().ok_or(AckError::NotLeader)?;
@@ -276,36 +279,36 @@ impl Replicated {
         }
     }
 
-    /// Where the logs of everybody in sync start at the latest, while this copy leads.
+    /// The low watermark (the least log start of the in-sync set), while this replica leads.
     pub fn low_watermark(&self) -> Option<Offset> {
         let mut state = self.locked();
         let leader = state.replica.as_mut()?.leader()?;
         Some(leader.low_watermark(Offset(self.journal.start())))
     }
 
-    /// Whether a reassignment brings this copy in and it is not in sync yet. Does not lock.
+    /// True if a reassignment adds this replica and it is not in sync yet. Does not lock.
     pub(super) fn is_arriving(&self) -> bool {
         self.arriving.load(Ordering::Acquire)
     }
 
-    /// The same of another node's copy, as far as the newest record here says.
+    /// The same for another node's replica, according to the newest record here.
     pub(super) fn is_arriving_at(&self, node: BrokerId) -> bool {
         self.locked().record.as_ref().is_some_and(|record| record.value.is_arriving(node))
     }
 
-    /// Answers whether it is new on the list of those whose disk got further.
+    /// Returns whether it is new on the list of replicas whose durable end has advanced.
     pub(super) fn note_advanced(&self) -> bool {
         !self.advanced.swap(true, Ordering::AcqRel)
     }
 
-    /// Off that list.
+    /// Removes it from that list and processes the advance.
     pub(super) fn on_advanced(self: &Arc<Self>) {
         self.advanced.store(false, Ordering::Release);
         self.on_durable();
     }
 
-    /// The topic's durability is another from now on, and the journal's options were changed to it. Takes effect on
-    /// record when it is safe.
+    /// The topic's durability has changed, and the journal's options with it. Written to the record when that is
+    /// safe.
     pub fn set_durability(self: &Arc<Self>, durability: Durability) {
         let mut state = self.locked();
         state.durability = durability;
@@ -316,7 +319,7 @@ impl Replicated {
         });
     }
 
-    /// How far the log goes, for a controller that has nobody in sync to elect.
+    /// The log end, for a controller that must compare logs for an election.
     pub fn log_end(&self) -> LogEnd {
         let view = JournalView { journal: &self.journal, durability: Durability::Fsync };
         LogEnd { epoch: view.last_epoch().unwrap_or_default(), end: view.end() }
@@ -330,7 +333,8 @@ impl Replicated {
         let end = Offset(self.journal.end());
         if let Some(leader) = state.replica.as_mut().and_then(Replica::leader) {
             for subscriber in state.subscribers.iter().filter(|subscriber| subscriber.parked.is_some()) {
-                // Its fetch waited for this very append: until the connection was last heard it had all there was.
+                // Its fetch was parked for exactly this append: until the connection was last heard it had the whole
+                // log.
                 leader.on_alive(subscriber.inbound.from().node, subscriber.inbound.heard_ms());
             }
             leader.on_append(end);
@@ -339,11 +343,11 @@ impl Replicated {
         if self.journal.durable_end() >= end.0 {
             self.step(state, |replica, log, _, effects| replica.on_durable(log, effects));
         } else {
-            self.note_restless(state);
+            self.maybe_schedule_tick(state);
         }
     }
 
-    // What the driver hears, for this copy.
+    // Inputs from the driver for this replica.
 
     pub(super) fn on_record(self: &Arc<Self>, record: Versioned<PartitionState>) {
         let mut state = self.locked();
@@ -363,13 +367,13 @@ impl Replicated {
         self.step(&mut state, |replica, _, _, effects| replica.become_idle(effects));
     }
 
-    /// The node registered: roles begin anew, from the records that name this run.
+    /// The node registered: roles start anew, from the records that name this run.
     pub(super) fn on_run(self: &Arc<Self>) {
         let mut state = self.locked();
-        self.take_up_run(&mut state);
+        self.start_run(&mut state);
     }
 
-    fn take_up_run(self: &Arc<Self>, state: &mut State) {
+    fn start_run(self: &Arc<Self>, state: &mut State) {
         let Some(run) = self.shared.run() else { return };
         if state.changing || state.replica.as_ref().is_some_and(|replica| replica.me() == run) {
             return;
@@ -394,16 +398,16 @@ impl Replicated {
         wake(&mut state.subscribers);
     }
 
-    /// Answers whether it wants to be ticked again.
+    /// Returns whether it must be ticked again.
     pub(super) fn on_tick(self: &Arc<Self>) -> bool {
         let mut state = self.locked();
         if state.snapshot.as_ref().is_some_and(|(_, used)| self.shared.now_ms() > used + SNAPSHOT_KEPT_MS) {
             state.snapshot = None;
         }
-        // Still on the list while it is stepped, so that it is not put there a second time.
+        // Still on the list while it is stepped, so that it is not added a second time.
         self.step(&mut state, |replica, log, now_ms, effects| replica.on_tick(log, now_ms, effects));
-        state.restless = is_restless(&state);
-        state.restless
+        state.ticking = needs_tick(&state);
+        state.ticking
     }
 
     pub(super) fn on_outcome(self: &Arc<Self>, proposal: u64, outcome: Outcome) {
@@ -413,9 +417,9 @@ impl Replicated {
         });
     }
 
-    // As a follower.
+    // Follower side.
 
-    /// The leader can be reached, perhaps again: whatever was asked of it before is void.
+    /// The leader is reachable, perhaps again: every earlier request to it is void.
     pub(super) fn on_connected(self: &Arc<Self>) {
         let mut state = self.locked();
         self.step(&mut state, |replica, log, now_ms, effects| {
@@ -425,7 +429,7 @@ impl Replicated {
         });
     }
 
-    /// The answer to a fetch, with the records it brought.
+    /// The answer to a fetch, with its records.
     pub(super) fn on_answer(
         self: &Arc<Self>,
         fetch: u64,
@@ -436,7 +440,7 @@ impl Replicated {
         let frames = match self.check(epoch, &answer, records) {
             Ok(frames) => frames,
             Err(why) => {
-                tracing::warn!(partition = %self.id, why, "what a leader sent cannot be appended");
+                tracing::warn!(partition = %self.id, why, "invalid fetch response from leader");
                 return self.on_failed(fetch);
             }
         };
@@ -451,9 +455,9 @@ impl Replicated {
         if answer.is_ok()
             && let Err(error) = self.append(state.owner.as_deref(), &frames, records)
         {
-            tracing::debug!(partition = %self.id, %error, "what a leader sent was not taken");
+            tracing::debug!(partition = %self.id, %error, "append of fetched records failed");
             if matches!(error, AppendError::Full) {
-                // Commits are not to wait for a disk without room: the leader hears that nobody follows here for now.
+                // Commits must not wait for a full disk: the leader learns that no replica follows here for now.
                 self.shared.outbound(leader).forget(self.id);
             }
             self.step(state, |replica, _, now_ms, _| {
@@ -484,7 +488,7 @@ impl Replicated {
         });
     }
 
-    /// The leader's high watermark, beside its answers.
+    /// The leader's high watermark, sent beside its answers.
     pub(super) fn on_leader_high_watermark(self: &Arc<Self>, epoch: LeaderEpoch, high_watermark: Offset) {
         let mut state = self.locked();
         self.step(&mut state, |replica, log, _, effects| {
@@ -507,9 +511,9 @@ impl Replicated {
         });
     }
 
-    // As a leader.
+    // Leader side.
 
-    /// A follower's fetch. None when it waits here for something to read.
+    /// A follower's fetch. `None` if it is parked here until there is something to read.
     pub(super) fn on_fetch(
         self: &Arc<Self>,
         inbound: &Arc<Inbound>,
@@ -530,14 +534,20 @@ impl Replicated {
             (None, false) => return Some(reply),
             (None, true) => {
                 let inbound = Arc::clone(inbound);
-                let new =
-                    Subscriber { inbound, slot, parked: None, told_start: None, queued: false, risen: false };
+                let new = Subscriber {
+                    inbound,
+                    slot,
+                    parked: None,
+                    sent_log_start: None,
+                    queued: false,
+                    advanced_watermark: false,
+                };
                 state.subscribers.push(new);
                 state.subscribers.last_mut()?
             }
         };
         match answer {
-            Ok(answer) if !subscriber.has_news(&answer, fetch.offset) => {
+            Ok(answer) if !subscriber.has_new_data(&answer, fetch.offset) => {
                 subscriber.parked = Some(Parked { id, epoch: fetch.leader_epoch, offset: fetch.offset });
                 None
             }
@@ -548,7 +558,7 @@ impl Replicated {
         }
     }
 
-    /// Something has come for a fetch that waited here.
+    /// A parked fetch has something to read.
     pub(super) fn on_ready(self: &Arc<Self>, inbound: &Inbound, slot: u32) -> Option<Reply> {
         let mut state = self.locked();
         let state = &mut *state;
@@ -558,22 +568,26 @@ impl Replicated {
         let parked = subscriber.parked.take()?;
         let view = JournalView { journal: &self.journal, durability: state.durability };
         let answer = match state.replica.as_mut().and_then(Replica::leader) {
-            Some(leader) => leader.on_wake(parked.epoch, &view),
+            Some(leader) => leader.answer_parked(parked.epoch, &view),
             None => Err(Refusal::NotLeader),
         };
-        if matches!(&answer, Ok(answer) if !subscriber.has_news(answer, parked.offset)) {
+        if matches!(&answer, Ok(answer) if !subscriber.has_new_data(answer, parked.offset)) {
             subscriber.parked = Some(parked);
             return None;
         }
         Some(Reply { id: parked.id, epoch: parked.epoch, offset: parked.offset, answer })
     }
 
-    /// The high watermark to tell a follower, and in which leadership.
-    pub(super) fn on_risen(&self, inbound: &Inbound, slot: u32) -> Option<(LeaderEpoch, Offset)> {
+    /// The high watermark to send to a follower, and its leader epoch.
+    pub(super) fn pending_high_watermark(
+        &self,
+        inbound: &Inbound,
+        slot: u32,
+    ) -> Option<(LeaderEpoch, Offset)> {
         let mut state = self.locked();
         let subscriber =
             state.subscribers.iter_mut().find(|one| one.slot == slot && one.inbound.is(inbound))?;
-        subscriber.risen = false;
+        subscriber.advanced_watermark = false;
         let leader = state.replica.as_mut()?.leader()?;
         Some((leader.epoch(), leader.high_watermark()))
     }
@@ -581,12 +595,12 @@ impl Replicated {
     pub(super) fn on_report(self: &Arc<Self>, report: &Report) {
         let mut state = self.locked();
         self.step(&mut state, |replica, _, now_ms, effects| {
-            // A refused report is as good as a lost one: the next fetch says the same.
+            // A refused report is equivalent to a lost one: the next fetch carries the same offsets.
             let _ = replica.on_report(report, now_ms, effects);
         });
     }
 
-    /// A follower's connection is no more. `gone`: and there is no newer one.
+    /// A follower's connection has ended. `gone`: and there is no newer one.
     pub(super) fn on_unsubscribed(self: &Arc<Self>, inbound: &Inbound, gone: bool) {
         let mut state = self.locked();
         state.subscribers.retain(|subscriber| !subscriber.inbound.is(inbound));
@@ -599,7 +613,8 @@ impl Replicated {
         }
     }
 
-    /// The next part of a snapshot. `fresh` is one that was just taken. The answer says whether one is to be taken first.
+    /// The next snapshot chunk. `fresh` is a snapshot that was just taken. The answer says whether one must be taken
+    /// first.
     pub(super) fn chunk(
         self: &Arc<Self>,
         fetch: &SnapshotFetch,
@@ -615,13 +630,13 @@ impl Replicated {
         let taken = fresh.is_some();
         if let Some(snapshot) = fresh {
             state.snapshot = Some((snapshot, now_ms));
-            self.note_restless(&mut state);
+            self.maybe_schedule_tick(&mut state);
         }
         let Some((snapshot, used_ms)) = &mut state.snapshot else { return ChunkAnswer::Take };
         let begun = fetch.snapshot == Some(snapshot.end);
         if snapshot.end.0 < self.journal.start() && !taken {
-            // What follows it is gone. Otherwise whoever begins gets the one that others may be in the middle of: one that
-            // is newer for each would let nobody get to the end.
+            // The log directly after this snapshot is gone. Otherwise a new transfer shares the snapshot that others
+            // may be in the middle of: a newer one for each would let no transfer complete.
             return ChunkAnswer::Take;
         }
         *used_ms = now_ms;
@@ -641,9 +656,9 @@ impl Replicated {
         self.locked().owner.clone()
     }
 
-    // Carrying out what follows.
+    // Carrying out effects.
 
-    /// Makes one call of the state machine and does what follows from it.
+    /// Makes one call of the state machine and carries out its effects.
     fn step(
         self: &Arc<Self>,
         state: &mut State,
@@ -655,13 +670,13 @@ impl Replicated {
         let Some(replica) = &mut state.replica else { return };
         let view = JournalView { journal: &self.journal, durability: state.durability };
         let mut effects = Vec::new();
-        let before = Standing::of(replica);
+        let before = RoleView::of(replica);
         call(replica, &view, self.shared.now_ms(), &mut effects);
-        let after = Standing::of(replica);
+        let after = RoleView::of(replica);
         if before != after {
             self.leads
-                .store(if let Standing::Leads(epoch) = after { epoch.0 } else { -1 }, Ordering::Release);
-            let follows = if let Standing::Follows(leader, _) = after { leader.0 } else { -1 };
+                .store(if let RoleView::Leads(epoch) = after { epoch.0 } else { -1 }, Ordering::Release);
+            let follows = if let RoleView::Follows(leader, _) = after { leader.0 } else { -1 };
             self.follows.store(follows, Ordering::Release);
             self.on_changed_role(state, after, &effects);
         }
@@ -669,10 +684,10 @@ impl Replicated {
         for effect in effects {
             self.carry_out(state, effect);
         }
-        self.note_restless(state);
+        self.maybe_schedule_tick(state);
     }
 
-    fn on_changed_role(&self, state: &mut State, after: Standing, effects: &[Effect]) {
+    fn on_changed_role(&self, state: &mut State, after: RoleView, effects: &[Effect]) {
         let owner = state.owner.as_deref();
         if effects.contains(&Effect::LeadershipEnded)
             && let Some(owner) = owner
@@ -686,38 +701,39 @@ impl Replicated {
         }
         if let Some(owner) = owner {
             match after {
-                Standing::Idle => owner.on_idle(),
-                Standing::Leads(epoch) => {
+                RoleView::Idle => owner.on_idle(),
+                RoleView::Leads(epoch) => {
                     let hw = state.replica.as_ref().map_or(self.high_watermark(), Replica::high_watermark);
                     owner.on_lead(epoch, hw);
                 }
-                Standing::Follows(leader, epoch) => owner.on_follow(leader, epoch),
+                RoleView::Follows(leader, epoch) => owner.on_follow(leader, epoch),
             }
         }
-        // Whoever waits here is told that somebody else leads, or that this is another leadership.
+        // Parked fetches are refused: another replica leads, or this is another leader epoch.
         wake(&mut state.subscribers);
     }
 
-    /// Makes known how far the high watermark is.
+    /// Publishes the high watermark.
     fn publish(&self, state: &mut State) {
         let Some(replica) = &mut state.replica else { return };
         let high_watermark = replica.high_watermark();
-        let knows = replica.leader().is_some_and(|leader| leader.knows_the_end());
-        self.knows_the_end.store(knows, Ordering::Release);
+        let knows = replica.leader().is_some_and(|leader| leader.has_committed_in_epoch());
+        self.has_committed_in_epoch.store(knows, Ordering::Release);
         if self.high_watermark.swap(high_watermark.0, Ordering::AcqRel) != high_watermark.0 {
             if let Some(owner) = &state.owner {
                 owner.on_high_watermark(high_watermark);
             }
-            for subscriber in state.subscribers.iter_mut().filter(|subscriber| !subscriber.risen) {
-                subscriber.risen = true;
-                subscriber.inbound.note_risen(subscriber.slot);
+            for subscriber in state.subscribers.iter_mut().filter(|subscriber| !subscriber.advanced_watermark)
+            {
+                subscriber.advanced_watermark = true;
+                subscriber.inbound.note_high_watermark(subscriber.slot);
             }
         }
     }
 
     fn carry_out(self: &Arc<Self>, state: &mut State, effect: Effect) {
         match effect {
-            // Done with the change of role, or by `publish`.
+            // Carried out with the role change, or by `publish`.
             Effect::NoteEpoch { .. } | Effect::HighWatermark(_) => {}
             Effect::LowWatermark | Effect::LeadershipEnded => self.shared.low_watermarks.notify_waiters(),
             Effect::UnderMinIsr => {
@@ -727,7 +743,9 @@ impl Replicated {
             }
             Effect::Propose(proposal) => self.shared.propose(Arc::clone(self), *proposal),
             Effect::Refresh => self.shared.refresh(Arc::clone(self)),
-            Effect::Fetch { to, id, .. } if self.journal.is_damaged() => self.hold_off(state, to, id),
+            Effect::Fetch { to, id, .. } if self.journal.is_damaged() => {
+                self.set_aside_damaged(state, to, id)
+            }
             Effect::Report { .. } if self.journal.is_damaged() => {}
             Effect::Fetch { to, id, fetch } => self.shared.outbound(to).fetch(self, id, fetch),
             Effect::Report { to, report } => self.shared.outbound(to).report(self, report),
@@ -746,40 +764,12 @@ impl Replicated {
         }
     }
 
-    fn note_restless(self: &Arc<Self>, state: &mut State) {
-        if !state.restless && is_restless(state) {
-            state.restless = true;
+    fn maybe_schedule_tick(self: &Arc<Self>, state: &mut State) {
+        if !state.ticking && needs_tick(state) {
+            state.ticking = true;
             self.shared.tick(Arc::clone(self));
         }
     }
-}
-
-/// What an answer brought beside its words.
-#[derive(Clone, Debug)]
-pub(super) struct Records {
-    pub(super) bytes: Bytes,
-    pub(super) span: Span,
-}
-
-/// The part of the leader's log that an answer stands for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
-    /// What was asked for.
-    pub(super) from: Offset,
-    /// Everything from there up to here is either in the bytes or gone from the leader's log.
-    pub(super) next: Offset,
-    /// The epoch in force before `next`.
-    pub(super) next_epoch: LeaderEpoch,
-}
-
-/// What a leader has for a follower that wants a snapshot.
-pub(super) enum ChunkAnswer {
-    /// A part of it.
-    Part(Chunk),
-    /// Nothing yet: take one and ask again.
-    Take,
-    /// Nothing, and no reason to take one.
-    None,
 }
 
 fn wake(subscribers: &mut [Subscriber]) {
@@ -789,11 +779,11 @@ fn wake(subscribers: &mut [Subscriber]) {
     }
 }
 
-fn is_restless(state: &State) -> bool {
-    let restless = match state.replica.as_ref().map(Replica::role) {
+fn needs_tick(state: &State) -> bool {
+    let ticking = match state.replica.as_ref().map(Replica::role) {
         None | Some(Role::Idle) => false,
         Some(Role::Leader(leader)) => !leader.is_settled(),
         Some(Role::Follower(follower)) => !follower.is_waiting(),
     };
-    (restless && !state.changing) || state.snapshot.is_some()
+    (ticking && !state.changing) || state.snapshot.is_some()
 }

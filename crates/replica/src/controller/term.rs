@@ -1,11 +1,11 @@
-//! The controller in office: what one term of it does with the state repository.
+//! One controller term: the controller's interaction with the state repository.
 //!
-//! It lists everything under `/moim/`, follows it by a watch, lets the [`Controller`] decide whenever something came in or a
-//! timer ran out, and writes what was decided, several transactions at a time. All knowledge comes from the
-//! repository, so nothing is handed over from one term to the next: whoever is elected reads and goes on.
+//! It lists everything under `/moim/`, follows it by a watch, calls [`Controller::decide`] after every event and
+//! timer, and writes the decided changes, several transactions at a time. All state comes from the repository, so
+//! nothing is handed over between terms: a newly elected controller reads the records and continues.
 //!
-//! Invariant: nothing is decided before the whole listing was taken in, and nothing is written without a comparison of
-//! the term. It must never wait for a write while the watch has news: the news may be what the write's answer is.
+//! Invariant: nothing is decided before the whole listing was processed, and nothing is written without comparing the
+//! term. It must never wait for a write while the watch has events: an event may be the result of that write.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -27,70 +27,70 @@ use crate::keys;
 use crate::state::PartitionState;
 use crate::types::{BrokerEpoch, PartitionId, Versioned};
 
-/// Everything the cluster knows about itself.
+/// The prefix of all cluster records.
 const ROOT: &str = "/moim/";
-/// How often suspicions are looked at.
+/// The interval at which suspicions are polled.
 const TICK_MS: u64 = 50;
-/// The same while there is no other node to look at.
-const ALONE_MS: u64 = 1_000;
-/// Transactions under way at a time.
+/// The same interval while there is no other node.
+const SINGLE_NODE_TICK_MS: u64 = 1_000;
+/// The maximum number of transactions in flight.
 const WRITES: usize = 8;
-/// Before a record is decided again whose change failed, unless it is heard of sooner.
-const AGAIN_MS: u64 = 50;
-/// Before anything is written again after the repository did not answer.
+/// The delay before a record whose change failed is decided again, unless the watch reports it sooner.
+const RETRY_MS: u64 = 50;
+/// The pause before further writes after the repository did not answer.
 const PAUSE_MS: u64 = 100;
-/// Partitions of one node asked about at a time.
-const ASKS: usize = 1_000;
+/// The maximum number of partitions per log end request.
+const LOG_ENDS_PER_REQUEST: usize = 1_000;
 
-/// What the other nodes can be seen to do, and be asked.
+/// The controller's view of the other nodes: failure detection and log end requests.
 pub trait Peers: Send + Sync + 'static {
-    /// Nodes that do not answer, and since when, on the clock of this process.
+    /// Suspected nodes, and since when, on this process's clock.
     fn suspects(&self) -> Vec<(BrokerId, u64)>;
 
-    /// Nodes whose disk hangs or is full, as they say themselves.
+    /// Nodes that report that their disk hangs or is full.
     fn impaired(&self) -> Vec<BrokerId> {
         Vec::new()
     }
 
-    /// How far the logs of a node's copies go, and in which of its runs; none when it does not answer. A partition is left
-    /// out if the node cannot say.
+    /// The log ends of a node's replicas, and the run that reports them; `None` if it does not answer. A partition
+    /// whose log end the node does not know is omitted.
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>>;
 }
 
-/// How far the logs of a node go.
+/// The log ends of a node.
 #[derive(Clone, Debug)]
 pub struct LogEnds {
-    /// The run that says so.
+    /// The reporting run.
     pub run: BrokerEpoch,
-    /// Partition by partition.
+    /// The log end of each partition.
     pub ends: Vec<(PartitionId, LogEnd)>,
 }
 
-/// What a term needs.
-pub struct OfficeParts {
-    /// Where everything is known.
+/// The dependencies of a controller term.
+pub struct ControllerTermParts {
+    /// The state repository.
     pub repository: Arc<dyn StateRepository>,
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
     /// The other nodes.
     pub peers: Arc<dyn Peers>,
-    /// Times and limits.
+    /// Timeouts and limits.
     pub tuning: ControllerTuning,
-    /// Settings that topics fall back to, as this node was started.
+    /// Defaults for topic settings, as this node was started with.
     pub settings: Settings,
 }
 
-/// Serves one term; returns when another one has begun. Whoever calls drops it when the lead is lost.
-pub async fn serve(parts: &OfficeParts, term: i64) {
-    let mut told = true;
+/// Serves one term; returns when another term has begun. The caller drops the future when it loses the leadership.
+pub async fn serve(parts: &ControllerTermParts, term: i64) {
+    let mut report_failure = true;
     loop {
-        let mut office = Office::new(parts, term);
-        match office.session().await {
+        let mut controller_term = Term::new(parts, term);
+        match controller_term.session().await {
             Ok(Ended::Deposed) => return,
-            Ok(Ended::Gap) => told = true,
+            Ok(Ended::Gap) => report_failure = true,
             Err(error) => {
-                if std::mem::take(&mut told) {
-                    tracing::warn!(%error, "the controller cannot read the cluster's records; trying again");
+                if std::mem::take(&mut report_failure) {
+                    tracing::warn!(%error, "controller cannot list cluster records; retrying");
                 }
                 tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
             }
@@ -100,40 +100,40 @@ pub async fn serve(parts: &OfficeParts, term: i64) {
 
 /// Why a session ended.
 enum Ended {
-    /// There is another controller.
+    /// Another controller was elected.
     Deposed,
-    /// Changes were missed: everything is to be read again.
+    /// The watch missed changes: everything must be listed again.
     Gap,
 }
 
-type Written = (Batch, Result<TxnOutcome, RepositoryError>);
+type WriteOutcome = (Batch, Result<TxnOutcome, RepositoryError>);
 
-struct Office<'a> {
-    parts: &'a OfficeParts,
+struct Term<'a> {
+    parts: &'a ControllerTermParts,
     controller: Controller,
     nodes: BTreeMap<BrokerId, NodeRecord>,
     orders: BTreeMap<BrokerId, Order>,
-    /// Topics by key: their records, to be read again when the brokers' settings change.
+    /// Topic records by key, decoded again when the broker settings change.
     topics: HashMap<String, (TopicId, Entry)>,
     defaults: Settings,
     waiting: VecDeque<Batch>,
-    writes: FuturesUnordered<BoxFuture<'static, Written>>,
-    asks: FuturesUnordered<BoxFuture<'static, (BrokerId, Option<LogEnds>)>>,
-    /// What nodes are to be asked for.
-    questions: BTreeMap<BrokerId, BTreeSet<PartitionId>>,
-    /// Nodes that were asked and have not answered.
-    asked: Vec<BrokerId>,
+    writes: FuturesUnordered<BoxFuture<'static, WriteOutcome>>,
+    log_end_requests: FuturesUnordered<BoxFuture<'static, (BrokerId, Option<LogEnds>)>>,
+    /// Log ends to request, per node.
+    wanted_log_ends: BTreeMap<BrokerId, BTreeSet<PartitionId>>,
+    /// Nodes with a log end request in flight.
+    asked_nodes: Vec<BrokerId>,
     suspected: Vec<BrokerId>,
     impaired: Vec<BrokerId>,
-    /// Changes that failed: decided again at this moment.
+    /// Partitions whose changes failed: decided again at this time.
     failed: Vec<PartitionId>,
-    again_ms: Option<u64>,
-    /// The repository did not answer: nothing is written before this moment.
+    retry_at_ms: Option<u64>,
+    /// The repository did not answer: nothing is written before this time.
     pause_ms: u64,
 }
 
-impl<'a> Office<'a> {
-    fn new(parts: &'a OfficeParts, term: i64) -> Self {
+impl<'a> Term<'a> {
+    fn new(parts: &'a ControllerTermParts, term: i64) -> Self {
         Self {
             parts,
             controller: Controller::new(term, parts.tuning),
@@ -143,13 +143,13 @@ impl<'a> Office<'a> {
             defaults: parts.settings.clone(),
             waiting: VecDeque::new(),
             writes: FuturesUnordered::new(),
-            asks: FuturesUnordered::new(),
-            questions: BTreeMap::new(),
-            asked: Vec::new(),
+            log_end_requests: FuturesUnordered::new(),
+            wanted_log_ends: BTreeMap::new(),
+            asked_nodes: Vec::new(),
             suspected: Vec::new(),
             impaired: Vec::new(),
             failed: Vec::new(),
-            again_ms: None,
+            retry_at_ms: None,
             pause_ms: 0,
         }
     }
@@ -160,21 +160,21 @@ impl<'a> Office<'a> {
 
     async fn session(&mut self) -> Result<Ended, RepositoryError> {
         let (revision, entries) = self.parts.repository.list(ROOT).await?;
-        self.take_in_all(&entries);
+        self.on_listing(&entries);
         let mut watch = self.parts.repository.watch(ROOT, revision + 1).await?;
-        tracing::info!(term = self.controller.term(), records = entries.len(), "this node is the controller");
+        tracing::info!(term = self.controller.term(), records = entries.len(), "controller term started");
         drop(entries);
         loop {
             let now_ms = self.now_ms();
-            let wake_ms = self.act(now_ms);
+            let wake_ms = self.decide(now_ms);
             let pause_ms = wake_ms.saturating_sub(now_ms);
             let pause = Duration::from_millis(pause_ms);
-            // A look that nothing calls for can come together with others.
-            let until = if pause_ms < ALONE_MS { Instant::now() + pause } else { rest_end(pause) };
+            // A periodic check without a deadline can be coalesced with others.
+            let until = if pause_ms < SINGLE_NODE_TICK_MS { Instant::now() + pause } else { rest_end(pause) };
             let sleep = tokio::time::sleep_until(until);
             tokio::select! {
                 event = watch.next() => match event {
-                    Some(Ok(event)) => if !self.take_in_ready(event, &mut watch) { return Ok(Ended::Gap) },
+                    Some(Ok(event)) => if !self.on_watch_event(event, &mut watch) { return Ok(Ended::Gap) },
                     Some(Err(_)) | None => return Ok(Ended::Gap),
                 },
                 Some(written) = self.writes.next() => {
@@ -182,37 +182,37 @@ impl<'a> Office<'a> {
                         return Ok(Ended::Deposed);
                     }
                 }
-                Some((node, ends)) = self.asks.next() => self.on_log_ends(node, ends),
+                Some((node, ends)) = self.log_end_requests.next() => self.on_log_ends(node, ends),
                 () = sleep => {}
             }
         }
     }
 
-    /// Decides and sends off what can be sent. Answers when to look again at the latest.
-    fn act(&mut self, now_ms: u64) -> u64 {
-        self.look_around();
-        if self.again_ms.is_some_and(|at| at <= now_ms) {
-            self.decide_failed_again();
+    /// Decides and starts the writes that may start. Returns the latest time of the next decision.
+    fn decide(&mut self, now_ms: u64) -> u64 {
+        self.poll_peers();
+        if self.retry_at_ms.is_some_and(|at| at <= now_ms) {
+            self.retry_failed();
         }
-        let Plan { changes, asks, wake_ms } = self.controller.decide(now_ms);
+        let Plan { changes, log_end_requests, wake_ms } = self.controller.decide(now_ms);
         if !changes.is_empty() {
-            tracing::debug!(changes = changes.len(), "the controller decided");
+            tracing::debug!(changes = changes.len(), "controller decision");
             self.waiting.extend(pack(changes, Some(self.controller.term())));
         }
-        for (node, partition) in asks {
-            self.questions.entry(node).or_default().insert(partition);
+        for (node, partition) in log_end_requests {
+            self.wanted_log_ends.entry(node).or_default().insert(partition);
         }
-        self.ask();
+        self.request_log_ends();
         if now_ms >= self.pause_ms {
-            self.send();
+            self.start_writes();
         }
-        let tick_ms = if self.nodes.len() > 1 { TICK_MS } else { ALONE_MS };
+        let tick_ms = if self.nodes.len() > 1 { TICK_MS } else { SINGLE_NODE_TICK_MS };
         let paused_ms = (!self.waiting.is_empty()).then_some(self.pause_ms);
-        let wakes = [wake_ms, self.again_ms, paused_ms, Some(now_ms + tick_ms)];
+        let wakes = [wake_ms, self.retry_at_ms, paused_ms, Some(now_ms + tick_ms)];
         wakes.into_iter().flatten().min().unwrap_or(now_ms).max(now_ms + 1)
     }
 
-    fn send(&mut self) {
+    fn start_writes(&mut self) {
         while self.writes.len() < WRITES
             && let Some(batch) = self.waiting.pop_front()
         {
@@ -224,13 +224,13 @@ impl<'a> Office<'a> {
         }
     }
 
-    /// What a write has become; false when this controller was replaced.
-    fn on_written(&mut self, (batch, outcome): Written) -> bool {
+    /// The outcome of a write; false if this controller was deposed.
+    fn on_written(&mut self, (batch, outcome): WriteOutcome) -> bool {
         match outcome {
-            // The watch says so too, and that is what counts.
+            // The watch delivers the change too, and only that counts.
             Ok(TxnOutcome::Done { .. }) => {}
             Ok(TxnOutcome::Conflict { current, .. }) => {
-                // What was found is newer than what was decided on; hearing of it now saves a second conflict.
+                // The returned record is newer than the decision's input; using it now avoids a second conflict.
                 for entry in current.iter().flatten() {
                     self.on_partition(entry);
                 }
@@ -238,35 +238,35 @@ impl<'a> Office<'a> {
                     Conflict::Deposed => return false,
                     Conflict::Retry { rest, failed } => {
                         self.waiting.extend(rest);
-                        self.put_off(failed.iter().map(|change| change.partition));
+                        self.retry_later(failed.iter().map(|change| change.partition));
                     }
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, "the controller's changes were not made, or nobody knows");
+                tracing::debug!(%error, "controller transaction failed or has an unknown outcome");
                 self.pause_ms = self.now_ms() + PAUSE_MS;
-                self.put_off(batch.changes.iter().map(|change| change.partition));
+                self.retry_later(batch.changes.iter().map(|change| change.partition));
             }
         }
         true
     }
 
-    fn put_off(&mut self, partitions: impl Iterator<Item = PartitionId>) {
+    fn retry_later(&mut self, partitions: impl Iterator<Item = PartitionId>) {
         self.failed.extend(partitions);
-        if !self.failed.is_empty() && self.again_ms.is_none() {
-            self.again_ms = Some(self.now_ms() + AGAIN_MS);
+        if !self.failed.is_empty() && self.retry_at_ms.is_none() {
+            self.retry_at_ms = Some(self.now_ms() + RETRY_MS);
         }
     }
 
-    fn decide_failed_again(&mut self) {
-        self.again_ms = None;
+    fn retry_failed(&mut self) {
+        self.retry_at_ms = None;
         for partition in std::mem::take(&mut self.failed) {
             self.controller.on_failed(partition);
         }
     }
 
-    /// Passes on who is under suspicion, and whose disk does not work.
-    fn look_around(&mut self) {
+    /// Passes the suspected and the impaired nodes to the controller.
+    fn poll_peers(&mut self) {
         let suspects = self.parts.peers.suspects();
         for node in std::mem::take(&mut self.suspected) {
             if !suspects.iter().any(|(suspect, _)| *suspect == node) {
@@ -287,27 +287,28 @@ impl<'a> Office<'a> {
         self.impaired = impaired;
     }
 
-    /// Asks nodes how far their logs go, each once at a time.
-    fn ask(&mut self) {
-        let Self { questions, asked, asks, parts, .. } = self;
-        for (node, wanted) in questions.iter_mut() {
-            if asked.contains(node) {
+    /// Requests log ends, at most one request per node at a time.
+    fn request_log_ends(&mut self) {
+        let Self { wanted_log_ends, asked_nodes, log_end_requests, parts, .. } = self;
+        for (node, wanted) in wanted_log_ends.iter_mut() {
+            if asked_nodes.contains(node) {
                 continue;
             }
-            asked.push(*node);
+            asked_nodes.push(*node);
             let mut partitions = Vec::new();
-            while partitions.len() < ASKS
+            while partitions.len() < LOG_ENDS_PER_REQUEST
                 && let Some(partition) = wanted.pop_first()
             {
                 partitions.push(partition);
             }
-            asks.push(Box::pin(future::join(future::ready(*node), parts.peers.log_ends(*node, partitions))));
+            log_end_requests
+                .push(Box::pin(future::join(future::ready(*node), parts.peers.log_ends(*node, partitions))));
         }
-        questions.retain(|_, wanted| !wanted.is_empty());
+        wanted_log_ends.retain(|_, wanted| !wanted.is_empty());
     }
 
     fn on_log_ends(&mut self, node: BrokerId, ends: Option<LogEnds>) {
-        self.asked.retain(|asked| *asked != node);
+        self.asked_nodes.retain(|asked| *asked != node);
         for (run, (partition, end)) in
             ends.into_iter().flat_map(|LogEnds { run, ends }| ends.into_iter().map(move |end| (run, end)))
         {
@@ -315,18 +316,18 @@ impl<'a> Office<'a> {
         }
     }
 
-    fn take_in_all(&mut self, entries: &[Entry]) {
-        // Settings first: topics are read by them. Partitions last: they are judged by everything else.
+    fn on_listing(&mut self, entries: &[Entry]) {
+        // Settings first: topics are decoded with them. Partitions last: they are judged by everything else.
         let settings = entries.iter().filter(|entry| entry.key == keys::BROKER_SETTINGS);
-        settings.for_each(|entry| self.take_in(entry));
+        settings.for_each(|entry| self.on_put(entry));
         let (partitions, others): (Vec<&Entry>, Vec<&Entry>) =
             entries.iter().partition(|entry| entry.key.starts_with(keys::PARTITIONS));
-        others.into_iter().chain(partitions).for_each(|entry| self.take_in(entry));
+        others.into_iter().chain(partitions).for_each(|entry| self.on_put(entry));
     }
 
-    /// Takes in an event and all that are there already: a transaction's changes are decided on together. False when
-    /// changes were missed.
-    fn take_in_ready(&mut self, event: Event, watch: &mut Watch) -> bool {
+    /// Processes an event and all events that are already available: the changes of one transaction are decided
+    /// together. False if changes were missed.
+    fn on_watch_event(&mut self, event: Event, watch: &mut Watch) -> bool {
         self.on_event(event);
         while let Some(next) = watch.next().now_or_never() {
             match next {
@@ -339,22 +340,24 @@ impl<'a> Office<'a> {
 
     fn on_event(&mut self, event: Event) {
         match event {
-            Event::Put(entry) => self.take_in(&entry),
-            Event::Delete { key, .. } => self.take_out(&key),
+            Event::Put(entry) => self.on_put(&entry),
+            Event::Delete { key, .. } => self.on_delete(&key),
         }
     }
 
-    fn take_in(&mut self, entry: &Entry) {
+    fn on_put(&mut self, entry: &Entry) {
         let record = match records::read(entry, &self.defaults) {
             Ok(record) => record,
-            Err(error) => return tracing::error!(%error, "the controller passes over a record"),
+            Err(error) => {
+                return tracing::error!(key = %entry.key, %error, "undecodable record skipped by controller");
+            }
         };
         match record {
             Record::Partition => self.on_partition(entry),
             Record::Node(node) => {
                 let id = BrokerId(node.node_id);
                 self.nodes.insert(id, node);
-                self.tell_node(id);
+                self.update_node(id);
             }
             Record::Member(member) => self.controller.on_member(member, self.now_ms()),
             Record::Order(id, order) => {
@@ -362,7 +365,7 @@ impl<'a> Office<'a> {
                     Some(order) => self.orders.insert(id, order),
                     None => self.orders.remove(&id),
                 };
-                self.tell_node(id);
+                self.update_node(id);
             }
             Record::Topic(topic) => {
                 let known = self.topics.insert(entry.key.clone(), (topic.id, entry.clone()));
@@ -376,17 +379,17 @@ impl<'a> Office<'a> {
         }
     }
 
-    fn take_out(&mut self, key: &str) {
+    fn on_delete(&mut self, key: &str) {
         if let Some(id) = keys::parse_partition(key) {
             self.controller.on_record(id, None);
         } else if let Some(id) = node_of(key, NODES) {
             self.nodes.remove(&BrokerId(id));
-            self.tell_node(BrokerId(id));
+            self.update_node(BrokerId(id));
         } else if let Some(id) = node_of(key, MEMBERS) {
             self.controller.on_member_lost(BrokerId(id));
         } else if let Some(id) = node_of(key, ORDERS) {
             self.orders.remove(&BrokerId(id));
-            self.tell_node(BrokerId(id));
+            self.update_node(BrokerId(id));
         } else if let Some((id, _)) = self.topics.remove(key) {
             self.controller.on_topic_deleted(id);
         } else if key == keys::BROKER_SETTINGS {
@@ -394,11 +397,11 @@ impl<'a> Office<'a> {
         }
     }
 
-    /// The brokers' settings as changed at run time: topics are read by them.
+    /// The broker settings changed at run time: topics are decoded with them.
     fn on_settings(&mut self, changed: &Settings) {
         self.defaults = records::defaults(&self.parts.settings, changed);
         let topics: Vec<Entry> = self.topics.values().map(|(_, entry)| entry.clone()).collect();
-        topics.iter().for_each(|entry| self.take_in(entry));
+        topics.iter().for_each(|entry| self.on_put(entry));
     }
 
     fn on_partition(&mut self, entry: &Entry) {
@@ -408,13 +411,15 @@ impl<'a> Office<'a> {
                 let record = Versioned { revision: entry.mod_revision, value };
                 self.controller.on_record(id, Some(record));
             }
-            Err(error) => tracing::error!(partition = %id, %error, "the controller passes over a record"),
+            Err(error) => {
+                tracing::error!(partition = %id, %error, "undecodable partition record skipped by controller")
+            }
         }
     }
 
-    fn tell_node(&mut self, id: BrokerId) {
+    fn update_node(&mut self, id: BrokerId) {
         let Some(record) = self.nodes.get(&id) else {
-            // Whatever it held has to go elsewhere.
+            // Its replicas must move to other nodes.
             return self.controller.on_node_gone(id);
         };
         let order = self.orders.get(&id).copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A term of the controller over a repository in memory.
+//! A controller term over an in-memory repository.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -18,22 +18,22 @@ use crate::types::Durability;
 const TOPIC: TopicId = TopicId(9);
 
 #[derive(Default)]
-struct Seen {
+struct StubPeers {
     suspects: Mutex<Vec<(BrokerId, u64)>>,
     ends: Mutex<HashMap<(BrokerId, PartitionId), LogEnd>>,
     runs: Mutex<HashMap<BrokerId, BrokerEpoch>>,
-    /// How often somebody was asked.
-    questions: AtomicUsize,
+    /// The number of log end requests.
+    log_end_requests: AtomicUsize,
 }
 
-impl Peers for Seen {
+impl Peers for StubPeers {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
         self.suspects.lock().unwrap().clone()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
-        let questions = self.questions.fetch_add(1, Ordering::Relaxed);
-        assert!(questions < 1_000, "asked without a pause");
+        let log_end_requests = self.log_end_requests.fetch_add(1, Ordering::Relaxed);
+        assert!(log_end_requests < 1_000, "log end requested without a pause");
         let known = self.ends.lock().unwrap();
         let ends = partitions.iter().filter_map(|id| known.get(&(node, *id)).map(|end| (*id, *end)));
         let run = self.runs.lock().unwrap().get(&node).copied();
@@ -44,7 +44,7 @@ impl Peers for Seen {
 
 struct Fixture {
     repository: Arc<MemoryRepository>,
-    seen: Arc<Seen>,
+    peers: Arc<StubPeers>,
     clock: Arc<dyn Clock>,
 }
 
@@ -52,7 +52,7 @@ impl Fixture {
     async fn new(nodes: i32) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let repository = Arc::new(MemoryRepository::new(Arc::new(ManualClock::at(0))));
-        let fixture = Self { repository, seen: Arc::default(), clock };
+        let fixture = Self { repository, peers: Arc::default(), clock };
         for node in 1..=nodes {
             let record = NodeRecord { node_id: node, voter: node as u64, ..NodeRecord::default() };
             fixture.put(&node_key(node), record.to_bytes()).await;
@@ -71,7 +71,7 @@ impl Fixture {
     async fn start(&self, node: i32) {
         let record = MemberRecord { node_id: node, voter: node as u64, ..MemberRecord::default() };
         let run = self.put(&member_key(node), record.to_bytes()).await;
-        self.seen.runs.lock().unwrap().insert(BrokerId(node), BrokerEpoch(run));
+        self.peers.runs.lock().unwrap().insert(BrokerId(node), BrokerEpoch(run));
     }
 
     async fn kill(&self, node: i32) {
@@ -86,16 +86,16 @@ impl Fixture {
         self.put(&keys::topic("orders"), text).await;
     }
 
-    async fn take_office(&self) -> i64 {
+    async fn acquire_controller_key(&self) -> i64 {
         self.repository.txn(Txn::new().delete(keys::CONTROLLER)).await.unwrap();
         self.put(keys::CONTROLLER, "{}").await
     }
 
-    fn parts(&self) -> OfficeParts {
-        OfficeParts {
+    fn parts(&self) -> ControllerTermParts {
+        ControllerTermParts {
             repository: self.repository.clone(),
             clock: self.clock.clone(),
-            peers: self.seen.clone(),
+            peers: self.peers.clone(),
             tuning: ControllerTuning::default(),
             settings: Settings::new(),
         }
@@ -116,7 +116,7 @@ impl Fixture {
         entries.iter().map(read).collect()
     }
 
-    /// What the leaders would do: everybody who runs catches up.
+    /// The leaders' part: every running replica catches up.
     async fn catch_up(&self) {
         let (_, members) = moim_cluster::nodes::members(self.repository.as_ref()).await.unwrap();
         let run = |live: &LiveMember| crate::Member::from_live(live).in_sync();
@@ -153,9 +153,9 @@ impl Fixture {
 }
 
 /// Runs a test beside a controller of `term`.
-async fn with<T>(parts: &OfficeParts, term: i64, test: impl Future<Output = T>) -> T {
+async fn with<T>(parts: &ControllerTermParts, term: i64, test: impl Future<Output = T>) -> T {
     tokio::select! {
-        () = serve(parts, term) => panic!("the controller was replaced"),
+        () = serve(parts, term) => panic!("controller deposed"),
         done = test => done,
     }
 }
@@ -166,11 +166,11 @@ fn block_on(future: impl Future<Output = ()>) {
 }
 
 #[test]
-fn a_controller_creates_elects_and_brings_back() {
+fn controller_creates_partitions_elects_leaders_and_restores_preferred_leaders() {
     block_on(async {
         let fixture = Fixture::new(3).await;
         fixture.topic(6, "fsync").await;
-        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let (parts, term) = (fixture.parts(), fixture.acquire_controller_key().await);
         with(&parts, term, async {
             fixture.until("created", |state| state.isr.len() == 3).await;
             fixture.kill(2).await;
@@ -190,14 +190,14 @@ fn a_controller_creates_elects_and_brings_back() {
 }
 
 #[test]
-fn suspicion_moves_leaders_before_the_lease_ends() {
+fn suspected_node_loses_leaderships_before_lease_expiry() {
     block_on(async {
         let fixture = Fixture::new(3).await;
         fixture.topic(6, "fsync").await;
-        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let (parts, term) = (fixture.parts(), fixture.acquire_controller_key().await);
         with(&parts, term, async {
             fixture.until("created", |state| state.isr.len() == 3).await;
-            fixture.seen.suspects.lock().unwrap().push((BrokerId(3), fixture.clock.monotonic_ms()));
+            fixture.peers.suspects.lock().unwrap().push((BrokerId(3), fixture.clock.monotonic_ms()));
             fixture.until("moved", |state| state.leader.is_some_and(|leader| leader != BrokerId(3))).await;
         })
         .await;
@@ -205,27 +205,27 @@ fn suspicion_moves_leaders_before_the_lease_ends() {
 }
 
 #[test]
-fn a_controller_that_was_replaced_stops_and_changes_nothing() {
+fn deposed_controller_stops_without_a_write() {
     block_on(async {
         let fixture = Fixture::new(3).await;
         fixture.topic(6, "fsync").await;
-        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let (parts, term) = (fixture.parts(), fixture.acquire_controller_key().await);
         with(&parts, term, fixture.until("created", |state| state.isr.len() == 3)).await;
         let before = fixture.records().await;
-        fixture.take_office().await;
+        fixture.acquire_controller_key().await;
         fixture.kill(2).await;
         let served = tokio::time::timeout(Duration::from_secs(20), serve(&parts, term)).await;
-        assert!(served.is_ok(), "it goes on");
+        assert!(served.is_ok(), "controller still runs");
         assert_eq!(fixture.records().await, before);
     });
 }
 
 #[test]
-fn an_order_empties_a_node_of_leaders_and_growth_raises_the_factor() {
+fn drain_moves_leaderships_and_growth_raises_the_replication_factor() {
     block_on(async {
         let fixture = Fixture::new(1).await;
         fixture.topic(6, "fsync").await;
-        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let (parts, term) = (fixture.parts(), fixture.acquire_controller_key().await);
         with(&parts, term, async {
             fixture.until("created", |state| state.isr.len() == 1).await;
             for node in [2, 3] {
@@ -250,23 +250,23 @@ fn an_order_empties_a_node_of_leaders_and_growth_raises_the_factor() {
 }
 
 #[test]
-fn when_nobody_surely_has_everything_the_longest_log_of_all_leads() {
+fn longest_log_of_last_known_replicas_is_elected() {
     block_on(async {
         let fixture = Fixture::new(2).await;
         fixture.topic(1, "replicated").await;
-        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let (parts, term) = (fixture.parts(), fixture.acquire_controller_key().await);
         let id = PartitionId { topic: TOPIC, index: 0 };
         with(&parts, term, async {
             fixture.until("created", |state| state.isr.len() == 2).await;
             fixture.kill(1).await;
             fixture.kill(2).await;
-            fixture.until("nobody", |state| state.leader.is_none()).await;
-            let mut ends = fixture.seen.ends.lock().unwrap().clone();
+            fixture.until("no leader", |state| state.leader.is_none()).await;
+            let mut ends = fixture.peers.ends.lock().unwrap().clone();
             for (node, end) in [(1, 10), (2, 20)] {
                 let end = LogEnd { epoch: moim_base::LeaderEpoch(0), end: moim_base::Offset(end) };
                 ends.insert((BrokerId(node), id), end);
             }
-            *fixture.seen.ends.lock().unwrap() = ends;
+            *fixture.peers.ends.lock().unwrap() = ends;
             fixture.start(1).await;
             fixture.start(2).await;
             fixture
@@ -278,49 +278,49 @@ fn when_nobody_surely_has_everything_the_longest_log_of_all_leads() {
 }
 
 #[test]
-fn a_node_that_answers_and_does_not_know_yet_is_asked_again_after_a_pause() {
+fn log_end_request_without_an_answer_is_retried_after_a_pause() {
     block_on(async {
         let fixture = Fixture::new(1).await;
         fixture.topic(1, "replicated").await;
-        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let (parts, term) = (fixture.parts(), fixture.acquire_controller_key().await);
         let id = PartitionId { topic: TOPIC, index: 0 };
         with(&parts, term, async {
             fixture.until("created", |state| state.leader.is_some()).await;
             fixture.kill(1).await;
-            fixture.until("nobody", |state| state.leader.is_none()).await;
-            let before = fixture.seen.runs.lock().unwrap().clone();
+            fixture.until("no leader", |state| state.leader.is_none()).await;
+            let before = fixture.peers.runs.lock().unwrap().clone();
             fixture.start(1).await;
-            let present = fixture.seen.runs.lock().unwrap()[&BrokerId(1)];
-            // It answers at once: for the run before, then that it has no such partition, then what it has.
-            *fixture.seen.runs.lock().unwrap() = before;
+            let present = fixture.peers.runs.lock().unwrap()[&BrokerId(1)];
+            // It answers at once: for the former run, then without the partition, then with its log end.
+            *fixture.peers.runs.lock().unwrap() = before;
             let end = LogEnd { epoch: moim_base::LeaderEpoch(0), end: moim_base::Offset(7) };
-            fixture.seen.ends.lock().unwrap().insert((BrokerId(1), id), end);
+            fixture.peers.ends.lock().unwrap().insert((BrokerId(1), id), end);
             let asked = async |times| {
-                while fixture.seen.questions.load(Ordering::Relaxed) < times {
+                while fixture.peers.log_end_requests.load(Ordering::Relaxed) < times {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
             asked(2).await;
-            fixture.seen.ends.lock().unwrap().clear();
-            fixture.seen.runs.lock().unwrap().insert(BrokerId(1), present);
+            fixture.peers.ends.lock().unwrap().clear();
+            fixture.peers.runs.lock().unwrap().insert(BrokerId(1), present);
             asked(4).await;
             assert_eq!(fixture.records().await[0].1.value.leader, None);
-            fixture.seen.ends.lock().unwrap().insert((BrokerId(1), id), end);
+            fixture.peers.ends.lock().unwrap().insert((BrokerId(1), id), end);
             fixture.until("elected", |state| state.leader == Some(BrokerId(1))).await;
         })
         .await;
     });
 }
 
-/// The time this thread has computed: what others do on the machine meanwhile does not count.
+/// The CPU time of this thread: the load of other processes does not count.
 fn spent_ms() -> i64 {
     let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     spent.tv_sec * 1_000 + spent.tv_nsec / 1_000_000
 }
 
-/// Also tells (`--nocapture`) what a new controller needs with many partitions.
+/// Also prints (`--nocapture`) the time a new controller needs with many partitions.
 #[test]
-fn ten_thousand_partitions_are_led_again_by_a_new_controller() {
+fn new_controller_elects_leaders_of_ten_thousand_partitions() {
     block_on(async {
         let fixture = Fixture::new(3).await;
         let nodes: Vec<_> = (1..=3).map(|node_id| NodeRecord { node_id, ..NodeRecord::default() }).collect();
@@ -336,7 +336,7 @@ fn ten_thousand_partitions_are_led_again_by_a_new_controller() {
         fixture.topic(10_000, "fsync").await;
         fixture.kill(2).await;
         let began_ms = spent_ms();
-        let (parts, term) = (fixture.parts(), fixture.take_office().await);
+        let (parts, term) = (fixture.parts(), fixture.acquire_controller_key().await);
         let healed = |state: &PartitionState| state.leader.is_some() && state.in_sync(BrokerId(2)).is_none();
         with(&parts, term, fixture.until("led again", healed)).await;
         println!("10,000 partitions led again after {} ms of computing", spent_ms() - began_ms);

@@ -1,8 +1,8 @@
-//! How the log of a copy changes other than by its leader's appends: what is fetched is checked and appended, a log that
-//! differs is cut, begun anew or replaced by a snapshot, its start moves up.
+//! Log changes of a replica other than its leader's appends: validating and appending fetched records, truncation,
+//! reset, snapshot install, advancing the log start.
 //!
-//! Whatever waits for the disk happens elsewhere, with the copy *changing* meanwhile. It must never append what was not
-//! checked, nor call the state machine before a change is durable.
+//! Everything that blocks on the disk runs elsewhere, with the replica *changing* meanwhile. It must never append
+//! unvalidated records, nor call the state machine before a change is durable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::machine::Snapshot;
 use crate::message::{Answer, Refusal};
 use crate::replica::Replica;
 
-/// Before a fetch that will have the same noted again, after the disk refused it.
+/// The pause before the next fetch after the disk refused to note the compaction boundary.
 const NOTE_PAUSE: Duration = Duration::from_millis(500);
 
-/// How a log is to be changed.
+/// A log change.
 pub(super) enum Change {
     Truncate(Offset),
     Reset(Offset),
-    /// Throw a damaged copy away: an empty log from 0.
+    /// Discard a damaged replica: an empty log from 0.
     Repair,
     Install(Snapshot),
     NoteCleaned(Offset),
@@ -31,22 +31,22 @@ pub(super) enum Change {
 }
 
 impl Replicated {
-    /// How far the log of the leader that this copy follows reaches at least; none before it has answered.
+    /// The lower bound of the followed leader's log end; `None` before it has answered.
     pub fn leader_end(&self) -> Option<Offset> {
         self.locked().replica.as_mut()?.follower()?.leader_end()
     }
 
-    /// Compaction may remove tombstones and markers below this. A leader waits for the followers that fetch; a follower
-    /// removes what its leader may have removed.
+    /// Compaction may remove tombstones and markers below this offset. A leader waits for its fetching followers; a
+    /// follower removes what its leader may have removed.
     pub fn removable_below(&self) -> Offset {
         let mut state = self.locked();
         match state.replica.as_mut().and_then(Replica::leader) {
-            Some(leader) => leader.fetched_everywhere(),
+            Some(leader) => leader.fetched_by_all_followers(),
             None => Offset(self.journal.cleaned_below()),
         }
     }
 
-    /// The frames of what a leader sent, checked, without the lock.
+    /// Validates the frames of an answer, without the lock.
     pub(super) fn check(
         &self,
         epoch: LeaderEpoch,
@@ -57,18 +57,18 @@ impl Replicated {
             return Ok(Vec::new());
         }
         if !matches!(answer, Ok(Answer::Records { .. })) {
-            return Err("records beside another answer");
+            return Err("records in an answer without records");
         }
-        let frames = self.journal.split(&records.bytes).ok_or("a batch is damaged")?;
-        // A leader has nothing newer than its own leadership: such bytes were written after it ended.
+        let frames = self.journal.split(&records.bytes).ok_or("damaged batch")?;
+        // A leader has no batch newer than its own leader epoch: such bytes were written after its leadership ended.
         match frames.iter().all(|frame| frame.epoch <= epoch.0) {
             true => Ok(frames),
-            false => Err("a batch is of a later leadership"),
+            false => Err("batch of a later leader epoch"),
         }
     }
 
-    /// Appends fetched frames. Where the leader's log has a hole (compaction), ours gets an empty frame of the same
-    /// extent: a journal is without holes until it is compacted itself.
+    /// Appends fetched frames. Where the leader's log has a compaction gap, ours gets an empty frame of the same
+    /// extent: a journal has no gaps until it is compacted itself.
     pub(super) fn append(
         &self,
         owner: Option<&dyn Owner>,
@@ -85,7 +85,7 @@ impl Replicated {
             if frame.base < self.journal.end()
                 && self.journal.filler(frame.base, frame.last, frame.epoch) == Some(body.clone())
             {
-                // The leader filled a larger hole than the one before it did: what is left of it is filled here.
+                // The leader filled a larger gap than its predecessor did: the rest of it is filled here.
                 self.fill(frame.last + 1, frame.epoch)?;
                 continue;
             }
@@ -117,34 +117,34 @@ impl Replicated {
         Ok(())
     }
 
-    /// Moves the log start up, elsewhere: it waits for the disk.
+    /// Advances the log start, elsewhere: it blocks on the disk.
     pub(super) fn set_start(self: &Arc<Self>, state: &mut State, start: Offset) {
         if state.starting.is_some_and(|under_way| under_way >= start) {
             return;
         }
         state.starting = Some(start);
-        let (id, journal, copy) = (self.id, Arc::clone(&self.journal), Arc::clone(self));
+        let (id, journal, replica) = (self.id, Arc::clone(&self.journal), Arc::clone(self));
         let work = move || {
             if let Err(error) = journal.set_start(start.0) {
-                tracing::debug!(partition = %id, %error, "the log start was not moved");
+                tracing::debug!(partition = %id, %error, "log start not advanced");
             }
             true
         };
         self.shared.spawn_change("replica-start", work, move || {
-            let mut state = copy.locked();
+            let mut state = replica.locked();
             state.starting = state.starting.filter(|newest| *newest > start);
-            // The leader hears of it: somebody may wait for it.
-            copy.step(&mut state, |replica, log, _, effects| replica.on_durable(log, effects));
+            // Report it to the leader: a DeleteRecords request may wait for it.
+            replica.step(&mut state, |replica, log, _, effects| replica.on_durable(log, effects));
         });
     }
 
     pub(super) fn change(self: &Arc<Self>, state: &mut State, change: Change) {
         state.changing = true;
-        let (copy, this, owner) = (Arc::clone(self), Arc::clone(self), state.owner.clone());
-        let work = move || match copy.make_change(owner.as_deref(), change) {
+        let (replica, this, owner) = (Arc::clone(self), Arc::clone(self), state.owner.clone());
+        let work = move || match replica.make_change(owner.as_deref(), change) {
             Ok(()) => true,
             Err(error) => {
-                tracing::error!(partition = %copy.id, error, "a copy cannot be brought in line with its leader's");
+                tracing::error!(partition = %replica.id, error, "log truncation, reset or snapshot install failed");
                 false
             }
         };
@@ -155,11 +155,11 @@ impl Replicated {
         let Some(owner) = owner else { return Ok(()) };
         let result = match change {
             Change::Truncate(to) => {
-                tracing::info!(partition = %self.id, from = self.journal.end(), %to, "the log is cut");
+                tracing::info!(partition = %self.id, from = self.journal.end(), %to, "log truncated to leader epoch");
                 self.journal.truncate(to.0)
             }
             Change::Reset(start) => {
-                tracing::info!(partition = %self.id, %start, "the log begins anew");
+                tracing::info!(partition = %self.id, %start, "log reset to leader's log start");
                 self.journal.reset(start.0, None)
             }
             Change::NoteCleaned(below) => {
@@ -171,7 +171,8 @@ impl Replicated {
                     partition = %self.id, end = self.journal.end(), cleaned_below = %below, %start,
                     "replica rebuilt: away for longer than the leader keeps tombstones and markers"
                 );
-                // First: a crash in between leaves a log that ends below what was removed, and is rebuilt then.
+                // First: a crash in between leaves a log that ends below the compaction boundary, and is rebuilt
+                // then.
                 if !self.note_cleaned(below, Cleaned::default()) {
                     return Ok(());
                 }
@@ -186,8 +187,8 @@ impl Replicated {
             }
             Change::Install(snapshot) => {
                 let (end, epoch) = (snapshot.end, snapshot.last_epoch);
-                tracing::info!(partition = %self.id, %end, "the leader's snapshot is installed");
-                // The state first: without it a log that begins at its end means nothing.
+                tracing::info!(partition = %self.id, %end, "leader snapshot installed");
+                // The state first: without it a log that begins at its end is meaningless.
                 owner.install(snapshot).map_err(|error| error.to_string())?;
                 self.journal.reset(end.0, Some(epoch.0))
             }
@@ -197,12 +198,12 @@ impl Replicated {
         Ok(())
     }
 
-    /// Answers whether it is noted; if not, the leader says the same again to the next fetch.
+    /// Returns whether it is noted; if not, the leader repeats it in the answer to the next fetch.
     fn note_cleaned(&self, below: Offset, mut cleaned: Cleaned) -> bool {
         cleaned.below = cleaned.below.max(below.0);
         let noted = self.journal.note_cleaned(cleaned);
         if let Err(error) = &noted {
-            tracing::warn!(partition = %self.id, %error, "compaction state not noted; it is tried again");
+            tracing::warn!(partition = %self.id, %error, "compaction boundary not noted; retrying");
             std::thread::sleep(NOTE_PAUSE);
         }
         noted.is_ok()
@@ -219,7 +220,7 @@ impl Replicated {
                 follower.on_changed(log, now_ms, effects);
             }
         });
-        self.take_up_run(&mut state);
+        self.start_run(&mut state);
         if let Some(record) = state.record.clone() {
             self.step(&mut state, |replica, log, now_ms, effects| {
                 replica.on_record(record, log, now_ms, effects);
