@@ -2,31 +2,31 @@
 
 use std::time::{Duration, Instant};
 
-/// A moment after which waiting is pointless.
+/// A point in time after which a wait fails.
 #[derive(Clone, Copy)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// This long from now.
+    /// A deadline this long from now.
     pub fn after(patience: Duration) -> Self {
         Self(Instant::now() + patience)
     }
 
-    /// What is left of it.
+    /// The remaining time.
     pub fn left(&self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 
-    /// Whether nothing is left.
+    /// True if the deadline has passed.
     pub fn is_over(&self) -> bool {
         self.left().is_zero()
     }
 }
 
-/// Asks again and again until there is an answer.
+/// Polls `ask` until it returns a value.
 ///
 /// # Panics
-/// When there is none in time; `what` says what was awaited.
+/// If the condition does not hold before the deadline; `what` names the condition.
 pub fn until<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Deadline::after(patience);
     loop {

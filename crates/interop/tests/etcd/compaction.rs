@@ -1,4 +1,4 @@
-//! What is forgotten is refused, what is current stays.
+//! Compaction: compacted revisions are refused, current ones stay.
 
 use etcd_client::{CompactionOptions, GetOptions, Txn, TxnOp, WatchOptions};
 
@@ -14,7 +14,7 @@ pub(crate) async fn what_is_compacted_is_refused(t: &mut Scene) {
     let key = t.key("k");
     let at = |revision| Some(GetOptions::new().with_revision(revision));
     for mut node in t.nodes().await {
-        // A read of one's own catches the node up before it is asked about the past.
+        // A linearizable read lets the node catch up before it is asked for a past revision.
         node.get(key.clone(), None).await.unwrap();
         refused(node.get(key.clone(), at(first)).await, OUT_OF_RANGE, COMPACTED);
         for (revision, value) in [(second, "2"), (third, "3")] {
@@ -70,7 +70,7 @@ pub(crate) async fn a_watch_from_before_is_cancelled(t: &mut Scene) {
         let end = next(&mut watch).await;
         assert!(end.canceled(), "{end:?}");
         assert_eq!((end.watch_id(), end.compact_revision()), (id, second));
-        // The stream goes on for others.
+        // The stream continues for other watches.
         watch.watch(key.clone(), from(second)).await.unwrap();
         created(&mut watch).await;
         let seen = events(&mut watch, &t.prefix(), 2).await;

@@ -1,4 +1,4 @@
-//! The election service: one leader, its word, and its successor.
+//! The election service: one leader, its proclaimed value, and its successor.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ pub(crate) async fn the_next_candidate_follows(t: &mut Scene) {
 
 pub(crate) async fn observers_see_every_leader(t: &mut Scene) {
     let name = t.key("election");
-    // A stream begins with its first message: without a leader the call would wait for one.
+    // An observe stream starts with its first message: without a leader the call would block.
     let mut observer = None;
     let mut words = Vec::new();
     for i in 0..3 {

@@ -1,4 +1,4 @@
-//! Put, range, delete: options, revisions, refusals.
+//! Put, range, delete: options, revisions, errors.
 
 use etcd_client::{DeleteOptions, GetOptions, PutOptions, SortOrder, SortTarget};
 
@@ -53,7 +53,7 @@ pub(crate) async fn keys_and_values_are_any_bytes(t: &mut Scene) {
     sorted.sort();
     let found: Vec<&[u8]> = all.kvs().iter().map(|kv| &kv.key()[base.len()..]).collect();
     assert_eq!(found, sorted, "keys are ordered as bytes");
-    // The prefix of a key that ends in 0xff ends at the next shorter one.
+    // The range end of a prefix that ends in 0xff is the next shorter one.
     let high =
         t.client.get([&base[..], b"\xff"].concat(), Some(GetOptions::new().with_prefix())).await.unwrap();
     assert_eq!(high.count(), 2);
@@ -105,9 +105,9 @@ pub(crate) async fn every_sort_target_and_order(t: &mut Scene) {
     t.put("a", "3").await;
     t.put("b", "2").await;
     t.put("c", "1").await;
-    t.put("b", "2").await; // version 2, changed last
+    t.put("b", "2").await; // version 2, modified last but one
     t.put("a", "3").await;
-    t.put("a", "3").await; // version 3, changed last of all
+    t.put("a", "3").await; // version 3, modified last
     let cases = [
         (SortTarget::Key, ["a", "b", "c"]),
         (SortTarget::Version, ["c", "b", "a"]),
@@ -124,7 +124,8 @@ pub(crate) async fn every_sort_target_and_order(t: &mut Scene) {
         let options = GetOptions::new().with_prefix().with_sort(target, SortOrder::Descend);
         assert_eq!(t.names("", options).await, expected, "{target:?} descending");
     }
-    // An order sorts all and then cuts; no order cuts to one more than the limit, sorts, and cuts again.
+    // With a sort order the whole range is sorted and then limited; without one it is cut to one more than the limit,
+    // sorted, and cut again.
     t.put("d", "0").await;
     t.put("e", "0").await;
     let first = |order| GetOptions::new().with_prefix().with_sort(SortTarget::Value, order).with_limit(2);

@@ -1,4 +1,4 @@
-//! Leases: granted, renewed, ended, and the keys that hang on them.
+//! Leases: grant, keep-alive, expiry, revocation, and the attached keys.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use etcd_client::{Error, GetOptions, LeaseGrantOptions, LeaseTimeToLiveOptions, 
 use crate::support::*;
 
 const NOT_FOUND_TEXT: &str = "etcdserver: requested lease not found";
-/// No lease of the real etcd is shorter.
+/// The minimum lease TTL of the real etcd.
 const SHORTEST_S: i64 = 2;
 
 pub(crate) async fn a_lease_has_an_id_and_a_time(t: &mut Scene) {

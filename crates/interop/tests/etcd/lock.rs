@@ -1,4 +1,4 @@
-//! The lock service: one holder at a time, in the order of asking.
+//! The lock service: one holder at a time, in the order of the requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
-//! The etcd v3 API as the crate `etcd-client` uses it: one suite, run on one node of Moim, on three, and on a real etcd.
+//! The etcd v3 API through the `etcd-client` crate: one suite, run on one Moim node, on three, and on a real etcd.
 //!
-//! The real etcd says what is right: `MOIM_TEST_ETCD` names its program or its servers, or an installed `etcd` is
-//! started. Where there is none, its part says so and does nothing. Every case has keys of its own, so cases share a
-//! cluster; those that compact, raise alarms or count revisions have it alone for their time.
+//! The real etcd is the reference: `MOIM_TEST_ETCD` names its binary or its servers, or an installed `etcd` is
+//! started. Without one, its part prints that and is skipped. Every case has its own keys, so cases share a cluster;
+//! cases that compact, raise alarms or count revisions use it exclusively.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test
@@ -19,7 +19,7 @@ mod support;
 mod txn;
 mod watch;
 
-/// Every case once per target. A case that is missing here is dead code, and the compiler says so.
+/// Runs every case once per target. A case that is missing here is dead code, and the compiler reports it.
 macro_rules! suite {
     ($($list:tt)*) => {
         on_target!(on_etcd, Etcd, $($list)*);

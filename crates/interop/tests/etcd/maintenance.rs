@@ -1,4 +1,4 @@
-//! Status, hashes, snapshots, alarms, leadership.
+//! Status, hashes, snapshots, alarms, leader transfer.
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, GetOptions, PutOptions, Txn, TxnOp};
 
@@ -30,7 +30,7 @@ pub(crate) async fn nodes_agree_on_the_hash(t: &mut Scene) {
     let key = t.key("b");
     let mut hashes = Vec::new();
     for mut node in t.nodes().await {
-        node.get(key.clone(), None).await.unwrap(); // it has caught up
+        node.get(key.clone(), None).await.unwrap(); // the node has caught up
         hashes.push(node.hash_kv(at).await.unwrap().hash());
         node.hash().await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Transactions: comparisons, branches, nesting, limits, all or nothing.
+//! Transactions: comparisons, branches, nesting, limits, atomicity.
 
 use etcd_client::{
     Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse,
@@ -6,7 +6,7 @@ use etcd_client::{
 
 use crate::support::*;
 
-/// Whether a transaction with these conditions takes its first branch.
+/// True if a transaction with these comparisons executes its success branch.
 async fn holds(t: &mut Scene, compares: Vec<Compare>) -> bool {
     let txn = Txn::new().when(compares);
     t.client.txn(txn).await.unwrap().succeeded()
@@ -26,7 +26,8 @@ pub(crate) async fn every_comparison(t: &mut Scene) {
         (Less, [false, false, true]),
     ];
     for (op, expected) in orders {
-        // The key's number is 2, the lease's, …; compared with one less, itself, one more.
+        // The value of the compared field is 2 (that of the lease differs); it is compared with one less, itself, and
+        // one more.
         for (with, expected) in [-1, 0, 1].into_iter().zip(expected) {
             let of_number = [
                 Compare::version(key.clone(), op, 2 + with),
@@ -89,7 +90,7 @@ pub(crate) async fn a_range_is_compared_key_by_key(t: &mut Scene) {
     assert!(!holds(t, all(Compare::version(nothing, CompareOp::Greater, 0))).await);
 }
 
-/// What each operation of a transaction answered, as text.
+/// The response of each operation of a transaction, as text.
 fn answers(response: &TxnResponse) -> Vec<String> {
     let answer = |op: TxnOpResponse| match op {
         TxnOpResponse::Put(put) => {
@@ -136,7 +137,7 @@ pub(crate) async fn operations_see_those_before_them(t: &mut Scene) {
 pub(crate) async fn nested_transactions(t: &mut Scene) {
     let (a, b, c) = (t.key("a"), t.key("b"), t.key("c"));
     let exists = |key: &str| Compare::version(key, CompareOp::Greater, 0);
-    // All conditions are decided before anything changes: the inner one does not see the outer put.
+    // All comparisons are evaluated before anything changes: the inner one does not see the outer put.
     let inner = Txn::new()
         .when([exists(&a)])
         .and_then([TxnOp::put(b.clone(), "saw a", None)])
@@ -190,8 +191,8 @@ pub(crate) async fn a_refused_step_refuses_the_whole(t: &mut Scene) {
     assert!(t.names("", GetOptions::new().with_prefix()).await.is_empty());
 }
 
-/// Not for a real etcd of several nodes: there the nodes nobody waits for leave reads out of a transaction, so they
-/// make the put that the others refuse, and differ from then on.
+/// Not for a real etcd of several nodes: there the nodes that do not serve the client skip the reads of a
+/// transaction, so they apply the put that the serving node refuses, and diverge from then on.
 pub(crate) async fn a_read_of_the_future_refuses_the_whole(t: &mut Scene) {
     if t.target == Target::Etcd && t.cluster.endpoints().len() > 1 {
         return;

@@ -1,4 +1,4 @@
-//! Watches: in order, once, whole, from any revision, many on a stream.
+//! Watches: ordered, exactly once, complete, from any revision, many on one stream.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,8 @@ pub(crate) async fn history_is_replayed_from_a_revision(t: &mut Scene) {
 
 pub(crate) async fn a_future_revision_is_awaited(t: &mut Scene) {
     let now = t.put("k", "now").await;
-    // Others write too, so the revision comes by itself; what matters is that nothing earlier is sent.
+    // Other cases write too, so the revision is reached without this case; what matters is that no earlier event is
+    // sent.
     let from = now + 20;
     let mut later = watch(t, "k", WatchOptions::new().with_start_revision(from)).await;
     let mut first = None;
@@ -200,7 +201,7 @@ pub(crate) async fn progress_is_told_on_request(t: &mut Scene) {
     let at = t.put("k", "1").await;
     assert_eq!(events(&mut stream, &t.prefix(), 1).await, [format!("+k=1@{at}")]);
     let other = t.put("other", "1").await;
-    // A node that is behind tells of what it has; it gets there.
+    // A node that is behind sends the events it has, until it has caught up.
     loop {
         stream.request_progress().await.unwrap();
         let progress = next(&mut stream).await;
@@ -220,7 +221,7 @@ pub(crate) async fn a_large_revision_is_split_only_if_asked(t: &mut Scene) {
         last = revision(t.client.put(key, vec![b'x'; 100 << 10], None).await.unwrap().header());
     }
     let mut client = t.client.watch_client().max_decoding_message_size(64 << 20);
-    // From there on: a node that is behind would tell of the puts too.
+    // From this revision on: a node that is behind would send the puts as well.
     let options = || WatchOptions::new().with_prefix().with_prev_key().with_start_revision(last + 1);
     let mut whole = client.watch(t.prefix(), Some(options())).await.unwrap();
     let mut split = client.watch(t.prefix(), Some(options().with_fragment())).await.unwrap();
@@ -299,7 +300,7 @@ pub(crate) async fn a_range_of_keys_and_all_from_a_key(t: &mut Scene) {
     };
     let prefix = t.prefix();
     assert_eq!(names(events(&mut range, &prefix, 2).await), ["a", "b"]);
-    // Cases beside this one have keys after ours: they are seen too.
+    // Concurrent cases have keys after ours in the range: their events are seen as well.
     let mut mine = Vec::new();
     while mine.len() < 2 {
         let response = next(&mut from).await;

@@ -1,4 +1,4 @@
-//! Topics and configurations: made, changed, described, deleted, and refused with the right reason.
+//! Topics and configurations: create, alter, describe, delete, and errors with the right code.
 
 use moim_interop::until;
 use rdkafka::admin::{

@@ -1,4 +1,4 @@
-//! SASL PLAIN: who has a password gets in, and nobody else.
+//! SASL PLAIN: a client with a valid password is accepted, every other client is refused.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Bytes nobody should send: each gets the protocol's error or a closed connection, and hurts nobody else.
+//! Malformed input: each request gets the protocol's error or a closed connection, and affects no other client.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn varint(value: i64) -> Vec<u8> {
     out
 }
 
-/// A batch of one kind of record, with every field open to abuse.
+/// A batch of identical records, with every field open to corruption.
 struct Batch {
     magic: u8,
     attributes: i16,
@@ -94,7 +94,7 @@ fn produced(server: &Shared, topic: &str, batch: &[u8]) -> Option<i16> {
     }
 }
 
-/// The server still serves, quickly and from bounded memory.
+/// Asserts that the server still serves, quickly and with bounded memory.
 fn assert_well(server: &Shared) {
     let mut raw = Raw::connect(server.kafka()).unwrap();
     raw.send(&request(18, 0, 5, &[])).unwrap();
@@ -151,7 +151,7 @@ fn half_a_frame_waits_without_hurting_others() {
     assert_well(&server);
     half.send(&whole[7..]).unwrap();
     let Reaction::Answer(9, _) = half.reaction().unwrap() else { panic!("no answer") };
-    // Many that promise much and send little do not fill the memory.
+    // Many connections that announce large frames and send little do not fill the memory.
     let promises: Vec<Raw> = (0..200)
         .map(|_| {
             let mut raw = Raw::connect(server.kafka()).unwrap();
@@ -230,7 +230,7 @@ fn a_damaged_batch_is_refused() {
         ),
     ];
     for (what, batch, allowed) in cases {
-        // The protocol allows a closed connection for a frame that does not parse.
+        // The protocol allows closing the connection for a malformed frame.
         if let Some(code) = produced(&server, &topic, &batch) {
             assert!(allowed.contains(&code), "{what}: {code}");
         }
@@ -342,7 +342,7 @@ fn random_bytes_after_a_valid_header_hurt_nobody() {
         }
         let mut raw = Raw::connect(server.kafka()).unwrap();
         raw.send(&request(key, version, 1, &body)).unwrap();
-        // Any answer will do, and so will none: some of these requests mean "wait".
+        // Any response is acceptable, and none is as well: some of these requests mean "wait".
         let _ = raw.reaction_within(Duration::from_millis(20));
     }
     eprintln!("seed {seed}");

@@ -1,4 +1,4 @@
-//! Compacted topics: the newest record of each key stays, the rest goes, and offsets do not move.
+//! Log compaction: the newest record of each key stays, older ones are removed, and offsets do not change.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use rdkafka::error::RDKafkaErrorCode;
 
 use super::support::*;
 
-/// Segments and waits as short as they may be, so that compaction has work at once.
+/// The smallest segments and delays, so that compaction starts at once.
 const EAGER: [(&str, &str); 6] = [
     ("cleanup.policy", "compact"),
     ("segment.bytes", "1048576"),
@@ -17,7 +17,7 @@ const EAGER: [(&str, &str); 6] = [
     ("min.compaction.lag.ms", "0"),
 ];
 
-/// Writes values for ten keys, over and over, large enough to fill several segments.
+/// Writes values for ten keys repeatedly, enough to fill several segments.
 fn fill(address: &str, topic: &str, rounds: usize) {
     let mut sender = Sender::new(address, &[("linger.ms", "1"), ("batch.num.messages", "20")]);
     for round in 0..rounds {
@@ -29,7 +29,7 @@ fn fill(address: &str, topic: &str, rounds: usize) {
     assert!(sender.reports().iter().all(Result::is_ok));
 }
 
-/// One record more, so that the last full segment is not the active one.
+/// One more record, so that the last full segment is no longer the active one.
 fn nudge(address: &str, topic: &str) {
     Sender::new(address, &[]).deliver(topic, 0, &[Sample::keyed("nudge", "x")]);
 }
@@ -81,7 +81,7 @@ fn a_tombstone_takes_its_key_away() {
     assert!(seen.iter().any(|seen| seen.sample.key.as_deref() == Some(b"key 4")), "the others stay");
 }
 
-/// More segments after the tombstone, with keys of their own.
+/// More segments after the tombstone, with other keys.
 fn fill_other(address: &str, topic: &str) {
     let mut sender = Sender::new(address, &[]);
     for i in 0..300 {

@@ -1,5 +1,6 @@
-//! Three nodes, three copies: whoever leads dies, sleeps or is cut off, and clients go on. What was acknowledged is there, once, in order;
-//! transactions are whole; groups go on where they were.
+//! Leader failover with three nodes and replication factor 3: the leader is killed, paused or isolated, and clients
+//! continue. Every acknowledged record is there, once, in order; transactions are atomic; groups continue at their
+//! committed offsets.
 //!
 //! `INTEROP_FAILOVER_ROUNDS` sets the number of faults, `INTEROP_SEED` repeats a run.
 
@@ -18,14 +19,14 @@ use super::support::*;
 
 const PARTITIONS: i32 = 3;
 
-/// What happens to a node.
+/// A fault of a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// kill -9, and a new start.
+    /// SIGKILL, and a restart.
     Death,
-    /// SIGSTOP: it wakes up and believes that nothing has happened.
+    /// SIGSTOP: the node resumes unaware of the pause.
     Pause,
-    /// No other node reaches it, clients do.
+    /// Isolated from the other nodes; clients reach it.
     Isolation,
 }
 
@@ -47,7 +48,7 @@ impl Fault {
     }
 }
 
-/// Three nodes of the test's own; none when the suite runs against a broker somebody else started.
+/// A dedicated cluster of three nodes; none if the suite runs against an external broker.
 fn three(fault: Fault) -> Option<Cluster> {
     if std::env::var_os("INTEROP_KAFKA").is_some() {
         return None;
@@ -57,13 +58,13 @@ fn three(fault: Fault) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Every node, so that clients find one that runs.
+/// The addresses of all nodes, so that clients find a running one.
 fn everybody(cluster: &Cluster) -> String {
     let addresses: Vec<&str> = (0..3).map(|node| cluster.server(node).unwrap().kafka()).collect();
     addresses.join(",")
 }
 
-/// The node (from 0) that leads a partition, as soon as one does.
+/// The node (from 0) that leads a partition, once there is a leader.
 fn leader(address: &str, topic: &str, partition: usize) -> usize {
     until(PATIENCE, "a leader", || {
         let consumer: BaseConsumer = client(address, &[]).create().ok()?;
@@ -73,7 +74,7 @@ fn leader(address: &str, topic: &str, partition: usize) -> usize {
     })
 }
 
-/// Waits until every copy of a topic is in sync again.
+/// Waits until all replicas of a topic are in sync again.
 fn await_whole(address: &str, topic: &str) {
     until(PATIENCE, "all copies in sync", || {
         let consumer: BaseConsumer = client(address, &[]).create().ok()?;
@@ -98,7 +99,7 @@ fn nothing_acknowledged_is_lost_or_doubled_when_leaders_are_cut_off() {
     survive(Fault::Isolation);
 }
 
-/// Load, and leaders that fail in turn: while one is away everything is acknowledged all the same.
+/// Load while leaders fail in turn: during each fault everything is still acknowledged.
 fn survive(fault: Fault) {
     let Some(mut cluster) = three(fault) else { return };
     let rounds = number("INTEROP_FAILOVER_ROUNDS", 3);
@@ -112,7 +113,7 @@ fn survive(fault: Fault) {
         ("linger.ms", "1"),
         ("batch.num.messages", "50"),
         ("message.timeout.ms", "120000"),
-        // A leader that is cut off, or sleeps, gives no answer: how long it is waited for is the client's affair.
+        // An isolated or paused leader does not answer: the client's timeout decides how long it waits.
         ("request.timeout.ms", "2000"),
         ("socket.timeout.ms", "3000"),
         ("topic.metadata.refresh.interval.ms", "500"),
@@ -138,7 +139,7 @@ fn survive(fault: Fault) {
         let victim = leader(&address, &topic, (round % 3) as usize);
         fault.strike(&mut cluster, victim);
         load(&mut sender, &mut random, Duration::from_millis(500));
-        // A write that is acknowledged although a third of the cluster is gone.
+        // A produce that is acknowledged although one of three nodes is unavailable.
         sender.deliver(&topic, (round % 3) as i32, &[]);
         fault.mend(&mut cluster, victim);
         await_whole(&address, &topic);
@@ -149,7 +150,7 @@ fn survive(fault: Fault) {
     check(&address, &topic, &homes, &reports, seed);
 }
 
-/// What a transactional producer does about an error, as the documentation of clients says.
+/// How a transactional producer handles an error, as the client documentation says.
 enum Next {
     Again,
     Abort,
@@ -163,7 +164,7 @@ fn judge(error: &KafkaError) -> Next {
     }
 }
 
-/// Writes one transaction over all partitions; tries again until it is committed. `meanwhile` happens in its middle.
+/// Commits one transaction over all partitions, with retries. `meanwhile` runs in its middle.
 fn transact(sender: &mut Sender, topic: &str, text: &str, mut meanwhile: impl FnMut()) {
     loop {
         sender.inner.begin_transaction().unwrap();
@@ -207,7 +208,7 @@ fn transactions_are_whole_although_nodes_die_in_their_middle() {
         let storm = format!("storm-{node}");
         let mut killed = false;
         transact(&mut sender, &topic, &storm, || {
-            // One of them leads the first partition, one keeps the transaction.
+            // One of them leads the first partition, one is the transaction coordinator.
             if !std::mem::replace(&mut killed, true) {
                 cluster.kill(node).unwrap();
             }

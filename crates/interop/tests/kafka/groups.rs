@@ -1,4 +1,4 @@
-//! Consumer groups: joining, leaving, crashing, and who reads what meanwhile.
+//! Consumer groups: join, leave, crash, and the assignment meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,11 +15,11 @@ use rdkafka::topic_partition_list::Offset;
 
 use super::support::*;
 
-/// Counts what the group did to a member.
+/// Records the rebalances of a member.
 #[derive(Default)]
 struct Watcher {
     assigned: AtomicUsize,
-    /// Partitions taken away, one set per time.
+    /// Revoked partitions, one set per rebalance.
     revoked: Mutex<Vec<BTreeSet<i32>>>,
 }
 
@@ -40,7 +40,7 @@ impl ConsumerContext for Watcher {
     }
 }
 
-/// A consumer on a thread of its own: it polls, collects what it reads, and can be told to leave.
+/// A consumer on its own thread: polls, collects what it reads, and leaves on request.
 struct Member {
     consumer: Arc<BaseConsumer<Watcher>>,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -85,7 +85,7 @@ impl Member {
         Self { consumer, seen, errors, stop, thread: Some(thread) }
     }
 
-    /// The partitions it has, of all its topics.
+    /// The assigned partitions, of all its topics.
     fn partitions(&self) -> BTreeSet<i32> {
         let list = self.consumer.assignment().unwrap();
         list.elements().iter().map(|element| element.partition()).collect()
@@ -107,7 +107,7 @@ impl Member {
         self.errors.lock().unwrap().contains(&code)
     }
 
-    /// Leaves the group in order; gives what it read.
+    /// Leaves the group cleanly; returns what it read.
     fn leave(mut self) -> Vec<Seen> {
         self.stop();
         let seen = self.seen.lock().unwrap().clone();
@@ -126,7 +126,7 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         self.stop();
-        // The client would close for as long as it takes; a test that hangs says nothing.
+        // The client's close can block without limit; a hanging test gives no information.
         if self.consumer.close_queue().is_ok() {
             let deadline = Deadline::after(PATIENCE);
             while !self.consumer.closed() {
@@ -195,7 +195,7 @@ fn a_consumer_that_joins_takes_its_share() {
     }
 }
 
-/// Second scenario: A leaves in order, B takes everything and goes on where A stopped.
+/// Second scenario: A leaves cleanly, B gets all partitions and continues at A's committed offsets.
 #[test]
 fn a_consumer_that_leaves_hands_its_share_over() {
     let server = server();
@@ -208,7 +208,7 @@ fn a_consumer_that_leaves_hands_its_share_over() {
         send(server.kafka(), &topic, 4, 0..40);
         until(PATIENCE, "both to read", || (a.texts().len() + b.texts().len() >= 40).then_some(()));
         let from_a: Vec<String> = a.leave().iter().map(Seen::text).collect();
-        // Far less than a session: B is told, it does not find out.
+        // Far less than the session timeout: the leave triggers the rebalance, not the session expiry.
         until(Duration::from_secs(5), "B to have all", || (b.partitions().len() == 4).then_some(()));
         send(server.kafka(), &topic, 4, 40..80);
         until(PATIENCE, "B to read on", || (from_a.len() + b.texts().len() >= 80).then_some(()));
@@ -217,7 +217,7 @@ fn a_consumer_that_leaves_hands_its_share_over() {
     }
 }
 
-/// Third scenario: A falls silent, its session ends, B takes everything.
+/// Third scenario: A stops answering, its session expires, B gets all partitions.
 #[test]
 fn a_consumer_that_crashes_is_replaced_after_its_session() {
     let Some((server, proxy)) = proxied() else { return };
@@ -232,7 +232,7 @@ fn a_consumer_that_crashes_is_replaced_after_its_session() {
     send(&address, &topic, 4, 0..40);
     until(PATIENCE, "B to read all", || (b.texts().len() >= 40).then_some(()));
     assert_eq!(sorted(b.texts()), numbers(0..40));
-    // A may go on, to be closed while there is a server: a consumer that cannot commit its last offsets never closes.
+    // A is resumed, to be closed while the server runs: a consumer that cannot commit its last offsets never closes.
     proxy.set_rule(|_| Fate::Pass);
     proxy.cut_all();
     drop((a, b));
@@ -364,7 +364,7 @@ fn a_pattern_finds_topics_that_come_later() {
 fn a_commit_of_a_former_generation_is_refused() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "old", 2, &[]), unique("old"));
-    // A member that stops polling is not in the group any more once its poll interval is over, and may not commit.
+    // A member that stops polling leaves the group after `max.poll.interval.ms`, and may not commit.
     let settings =
         [("max.poll.interval.ms", "1500"), ("session.timeout.ms", "1500"), ("enable.auto.commit", "false")];
     let mut a = Member::join(server.kafka(), &group, &[&topic], &settings);

@@ -1,4 +1,4 @@
-//! Finding a place in a log: by time, at its ends, and where a group left off.
+//! Offset lookup: by timestamp, log start and log end, and committed offsets.
 
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
@@ -55,7 +55,7 @@ fn reading_starts_at_either_end() {
     let tail = reader(server.kafka(), &topic, &[(0, Offset::OffsetTail(1))], &[]);
     assert_eq!(next(&tail, PATIENCE).map(|seen| seen.text()), Some("c".to_owned()));
     let end = reader(server.kafka(), &topic, &[(0, Offset::End)], &[("enable.partition.eof", "true")]);
-    // The end is known once the reader says that it is there.
+    // The end is known once the reader gets the end-of-partition event.
     moim_interop::until(PATIENCE, "the end", || match end.poll(std::time::Duration::from_millis(100)) {
         Some(Err(rdkafka::error::KafkaError::PartitionEOF(0))) => Some(()),
         Some(Ok(message)) => panic!("read {:?}", Seen::of(&message)),

@@ -1,4 +1,4 @@
-//! What goes in comes out: every compression, every shape of a record, every acknowledgement.
+//! Produce and consume: every compression codec, record shape and acks setting.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -188,7 +188,7 @@ fn a_topic_appears_when_it_is_first_used() {
 fn a_waiting_consumer_gets_a_record_at_once() {
     let server = server();
     let topic = topic(server.kafka(), "long-poll", 1, &[]);
-    // A fetch may wait a minute for data, and must not.
+    // A fetch may wait a minute for data; here it must return at once.
     let settings = [("fetch.wait.max.ms", "60000"), ("socket.timeout.ms", "70000")];
     let reader = reader(server.kafka(), &topic, &[(0, Offset::Beginning)], &settings);
     assert_eq!(next(&reader, Duration::from_millis(500)), None);

@@ -1,4 +1,4 @@
-//! Old records go: by age, by size, by request; readers are told where the log starts now.
+//! Retention: records are deleted by age, by size, by DeleteRecords; readers learn the new log start offset.
 
 use moim_interop::until;
 use rdkafka::topic_partition_list::Offset;
@@ -28,7 +28,7 @@ fn a_log_that_grows_too_large_loses_its_oldest_segments() {
     let seen = read_all(server.kafka(), &topic, 1, &[]);
     assert_eq!((seen[0].offset, seen.len()), (low, usize::try_from(high - low).unwrap()));
     assert_eq!(&seen[0].text()[..4], format!("{low:04}"));
-    // A reader of what is gone is sent to the start.
+    // A reader before the log start offset is reset to it.
     let late =
         reader(server.kafka(), &topic, &[(0, Offset::Offset(0))], &[("auto.offset.reset", "earliest")]);
     assert_eq!(next(&late, PATIENCE).map(|seen| seen.offset), Some(low));

@@ -1,4 +1,4 @@
-//! Transactions: all or nothing, also across crashes, and nobody acts under a name that was taken over.
+//! Transactions: atomic, also across crashes, and a fenced producer cannot write under its transactional id.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn a_commit_shows_everything_and_an_abort_nothing() {
     assert_eq!(values(server.kafka(), &topic, &COMMITTED), ["one", "one", "three", "three"]);
     let all = values(server.kafka(), &topic, &UNCOMMITTED);
     assert_eq!(all, ["one", "one", "two", "two", "three", "three", "four", "four"]);
-    // Each transaction is followed by its marker, which takes an offset and is never shown.
+    // Each transaction is followed by its marker, which takes an offset and is never returned.
     assert_eq!(watermarks(server.kafka(), &topic, 0), (0, 12));
 }
 
@@ -117,7 +117,7 @@ fn a_transaction_spans_partitions_and_topics() {
     }
 }
 
-/// Reads, writes and commits its position in one transaction; on an abort neither shows.
+/// Consumes, produces and commits its offsets in one transaction; after an abort neither is visible.
 #[test]
 fn offsets_move_with_their_transaction() {
     let server = server();
@@ -236,7 +236,7 @@ fn a_crash_of_the_server_ends_nothing_by_half() {
     write(&mut sender, &topic, 0, &["before the crash"]);
     server.kill().unwrap();
     server.restart().unwrap();
-    // The transaction that was open is still open, and goes on.
+    // The open transaction is still open after the restart, and continues.
     write(&mut sender, &topic, 1, &["after the crash"]);
     sender.inner.commit_transaction(PATIENCE).unwrap();
     let mut texts: Vec<(i32, String)> =
@@ -254,7 +254,7 @@ fn a_transaction_left_by_a_crashed_producer_is_aborted_by_its_successor() {
     let mut first = transactional(&address, "worker", &[]);
     first.inner.begin_transaction().unwrap();
     write(&mut first, &topic, 0, &["lost with its producer"]);
-    std::mem::forget(first); // no orderly end: as if its process had died
+    std::mem::forget(first); // no clean close: as if its process had crashed
     server.kill().unwrap();
     server.restart().unwrap();
     let mut second = transactional(&address, "worker", &[]);

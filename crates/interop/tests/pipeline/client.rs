@@ -1,4 +1,4 @@
-//! A client written from docs/pipeline.md alone: it says what an honest client would not.
+//! A client implemented from docs/pipeline.md alone, which sends what a correct client would not.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// What a gateway says.
+/// A frame from the gateway.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     Welcome { acked: u64 },
@@ -18,7 +18,7 @@ pub(crate) enum Said {
     Closed,
 }
 
-/// A connection that has proved who it is, or was refused.
+/// A connection that is authenticated, or was refused.
 pub(crate) struct Client {
     stream: TcpStream,
 }
@@ -48,7 +48,7 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl Client {
-    /// Proves to be `name` with the secret of `folder`, and gives what the gateway says to that.
+    /// Authenticates as `name` with the secret in `folder`, and returns the gateway's response.
     pub(crate) fn greet(address: &str, folder: &Path, name: &str, incarnation: u64) -> (Self, Said) {
         let token = std::fs::read_to_string(folder.join(".moim/pipeline.token")).unwrap();
         let secret: Vec<u8> =
@@ -71,7 +71,7 @@ impl Client {
     }
 
     pub(crate) fn say(&mut self, body: &[u8]) {
-        // The gateway may have closed already: what it said is read all the same.
+        // The gateway may have closed the connection already: its response is read in any case.
         let _ = self.stream.write_all(&frame(body));
     }
 
@@ -88,7 +88,7 @@ impl Client {
         self.say(&body);
     }
 
-    /// The next that is not an acknowledgement.
+    /// The next frame that is not an acknowledgement.
     pub(crate) fn outcome(&mut self) -> Said {
         loop {
             match self.hear() {

@@ -1,6 +1,6 @@
-//! The pipeline on real processes: the demo, the faults of the document in small, and what a gateway does with bad input.
+//! The pipeline on real processes: the demo, a small version of the documented faults, and bad input to a gateway.
 //!
-//! Everything goes through the command line, as a person would run it; the verdict is the exit status.
+//! Everything goes through the command line, as a user would run it; the verdict is the exit status.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test
@@ -17,12 +17,12 @@ use std::process::{Command, Output};
 
 use moim_interop::moim_binary;
 
-/// Runs `moim` in a folder of its own.
+/// Runs `moim` in its own directory.
 fn moim(folder: &Path, args: &[&str]) -> Output {
     Command::new(moim_binary().unwrap()).args(args).current_dir(folder).env_clear().output().unwrap()
 }
 
-/// One cluster at a time: a machine with two cores has enough to do with three nodes and eight programs.
+/// Serialises the tests: three nodes and eight processes saturate a machine with two cores.
 fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -1,6 +1,6 @@
-//! The reference run (ten clients, the same 4,422 lines) with everything in its middle that once lost messages: partitions are
-//! added to its topics, the store goes back by five counts, and all clients are killed and started again. The verdict is `ok`, and
-//! every count that is changed afterwards is reported where it is.
+//! The reference run (ten clients, the same 4,422 lines) with every event that once lost messages: partitions are
+//! added to its topics, the store loses five counts, and all clients are killed and restarted. The verdict is `ok`,
+//! and every count that is changed afterwards is located.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use moim_interop::moim_binary;
 use crate::gateway::Pipeline;
 use crate::planted::{ask, check, client, counted, redis, relay};
 
-/// A key's number.
+/// A key's value as a number.
 fn number(pipeline: &Pipeline, key: &str) -> u64 {
     redis(pipeline, &["GET", key]).lines().nth(1).and_then(|line| line.parse().ok()).unwrap_or(0)
 }
@@ -31,7 +31,7 @@ fn add_partitions(pipeline: &Pipeline, topic: &str, count: &str) {
     assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
 }
 
-/// The store has forgotten the last five counts of a client.
+/// The store loses the last five counts of a client.
 fn go_back(pipeline: &Pipeline, name: &str) {
     let keys = ["last_msg_sn", "msg_cnt"].map(|part| format!("consumer:{{{name}}}:{part}"));
     let script = "redis.call('DECRBY', KEYS[1], 5) return redis.call('DECRBY', KEYS[2], 5)";
@@ -49,9 +49,9 @@ fn plant(pipeline: &mut Pipeline) {
     counted(pipeline, "planted", 4);
     let fine = pipeline.verify(&["--wait", "60s"]);
     assert!(fine.status.success(), "{}", String::from_utf8_lossy(&fine.stdout));
-    // A running aggregator puts a count right that the store has lost.
+    // A running aggregator would restore a count that the store has lost.
     pipeline.stop();
-    // One line's counts are gone, and another line has them: the sums are what they were.
+    // One line's counts are moved to another line: the sums are unchanged.
     let nodes = pipeline.redis().split(',');
     let keys: String = nodes.map(|node| ask(node, &["KEYS", "message:{*}:count"])).collect();
     let mut keys = keys.lines().filter(|line| line.starts_with("message:")).filter(|key| {
@@ -100,7 +100,7 @@ fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restar
     load.wait().unwrap();
     let again = pipeline.load(&["--clients", "10"]);
     assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
-    // Once more at the end, when no message comes that would show the gap.
+    // Once more at the end, when no further message reveals the gap.
     until("all counted", || (0..10).all(|n| so_far(&format!("client-{n}")) == 4_422));
     go_back(&pipeline, "client-5");
     let verdict = pipeline.verify(&["--wait", "120s", "--expect-each", "10"]);

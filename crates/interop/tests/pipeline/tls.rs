@@ -1,10 +1,10 @@
-//! TLS between clients and gateways: with the right authority it works, without it nothing is said.
+//! TLS between clients and gateways: a client with the right authority connects, a client without it is refused.
 
 use std::process::Command;
 
 use crate::gateway::Pipeline;
 
-/// A certificate for 127.0.0.1 that signs itself, and its key.
+/// A self-signed certificate for 127.0.0.1, and its key.
 fn certificate(folder: &std::path::Path, name: &str) -> (String, String) {
     let file = |end: &str| folder.join(format!("{name}.{end}")).display().to_string();
     let made = Command::new("openssl")

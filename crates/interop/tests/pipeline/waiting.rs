@@ -1,4 +1,5 @@
-//! A pipeline that is started before its queue is whole says what it waits for, and goes on once it is there.
+//! A pipeline started before its queue has enough brokers prints what it waits for, and continues once they have
+//! joined.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -25,7 +26,7 @@ fn too_few_brokers_for_the_copies_are_waited_for() {
     let mut said = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
     let waits = "waiting up to 30 s for more brokers: the topics are to have 3 copies";
     assert!(said.any(|line| line == waits), "it did not say what it waits for");
-    // Brokers that join would do; topics that somebody has made in the meantime do as well.
+    // Joining brokers would do; topics created by another client meanwhile do as well.
     for topic in ["client_message", "message_aggregation", "pipeline_dead_letter"] {
         let args = ["topic", "create", topic, "--kafka", server.kafka()];
         assert!(Command::new(moim_binary().unwrap()).args(args).output().unwrap().status.success());

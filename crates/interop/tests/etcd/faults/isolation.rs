@@ -1,6 +1,6 @@
-//! A produce load that takes all it can get starts no election and stops no put.
+//! Performance isolation: a produce load at full throughput causes no election and fails no put.
 //!
-//! How long puts take beside it is a benchmark's question (`cargo xtask bench coord --metric 18`).
+//! The latency of puts under this load is a benchmark (`cargo xtask bench coord --metric 18`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::support::{connect, options};
 
-/// How long the load lasts: several election timeouts.
+/// Duration of the load: several election timeouts.
 const LASTING: Duration = Duration::from_secs(6);
 
 #[test]
@@ -62,7 +62,7 @@ fn beside_produce(nodes: usize) {
     eprintln!("{produced} records beside them");
 }
 
-/// Produces as fast as the broker takes it; answers how many records it had.
+/// Produces at full throughput; returns the number of records.
 fn produce(address: &str, stop: &AtomicBool) -> usize {
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", address)
