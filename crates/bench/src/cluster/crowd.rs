@@ -1,8 +1,9 @@
-//! The crowd: servers and SDKs that follow a manager, each on a connection of its own, and what they see.
+//! The subscribers: servers and SDKs that follow a manager, each on its own connection, and the versions they
+//! receive.
 //!
-//! Metrics 28 to 30. A change is one partition that moves from a server to another: asked of the manager, drained, prepared,
-//! saved, pushed. Its time runs from the question to the sight of the change by each of the subscribers, so the store's two
-//! synced writes and the two servers' answers are in it.
+//! Metrics 28 to 30. A change moves one partition from a server to another: requested from the manager, drained,
+//! prepared, saved, pushed. Its time runs from the request to the receipt of the change by each of the subscribers,
+//! so it includes the store's two synced writes and the two servers' responses.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -24,35 +25,35 @@ use crate::procfs;
 use crate::report::{Aim, Figure, Metric};
 use crate::slices::latencies;
 
-/// Between two changes.
+/// Interval between two changes.
 const PACE: Duration = Duration::from_millis(250);
-/// How long anything may take.
+/// Timeout of every operation.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The most a message may have here.
+/// Maximum message size.
 const MAX_MESSAGE: usize = 64 << 20;
-/// Connections that are opened at a time when nothing is measured.
+/// Concurrent connects while nothing is measured.
 const CONNECTING: usize = 64;
 
-/// What a subscriber tells.
+/// An event of a subscriber.
 struct Seen {
     version: i64,
     at: Instant,
 }
 
-/// Where everybody is.
+/// The table version that subscribers have.
 #[derive(Clone, Copy)]
 struct At {
     incarnation: i64,
     version: i64,
 }
 
-/// A subscriber that is connected.
+/// A connected subscriber.
 struct Subscriber {
     stream: Stream,
     reader: FrameReader,
 }
 
-/// Connects one subscriber; an SDK has no name.
+/// Connects one subscriber; an SDK has no node id.
 async fn connect(manager: SocketAddr, node_id: String, at: At) -> Result<Subscriber> {
     let call = Channel::open(manager).await?.method(method::FOLLOW)?;
     let hello = Hello {
@@ -72,7 +73,7 @@ fn names(options: &Options) -> impl Iterator<Item = String> {
     (0..servers + options.sdks).map(move |at| if at < servers { server(at) } else { String::new() })
 }
 
-/// Connects everybody, so many at a time.
+/// Connects all subscribers, `width` at a time.
 async fn gather(options: &Options, manager: SocketAddr, at: At, width: usize) -> Result<Vec<Subscriber>> {
     let mut names = names(options);
     let mut connecting = JoinSet::new();
@@ -89,7 +90,7 @@ async fn gather(options: &Options, manager: SocketAddr, at: At, width: usize) ->
     }
 }
 
-/// Follows until it is dropped: answers commands, and tells every change it sees.
+/// Follows the table until dropped: answers commands, and reports every received change.
 async fn follow(mut subscriber: Subscriber, seen: mpsc::Sender<Seen>) -> Result<()> {
     loop {
         subscriber.reader.push(subscriber.stream.piece().await?);
@@ -113,7 +114,7 @@ async fn follow(mut subscriber: Subscriber, seen: mpsc::Sender<Seen>) -> Result<
     }
 }
 
-/// Moves a partition to another server; the version after it.
+/// Moves a partition to another server; returns the version after it.
 async fn change(call: &Call, options: &Options, round: usize) -> Result<i64> {
     let number = round * 977 % options.partitions;
     let to = (number + 1 + round) % options.servers;
@@ -128,7 +129,7 @@ async fn change(call: &Call, options: &Options, round: usize) -> Result<i64> {
     Ok(answer.version)
 }
 
-/// Waits until the manager leads, and everything it knows of is connected.
+/// Waits until the manager leads and all known servers are connected.
 async fn settled(manager: SocketAddr, wanted: usize) -> Result<ShowResponse> {
     let show = encode_frame(&ShowRequest { namespace: NAMESPACE.to_owned() });
     let deadline = Instant::now() + PATIENCE;
@@ -145,7 +146,7 @@ async fn settled(manager: SocketAddr, wanted: usize) -> Result<ShowResponse> {
     }
 }
 
-/// Takes metrics 28 to 30 with one crowd.
+/// Measures metrics 28 to 30 with one set of subscribers.
 pub(super) async fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Metric>> {
     progress("starting the store, writing the table, registering the servers");
     let store = store(options)?;
@@ -165,7 +166,7 @@ async fn measure(
     let shown = settled(manager.address, 0).await?;
     let mut at = At { incarnation: shown.incarnation, version: shown.version };
     let everybody = options.servers + options.sdks;
-    // Whoever comes first asks for the whole table: what that costs once is no subscriber's.
+    // The first subscriber triggers the encoding of the full table: that one-time cost is not a subscriber's.
     drop(connect(manager.address, String::new(), At { incarnation: 0, version: 0 }).await?);
     tokio::time::sleep(Duration::from_millis(500)).await;
     let before = procfs::memory_of(manager.pid())?;
@@ -181,7 +182,7 @@ async fn measure(
     let mut following = JoinSet::new();
     connected.into_iter().for_each(|one| drop(following.spawn_local(follow(one, seen.clone()))));
     let call = Channel::open(manager.address).await?.method(method::CHANGE)?;
-    // The first ones fill caches.
+    // The first changes fill caches.
     for round in 0..3 {
         at.version = change(&call, options, options.rounds + round).await?;
     }
@@ -207,7 +208,7 @@ fn memory(everybody: usize, before: u64, after: u64) -> Metric {
     Metric { number: 29, title: "what a subscriber costs".into(), figures, ..Metric::default() }
 }
 
-/// Waits until everybody has seen a version.
+/// Waits until all subscribers have received a version.
 async fn settle(
     inbox: &mut mpsc::Receiver<Seen>,
     following: &mut JoinSet<Result<()>>,
@@ -236,7 +237,7 @@ async fn settle(
     Ok(times)
 }
 
-/// Changes at a steady pace: from question to sight, from question to answer, and the manager's time for each.
+/// Changes at a fixed rate: from request to receipt, from request to response, and the manager's CPU time for each.
 async fn pushes(
     options: &Options,
     manager: &Manager,
@@ -287,7 +288,7 @@ fn pushed(options: &Options, reach: &Histogram<u64>, last: &Histogram<u64>, cpu:
     Metric { number: 28, title, figures, ..Metric::default() }
 }
 
-/// Everybody is gone and comes back at once: with the table they had, and with none.
+/// All subscribers disconnect and reconnect at once: with their previous table, and without one.
 async fn storm(
     options: &Options,
     manager: &Manager,
@@ -332,7 +333,7 @@ async fn storm(
     Ok(Metric { number: 30, title: "everybody comes back at once".into(), figures, ..Metric::default() })
 }
 
-/// Reads the whole table; its size.
+/// Reads the complete table; returns its size.
 async fn whole(mut subscriber: Subscriber) -> Result<u64> {
     let mut bytes = 0;
     loop {
@@ -347,8 +348,8 @@ async fn whole(mut subscriber: Subscriber) -> Result<u64> {
     }
 }
 
-/// Whether a message is the last part of a table. Of the part itself only the numbers are read: they stand before its
-/// routes, and unpacking 100,000 of those 1,500 times is not what is measured.
+/// True if a message is the last part of a table. Only the numbers of the part are decoded: they precede its routes,
+/// and decoding 100,000 of those 1,500 times is not what is measured.
 fn last_part(frame: &Bytes) -> Result<bool> {
     // The message, its one field's tag and length, then incarnation, version, index and count: sixty bytes at most.
     let mut numbers = Vec::new();
@@ -369,13 +370,13 @@ fn last_part(frame: &Bytes) -> Result<bool> {
     let _length = varint();
     while numbers.len() < 4 {
         match varint() {
-            // A field of a number, its number next.
+            // A varint field: its number follows the tag.
             Some(tag @ (0x08 | 0x10 | 0x18 | 0x20)) => numbers.push((tag, varint().unwrap_or(0))),
             _ => break,
         }
     }
     let find = |tag: u64| numbers.iter().find(|(known, _)| *known == tag).map_or(0, |(_, value)| *value);
-    // Zero is left out on the wire.
+    // Zero is omitted on the wire.
     Ok(find(0x18) + 1 == find(0x20))
 }
 

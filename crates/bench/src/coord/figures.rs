@@ -1,6 +1,6 @@
 //! Metrics 14, 17 and 18: memory, failover, and the queue as a noisy neighbour.
 //!
-//! Owns the servers it starts. Nothing here alternates: each figure is of one server at a time.
+//! Owns the servers it starts. Nothing alternates here: each figure measures one server at a time.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -18,15 +18,15 @@ use crate::procfs;
 use crate::report::{Aim, Figure, Metric};
 use crate::slices::median;
 
-/// Time a fresh server gets before its memory is read.
+/// Idle time of a fresh server before its memory is read.
 const AT_REST: Duration = Duration::from_secs(2);
-/// Load before the leader dies, so that connections and caches are warm.
+/// Duration of the load before the leader is killed, so that connections and caches are warm.
 const WARM: Duration = Duration::from_millis(1500);
-/// A cluster that has not answered for this long has failed to fail over.
+/// Timeout of a failover.
 const FAILOVER_LIMIT: Duration = Duration::from_secs(30);
-/// What a client waits for an answer before it asks the next node.
+/// Request timeout of a client before it tries the next node.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// How long the neighbour is loud.
+/// Duration of the noisy produce load.
 const ISOLATION: Duration = Duration::from_secs(10);
 /// Puts of the memory test: each of the load's keys ten times.
 const HISTORY: u64 = 100_000;
@@ -61,7 +61,7 @@ pub(super) fn memory(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     Ok(Metric { number: 14, title: "memory of coordination".into(), figures, ..Metric::default() })
 }
 
-/// Metric 17: from kill -9 of the leader to the next acknowledged put, with default timers.
+/// Metric 17: from SIGKILL of the leader to the next acknowledged put, with default timers.
 pub(super) fn failover(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
     let mut figures = Vec::new();
     for maker in &bench.makers {
@@ -101,7 +101,7 @@ async fn leader_of(running: &Running) -> Result<usize> {
 
 async fn one_failover(running: &mut Running) -> Result<Duration> {
     let leader = leader_of(running).await?;
-    // The client does not sit on the node that dies: it measures the cluster, not its own reconnecting.
+    // The client is not connected to the node that dies: it measures the cluster, not its own reconnect.
     let mut addrs = running.addrs()?;
     addrs.rotate_left(leader + 1);
     let stop = Rc::new(Cell::new(false));
@@ -122,12 +122,12 @@ async fn one_failover(running: &mut Running) -> Result<Duration> {
     let first = *first.context("no put was acknowledged within 4 s of the kill")?;
     running.cluster.restart(leader)?;
     tokio::time::sleep(Duration::from_secs(1)).await; // the restarted node catches up
-    // What counts is the pause: the last acknowledgement before it may have come after the signal.
+    // The pause counts: the last acknowledgement before it may have arrived after the signal.
     let before = acknowledged.iter().filter(|at| **at < first).max().copied().unwrap_or(killed);
     Ok(first - before.max(killed))
 }
 
-/// Metric 18: puts beside a produce load that takes all the disk and processor it can get.
+/// Metric 18: puts beside a produce load that saturates disk and CPU.
 pub(super) fn isolation(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
     let mut figures = Vec::new();
     for nodes in [1, 3] {

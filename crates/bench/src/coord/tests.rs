@@ -1,4 +1,4 @@
-//! The loads on a real etcd, where there is one: what they count is what a server did.
+//! The loads on a real etcd, if installed: the counted operations equal those the server executed.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The load client against a server with canned answers: it counts what was acknowledged and believes no refusal.
+//! The load client against a server with canned responses: it counts what was acknowledged and fails on an error
+//! code.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use super::produce::{PRODUCE_VERSION, ProduceLoad, batch, produce};
 use super::*;
 use crate::probes::floor::{Floor, Keep};
 
-/// A server that answers every request with the same bytes, and its folder.
+/// A server that answers every request with the same bytes, and its directory.
 struct Canned(Floor, PathBuf);
 
 impl Canned {
@@ -106,7 +107,7 @@ fn fetched_bytes_are_counted_and_offsets_checked() {
     let runtime = runtime().unwrap();
     let work = runtime.block_on(fetch(&fetch_load(server.0.addr, 1), Until::Operations(50))).unwrap();
     assert_eq!((work.ops, work.bytes), (100, 100 * records.len() as u64));
-    // The second range must not begin at offset 0 again.
+    // The second range must not start at offset 0 again.
     let error = runtime.block_on(fetch(&fetch_load(server.0.addr, 2), Until::Operations(50))).unwrap_err();
     assert!(error.to_string().contains("asked for offset 4"), "{error}");
 }

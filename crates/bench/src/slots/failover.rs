@@ -1,8 +1,9 @@
-//! Metric 33: a primary is killed under clients of three kinds: ours, and the crates `redis` and `fred`. How long nobody's write is acknowledged, and
-//! what the callers hear of it.
+//! Metric 33: a primary is killed under three kinds of clients: ours, and the crates `redis` and `fred`. Measures the
+//! time without an acknowledged write, and the errors that callers see.
 //!
-//! All have their defaults but for the patience of a call, which is the same, and that `fred` is told to connect again. The Redis Cluster beside Moim has a node timeout of 1.5 s instead of
-//! its default of 15 s, and counts.
+//! All clients have their defaults except for the request timeout, which is the same, and the reconnect policy of
+//! `fred`. The Redis Cluster for comparison has a node timeout of 1.5 s instead of its default of 15 s, and is
+//! included in the comparison.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -25,15 +26,15 @@ use super::Bench;
 use crate::report::{Aim, Figure, Metric};
 
 const ROUNDS: usize = 3;
-/// What a call may take in all.
+/// Total timeout of a call.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the clients go on.
+/// How long the clients run before and after the kill.
 const BEFORE: Duration = Duration::from_secs(1);
 const AFTER: Duration = Duration::from_secs(8);
-/// Keys of the shard whose primary dies; each has a task of each client.
+/// Keys of the shard whose primary is killed; each has one task per client.
 const KEYS: usize = 4;
 
-/// Who is killed.
+/// The cluster under test.
 enum Subject {
     Moim(Cluster),
     Redis(RedisCluster),
@@ -65,7 +66,7 @@ impl Subject {
     }
 }
 
-/// What the tasks of one client saw.
+/// What the tasks of one client observed.
 #[derive(Default)]
 struct Seen {
     worst: Cell<Duration>,
@@ -152,7 +153,7 @@ async fn kill_a_primary(mut subject: Subject, mine: &Seen, other: &Seen, third: 
         subject.kill(port)
     };
     let (_, killed) = tokio::join!(futures_util::future::join_all(workers), killed);
-    // It is done with; whether it says goodbye properly is nobody's business.
+    // The client is no longer needed; a failed QUIT does not matter.
     let _ = third_client.quit().await;
     killed
 }

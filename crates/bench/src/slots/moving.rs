@@ -1,10 +1,11 @@
-//! Metric 34: a gibibyte of keys moves from one shard to another and back while clients use them. How fast it goes, what the clients
-//! wait, and whether they hear of it.
+//! Metric 34: a slot migration of one gibibyte of keys to another shard and back under load. Measures the throughput
+//! of the migration, the clients' latency, and their errors.
 //!
-//! All three nodes need a gibibyte of memory more while it lasts, and as much for their files. A virtual machine may have to get that
-//! from its host, page by page, which takes longer than the move, and gives back what is free after some seconds. So the memory is
-//! touched right before each way; how fast that went is reported, too: the slowest gibibyte tells what the host's costs.
-//! All of it is on three processes of this machine: every byte is written by both primaries and four replicas.
+//! All three nodes need an additional gibibyte of memory during the migration, and as much for their files. A virtual
+//! machine may have to get that from its host, page by page, which takes longer than the migration, and it returns
+//! free memory after some seconds. So the memory is touched right before each direction; the speed of that is
+//! reported as well: the slowest gibibyte shows the cost of the host's memory. Everything runs on three processes of
+//! this machine: every byte is written by both primaries and four replicas.
 
 use std::cell::{Cell, RefCell};
 use std::process::{Command, Stdio};
@@ -19,31 +20,31 @@ use moim_slot_client::Client;
 use super::Bench;
 use crate::report::{Aim, Figure, Metric};
 
-/// Bytes of a value.
+/// Size of a value.
 const VALUE: usize = 1_000;
-/// Keys that are written at once.
+/// Keys per write.
 const AT_ONCE: u64 = 500;
-/// Tasks that read and write keys on the move, one after the other.
+/// Tasks that read and write migrating keys, one after the other.
 const TASKS: u64 = 8;
-/// What the first of three shards has in the beginning.
+/// Initial slots of the first of three shards.
 const SLOTS: &str = "0-5460";
-/// How long the clients are watched before anything moves.
+/// How long the clients are observed before a migration.
 const CALM: Duration = Duration::from_secs(5);
-/// How often, at most, until they wait no longer than this many times what they did before the first move: snapshots are written
-/// behind a move.
+/// Number of observations, at most, until the clients' latency is at most this multiple of the latency before the
+/// first migration: snapshots are written after a migration.
 const CALMS: u32 = 6;
 const CALM_TIMES: f64 = 2.0;
-/// Memory that is touched before a move, for each byte that moves: three nodes keep it and write it down. No more than half of what
-/// is free.
+/// Memory that is touched before a migration, per migrated byte: three nodes keep it and write it to disk. At most
+/// half of the free memory.
 const TOUCHED: u64 = 8;
-/// What the machine gives at a time.
+/// Page size.
 const PAGE: usize = 4 << 10;
-/// For everything that may take long.
+/// Timeout of every long operation.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the clients saw.
+/// What the clients observed.
 struct Seen {
-    /// In microseconds.
+    /// Latencies in microseconds.
     waits: RefCell<Histogram<u64>>,
     errors: Cell<u64>,
     stop: Cell<bool>,
@@ -55,7 +56,7 @@ impl Seen {
         Ok(Self { waits, errors: Cell::new(0), stop: Cell::new(false) })
     }
 
-    /// The 99th percentile since the last look, and the worst, in milliseconds.
+    /// The 99th percentile since the last call, and the maximum, in milliseconds.
     fn look(&self) -> (f64, f64) {
         let mut waits = self.waits.borrow_mut();
         let (p99, worst) = (waits.value_at_quantile(0.99) as f64 / 1e3, waits.max() as f64 / 1e3);
@@ -71,7 +72,7 @@ pub(super) fn moving(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     let admin = cluster.server(0).context("a node")?.admin().to_owned();
     let stores: Vec<String> =
         (0..cluster.len()).filter_map(|node| Some(cluster.server(node)?.redis().to_owned())).collect();
-    // A third of all slots, which is what the first shard has.
+    // A third of all slots: those of the first shard.
     let moves = [("there", "0", "1"), ("back", "1", "0")].map(|(way, from, to)| {
         let mut command = Command::new(&program);
         command.args(["slots", "move", "--from", from, "--to", to, "--slots", SLOTS, "--timeout", "2m"]);
@@ -119,13 +120,13 @@ async fn measure(
     Ok(Metric { number: 34, title, figures, ..Metric::default() })
 }
 
-/// What moves, and who uses it meanwhile.
+/// A migration and its concurrent clients.
 struct Moved<'a> {
     client: &'a Client,
     hot: &'a [String],
     value: &'a str,
     bytes: u64,
-    /// The 99th percentile before anything moved, in milliseconds.
+    /// The 99th percentile before the first migration, in milliseconds.
     normal: Option<f64>,
 }
 
@@ -137,7 +138,7 @@ impl Moved<'_> {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Vec<Figure>> {
         let (client, bytes, normal) = (self.client, self.bytes, self.normal);
-        // What was written before is on disk: the machine would write it behind while the keys move.
+        // Earlier writes are synced first: otherwise the kernel would write them back during the migration.
         tokio::task::spawn_blocking(rustix::fs::sync).await.context("sync")?;
         let seen = Seen::new()?;
         let workers = (0..TASKS).map(|task| work(client, self.hot, task, &seen, self.value));
@@ -160,7 +161,7 @@ impl Moved<'_> {
         let (_, watched) = tokio::join!(futures_util::future::join_all(workers), watch);
         let (calm, memory, took, output) = watched?;
         let normal = *self.normal.get_or_insert(calm);
-        // Those who still waited when it was over are counted, too.
+        // Requests still in flight at the end are counted as well.
         let answered = seen.waits.borrow().len() as f64 / took.as_secs_f64();
         let during = seen.look();
         ensure!(output.status.success(), "the move failed: {}", String::from_utf8_lossy(&output.stderr));
@@ -187,7 +188,7 @@ impl Moved<'_> {
     }
 }
 
-/// Takes memory from the machine, page by page, and gives it back. Answers how fast it came at its slowest, in MiB a second.
+/// Touches memory page by page and frees it. Returns the slowest rate, in MiB per second.
 fn touch(bytes: u64) -> f64 {
     let bytes = bytes.min(crate::procfs::available_memory().unwrap_or(0) / 2);
     let mut memory = vec![0u8; usize::try_from(bytes).unwrap_or(0)];
@@ -211,7 +212,7 @@ async fn work(client: &Client, keys: &[String], task: u64, seen: &Seen, value: &
             _ => client.get::<Option<bytes::Bytes>>(key).await.is_ok_and(|found| found.is_some()),
         };
         let waited = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
-        // It grows with what it is given, so that there is nothing it could refuse.
+        // The histogram resizes itself, so recording cannot fail.
         let _ = seen.waits.borrow_mut().record(waited);
         seen.errors.set(seen.errors.get() + u64::from(!is_fine));
         turn += 1;
