@@ -14,8 +14,8 @@ const STEPS: [&[&str]; 5] = [
     &["test", "--package", "moim-sim", "--features", "planted", "--locked", "--", "planted"],
 ];
 
-/// Whether every step passed.
-#[allow(clippy::disallowed_methods)] // a person waits: this is a stopwatch, not a deadline
+/// Runs all steps; true if every step passed.
+#[allow(clippy::disallowed_methods)] // elapsed time for the user, not a deadline
 pub(crate) fn run(root: &Path) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     for step in STEPS {

@@ -1,7 +1,7 @@
-//! `cargo xtask interop`: clients nobody changed for us, from their own package managers, against a fresh server.
+//! `cargo xtask interop`: unmodified third-party clients, from their own package managers, against a fresh server.
 //!
-//! Everything is installed below `target/interop`, nothing on the machine. A client whose tools or packages cannot
-//! be had is skipped with the reason; a client that fails is a failure of ours.
+//! Everything is installed below `target/interop`, nothing on the machine. A client whose tools or packages are
+//! unavailable is skipped with the reason; a client that fails is a failure of ours.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -56,15 +56,15 @@ enum Format {
     Json,
 }
 
-/// How a suite ended.
+/// Result of a suite.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Verdict {
-    /// Everything worked.
+    /// All steps passed.
     Pass,
-    /// Something did not.
+    /// A step failed.
     Fail,
-    /// It could not be run here.
+    /// The suite could not be run here.
     Skip,
 }
 
@@ -74,39 +74,39 @@ pub(crate) struct Outcome {
     suite: String,
     version: String,
     verdict: Verdict,
-    /// Steps or tests that passed.
+    /// Number of passed steps or tests.
     passed: usize,
     seconds: f64,
-    /// Why it failed or was skipped; empty otherwise.
+    /// Reason of a failure or a skip; empty otherwise.
     reason: String,
 }
 
-/// What a suite gets to work with.
+/// Environment of a suite.
 pub(crate) struct Bench {
-    /// The workspace.
+    /// Workspace root.
     pub(crate) root: PathBuf,
-    /// Where everything is installed.
+    /// Installation directory.
     pub(crate) home: PathBuf,
-    /// A broker somebody else runs.
+    /// Address of an externally managed broker.
     kafka: Option<String>,
-    /// How many nodes ours has.
+    /// Number of nodes of our cluster.
     nodes: usize,
-    /// How many nodes the clients of the store meet.
+    /// Number of nodes for the clients of the store.
     redis_nodes: usize,
-    /// An etcd somebody else runs.
+    /// Addresses of an externally managed etcd.
     etcd: Option<String>,
-    /// A Redis Cluster somebody else runs.
+    /// Addresses of an externally managed Redis Cluster.
     redis: Option<String>,
-    /// Tests of librdkafka's suite, when they are not those of the allow-list.
+    /// Tests of librdkafka's suite to run instead of the allow-list.
     pub(crate) rdkafka_tests: Vec<String>,
 }
 
 /// Why a suite did not pass. A suite that cannot be installed is skipped, not failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// Not to be had on this machine.
+    /// Not available on this machine.
     Missing(String),
-    /// It ran and was not satisfied.
+    /// The suite ran and failed.
     Failed { passed: usize, reason: String },
 }
 
@@ -116,31 +116,32 @@ impl From<anyhow::Error> for Trouble {
     }
 }
 
-/// What a suite speaks with the server.
+/// The protocol of a suite.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Speaks {
-    /// One node.
+    /// Kafka, on one node.
     Kafka,
-    /// Three nodes, which it gets the addresses of.
+    /// etcd, on three nodes, whose addresses it gets.
     Etcd,
-    /// The same.
+    /// Redis Cluster, on three nodes, whose addresses it gets.
     Redis,
-    /// One node that has every slot.
+    /// Redis, on one node with all slots.
     RedisAlone,
 }
 
-/// A suite: how to install it (answers its version) and how to run it against an address (answers what passed).
+/// A suite: how to install it (returns its version) and how to run it against an address (returns the number of
+/// passed steps).
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) speaks: Speaks,
     pub(crate) install: fn(&Bench) -> Result<String, Trouble>,
     pub(crate) run: fn(&Bench, &str) -> Result<usize, Trouble>,
-    /// Settings of the server this suite expects, as keys of `moim.toml`.
+    /// Server settings that this suite expects, as keys of `moim.toml`.
     pub(crate) settings: &'static [(&'static str, &'static str)],
 }
 
-/// Runs the suites; true when none failed.
-#[allow(clippy::print_stdout)] // the table is the data
+/// Runs the suites; true if none failed.
+#[allow(clippy::print_stdout)] // the table is the command's output
 pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let home = target.join("interop");
@@ -186,7 +187,7 @@ fn suites() -> Vec<Suite> {
     suites
 }
 
-#[allow(clippy::disallowed_methods)] // a stopwatch for people
+#[allow(clippy::disallowed_methods)] // elapsed time for the user
 fn run_one(bench: &Bench, suite: &Suite) -> Outcome {
     let start = Instant::now();
     let mut version = String::new();
@@ -206,7 +207,7 @@ fn run_one(bench: &Bench, suite: &Suite) -> Outcome {
     Outcome { suite: suite.name.to_owned(), version, verdict, passed, seconds, reason }
 }
 
-/// Every suite has a server of its own: what one leaves behind is no other's trouble.
+/// Runs a suite on its own server, so that suites do not affect each other.
 fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     let alone = suite.speaks == Speaks::RedisAlone;
     if let Some(address) = if alone { &bench.redis } else { &bench.kafka } {
@@ -230,7 +231,7 @@ fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     result
 }
 
-/// The same on three nodes, or as many as the clients of the store are to meet.
+/// Runs a suite on three nodes, or on the chosen number of nodes for the clients of the store.
 fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     let is_redis = suite.speaks == Speaks::Redis;
     if let Some(addresses) = if is_redis { &bench.redis } else { &bench.etcd } {
@@ -245,7 +246,7 @@ fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     })
 }
 
-/// On fresh nodes, found at the address that `address` gives.
+/// Runs a suite on fresh nodes, at the address returned by `address`.
 fn on_nodes(
     bench: &Bench,
     suite: &Suite,
@@ -267,19 +268,19 @@ fn on_nodes(
 }
 
 impl Bench {
-    /// A folder of a suite's own.
+    /// The directory of a suite.
     pub(crate) fn dir(&self, name: &str) -> Result<PathBuf, Trouble> {
         let dir = self.home.join(name);
         std::fs::create_dir_all(&dir).with_context(|| format!("the folder {}", dir.display()))?;
         Ok(dir)
     }
 
-    /// The folder of our client programs for a language.
+    /// The directory of our test programs for a language.
     pub(crate) fn programs(&self, language: &str) -> PathBuf {
         self.root.join("crates/interop/clients").join(language)
     }
 
-    /// Copies our program's files into its folder, so that nothing is written into the sources.
+    /// Copies a test program's files into the suite's directory, so that nothing is written to the sources.
     pub(crate) fn copy(&self, language: &str, to: &Path) -> Result<(), Trouble> {
         let from = self.programs(language);
         for entry in std::fs::read_dir(&from).with_context(|| format!("{} is missing", from.display()))? {
@@ -292,7 +293,7 @@ impl Bench {
     }
 }
 
-/// Whether a tool is on the path.
+/// Checks that a tool is on the path.
 pub(crate) fn need(tool: &str) -> Result<(), Trouble> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     match std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()) {
@@ -301,7 +302,7 @@ pub(crate) fn need(tool: &str) -> Result<(), Trouble> {
     }
 }
 
-/// Runs a command that installs something; when it fails the suite is skipped with its last words.
+/// Runs an installation command; if it fails, the suite is skipped with the last lines of its output.
 pub(crate) fn install(command: &mut Command) -> Result<(), Trouble> {
     let output = capture(command, Duration::from_secs(900))?;
     match output.status.success() {
@@ -310,7 +311,7 @@ pub(crate) fn install(command: &mut Command) -> Result<(), Trouble> {
     }
 }
 
-/// Runs a client program and counts the steps it reports.
+/// Runs a test program and counts the steps it reports.
 pub(crate) fn check(command: &mut Command) -> Result<usize, Trouble> {
     let output = capture(command, Duration::from_secs(300))?;
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -322,7 +323,7 @@ pub(crate) fn check(command: &mut Command) -> Result<usize, Trouble> {
     }
 }
 
-/// Runs a command to its end or, after its time, kills it.
+/// Runs a command to completion, or kills it after its timeout.
 #[allow(clippy::disallowed_methods)] // real processes, real time
 pub(crate) fn capture(command: &mut Command, patience: Duration) -> Result<Output, Trouble> {
     let log = tempfile::tempfile().context("a file for its output")?;
@@ -360,7 +361,7 @@ fn name_of(command: &Command) -> String {
     Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The last lines a program left, errors first.
+/// The last lines of a program's output, stderr first.
 pub(crate) fn last_words(output: &Output) -> String {
     let text = [&output.stderr, &output.stdout]
         .into_iter()

@@ -1,4 +1,4 @@
-//! The clients with a small program of ours each: how they are installed and started.
+//! The third-party clients with a small test program each: installation and start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use super::{Bench, Speaks, Suite, Trouble, check, install, need};
 
-/// Versions are pinned, so that a failure is ours and not theirs of yesterday.
+/// Versions are pinned, so that a failure is ours and not a new release's.
 const PYTHON: [(&str, &str); 3] =
     [("confluent-kafka", "2.16.1"), ("kafka-python", "3.0.12"), ("aiokafka", "0.14.0")];
 
@@ -87,7 +87,7 @@ fn install_python(bench: &Bench, which: usize) -> Result<String, Trouble> {
     Ok(version.to_owned())
 }
 
-/// Packages of Python's index, in an environment of their own.
+/// Packages from PyPI, in a separate virtual environment.
 pub(super) fn install_packages(bench: &Bench, environment: &str, packages: &[&str]) -> Result<(), Trouble> {
     need("python3")?;
     let venv = bench.dir(environment)?;
@@ -127,7 +127,7 @@ fn install_java(bench: &Bench) -> Result<String, Trouble> {
     install_maven(bench, "java", "Check.java", "kafka-clients-")
 }
 
-/// A program of ours and its libraries from Maven; the version is the one in the name of the library.
+/// A test program and its libraries from Maven; the version is the one in the name of the library.
 pub(super) fn install_maven(
     bench: &Bench,
     name: &str,

@@ -1,4 +1,4 @@
-//! The clients of etcd: its own command line, Python, Go with the recipes, Java.
+//! The clients of etcd: etcdctl, Python, Go with the recipes, Java.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::Context;
 use super::clients::{install_go, install_maven, install_packages, run_go};
 use super::{Bench, Speaks, Suite, Trouble, check, install, need};
 
-/// The older client needs the library for retries of its time.
+/// The older client needs an old version of its retry library.
 const ETCD3: [&str; 2] = ["etcd3==0.12.0", "tenacity==6.3.1"];
 const AETCD: [&str; 1] = ["aetcd==1.0.0"];
 
@@ -83,7 +83,7 @@ fn run_python(bench: &Bench, environment: &str, program: &str, addresses: &str) 
         Command::new(python)
             .arg(bench.programs("python").join(program))
             .arg(addresses)
-            // What these clients were generated with is older than the compiled library they get.
+            // The generated code of these clients is older than the installed protobuf library.
             .env("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python"),
     )
 }

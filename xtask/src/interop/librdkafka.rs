@@ -1,4 +1,4 @@
-//! librdkafka's own test suite, out of the sources that the `rdkafka-sys` crate brings along.
+//! librdkafka's own test suite, from the sources in the `rdkafka-sys` crate.
 //!
 //! `crates/interop/librdkafka-allow.txt` lists the tests that pass. It only grows: a listed test that fails is our
 //! failure, and `--rdkafka-tests all` shows which others have started to pass.
@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 
 use super::{Bench, Speaks, Suite, Trouble, capture, install, need};
 
-/// One test may take this long on a busy machine.
+/// Timeout of one test on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// The version of Apache Kafka whose behaviour the suite should expect.
+/// The version of Apache Kafka whose behaviour the suite expects.
 const AS_KAFKA: &str = "3.9.0";
 
 pub(super) fn suite() -> Suite {
@@ -22,7 +22,7 @@ pub(super) fn suite() -> Suite {
         speaks: Speaks::Kafka,
         install: build,
         run,
-        // What the suite's own cluster is configured with.
+        // The configuration of the suite's own cluster.
         settings: &[("kafka.num_partitions", "4"), ("kafka.group_min_session_timeout_ms", "1000")],
     }
 }
@@ -50,7 +50,7 @@ fn build(bench: &Bench) -> Result<String, Trouble> {
     Ok(version)
 }
 
-/// Where cargo keeps the sources of `rdkafka-sys`.
+/// Path of the `rdkafka-sys` sources in cargo's registry.
 fn sources(root: &Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -94,13 +94,13 @@ fn run(bench: &Bench, address: &str) -> Result<usize, Trouble> {
     for test in &wanted {
         let mut end = run_one(&tests, test)?;
         if end == End::Failed {
-            // Some measure time and lose on a busy machine; what is really broken fails twice.
+            // Some tests measure time and fail on a busy machine; a real defect fails twice.
             end = run_one(&tests, test)?;
         }
         eprintln!("    {test} {end:?}");
         match end {
             End::Passed => passed += 1,
-            // With the allow-list a test that no longer runs proves nothing any more.
+            // A listed test that no longer runs proves nothing.
             End::Skipped if !bench.rdkafka_tests.is_empty() => {}
             End::Skipped | End::Failed => failed.push(test.as_str()),
         }
@@ -111,11 +111,11 @@ fn run(bench: &Bench, address: &str) -> Result<usize, Trouble> {
     Err(Trouble::Failed { passed, reason: format!("failed: {}", failed.join(" ")) })
 }
 
-/// How one test ended.
+/// Result of one test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Passed,
-    /// It wants what is not here (another version, a Kafka installation) and did nothing.
+    /// It needs something unavailable (another version, a Kafka installation) and was skipped.
     Skipped,
     Failed,
 }
@@ -144,7 +144,7 @@ fn run_one(tests: &Path, test: &str) -> Result<End, Trouble> {
     }
 }
 
-/// What the line about this test in the summary says. No such line: it did not run.
+/// The test's line in the summary. Without such a line it did not run.
 fn end_of(output: &str, test: &str) -> End {
     for line in output.lines() {
         let plain = strip_colours(line);
@@ -174,13 +174,13 @@ fn allow_list(root: &Path) -> PathBuf {
     root.join("crates/interop/librdkafka-allow.txt")
 }
 
-/// The tests an allow-list names: the first word of each line that is no comment.
+/// The tests of an allow-list: the first word of each line that is not a comment.
 fn allowed(text: &str) -> Vec<String> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-/// Every test there is, by the number in its file's name. From 1000 on they are not meant to end by themselves.
+/// All tests, by the number in their file name. Tests from 1000 on do not terminate by design.
 fn numbers(tests: &Path) -> Result<Vec<String>, Trouble> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(tests).context("the tests")? {

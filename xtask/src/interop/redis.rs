@@ -1,4 +1,5 @@
-//! The clients of Redis Cluster (Python, Node, Go, Java) on three nodes, and Redis's own suite on one that has every slot.
+//! The clients of Redis Cluster (Python, Node, Go, Java) on three nodes, and Redis's own test suite on one node with
+//! all slots.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,9 +11,9 @@ use super::clients::{install_go, install_maven, install_packages, run_go};
 use super::{Bench, Speaks, Suite, Trouble, capture, check, install, last_words, need};
 
 const PYTHON: [&str; 1] = ["redis==8.1.0"];
-/// Names a checkout of Redis 7.0, whose suite is run.
+/// Environment variable with the path of a Redis 7.0 checkout, whose test suite is run.
 const SOURCES: &str = "MOIM_TEST_REDIS_SOURCES";
-/// What needs a command that stops the server, forks, or looks at what only Redis has inside.
+/// Excludes tests that need a command which stops the server, forks, or inspects Redis internals.
 const TAGS: &str = "-slow -needs:debug -needs:repl -needs:save";
 /// A unit that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -93,16 +94,16 @@ fn find_suite(_: &Bench) -> Result<String, Trouble> {
     Ok(version.split('"').nth(1).unwrap_or_default().to_owned())
 }
 
-/// A unit of Redis's suite.
+/// A unit of Redis's test suite.
 struct Unit {
     name: String,
-    /// How many of its tests must pass: it only grows.
+    /// Minimum number of passing tests: it only grows.
     wanted: usize,
-    /// Tests that are left out, because they would end the unit.
+    /// Excluded tests, because they would abort the unit.
     without: Vec<String>,
 }
 
-/// The units that pass. A line that begins with `- ` names a test of the unit above it that is left out.
+/// The units that pass. A line that begins with `- ` names an excluded test of the unit above it.
 fn units(text: &str) -> anyhow::Result<Vec<Unit>> {
     let mut units: Vec<Unit> = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {

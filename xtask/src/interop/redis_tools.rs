@@ -1,4 +1,4 @@
-//! Redis's own tools on a live cluster: `redis-cli --cluster` looks at it, moves slots and evens them out while
+//! Redis's own tools on a live cluster: `redis-cli --cluster` checks it, moves slots and rebalances them while
 //! `redis-benchmark --cluster` writes and reads.
 
 use std::fs::File;
@@ -9,9 +9,9 @@ use anyhow::Context;
 
 use super::{Bench, Speaks, Suite, Trouble, capture, last_words, need};
 
-/// For one command.
+/// Timeout of one command.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What redis-cli says of a cluster that is as it should be.
+/// The output of redis-cli for a healthy cluster.
 const COVERED: &str = "[OK] All 16384 slots covered.";
 
 pub(super) fn suite() -> Suite {
@@ -26,7 +26,7 @@ fn find(_: &Bench) -> Result<String, Trouble> {
     Ok(version.split_whitespace().nth(1).unwrap_or_default().to_owned())
 }
 
-/// Clients that write and read all the time; they end with the suite at the latest.
+/// Clients that write and read continuously; they are stopped with the suite at the latest.
 struct Load {
     child: Child,
     said: File,
@@ -53,7 +53,7 @@ impl Load {
         Ok(Self { child, said })
     }
 
-    /// Waits for its end; what went wrong.
+    /// Waits for the exit; returns its failure.
     fn end(mut self) -> Result<(), String> {
         use std::io::{Read as _, Seek as _};
         let ended = self.child.wait().map_err(|error| error.to_string())?;
@@ -68,14 +68,14 @@ impl Load {
     }
 }
 
-/// Steps that passed, and the one that did not.
+/// Number of passed steps, and the failed one.
 struct Steps<'a> {
     address: &'a str,
     passed: usize,
 }
 
 impl Steps<'_> {
-    /// Runs `redis-cli --cluster WHAT`, which must succeed and say something.
+    /// Runs `redis-cli --cluster WHAT`, which must succeed and print `says`.
     fn cluster(&mut self, what: &str, args: &[&str], says: &str) -> Result<(), Trouble> {
         let mut command = Command::new("redis-cli");
         command.args(["--cluster", what, self.address]).args(args);
@@ -100,7 +100,7 @@ fn run(_: &Bench, addresses: &str) -> Result<usize, Trouble> {
     steps.cluster("info", &[], "[OK]")?;
     let primaries = primaries(host, port)?;
     let [one, two, ..] = primaries.as_slice() else {
-        // One node: there is nothing to move, but the load must pass.
+        // One node: no slot can be moved, but the load must succeed.
         let load = Load::start(host, port)?;
         load.end().map_err(|why| steps.failed(why))?;
         return Ok(steps.passed + 1);
