@@ -19,7 +19,7 @@ use crate::process::Process;
 use crate::server::{Options, Server, scratch};
 
 /// Time limit for the start of a cluster.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The reference etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -377,14 +377,14 @@ fn nanos() -> u32 {
 
 /// Waits until a server reports healthy on its client port.
 fn await_health(address: &str) -> Result<()> {
-    let deadline = Instant::now() + START_PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     while Instant::now() < deadline {
         if http_get(address, "/health").is_ok_and(|body| body.contains("\"health\":\"true\"")) {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    bail!("{address} was not healthy within {START_PATIENCE:?}")
+    bail!("{address} was not healthy within {START_TIMEOUT:?}")
 }
 
 /// The complete response to a plain GET.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 /// How long the process of a new connection may stay unidentified: it may have just started.
-const WHO_PATIENCE: Duration = Duration::from_secs(2);
+const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The network. Dropping it closes every connection.
 pub struct Net {
@@ -35,7 +35,7 @@ struct State {
     /// Process id of each node.
     pids: Vec<Option<u32>>,
     /// Processes that are not nodes of this network: their connections are never cut.
-    strangers: Vec<u32>,
+    excluded: Vec<u32>,
     /// `cut[from][to]`: bytes in that direction are held back.
     cut: Vec<Vec<bool>>,
     /// Open connections between two nodes.
@@ -55,7 +55,7 @@ impl Net {
         let state = State {
             targets: vec![String::new(); nodes],
             pids: vec![None; nodes],
-            strangers: Vec::new(),
+            excluded: Vec::new(),
             cut: vec![vec![false; nodes]; nodes],
             open: HashMap::new(),
             next: 0,
@@ -92,8 +92,8 @@ impl Net {
     }
 
     /// Registers a connecting process that is not a node, so that it is not searched for.
-    pub fn admit_stranger(&self, pid: u32) {
-        self.shared.lock().strangers.push(pid);
+    pub fn exclude_process(&self, pid: u32) {
+        self.shared.lock().excluded.push(pid);
     }
 
     /// Cuts one direction between two nodes.
@@ -179,7 +179,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener, node: usize) {
 }
 
 fn serve(shared: &Arc<Shared>, client: TcpStream, to: usize) -> Result<()> {
-    let from = who(shared, &client);
+    let from = identify_peer(shared, &client);
     shared.pass(from, Some(to));
     shared.pass(Some(to), from);
     let target = shared.lock().targets[to].clone();
@@ -237,17 +237,17 @@ pub fn listens(pid: u32, port: u16) -> bool {
 }
 
 /// The node whose process owns the other end of this connection.
-fn who(shared: &Shared, client: &TcpStream) -> Option<usize> {
+fn identify_peer(shared: &Shared, client: &TcpStream) -> Option<usize> {
     let (theirs, ours) = (client.peer_addr().ok()?, client.local_addr().ok()?);
-    let (deadline, own) = (Instant::now() + WHO_PATIENCE, std::process::id());
+    let (deadline, own) = (Instant::now() + IDENTIFY_TIMEOUT, std::process::id());
     while Instant::now() < deadline {
-        let (pids, strangers) = {
+        let (pids, excluded) = {
             let state = shared.lock();
-            (state.pids.clone(), state.strangers.clone())
+            (state.pids.clone(), state.excluded.clone())
         };
         if let Some(inode) = socket_inode(theirs, ours) {
             let socket = format!("socket:[{inode}]");
-            if strangers.iter().any(|pid| has_file(*pid, &socket)) {
+            if excluded.iter().any(|pid| has_file(*pid, &socket)) {
                 return None;
             }
             let found = pids.iter().position(|pid| pid.is_some_and(|pid| has_file(pid, &socket)));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_on_a_cut_way_arrives_when_it_heals() {
+    fn held_back_bytes_arrive_after_heal() {
         for (from, to) in [(0, 1), (1, 0)] {
             let net = Net::between(2).unwrap();
             let mut stream = echo(&net);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_breaks_what_was_cut() {
+    fn heal_with_reset_breaks_cut_connections() {
         let net = Net::between(2).unwrap();
         let mut stream = echo(&net);
         stream.write_all(b"a").unwrap();

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guard_kills_what_it_guards_when_its_input_ends() {
+    fn guard_kills_its_process_when_its_input_ends() {
         let mut sleeper = Command::new("sleep").arg("60").spawn().unwrap();
         let mut guard = Guard::over(sleeper.id()).unwrap();
         let Guard { shell, _input } = &mut guard;

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_decides_about_each_request() {
+    fn rule_is_applied_to_each_request() {
         let proxy = Proxy::listen().unwrap();
         proxy.forward_to(&echo());
         proxy.set_rule(|request| match (request.api_key, request.client_id.as_str()) {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_produce_without_acks_has_no_response() {
+    fn produce_with_acks_0_has_no_response() {
         let old = |acks: i16| request(0, "me", &[&(-1i16).to_be_bytes()[..], &acks.to_be_bytes()].concat());
         assert!(!has_response(&old(0), &parse(&old(0))));
         assert!(has_response(&old(-1), &parse(&old(-1))));

@@ -133,13 +133,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_what_the_protocol_says() {
+    fn request_frame_matches_the_protocol() {
         let frame = request(18, 0, 7, &[]);
         assert_eq!(frame, [0, 0, 0, 13, 0, 18, 0, 0, 0, 0, 0, 7, 0, 3, b'r', b'a', b'w']);
     }
 
     #[test]
-    fn the_error_is_found_behind_the_topic() {
+    fn produce_error_code_is_parsed() {
         let mut body = vec![0, 0, 0, 1];
         body.extend(string("abc"));
         body.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 2]);

@@ -22,7 +22,7 @@ use crate::wait::Deadline;
 pub const NODES: usize = 6;
 /// `cluster-node-timeout`: short, so that tests are.
 const NODE_TIMEOUT_MS: u32 = 1500;
-const START_PATIENCE: Duration = Duration::from_secs(40);
+const START_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A running Redis Cluster.
 pub struct RedisCluster {
@@ -177,10 +177,10 @@ impl RedisCluster {
 }
 
 fn await_that(what: &str, mut ask: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Deadline::after(START_PATIENCE);
+    let deadline = Deadline::after(START_TIMEOUT);
     while !ask() {
         if deadline.is_over() {
-            bail!("waited {START_PATIENCE:?} in vain: {what}");
+            bail!("timed out after {START_TIMEOUT:?}: {what}");
         }
         std::thread::sleep(Duration::from_millis(30));
     }

@@ -16,7 +16,7 @@ use crate::binary::{moim_binary, serves_etcd};
 use crate::process::Process;
 
 /// Time limit for a start. Recovery time is measured elsewhere; this only bounds the wait.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Start options of a server.
 #[derive(Clone, Default)]
@@ -260,10 +260,10 @@ impl Server {
             let _ = sender.send(line);
             let _ = std::io::copy(&mut reader, &mut std::io::sink()); // keep the pipe open and empty
         });
-        match line.recv_timeout(START_PATIENCE) {
+        match line.recv_timeout(START_TIMEOUT) {
             Ok(line) if line.starts_with("ready ") => Ok(line.trim().to_owned()),
             Ok(line) => bail!("moim ended or said something else first: {line:?}\n{}", self.log_tail()),
-            Err(_) => bail!("moim was not ready within {START_PATIENCE:?}\n{}", self.log_tail()),
+            Err(_) => bail!("moim was not ready within {START_TIMEOUT:?}\n{}", self.log_tail()),
         }
     }
 
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_the_file_becomes_its_environment_variable() {
+    fn configuration_key_maps_to_its_environment_variable() {
         let options = Options::new().set("kafka.group_min_session_timeout_ms", 1000);
         assert_eq!(
             options.env,

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_answer_ends_the_wait() {
+    fn until_returns_the_first_value() {
         let mut asked = 0;
         let answer = until(Duration::from_secs(5), "three", || {
             asked += 1;
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "in vain for nothing")]
-    fn no_answer_is_a_failure() {
+    fn until_panics_after_the_deadline() {
         until::<()>(Duration::from_millis(1), "nothing", || None);
     }
 }

@@ -20,11 +20,11 @@ use rdkafka::{ClientContext, Statistics};
 use super::{COPY, ORIGINAL, PARTITIONS, WRITER_PAUSE};
 
 /// Timeout of one client call.
-const CALL: Duration = Duration::from_secs(20);
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time limit for clients to make progress after a fault has ended.
-const PROGRESS: Duration = Duration::from_secs(30);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
 /// A copier without progress for this long hangs: longer than any of its calls may take.
-const HANGS: Duration = Duration::from_secs(35);
+const HANG_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Settings of every client: timeouts that are shorter than the faults.
 pub(super) fn client(brokers: &str) -> ClientConfig {
@@ -81,7 +81,7 @@ impl Load {
         let writer = std::thread::spawn(move || write(&brokers_of_writer, &stop, reports));
         let (brokers_of_copier, ends) = (brokers.to_owned(), Arc::clone(&copier_stop));
         let failures = Arc::clone(&written);
-        let copier = std::thread::spawn(move || keep_copying(&brokers_of_copier, &ends, &failures));
+        let copier = std::thread::spawn(move || supervise_copier(&brokers_of_copier, &ends, &failures));
         Self { written, writer, copier, copier_stop, brokers: brokers.to_owned() }
     }
 
@@ -97,7 +97,7 @@ impl Load {
             if acked > before {
                 return acked;
             }
-            let late = began.elapsed() > PROGRESS;
+            let late = began.elapsed() > PROGRESS_TIMEOUT;
             assert!(!late, "nothing is acknowledged any more\n{}", cluster.log_tails());
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -107,7 +107,7 @@ impl Load {
     pub(super) fn await_copied(&self, cluster: &Cluster) {
         let began = Instant::now();
         while super::verify::copied(&self.brokers) == 0 {
-            assert!(began.elapsed() < PROGRESS, "nothing is copied\n{}", cluster.log_tails());
+            assert!(began.elapsed() < PROGRESS_TIMEOUT, "nothing is copied\n{}", cluster.log_tails());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -117,7 +117,7 @@ impl Load {
         self.writer.join().unwrap();
         let began = Instant::now();
         while super::verify::lag(&self.brokers) > 0 {
-            let late = began.elapsed() > HANGS + 2 * PROGRESS;
+            let late = began.elapsed() > HANG_TIMEOUT + 2 * PROGRESS_TIMEOUT;
             assert!(!late, "the copy does not get done\n{}", cluster.log_tails());
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -185,13 +185,13 @@ fn write(brokers: &str, stop: &AtomicBool, reports: Arc<Mutex<Written>>) {
 /// a broker object that was dropped when its node was missing from the metadata, whatever the timeout of the call.
 /// Then another copier starts with the same transactional id. That fences the hung one, as it would a paused process:
 /// if it resumes, its transaction is rejected.
-fn keep_copying(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>) {
+fn supervise_copier(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>) {
     while !stop.load(Ordering::SeqCst) {
         let copier = Arc::new(Copier::default());
         let (working, brokers, reports) = (Arc::clone(&copier), brokers.to_owned(), Arc::clone(written));
         let thread = std::thread::spawn(move || working.run(&brokers, &reports));
         let (mut steps, mut since) = (0, Instant::now());
-        while !stop.load(Ordering::SeqCst) && since.elapsed() < HANGS {
+        while !stop.load(Ordering::SeqCst) && since.elapsed() < HANG_TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
             let now = copier.steps.load(Ordering::SeqCst);
             if now != steps {
@@ -199,7 +199,7 @@ fn keep_copying(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>)
             }
         }
         copier.stop.store(true, Ordering::SeqCst);
-        if since.elapsed() < HANGS {
+        if since.elapsed() < HANG_TIMEOUT {
             thread.join().unwrap();
         } else {
             println!("the copier hangs; another takes its place");
@@ -220,7 +220,7 @@ struct Copier {
 impl Copier {
     fn run(&self, brokers: &str, written: &Mutex<Written>) {
         while !self.stop.load(Ordering::SeqCst) {
-            if let Err(error) = self.copy_until_it_fails(brokers) {
+            if let Err(error) = self.run_copier(brokers) {
                 if std::env::var_os("MOIM_CHAOS_VERBOSE").is_some() {
                     println!("the copier begins anew: {error}");
                 }
@@ -234,14 +234,14 @@ impl Copier {
         self.steps.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn copy_until_it_fails(&self, brokers: &str) -> KafkaResult<()> {
+    fn run_copier(&self, brokers: &str) -> KafkaResult<()> {
         let producer: BaseProducer = client(brokers)
             .set("transactional.id", "copier")
             .set("transaction.timeout.ms", "20000")
             .set("linger.ms", "2")
             .create()?;
         self.step();
-        producer.init_transactions(CALL)?;
+        producer.init_transactions(CALL_TIMEOUT)?;
         self.step();
         let consumer: BaseConsumer = client(brokers)
             .set("group.id", "copier")
@@ -274,9 +274,9 @@ impl Copier {
                 offsets.add_partition_offset(ORIGINAL, partition, Offset::Offset(offset))?;
             }
             let group = consumer.group_metadata().expect("it is subscribed");
-            producer.send_offsets_to_transaction(&offsets, &group, CALL)?;
+            producer.send_offsets_to_transaction(&offsets, &group, CALL_TIMEOUT)?;
             self.step();
-            producer.commit_transaction(CALL)?;
+            producer.commit_transaction(CALL_TIMEOUT)?;
         }
         Ok(())
     }

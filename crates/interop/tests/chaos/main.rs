@@ -40,9 +40,9 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 /// Serialises the tests: each cluster needs the whole machine.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+fn exclusive() -> MutexGuard<'static, ()> {
+    static EXCLUSIVE: Mutex<()> = Mutex::new(());
+    EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Time limit until the cluster is fully replicated after a fault.
@@ -60,8 +60,8 @@ fn options() -> Options {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_and_nothing_happens_twice() {
-    let _alone = alone();
+fn acknowledged_records_are_neither_lost_nor_duplicated_under_faults() {
+    let _alone = exclusive();
     let (rounds, seed) = (number("MOIM_CHAOS_ROUNDS", 3), number("MOIM_CHAOS_SEED", 1));
     let mut rng = fastrand::Rng::with_seed(seed);
     let small = SmallDisk::mount();

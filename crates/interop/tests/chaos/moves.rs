@@ -13,7 +13,9 @@ use moim_interop::cluster::Cluster;
 use moim_interop::moim_binary;
 
 use super::load::{Load, topic};
-use super::{COPY, ORIGINAL, PARTITIONS, alone, await_whole, brokers, number, options, verify, whole_within};
+use super::{
+    COPY, ORIGINAL, PARTITIONS, await_whole, brokers, exclusive, number, options, verify, whole_within,
+};
 
 /// The replicas of a partition in a round: two nodes, never the pair of the previous round.
 fn pair(round: u64, partition: i32) -> [u64; 2] {
@@ -48,8 +50,8 @@ const GROUPS: i32 = 4;
 const TRANSACTIONS: i32 = 4;
 
 #[test]
-fn every_partition_is_moved_under_load_and_no_client_hears_of_it() {
-    let _alone = alone();
+fn reassignment_of_every_partition_under_load_causes_no_client_error() {
+    let _alone = exclusive();
     let options = options()
         .set("kafka.offsets_topic_partitions", GROUPS)
         .set("kafka.transaction_topic_partitions", TRANSACTIONS);

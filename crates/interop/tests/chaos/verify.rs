@@ -76,7 +76,7 @@ pub(super) fn lag(brokers: &str) -> i64 {
 
 /// Duplicates in a partition, and records after a later one; with their offsets, to look them up in the logs of the
 /// nodes.
-fn out_of_place(topic: &str, partition: i32, records: &[(i64, u64)]) -> Vec<String> {
+fn find_misplaced(topic: &str, partition: i32, records: &[(i64, u64)]) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut first_at = BTreeMap::new();
     let mut newest: Option<(i64, u64)> = None;
@@ -98,9 +98,9 @@ fn out_of_place(topic: &str, partition: i32, records: &[(i64, u64)]) -> Vec<Stri
 }
 
 #[test]
-fn doubles_and_reordering_are_told_apart() {
+fn duplicates_and_reordering_are_distinguished() {
     let check = |records: &[(i64, u64)], expected: &[&str]| {
-        let found = out_of_place("t", 3, records);
+        let found = find_misplaced("t", 3, records);
         assert_eq!(found, expected);
     };
     check(&[(0, 1), (1, 2), (4, 5)], &[]);
@@ -118,7 +118,7 @@ pub(super) fn check(brokers: &str, written: &Written, cluster: &Cluster) {
     let original = read(brokers, ORIGINAL);
     let mut places = BTreeMap::new();
     for (partition, records) in &original {
-        wrong.extend(out_of_place("the original", *partition, records));
+        wrong.extend(find_misplaced("the original", *partition, records));
         places.extend(records.iter().map(|(offset, number)| ((*partition, *number), *offset)));
     }
     for (id, offset) in &written.acked {
@@ -133,13 +133,13 @@ pub(super) fn check(brokers: &str, written: &Written, cluster: &Cluster) {
     }
     let maybe: BTreeSet<&(i32, u64)> = written.unknown.iter().collect();
     let unasked = places.keys().filter(|id| !written.acked.contains_key(id) && !maybe.contains(id));
-    wrong.extend(unasked.map(|id| format!("nobody was told of {id:?}")));
+    wrong.extend(unasked.map(|id| format!("no client sent {id:?}")));
     let copy = read(brokers, COPY);
     let numbers = |records: Option<&Vec<(i64, u64)>>| -> Vec<u64> {
         records.into_iter().flatten().map(|(_, number)| *number).collect()
     };
     for (partition, records) in &copy {
-        wrong.extend(out_of_place("the copy", *partition, records));
+        wrong.extend(find_misplaced("the copy", *partition, records));
     }
     for partition in 0..PARTITIONS {
         let (from, to) = (numbers(original.get(&partition)), numbers(copy.get(&partition)));

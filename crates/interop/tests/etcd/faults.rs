@@ -52,7 +52,7 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn three_nodes_keep_their_promises_under_faults() {
+fn three_nodes_stay_linearizable_under_faults() {
     if !serves_etcd(moim_binary().unwrap()).unwrap() {
         eprintln!("SKIPPED: this moim has no etcd port");
         return;
@@ -63,7 +63,7 @@ fn three_nodes_keep_their_promises_under_faults() {
 
 /// Validates the test itself: a real etcd passes it.
 #[test]
-fn a_real_etcd_passes_the_same_test() {
+fn real_etcd_passes_the_same_test() {
     match (std::env::var_os("MOIM_TEST_ETCD"), RealEtcd::find()) {
         (Some(_), Some(real @ RealEtcd::Program(_))) => {
             let cluster = Cluster::etcd(&real, 3, true).unwrap_or_else(|error| panic!("{error:#}"));

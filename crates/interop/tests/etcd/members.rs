@@ -7,7 +7,7 @@ use moim_interop::cluster::http_get;
 
 use crate::support::*;
 
-pub(crate) async fn every_node_lists_all(t: &mut Scene) {
+pub(crate) async fn every_node_lists_all_members(t: &mut Scene) {
     let endpoints = t.cluster.endpoints();
     let mut lists = Vec::new();
     for mut node in t.nodes().await {
@@ -67,7 +67,7 @@ pub(crate) async fn unknown_members(t: &mut Scene) {
     refused(promoted, FAILED_PRECONDITION, "etcdserver: can only promote a learner member");
 }
 
-pub(crate) async fn a_learner_comes_and_goes(t: &mut Scene) {
+pub(crate) async fn learner_is_added_and_removed(t: &mut Scene) {
     let before = t.client.member_list().await.unwrap().members().len();
     let url = "http://127.0.0.1:1";
     // A cluster that has just started may reject member changes.
@@ -101,7 +101,7 @@ pub(crate) async fn a_learner_comes_and_goes(t: &mut Scene) {
     let early = t.client.member_promote(id).await;
     let text = "etcdserver: can only promote a learner member which is in sync with leader";
     refused(early, FAILED_PRECONDITION, text);
-    t.put("k", "a learner that is away stops nobody").await;
+    t.put("k", "an unavailable learner blocks no write").await;
     let removed = t.client.member_remove(id).await.unwrap();
     assert_eq!(removed.members().len(), before);
     refused(t.client.member_remove(id).await, NOT_FOUND, "etcdserver: member not found");
@@ -114,7 +114,7 @@ pub(crate) async fn authentication_is_off(t: &mut Scene) {
     refused(Err::<(), _>(error), FAILED_PRECONDITION, "etcdserver: authentication is not enabled");
 }
 
-pub(crate) async fn plain_http_answers(t: &mut Scene) {
+pub(crate) async fn plain_http_endpoints_answer(t: &mut Scene) {
     for endpoint in t.cluster.endpoints() {
         let health = http_get(&endpoint, "/health").unwrap();
         assert!(health.starts_with("HTTP/1.1 200 ") && health.contains("\"health\":\"true\""), "{health}");

@@ -239,7 +239,7 @@ pub(crate) fn described(response: &WatchResponse, prefix: &str) -> Vec<String> {
 pub(crate) async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut ask: F) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !ask().await {
-        assert!(tokio::time::Instant::now() < deadline, "waited {PATIENCE:?} in vain for {what}");
+        assert!(tokio::time::Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

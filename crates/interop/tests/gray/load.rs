@@ -96,7 +96,10 @@ impl Load {
             if now.len() == all && now.iter().all(|(name, last)| from.get(name) < Some(last)) {
                 break;
             }
-            assert!(began.elapsed() < Duration::from_secs(60), "not everybody is served: {from:?} {now:?}");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "not every client is served: {from:?} {now:?}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         let now = Instant::now();

@@ -120,7 +120,7 @@ fn strike<G>(cluster: &Cluster, load: &Load, fault: &Fault<'_>, begin: impl FnOn
 }
 
 #[test]
-fn a_node_whose_disk_hangs_or_is_full_stalls_nobody_for_long_and_comes_back() {
+fn node_with_a_hung_or_full_disk_causes_no_long_stall_and_recovers() {
     let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let mut disks = Vec::new();
     for _ in 0..3 {
@@ -149,7 +149,7 @@ fn a_node_whose_disk_hangs_or_is_full_stalls_nobody_for_long_and_comes_back() {
 }
 
 #[test]
-fn a_node_that_is_deaf_in_one_direction_stalls_nobody_for_long() {
+fn one_way_isolated_node_causes_no_long_stall() {
     let cluster = Cluster::moim(3, &options(), true).unwrap();
     await_whole(&cluster, "the start");
     let load = Load::start(&cluster);

@@ -59,7 +59,7 @@ async fn await_room(client: &mut Client) {
 }
 
 #[test]
-fn a_full_disk_that_was_compacted_and_disarmed_takes_writes_again() {
+fn full_disk_accepts_writes_after_compact_and_disarm() {
     let disk = match Disk::mount(Path::new(env!("CARGO_TARGET_TMPDIR")), DISK) {
         Ok(disk) => disk,
         Err(why) => return println!("skipped: no disk of its own on this machine ({why})"),

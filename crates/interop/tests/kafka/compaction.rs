@@ -30,18 +30,18 @@ fn fill(address: &str, topic: &str, rounds: usize) {
 }
 
 /// One more record, so that the last full segment is no longer the active one.
-fn nudge(address: &str, topic: &str) {
+fn roll_active_segment(address: &str, topic: &str) {
     Sender::new(address, &[]).deliver(topic, 0, &[Sample::keyed("nudge", "x")]);
 }
 
 #[test]
-fn only_the_newest_record_of_a_key_stays() {
+fn compaction_keeps_only_the_newest_record_of_a_key() {
     let server = server();
     let topic = topic(server.kafka(), "compact", 1, &EAGER);
     fill(server.kafka(), &topic, 100);
     let end = watermarks(server.kafka(), &topic, 0).1;
     let seen = until(2 * PATIENCE, "compaction", || {
-        nudge(server.kafka(), &topic);
+        roll_active_segment(server.kafka(), &topic);
         let seen = read_all(server.kafka(), &topic, 1, &[("check.crcs", "true")]);
         let old = seen.iter().filter(|seen| seen.offset < end).count();
         (old <= 20).then_some(seen)
@@ -64,7 +64,7 @@ fn only_the_newest_record_of_a_key_stays() {
 }
 
 #[test]
-fn a_tombstone_takes_its_key_away() {
+fn tombstone_deletes_its_key() {
     let server = server();
     let topic = topic(server.kafka(), "tombstone", 1, &EAGER);
     fill(server.kafka(), &topic, 30);
@@ -72,7 +72,7 @@ fn a_tombstone_takes_its_key_away() {
     Sender::new(server.kafka(), &[]).deliver(&topic, 0, &[gone]);
     fill_other(server.kafka(), &topic);
     until(2 * PATIENCE, "the key and its tombstone to go", || {
-        nudge(server.kafka(), &topic);
+        roll_active_segment(server.kafka(), &topic);
         let seen = read_all(server.kafka(), &topic, 1, &[]);
         let left = seen.iter().filter(|seen| seen.sample.key.as_deref() == Some(b"key 3")).count();
         (left == 0 && seen.len() < 60).then_some(())
@@ -91,7 +91,7 @@ fn fill_other(address: &str, topic: &str) {
 }
 
 #[test]
-fn a_record_without_a_key_has_no_place() {
+fn record_without_a_key_is_refused_by_a_compacted_topic() {
     let server = server();
     let topic = topic(server.kafka(), "keyless", 1, &[("cleanup.policy", "compact")]);
     let mut sender = Sender::new(server.kafka(), &[]);

@@ -17,7 +17,7 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_by_kill_9() {
+fn acknowledged_records_survive_sigkill_without_duplicates() {
     let Some(mut server) = own_server() else { return };
     let rounds = number("INTEROP_CRASH_ROUNDS", 5);
     let seed = number("INTEROP_SEED", fastrand::u64(..1_000_000));
@@ -98,7 +98,7 @@ pub(crate) fn check(address: &str, topic: &str, homes: &[i32], reports: &[Report
 /// With `replicated` durability an acknowledged record is not necessarily on disk: the last replica reports its log
 /// end, and leads again.
 #[test]
-fn the_only_copy_of_a_topic_that_does_not_wait_for_the_disk_leads_again_after_kill_9() {
+fn only_replica_with_replicated_durability_leads_again_after_sigkill() {
     let Some(mut server) = own_server() else { return };
     let topic = topic(server.kafka(), "crash-replicated", 1, &[("durability", "replicated")]);
     for round in 0..3 {

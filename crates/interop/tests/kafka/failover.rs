@@ -39,7 +39,7 @@ impl Fault {
         }
     }
 
-    fn mend(self, cluster: &mut Cluster, node: usize) {
+    fn heal(self, cluster: &mut Cluster, node: usize) {
         match self {
             Self::Death => cluster.restart(node).unwrap(),
             Self::Pause => cluster.resume(node).unwrap(),
@@ -59,7 +59,7 @@ fn three(fault: Fault) -> Option<Cluster> {
 }
 
 /// The addresses of all nodes, so that clients find a running one.
-fn everybody(cluster: &Cluster) -> String {
+fn all_addresses(cluster: &Cluster) -> String {
     let addresses: Vec<&str> = (0..3).map(|node| cluster.server(node).unwrap().kafka()).collect();
     addresses.join(",")
 }
@@ -85,28 +85,28 @@ fn await_whole(address: &str, topic: &str) {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_when_leaders_die() {
-    survive(Fault::Death);
+fn acknowledged_records_survive_leader_crashes_without_duplicates() {
+    check_failover(Fault::Death);
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_when_leaders_pause() {
-    survive(Fault::Pause);
+fn acknowledged_records_survive_leader_pauses_without_duplicates() {
+    check_failover(Fault::Pause);
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_when_leaders_are_cut_off() {
-    survive(Fault::Isolation);
+fn acknowledged_records_survive_leader_isolation_without_duplicates() {
+    check_failover(Fault::Isolation);
 }
 
 /// Load while leaders fail in turn: during each fault everything is still acknowledged.
-fn survive(fault: Fault) {
+fn check_failover(fault: Fault) {
     let Some(mut cluster) = three(fault) else { return };
     let rounds = number("INTEROP_FAILOVER_ROUNDS", 3);
     let seed = number("INTEROP_SEED", fastrand::u64(..1_000_000));
     eprintln!("INTEROP_SEED={seed} INTEROP_FAILOVER_ROUNDS={rounds}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let address = everybody(&cluster);
+    let address = all_addresses(&cluster);
     let topic = topic(&address, "failover", PARTITIONS, &[]);
     let settings = [
         ("enable.idempotence", "true"),
@@ -141,7 +141,7 @@ fn survive(fault: Fault) {
         load(&mut sender, &mut random, Duration::from_millis(500));
         // A produce that is acknowledged although one of three nodes is unavailable.
         sender.deliver(&topic, (round % 3) as i32, &[]);
-        fault.mend(&mut cluster, victim);
+        fault.heal(&mut cluster, victim);
         await_whole(&address, &topic);
     }
     let reports = sender.reports();
@@ -156,7 +156,7 @@ enum Next {
     Abort,
 }
 
-fn judge(error: &KafkaError) -> Next {
+fn next_step(error: &KafkaError) -> Next {
     match error {
         KafkaError::Transaction(error) if error.txn_requires_abort() => Next::Abort,
         KafkaError::Transaction(error) if error.is_retriable() => Next::Again,
@@ -177,7 +177,7 @@ fn transact(sender: &mut Sender, topic: &str, text: &str, mut meanwhile: impl Fn
         loop {
             match sender.inner.commit_transaction(PATIENCE) {
                 Ok(()) => return,
-                Err(error) => match judge(&error) {
+                Err(error) => match next_step(&error) {
                     Next::Again => {}
                     Next::Abort => {
                         sender.inner.abort_transaction(PATIENCE).unwrap();
@@ -190,9 +190,9 @@ fn transact(sender: &mut Sender, topic: &str, text: &str, mut meanwhile: impl Fn
 }
 
 #[test]
-fn transactions_are_whole_although_nodes_die_in_their_middle() {
+fn transactions_stay_atomic_when_nodes_crash_during_them() {
     let Some(mut cluster) = three(Fault::Death) else { return };
-    let address = everybody(&cluster);
+    let address = all_addresses(&cluster);
     let topic = topic(&address, "whole", PARTITIONS, &[]);
     let settings = [
         ("transactional.id", "failover"),
@@ -228,9 +228,9 @@ fn transactions_are_whole_although_nodes_die_in_their_middle() {
 }
 
 #[test]
-fn committed_offsets_outlive_every_node_in_turn() {
+fn committed_offsets_survive_a_crash_of_every_node() {
     let Some(mut cluster) = three(Fault::Death) else { return };
-    let address = everybody(&cluster);
+    let address = all_addresses(&cluster);
     let topic = topic(&address, "offsets", 1, &[]);
     for node in 0..3 {
         let next = i64::try_from(node).unwrap() + 1;
@@ -241,7 +241,7 @@ fn committed_offsets_outlive_every_node_in_turn() {
                 Ok(()) => Some(()),
                 Err(error) => {
                     let code = error.rdkafka_error_code();
-                    let passes = matches!(
+                    let is_transient = matches!(
                         code,
                         Some(
                             RDKafkaErrorCode::NotCoordinator
@@ -251,7 +251,7 @@ fn committed_offsets_outlive_every_node_in_turn() {
                                 | RDKafkaErrorCode::BrokerTransportFailure
                         )
                     );
-                    assert!(passes, "{error:?}");
+                    assert!(is_transient, "{error:?}");
                     None
                 }
             }

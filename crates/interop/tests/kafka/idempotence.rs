@@ -46,19 +46,19 @@ fn check(what: &str, count: usize, settings: &[(&str, &str)], fate: fn(usize) ->
 }
 
 #[test]
-fn a_lost_answer_is_not_a_second_record() {
+fn lost_response_causes_no_duplicate() {
     let requests = check("answers", 2_000, &[], |n| if n % 7 == 3 { Fate::CutAfter } else { Fate::Pass });
     assert!(requests > 30, "only {requests} requests, so hardly any was lost");
 }
 
 #[test]
-fn a_lost_request_is_sent_again_in_order() {
+fn lost_request_is_retried_in_order() {
     let requests = check("requests", 2_000, &[], |n| if n % 7 == 3 { Fate::CutBefore } else { Fate::Pass });
     assert!(requests > 30, "only {requests} requests, so hardly any was lost");
 }
 
 #[test]
-fn one_request_at_a_time_is_no_different() {
+fn max_in_flight_1_causes_no_duplicate() {
     let settings = [("max.in.flight", "1")];
     check("one at a time", 1_000, &settings, |n| match n % 5 {
         1 => Fate::CutBefore,
@@ -68,7 +68,7 @@ fn one_request_at_a_time_is_no_different() {
 }
 
 #[test]
-fn compressed_batches_are_recognised_too() {
+fn duplicate_compressed_batches_are_detected() {
     check("compressed", 1_000, &[("compression.type", "lz4")], |n| {
         if n % 4 == 1 { Fate::CutAfter } else { Fate::Pass }
     });
@@ -76,7 +76,7 @@ fn compressed_batches_are_recognised_too() {
 
 /// Validates the proxy: without idempotence the same losses do cause duplicates.
 #[test]
-fn without_idempotence_a_lost_answer_is_a_second_record() {
+fn lost_response_without_idempotence_causes_a_duplicate() {
     let Some((server, proxy)) = proxied() else { return };
     let address = proxy.address();
     let topic = topic(&address, "plain", 1, &[]);
@@ -91,7 +91,7 @@ fn without_idempotence_a_lost_answer_is_a_second_record() {
 }
 
 #[test]
-fn a_restart_of_the_server_does_not_forget_sequences() {
+fn producer_sequences_survive_a_server_restart() {
     let Some((mut server, proxy)) = proxied() else { return };
     let address = proxy.address();
     let topic = topic(&address, "restart", 1, &[]);

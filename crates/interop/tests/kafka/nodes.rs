@@ -44,7 +44,7 @@ fn spread_topic(cluster: &Cluster, what: &str, partitions: i32) -> String {
 }
 
 #[test]
-fn records_go_to_all_nodes_and_come_from_all_nodes() {
+fn records_are_produced_to_and_consumed_from_all_nodes() {
     let Some(mut cluster) = three() else { return };
     let topic = spread_topic(&cluster, "spread", 6);
     let mut sender = Sender::new(address(&cluster, 1), &[("enable.idempotence", "true")]);
@@ -69,7 +69,7 @@ fn records_go_to_all_nodes_and_come_from_all_nodes() {
 }
 
 #[test]
-fn groups_commit_and_resume_wherever_their_coordinator_is() {
+fn groups_commit_and_resume_on_any_coordinator() {
     let Some(cluster) = three() else { return };
     let topic = spread_topic(&cluster, "groups", 3);
     for partition in 0..3 {
@@ -97,7 +97,7 @@ fn groups_commit_and_resume_wherever_their_coordinator_is() {
 }
 
 #[test]
-fn transactions_are_whole_across_nodes() {
+fn transactions_are_atomic_across_nodes() {
     let Some(cluster) = three() else { return };
     let source = spread_topic(&cluster, "source", 3);
     let target = spread_topic(&cluster, "target", 3);

@@ -386,7 +386,7 @@ pub(crate) fn next(consumer: &BaseConsumer, patience: Duration) -> Option<Seen> 
     while !deadline.is_over() {
         match consumer.poll(deadline.left().min(Duration::from_millis(200))) {
             Some(Ok(message)) => return Some(Seen::of(&message)),
-            Some(Err(error)) => assert!(passes(&error), "consumer: {error}"),
+            Some(Err(error)) => assert!(is_transient(&error), "consumer: {error}"),
             None => {}
         }
     }
@@ -394,7 +394,7 @@ pub(crate) fn next(consumer: &BaseConsumer, patience: Duration) -> Option<Seen> 
 }
 
 /// True if the client itself recovers from such an error.
-pub(crate) fn passes(error: &KafkaError) -> bool {
+pub(crate) fn is_transient(error: &KafkaError) -> bool {
     matches!(error, KafkaError::PartitionEOF(_))
         || matches!(
             error.rdkafka_error_code(),
@@ -440,7 +440,7 @@ pub(crate) fn read_all(address: &str, topic: &str, partitions: i32, settings: &[
             Some(Err(KafkaError::PartitionEOF(partition))) => {
                 ended.insert(partition);
             }
-            Some(Err(error)) => assert!(passes(&error), "consumer: {error}"),
+            Some(Err(error)) => assert!(is_transient(&error), "consumer: {error}"),
             None => {}
         }
     }

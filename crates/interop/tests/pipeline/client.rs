@@ -10,7 +10,7 @@ use sha2::Sha256;
 
 /// A frame from the gateway.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum Response {
     Welcome { acked: u64 },
     Refused { retry: bool, reason: String },
     Ack { acked: u64, beyond: Vec<u64> },
@@ -49,7 +49,12 @@ fn number(bytes: &[u8]) -> u64 {
 
 impl Client {
     /// Authenticates as `name` with the secret in `folder`, and returns the gateway's response.
-    pub(crate) fn greet(address: &str, folder: &Path, name: &str, incarnation: u64) -> (Self, Said) {
+    pub(crate) fn authenticate(
+        address: &str,
+        folder: &Path,
+        name: &str,
+        incarnation: u64,
+    ) -> (Self, Response) {
         let token = std::fs::read_to_string(folder.join(".moim/pipeline.token")).unwrap();
         let secret: Vec<u8> =
             (0..32).map(|at| u8::from_str_radix(&token[2 * at..2 * at + 2], 16).unwrap()).collect();
@@ -65,12 +70,12 @@ impl Client {
         mac.update(name.as_bytes());
         let mut proof = vec![3];
         proof.extend_from_slice(&mac.finalize().into_bytes());
-        client.say(&proof);
-        let said = client.hear();
-        (client, said)
+        client.write_frame(&proof);
+        let response = client.read_response();
+        (client, response)
     }
 
-    pub(crate) fn say(&mut self, body: &[u8]) {
+    pub(crate) fn write_frame(&mut self, body: &[u8]) {
         // The gateway may have closed the connection already: its response is read in any case.
         let _ = self.stream.write_all(&frame(body));
     }
@@ -79,35 +84,38 @@ impl Client {
         let mut body = vec![6];
         body.extend_from_slice(&sn.to_be_bytes());
         body.extend_from_slice(message);
-        self.say(&body);
+        self.write_frame(&body);
     }
 
     pub(crate) fn bye(&mut self, sent: u64) {
         let mut body = vec![8];
         body.extend_from_slice(&sent.to_be_bytes());
-        self.say(&body);
+        self.write_frame(&body);
     }
 
     /// The next frame that is not an acknowledgement.
-    pub(crate) fn outcome(&mut self) -> Said {
+    pub(crate) fn outcome(&mut self) -> Response {
         loop {
-            match self.hear() {
-                Said::Ack { .. } => {}
-                said => return said,
+            match self.read_response() {
+                Response::Ack { .. } => {}
+                response => return response,
             }
         }
     }
 
-    pub(crate) fn hear(&mut self) -> Said {
-        let Some(body) = self.frame() else { return Said::Closed };
+    pub(crate) fn read_response(&mut self) -> Response {
+        let Some(body) = self.frame() else { return Response::Closed };
         match body[0] {
-            4 => Said::Welcome { acked: number(&body[1..]) },
-            5 => Said::Refused {
+            4 => Response::Welcome { acked: number(&body[1..]) },
+            5 => Response::Refused {
                 retry: body[1] == 1,
                 reason: String::from_utf8_lossy(&body[2..]).into_owned(),
             },
-            7 => Said::Ack { acked: number(&body[1..]), beyond: body[13..].chunks(8).map(number).collect() },
-            9 => Said::Done,
+            7 => Response::Ack {
+                acked: number(&body[1..]),
+                beyond: body[13..].chunks(8).map(number).collect(),
+            },
+            9 => Response::Done,
             kind => panic!("frame of kind {kind}"),
         }
     }

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use moim_interop::{Options, Server, moim_binary};
 
-use crate::client::{Client, Said, connect, frame, hello};
+use crate::client::{Client, Response, connect, frame, hello};
 
 /// A queue and a store, and the pipeline processes on them.
 pub(crate) struct Pipeline {
@@ -85,8 +85,8 @@ impl Pipeline {
         &self.redis
     }
 
-    fn greet(&self, name: &str, incarnation: u64) -> (Client, Said) {
-        Client::greet(&self.address, self.folder(), name, incarnation)
+    fn authenticate(&self, name: &str, incarnation: u64) -> (Client, Response) {
+        Client::authenticate(&self.address, self.folder(), name, incarnation)
     }
 
     /// Runs `moim` with this pipeline's addresses.
@@ -156,15 +156,15 @@ fn expect(text: &str, lines: &[&str]) {
     }
 }
 
-fn reason(said: &Said) -> (bool, &str) {
-    match said {
-        Said::Refused { retry, reason } => (*retry, reason),
+fn reason(response: &Response) -> (bool, &str) {
+    match response {
+        Response::Refused { retry, reason } => (*retry, reason),
         other => panic!("not a refusal: {other:?}"),
     }
 }
 
 #[test]
-fn misbehaving_strangers_are_told_why() {
+fn malformed_handshakes_are_refused_with_a_reason() {
     let _turn = super::one_at_a_time();
     let gateway = Pipeline::start("gateway", &[]);
     let too_long = gateway.refusal(&u32::MAX.to_be_bytes());
@@ -195,38 +195,38 @@ fn misbehaving_strangers_are_told_why() {
 }
 
 #[test]
-fn numbers_that_jump_or_go_back_count_once() {
+fn out_of_order_and_duplicate_sequence_numbers_count_once() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
     // Out of order, duplicated, and again from the beginning: each number counts once.
-    let (mut client, said) = pipeline.greet("zigzag", 1);
-    assert_eq!(said, Said::Welcome { acked: 0 });
+    let (mut client, response) = pipeline.authenticate("zigzag", 1);
+    assert_eq!(response, Response::Welcome { acked: 0 });
     for sn in [2u64, 4, 1, 2, 3, 1, 2, 3, 4, 5] {
         client.send(sn, format!("line {sn}").as_bytes());
     }
     client.bye(5);
-    assert_eq!(client.outcome(), Said::Done);
+    assert_eq!(client.outcome(), Response::Done);
     client.send(3, b"another text under an old number");
     client.send(6, b"line 6");
     client.bye(6);
-    assert_eq!(client.outcome(), Said::Done);
+    assert_eq!(client.outcome(), Response::Done);
     // Invalid sequence numbers: the refusal names them.
     for sn in [0u64, 1_000_000] {
         client.send(sn, b"x");
-        let said = client.outcome();
-        let (retry, why) = reason(&said);
+        let response = client.outcome();
+        let (retry, why) = reason(&response);
         assert!(!retry && why.contains(&format!("message {sn} is outside the window")), "{why}");
-        let said;
-        (client, said) = pipeline.greet("zigzag", 1);
-        assert_eq!(said, Said::Welcome { acked: 6 }, "what was acknowledged stays so");
+        let response;
+        (client, response) = pipeline.authenticate("zigzag", 1);
+        assert_eq!(response, Response::Welcome { acked: 6 }, "what was acknowledged stays so");
     }
     // An oversized frame after the handshake ends the session, and only that.
     client.send(7, &vec![b'x'; 2 << 20]);
-    let said = client.outcome();
+    let response = client.outcome();
     assert!(
-        matches!(&said, Said::Refused { retry: false, reason } if reason.contains("bytes"))
-            || said == Said::Closed,
-        "{said:?}"
+        matches!(&response, Response::Refused { retry: false, reason } if reason.contains("bytes"))
+            || response == Response::Closed,
+        "{response:?}"
     );
     expect(
         &pipeline.verdict(),
@@ -235,43 +235,46 @@ fn numbers_that_jump_or_go_back_count_once() {
 }
 
 #[test]
-fn of_two_connections_of_one_client_the_newer_goes_on() {
+fn newer_connection_fences_the_older_one() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
-    let (mut first, _) = pipeline.greet("twin", 5);
+    let (mut first, _) = pipeline.authenticate("twin", 5);
     first.send(1, b"one");
     first.bye(1);
-    assert_eq!(first.outcome(), Said::Done);
-    let (mut second, said) = pipeline.greet("twin", 5);
-    assert_eq!(said, Said::Welcome { acked: 1 });
+    assert_eq!(first.outcome(), Response::Done);
+    let (mut second, response) = pipeline.authenticate("twin", 5);
+    assert_eq!(response, Response::Welcome { acked: 1 });
     // The older connection may reconnect, but not continue beside the newer one.
     first.send(2, b"two");
-    let said = first.outcome();
-    assert!(reason(&said).0 && reason(&said).1.contains("another gateway"), "{said:?}");
+    let response = first.outcome();
+    assert!(reason(&response).0 && reason(&response).1.contains("another gateway"), "{response:?}");
     second.send(2, b"two");
     second.bye(2);
-    assert_eq!(second.outcome(), Said::Done);
+    assert_eq!(second.outcome(), Response::Done);
     // A newer incarnation takes over permanently.
-    let (mut third, said) = pipeline.greet("twin", 6);
-    assert_eq!(said, Said::Welcome { acked: 2 });
-    let (_, said) = pipeline.greet("twin", 5);
-    assert!(!reason(&said).0 && reason(&said).1.contains("a newer client of the name twin"), "{said:?}");
+    let (mut third, response) = pipeline.authenticate("twin", 6);
+    assert_eq!(response, Response::Welcome { acked: 2 });
+    let (_, response) = pipeline.authenticate("twin", 5);
+    assert!(
+        !reason(&response).0 && reason(&response).1.contains("a newer client of the name twin"),
+        "{response:?}"
+    );
     third.send(3, b"three");
     third.bye(3);
-    assert_eq!(third.outcome(), Said::Done);
+    assert_eq!(third.outcome(), Response::Done);
     expect(&pipeline.verdict(), &["\"sent\": 3", "\"counted\": 3", "\"duplicated\": 0"]);
 }
 
 #[test]
-fn what_is_no_text_goes_to_the_dead_letters_and_the_next_goes_on() {
+fn non_text_message_is_dead_lettered_and_counting_continues() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
-    let (mut client, _) = pipeline.greet("poison", 1);
+    let (mut client, _) = pipeline.authenticate("poison", 1);
     client.send(1, b"fine");
     client.send(2, &[0xff, 0xfe, 0x00]);
     client.send(3, b"fine again");
     client.bye(3);
-    assert_eq!(client.outcome(), Said::Done);
+    assert_eq!(client.outcome(), Response::Done);
     // A record from another producer, without an origin.
     let mut stray = Command::new(moim_binary().unwrap())
         .args(["topic", "produce", "client_message", "--kafka", pipeline.kafka()])
@@ -303,16 +306,16 @@ fn what_is_no_text_goes_to_the_dead_letters_and_the_next_goes_on() {
 }
 
 #[test]
-fn messages_on_their_way_are_pending_and_not_lost() {
+fn messages_in_flight_are_pending_and_not_lost() {
     let _turn = super::one_at_a_time();
     // No counter is running: everything stays in the topic.
     let pipeline = Pipeline::start("gateway", &[]);
-    let (mut client, _) = pipeline.greet("early", 1);
+    let (mut client, _) = pipeline.authenticate("early", 1);
     for sn in 1..=5u64 {
         client.send(sn, format!("line {sn}").as_bytes());
     }
     client.bye(5);
-    assert_eq!(client.outcome(), Said::Done);
+    assert_eq!(client.outcome(), Response::Done);
     let pending = pipeline.verify(&[]);
     let text = String::from_utf8_lossy(&pending.stdout).into_owned();
     assert_eq!(pending.status.code(), Some(6), "{text}");
@@ -321,7 +324,7 @@ fn messages_on_their_way_are_pending_and_not_lost() {
 }
 
 #[test]
-fn a_second_run_on_the_first_ones_topics_is_told_apart() {
+fn second_run_on_the_same_topics_is_detected() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
     std::fs::write(pipeline.folder().join("text"), "a\nb\nc\n").unwrap();

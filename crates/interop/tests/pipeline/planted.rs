@@ -76,14 +76,14 @@ pub(crate) fn check(pipeline: &Pipeline, expected: &[&str]) {
         if output.status.code() == Some(8) && expected.iter().all(|line| text.contains(line)) {
             return;
         }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(Instant::now() < deadline, "{}, not {expected:?}:\n{text}\n{said}", output.status);
+        let response = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(Instant::now() < deadline, "{}, not {expected:?}:\n{text}\n{response}", output.status);
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
-fn planted_losses_duplicates_and_swaps_are_found_where_they_are() {
+fn planted_losses_duplicates_and_swaps_are_located() {
     let _turn = super::one_at_a_time();
     let mut pipeline = Pipeline::start("run", &[]);
     // 3 before 2, and never again: once 2 was counted, 3 is re-read.

@@ -32,13 +32,13 @@ fn add_partitions(pipeline: &Pipeline, topic: &str, count: &str) {
 }
 
 /// The store loses the last five counts of a client.
-fn go_back(pipeline: &Pipeline, name: &str) {
+fn lose_counts(pipeline: &Pipeline, name: &str) {
     let keys = ["last_msg_sn", "msg_cnt"].map(|part| format!("consumer:{{{name}}}:{part}"));
     let script = "redis.call('DECRBY', KEYS[1], 5) return redis.call('DECRBY', KEYS[2], 5)";
     redis(pipeline, &["EVAL", script, "2", &keys[0], &keys[1]]);
 }
 
-fn plant(pipeline: &mut Pipeline) {
+fn plant_faults(pipeline: &mut Pipeline) {
     // A message that never reached the topic.
     client(pipeline, "planted", 4);
     relay(pipeline, "planted", &[1, 2, 4]);
@@ -84,7 +84,7 @@ fn plant(pipeline: &mut Pipeline) {
 }
 
 #[test]
-fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restarted_clients() {
+fn reference_run_survives_added_partitions_lost_store_counts_and_client_restarts() {
     let _turn = super::one_at_a_time();
     let mut pipeline = Pipeline::start("run", &[]);
     let so_far = |name: &str| number(&pipeline, &format!("consumer:{{{name}}}:msg_cnt"));
@@ -94,7 +94,7 @@ fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restar
     add_partitions(&pipeline, "message_aggregation", "13");
     let before = so_far("client-3");
     until("counting after partitions were added", || so_far("client-3") > before + 100);
-    go_back(&pipeline, "client-3");
+    lose_counts(&pipeline, "client-3");
     until("counting after the store went back", || so_far("client-3") > before + 300);
     load.kill().unwrap();
     load.wait().unwrap();
@@ -102,7 +102,7 @@ fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restar
     assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
     // Once more at the end, when no further message reveals the gap.
     until("all counted", || (0..10).all(|n| so_far(&format!("client-{n}")) == 4_422));
-    go_back(&pipeline, "client-5");
+    lose_counts(&pipeline, "client-5");
     let verdict = pipeline.verify(&["--wait", "120s", "--expect-each", "10"]);
     let text = String::from_utf8_lossy(&verdict.stdout).into_owned();
     assert!(verdict.status.success(), "{text}\n{}", String::from_utf8_lossy(&verdict.stderr));
@@ -111,5 +111,5 @@ fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restar
     {
         assert!(text.contains(line), "no {line} in\n{text}");
     }
-    plant(&mut pipeline);
+    plant_faults(&mut pipeline);
 }

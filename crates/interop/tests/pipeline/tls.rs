@@ -27,7 +27,7 @@ fn certificate(folder: &std::path::Path, name: &str) -> (String, String) {
 }
 
 #[test]
-fn a_gateway_with_a_certificate_serves_those_who_trust_it() {
+fn gateway_with_tls_serves_clients_that_trust_its_certificate() {
     let has_openssl = Command::new("openssl").arg("version").output().is_ok_and(|o| o.status.success());
     if !has_openssl {
         eprintln!("not tried: there is no openssl to make a certificate with");

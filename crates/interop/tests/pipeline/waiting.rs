@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use moim_interop::{Options, Server, moim_binary};
 
 #[test]
-fn too_few_brokers_for_the_copies_are_waited_for() {
+fn pipeline_waits_for_enough_brokers_for_its_replication_factor() {
     let server = Server::start(Options::new()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let settings = format!(
@@ -23,9 +23,9 @@ fn too_few_brokers_for_the_copies_are_waited_for() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut response = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
     let waits = "waiting up to 30 s for more brokers: the topics are to have 3 copies";
-    assert!(said.any(|line| line == waits), "it did not say what it waits for");
+    assert!(response.any(|line| line == waits), "it did not say what it waits for");
     // Joining brokers would do; topics created by another client meanwhile do as well.
     for topic in ["client_message", "message_aggregation", "pipeline_dead_letter"] {
         let args = ["topic", "create", topic, "--kafka", server.kafka()];

@@ -163,7 +163,7 @@ async fn every_kind_of_command_on_three_nodes() {
 }
 
 #[tokio::test]
-async fn scripts_run_where_their_keys_are() {
+async fn scripts_run_on_the_node_of_their_keys() {
     let (_cluster, client) = start(3).await;
     let script = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
     for n in 0..20 {
@@ -172,7 +172,7 @@ async fn scripts_run_where_their_keys_are() {
 }
 
 #[tokio::test]
-async fn a_killed_node_shows_no_error_and_loses_nothing() {
+async fn killed_node_causes_no_error_and_no_loss() {
     let (mut cluster, client) = start(3).await;
     let load = Load::start(&client);
     load.progress().await;
@@ -185,7 +185,7 @@ async fn a_killed_node_shows_no_error_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_hung_node_shows_no_error_and_loses_nothing() {
+async fn hung_node_causes_no_error_and_no_loss() {
     let (cluster, client) = start(3).await;
     let load = Load::start(&client);
     load.progress().await;

@@ -46,7 +46,7 @@ fn shape(cluster: &Cluster, address: &str, slot: u16) -> Option<(usize, Vec<u16>
 }
 
 #[test]
-fn a_follower_that_fell_behind_takes_the_leaders_snapshot() {
+fn follower_behind_the_log_start_installs_a_snapshot() {
     let mut cluster = Cluster::moim(3, &Options::new(), false).unwrap_or_else(|error| panic!("{error:#}"));
     let seeds: Vec<String> = (0..3).map(|node| cluster.server(node).unwrap().redis().to_owned()).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

@@ -7,9 +7,9 @@ use super::World;
 use super::subject::Subject;
 
 /// Time limit for a healed cluster to serve all clients again.
-const HEALING: Duration = Duration::from_secs(60);
+const HEAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Consecutive operations that prove that it serves.
-const SERVED: usize = 100;
+const SERVED_OPERATIONS: usize = 100;
 
 /// A fault of a node.
 #[derive(Clone, Copy, Debug)]
@@ -75,11 +75,11 @@ fn strike(subject: &mut Subject, node: usize, fault: Fault, lasting: Duration) {
 
 /// Waits until clients get replies again.
 fn await_service(world: &World, when: &str, subject: &Subject) {
-    let wanted = world.done.load(Ordering::SeqCst) + SERVED;
-    let deadline = Instant::now() + HEALING;
+    let wanted = world.done.load(Ordering::SeqCst) + SERVED_OPERATIONS;
+    let deadline = Instant::now() + HEAL_TIMEOUT;
     while world.done.load(Ordering::SeqCst) < wanted {
         let late = Instant::now() > deadline;
-        assert!(!late, "{when}: nobody is served any more\n{}", subject.log_tails());
+        assert!(!late, "{when}: no client is served\n{}", subject.log_tails());
         assert!(!world.is_over(), "{when}: the load ended");
         std::thread::sleep(Duration::from_millis(20));
     }

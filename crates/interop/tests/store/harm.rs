@@ -167,7 +167,7 @@ fn endless_scripts(seeds: &[String]) {
 }
 
 #[test]
-fn harmful_clients_harm_nobody_else() {
+fn harmful_clients_do_not_affect_other_clients() {
     if std::env::var_os("INTEROP_STORE_HARM").is_none() {
         eprintln!("SKIPPED: INTEROP_STORE_HARM is not set");
         return;
@@ -198,7 +198,7 @@ fn harmful_clients_harm_nobody_else() {
     let keyed = others.beside(|| (0..3).for_each(|_| seeds.iter().for_each(|seed| all_keys(seed))));
     let scripted = others.beside(|| endless_scripts(&seeds));
     drop((crowd, slow));
-    assert_eq!(runtime.block_on(order(&mut etcd)), before, "somebody lost a lead or an in-sync replica");
+    assert_eq!(runtime.block_on(order(&mut etcd)), before, "a leadership or an in-sync replica was lost");
     others.end();
 
     eprintln!("calm: {:.0} puts/s, {:.0} records/s", calm.puts, calm.records);

@@ -20,7 +20,7 @@ const COUNTERS: usize = 3;
 /// Request timeout of a client. After it the outcome is unknown.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Request timeout of the final reads.
-const LAST_PATIENCE: Duration = Duration::from_secs(30);
+const FINAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sends one command to one node; returns the reply as text.
 pub(super) fn ask(address: &str, words: &[&str]) -> Option<String> {
@@ -218,7 +218,7 @@ async fn count(world: &World, worker: &mut Worker, number: u64, counter: &str, a
 
 /// Every acknowledged value that was not overwritten is still there.
 async fn read_everything(world: &World) -> Result<(), String> {
-    let mut worker = Worker::Ours(ours(world, LAST_PATIENCE, Delivery::AtLeastOnce).await?);
+    let mut worker = Worker::Ours(ours(world, FINAL_TIMEOUT, Delivery::AtLeastOnce).await?);
     for round in 0..=world.round.load(Ordering::SeqCst) {
         for number in 0..REGISTERS {
             let op = Op::get(format!("round-{round}:register-{number}"));

@@ -84,7 +84,7 @@ fn run(subject: Subject, rounds: u64) -> Result<(), String> {
 }
 
 #[test]
-fn three_nodes_lose_nothing_under_faults() {
+fn three_nodes_lose_no_acknowledged_write_under_faults() {
     let cluster = Cluster::moim(3, &Options::new(), true).unwrap_or_else(|error| panic!("{error:#}"));
     let verdict = run(Subject::Moim(cluster), number("INTEROP_STORE_ROUNDS", 3));
     verdict.unwrap_or_else(|why| panic!("{why}"));
@@ -92,7 +92,7 @@ fn three_nodes_lose_nothing_under_faults() {
 
 /// Validates that the harness detects a loss: a Redis Cluster acknowledges before its replica has the write.
 #[test]
-fn a_redis_cluster_loses_acknowledged_writes() {
+fn redis_cluster_loses_acknowledged_writes() {
     if std::env::var_os("INTEROP_STORE_REDIS").is_none() {
         eprintln!("SKIPPED: INTEROP_STORE_REDIS is not set");
         return;

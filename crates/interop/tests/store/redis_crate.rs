@@ -56,7 +56,7 @@ fn families(connection: &mut impl redis::ConnectionLike, tag: &str) {
 }
 
 #[test]
-fn the_plain_client_on_one_node() {
+fn plain_client_on_one_node() {
     let server = Server::start(Options::new()).unwrap();
     let client = redis::Client::open(format!("redis://{}/", server.redis())).unwrap();
     let mut connection = client.get_connection().unwrap();
@@ -68,7 +68,7 @@ fn the_plain_client_on_one_node() {
 }
 
 #[test]
-fn the_cluster_client_on_three_nodes() {
+fn cluster_client_on_three_nodes() {
     let cluster = Cluster::moim(3, &Options::new(), false).unwrap_or_else(|error| panic!("{error:#}"));
     let seeds: Vec<String> =
         (0..3).map(|node| format!("redis://{}/", cluster.server(node).unwrap().redis())).collect();

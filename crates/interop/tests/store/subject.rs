@@ -30,7 +30,7 @@ impl Subject {
             Self::Moim(cluster) => cluster.pids().iter().position(|pid| listens(*pid, port)),
             Self::Redis(cluster) => cluster.node_at(port),
         };
-        found.expect("somebody listens at a primary's port")
+        found.expect("a node listens on the primary's port")
     }
 
     pub(super) fn kill(&mut self, node: usize) {

@@ -86,7 +86,7 @@ impl Clocks {
 }
 
 #[test]
-fn the_wall_clock_of_a_process_steps() {
+fn wall_clock_of_a_process_steps() {
     let Some(clocks) = Clocks::make(1) else { return println!("skipped: no C compiler") };
     let year = || {
         let date = Command::new("date").args(["-u", "+%Y"]).envs(clocks.env(0)).output().unwrap();

@@ -12,7 +12,7 @@ const KEYS: usize = 8;
 const TTL: Duration = Duration::from_secs(4);
 /// Latest expiry. Shard time runs at half rate while it is ahead of the wall clock, and stands still while a shard
 /// has no primary.
-const LATEST: Duration = Duration::from_secs(40);
+const LATEST_EXPIRY: Duration = Duration::from_secs(40);
 const PATIENCE: Duration = Duration::from_millis(1_500);
 
 pub(super) struct Expiry {
@@ -83,7 +83,7 @@ fn watch(seeds: &[String], stop: &AtomicBool) -> u64 {
                 Some(found) => {
                     assert_eq!(found, set.value, "{name}");
                     let over = asked.saturating_duration_since(set.acked);
-                    assert!(over < LATEST, "{name} outlives its time to live of {TTL:?}: {over:?}");
+                    assert!(over < LATEST_EXPIRY, "{name} outlives its time to live of {TTL:?}: {over:?}");
                 }
                 None => {
                     let early = lived + Duration::from_millis(50) < TTL;

@@ -154,7 +154,7 @@ impl<'a> Faults<'a> {
                 cluster.net().unwrap().heal(self.rng.bool());
                 format!("for {away_ms} ms")
             }
-            Kind::Deaf => self.deafen(cluster, victim),
+            Kind::Deaf => self.isolate_one_way(cluster, victim),
             Kind::HungDisk => {
                 let frozen = self.disks[victim].freeze();
                 sleep(4_000 + away_ms);
@@ -166,7 +166,7 @@ impl<'a> Faults<'a> {
                 self.disks[victim].fill();
                 sleep(3_000 + away_ms);
                 self.disks[victim].free();
-                revive(cluster, victim);
+                restart_if_exited(cluster, victim);
                 format!("for {} ms", 3_000 + away_ms)
             }
             Kind::BitFlip => self.flip(cluster, victim),
@@ -182,7 +182,7 @@ impl<'a> Faults<'a> {
         Strike { what: format!("{kind:?} of node {} {said}", victim + 1), victim }
     }
 
-    fn deafen(&mut self, cluster: &Cluster, victim: usize) -> String {
+    fn isolate_one_way(&mut self, cluster: &Cluster, victim: usize) -> String {
         let net = cluster.net().unwrap();
         let inbound = self.rng.bool();
         for other in (0..3).filter(|node| *node != victim) {
@@ -272,7 +272,7 @@ fn leader(cluster: &Cluster) -> usize {
 }
 
 /// Restarts a node that exited because a write failed.
-fn revive(cluster: &mut Cluster, node: usize) {
+fn restart_if_exited(cluster: &mut Cluster, node: usize) {
     if !cluster.is_running(node) {
         cluster.restart(node).unwrap();
     }
@@ -331,7 +331,7 @@ fn clone(cluster: &Cluster, victim: usize) -> String {
         .stderr(std::fs::File::create(folder.path().join("log")).unwrap())
         .spawn()
         .unwrap();
-    cluster.net().unwrap().admit_stranger(clone.id());
+    cluster.net().unwrap().exclude_process(clone.id());
     let deadline = Instant::now() + Duration::from_secs(40);
     let status = loop {
         if let Some(status) = clone.try_wait().unwrap() {

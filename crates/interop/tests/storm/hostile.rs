@@ -12,7 +12,7 @@ use std::time::Duration;
 use moim_interop::cluster::Cluster;
 
 /// Connections that one hostile client keeps open.
-const HELD: usize = 24;
+const OPEN_CONNECTIONS: usize = 24;
 
 pub(super) struct Hostile {
     stop: Arc<AtomicBool>,
@@ -38,7 +38,7 @@ impl Hostile {
             let addresses: Vec<String> =
                 (0..3).map(|node| port(cluster.server(node).unwrap()).to_owned()).collect();
             let (stop, rng) = (Arc::clone(&stop), fastrand::Rng::with_seed(seed ^ (77 + at as u64)));
-            std::thread::spawn(move || abuse(&addresses, bytes, rng, &stop))
+            std::thread::spawn(move || run_hostile_client(&addresses, bytes, rng, &stop))
         });
         Self { clients: clients.collect(), stop }
     }
@@ -50,7 +50,7 @@ impl Hostile {
     }
 }
 
-fn abuse(addresses: &[String], bytes: Bytes, mut rng: fastrand::Rng, stop: &AtomicBool) -> u64 {
+fn run_hostile_client(addresses: &[String], bytes: Bytes, mut rng: fastrand::Rng, stop: &AtomicBool) -> u64 {
     let (mut held, mut count) = (Vec::new(), 0);
     while !stop.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(rng.u64(50..250)));
@@ -66,7 +66,7 @@ fn abuse(addresses: &[String], bytes: Bytes, mut rng: fastrand::Rng, stop: &Atom
             let _ = stream.read(&mut [0; 64]);
         }
         held.push(stream); // most never read and never close
-        if held.len() > HELD {
+        if held.len() > OPEN_CONNECTIONS {
             drop(held.swap_remove(rng.usize(..held.len())));
         }
     }

@@ -94,7 +94,7 @@ fn disks() -> Vec<Disk> {
 }
 
 #[test]
-fn nothing_is_lost_duplicated_reordered_or_stale_whatever_fails() {
+fn no_loss_duplicate_reordering_or_stale_read_under_all_faults() {
     let (rounds, seed) = (number("MOIM_STORM_ROUNDS", 4), number("MOIM_STORM_SEED", 1));
     let disks = disks();
     let clocks = Clocks::make(3);

@@ -62,7 +62,7 @@ impl fmt::Display for Stalls {
 }
 
 #[test]
-fn percentiles_are_of_the_longest() {
+fn percentiles_of_the_longest_stalls() {
     let stalls: Vec<_> = (1..=100).map(Duration::from_secs).collect();
     assert_eq!(Stalls::percentile(&stalls, 99), Duration::from_secs(99));
     assert_eq!(Stalls::percentile(&stalls[..3], 50), Duration::from_secs(2));

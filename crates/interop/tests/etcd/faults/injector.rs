@@ -9,7 +9,7 @@ use moim_interop::cluster::Cluster;
 use super::World;
 
 /// Time limit for a healed cluster to serve all clients again.
-const HEALING: Duration = Duration::from_secs(30);
+const HEAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A fault.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl fmt::Display for Fault {
             Self::Pause => f.write_str("is paused"),
             Self::Isolate { reset } => write!(f, "is cut off (reset {reset})"),
             Self::OneWay { inbound } => {
-                write!(f, "{}", if *inbound { "hears nobody" } else { "is heard by nobody" })
+                write!(f, "{}", if *inbound { "receives nothing" } else { "sends nothing" })
             }
             Self::KillTwo => f.write_str("and the next are killed"),
         }
@@ -114,9 +114,9 @@ fn strike(cluster: &mut Cluster, node: usize, fault: Fault, lasting: Duration) {
 /// Waits until clients get responses again.
 fn await_service(world: &World, when: &str, cluster: &Cluster) {
     let wanted = world.done.load(Ordering::SeqCst) + 50;
-    let deadline = Instant::now() + HEALING;
+    let deadline = Instant::now() + HEAL_TIMEOUT;
     while world.done.load(Ordering::SeqCst) < wanted {
-        assert!(Instant::now() < deadline, "{when}: nobody is served any more\n{}", cluster.log_tails());
+        assert!(Instant::now() < deadline, "{when}: no client is served\n{}", cluster.log_tails());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

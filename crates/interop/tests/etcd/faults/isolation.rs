@@ -15,19 +15,19 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use crate::support::{connect, options};
 
 /// Duration of the load: several election timeouts.
-const LASTING: Duration = Duration::from_secs(6);
+const LOAD_DURATION: Duration = Duration::from_secs(6);
 
 #[test]
-fn a_saturating_produce_starts_no_election_on_one_node() {
-    beside_produce(1);
+fn saturating_produce_load_causes_no_election_on_one_node() {
+    during_produce(1);
 }
 
 #[test]
-fn a_saturating_produce_starts_no_election_on_three_nodes() {
-    beside_produce(3);
+fn saturating_produce_load_causes_no_election_on_three_nodes() {
+    during_produce(3);
 }
 
-fn beside_produce(nodes: usize) {
+fn during_produce(nodes: usize) {
     if !serves_etcd(moim_binary().unwrap()).unwrap() {
         eprintln!("SKIPPED: this moim has no etcd port");
         return;
@@ -43,7 +43,7 @@ fn beside_produce(nodes: usize) {
     runtime.block_on(async {
         let mut client = connect(&cluster.endpoints()).await;
         let before = client.status().await.unwrap().raft_term();
-        let end = Instant::now() + LASTING;
+        let end = Instant::now() + LOAD_DURATION;
         let mut slowest = Duration::ZERO;
         let mut count = 0;
         while Instant::now() < end {

@@ -12,7 +12,7 @@ use super::clients::{PATIENCE, client_of};
 const LOCK: &str = "the lock";
 const TTL_S: i64 = 3;
 /// The part of the lease TTL during which a holder relies on its lock.
-const CERTAIN: Duration = Duration::from_millis(2_000);
+const HOLD_TIME: Duration = Duration::from_millis(2_000);
 
 /// Locks, writes and unlocks in a loop.
 pub(super) async fn run(world: Arc<World>, client: usize, seed: u64) {
@@ -53,14 +53,14 @@ async fn hold(
     let answer = connection.get(locked.key(), None).await?;
     let Some(kv) = answer.kvs().first() else { return Ok(()) };
     let token = kv.create_revision();
-    if granted.elapsed() > CERTAIN {
+    if granted.elapsed() > HOLD_TIME {
         let _ = connection.lease_revoke(lease).await;
         return Ok(());
     }
     let held = world.locks.held(LOCK, client, token, asked);
     let busy = Duration::from_millis(random.u64(5..60));
     let until = Instant::now() + busy;
-    while Instant::now() < until && granted.elapsed() < CERTAIN {
+    while Instant::now() < until && granted.elapsed() < HOLD_TIME {
         write(world, token);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
