@@ -2,12 +2,12 @@
 //! reconnecting at once, the plan for 100,000 partitions, and the detection time of a killed member.
 //!
 //! Owns the cluster part of docs/performance.md in executable form. Store and manager are separate processes of the
-//! release binary; subscribers speak the manager's protocol over one connection each ([`crowd`]) and hold no table,
+//! release binary; subscribers speak the manager's protocol over one connection each ([`subscribers`]) and hold no table,
 //! because 1,500 of them in one process would measure that process. There is no peer to compare with: every figure
 //! has its own aim.
 
-mod crowd;
 mod single;
+mod subscribers;
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -63,7 +63,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
     let wanted = |number: u8| options.metrics.contains(&number);
     let runtime = crate::load::runtime()?;
     if [28, 29, 30].into_iter().any(wanted) {
-        let taken = runtime.block_on(crowd::run(options, progress))?;
+        let taken = runtime.block_on(subscribers::run(options, progress))?;
         report.metrics.extend(taken.into_iter().filter(|metric| wanted(metric.number)));
     }
     if wanted(31) {

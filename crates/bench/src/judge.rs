@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sides_that_ran_are_judged_and_ours_stands_above_theirs() {
+    fn only_sides_that_ran_are_judged() {
         let plan = Plan { pairs: 1, slice: Duration::from_millis(1), noise_limit: f64::INFINITY };
         let mut subjects: Vec<Box<dyn Subject>> =
             vec![Box::new(Fixed("Moim", 30)), Box::new(Fixed("Kafka", 10))];

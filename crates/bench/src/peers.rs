@@ -98,7 +98,7 @@ pub fn start_moim_cluster(binary: &Path, folder: &Path, nodes: usize) -> Result<
     let initial: Vec<String> =
         ports.iter().enumerate().map(|(at, port)| format!("{}=127.0.0.1:{port}", at + 1)).collect();
     let initial = initial.join(",");
-    together(nodes, |at| {
+    start_concurrently(nodes, |at| {
         let args = [
             "--node-id".to_owned(),
             (at + 1).to_string(),
@@ -112,7 +112,7 @@ pub fn start_moim_cluster(binary: &Path, folder: &Path, nodes: usize) -> Result<
 }
 
 /// Starts nodes concurrently: a node does not serve before a quorum runs.
-fn together(nodes: usize, start: impl Fn(usize) -> Result<Server> + Sync) -> Result<Vec<Server>> {
+fn start_concurrently(nodes: usize, start: impl Fn(usize) -> Result<Server> + Sync) -> Result<Vec<Server>> {
     std::thread::scope(|scope| {
         let start = &start;
         let starting: Vec<_> = (0..nodes).map(|at| scope.spawn(move || start(at))).collect();
@@ -221,7 +221,7 @@ pub fn start_kafka_cluster(
 ) -> Result<Vec<Server>> {
     let ports = (0..2 * nodes).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
     let (clients, controllers) = ports.split_at(nodes);
-    together(nodes, |at| {
+    start_concurrently(nodes, |at| {
         let data = folder.join(format!("kafka-{}", at + 1));
         kafka(home, &data, (clients[at], controllers, at), settings, serves)
     })
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_at_once_is_an_error() {
+    fn server_that_exits_at_once_is_an_error() {
         let dir = std::env::temp_dir().join(format!("moim-bench-peer-{}", std::process::id()));
         let error = start_moim(Path::new("/bin/false"), &dir).err().unwrap();
         assert!(error.to_string().contains("no ready line"), "{error}");

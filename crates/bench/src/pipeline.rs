@@ -70,10 +70,10 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
         report.metrics.push(bench.reference()?);
     }
     if wanted(24) {
-        report.metrics.push(bench.many()?);
+        report.metrics.push(bench.hundred_clients()?);
     }
     if wanted(25) {
-        report.metrics.push(bench.calm()?);
+        report.metrics.push(bench.low_rate_latency()?);
     }
     if wanted(26) {
         report.metrics.push(bench.curves()?);
@@ -89,7 +89,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn say(&mut self, line: &str) {
+    fn progress_line(&mut self, line: &str) {
         (self.progress)(line);
     }
 
@@ -159,7 +159,7 @@ impl Bench<'_> {
 
     /// The runs of Moim, then those of the peer, each alone on the machine: an idle Kafka takes a third of the speed
     /// of a concurrent process. Each side has a warm-up run.
-    fn each_alone(
+    fn run_each_alone(
         &mut self,
         moim: Stack,
         peers: &[Durability],
@@ -178,13 +178,13 @@ impl Bench<'_> {
 
     /// Metric 23: ten clients, 44,220 messages.
     fn reference(&mut self) -> Result<Metric> {
-        self.say("metric 23: the reference run, with the start of the cluster");
+        self.progress_line("metric 23: the reference run, with the start of the cluster");
         let since = Instant::now();
         let moim = self.moim()?;
         let started = since.elapsed().as_secs_f64();
         self.bench(&moim, &["--clients", "10"])?;
         let whole = since.elapsed().as_secs_f64();
-        let (stacks, runs) = self.each_alone(moim, &self.peers(usize::MAX), &["--clients", "10"])?;
+        let (stacks, runs) = self.run_each_alone(moim, &self.peers(usize::MAX), &["--clients", "10"])?;
         let mut figures = vec![
             Figure::new("Moim", "cluster of three ready", started, "s", None),
             Figure::new("Moim", "from nothing to verified, first run", whole, "s", Some(Aim::AtMost(10.0))),
@@ -195,9 +195,9 @@ impl Bench<'_> {
     }
 
     /// Metric 24: a hundred clients, and the memory used.
-    fn many(&mut self) -> Result<Metric> {
+    fn hundred_clients(&mut self) -> Result<Metric> {
         let lines = (self.options.messages / 100).max(2).to_string();
-        self.say(&format!("metric 24: 100 clients, {lines} lines each"));
+        self.progress_line(&format!("metric 24: 100 clients, {lines} lines each"));
         let args = ["--clients", "100", "--lines", &lines];
         let mut figures = Vec::new();
         let (mut stacks, mut all) = (Vec::new(), Vec::new());
@@ -221,12 +221,12 @@ impl Bench<'_> {
     }
 
     /// Metric 25: message latency at a low rate.
-    fn calm(&mut self) -> Result<Metric> {
-        self.say("metric 25: 10 clients, 50 lines a second each");
+    fn low_rate_latency(&mut self) -> Result<Metric> {
+        self.progress_line("metric 25: 10 clients, 50 lines a second each");
         let args = ["--clients", "10", "--lines", "500", "--rate", "50"];
         let moim = self.moim()?;
         self.bench(&moim, &args)?;
-        let (stacks, runs) = self.each_alone(moim, &self.peers(1), &args)?;
+        let (stacks, runs) = self.run_each_alone(moim, &self.peers(1), &args)?;
         let mut figures = Vec::new();
         for (stack, runs) in stacks.iter().zip(&runs) {
             figures.push(Figure::new(
@@ -276,7 +276,7 @@ impl Bench<'_> {
             ("window", "--window", "messages of a client under way", &[16, 64, 256, 1_024, 4_096]),
             ("instances", "--instances", "counters, and as many aggregators", &[1, 2, 3, 5, 10]),
         ];
-        self.say("metric 26: curves");
+        self.progress_line("metric 26: curves");
         let moim = self.moim()?;
         fs::create_dir_all(&self.options.pictures)?;
         let mut figures = Vec::new();

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_probes_count_what_they_write_and_leave_nothing() {
+    fn raw_probes_count_their_writes_and_remove_their_files() {
         let dir = scratch_dir("raw");
         let slice = Duration::from_millis(20);
         for work in [

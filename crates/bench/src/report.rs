@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_nobody_could_take_is_not_judged() {
+    fn missing_ratio_is_not_judged() {
         let none = Comparison::new("Kafka", "throughput", None, 6, Some(Aim::AtLeast(2.0)));
         assert_eq!((none.ratio, none.reached, none.kept, none.dropped), (None, None, 0, 6));
     }

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_never_quiet_has_values_but_no_ratio() {
+    fn run_without_quiet_slices_has_values_but_no_ratio() {
         let outcome = Outcome { rounds: vec![vec![slice(20, 0.3), slice(10, 0.3)]], noise_limit: 0.10 };
         assert_eq!(outcome.ratio(0, 1, |slice| Some(slice.ops_per_s())), None);
         assert_eq!(outcome.value(0, |slice| Some(slice.ops_per_s())), Some(10.0));
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_repeated_three_times_at_most() {
+    fn noisy_pairs_are_repeated_at_most_three_times() {
         let counts = [std::cell::Cell::new(0), std::cell::Cell::new(0)];
         // A negative limit makes every slice noisy.
         let plan = Plan { pairs: 2, slice: Duration::from_millis(5), noise_limit: -1.0 };

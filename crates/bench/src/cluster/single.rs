@@ -17,7 +17,7 @@ use crate::slices::median;
 /// Number of computed plans.
 const PLANS: usize = 7;
 /// Timeout until a member is seen, or seen as gone.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The minimum number of moves of any plan that is balanced within one: an owner keeps at most a large share, and
 /// only a limited number keep one.
@@ -106,12 +106,12 @@ pub(super) async fn detection(options: &Options, progress: &mut dyn FnMut(&str))
             .spawn()
             .context("starting a member")?;
         let mut victim = Running(child);
-        seen(&observer, MemberStatus::Up).await.context("the member does not come")?;
+        await_status(&observer, MemberStatus::Up).await.context("the member does not come")?;
         // At a random point between two heartbeats.
         tokio::time::sleep(Duration::from_millis(fastrand::u64(200..700))).await;
         let killed = Instant::now();
         victim.0.kill()?;
-        seen(&observer, MemberStatus::Down).await.context("the member does not go")?;
+        await_status(&observer, MemberStatus::Down).await.context("the member does not go")?;
         times.push(killed.elapsed().as_secs_f64());
     }
     let worst = times.iter().copied().fold(0.0, f64::max);
@@ -126,14 +126,14 @@ pub(super) async fn detection(options: &Options, progress: &mut dyn FnMut(&str))
 }
 
 /// Waits until the victim has this status.
-async fn seen(observer: &Cluster, status: MemberStatus) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+async fn await_status(observer: &Cluster, status: MemberStatus) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
     let is_so = || {
         let view = observer.members().view();
         view.iter().any(|member| member.info.id == "victim" && member.status == status)
     };
     while !is_so() {
-        ensure!(Instant::now() < deadline, "not within {PATIENCE:?}");
+        ensure!(Instant::now() < deadline, "not within {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Ok(())
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_moves_are_what_is_above_a_share_and_what_nobody_owns() {
+    fn least_moves_are_the_excess_over_a_share_and_the_unassigned() {
         let own = |owner: &str| PlanPartition { owner: Some(owner.into()), zone: String::new() };
         let partitions = [own("n0"), own("n0"), own("n0"), own("gone"), own("n1")];
         // Five partitions over two nodes: three and two. n0 keeps three, n1 one, one is unassigned.

@@ -19,13 +19,13 @@ use crate::report::{Aim, Figure, Metric};
 use crate::slices::median;
 
 /// Idle time of a fresh server before its memory is read.
-const AT_REST: Duration = Duration::from_secs(2);
+const IDLE_TIME: Duration = Duration::from_secs(2);
 /// Duration of the load before the leader is killed, so that connections and caches are warm.
-const WARM: Duration = Duration::from_millis(1500);
+const WARM_UP: Duration = Duration::from_millis(1500);
 /// Timeout of a failover.
 const FAILOVER_LIMIT: Duration = Duration::from_secs(30);
 /// Request timeout of a client before it tries the next node.
-const PATIENCE: Duration = Duration::from_millis(250);
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(250);
 /// Duration of the noisy produce load.
 const ISOLATION: Duration = Duration::from_secs(10);
 /// Puts of the memory test: each of the load's keys ten times.
@@ -42,7 +42,7 @@ pub(super) fn memory(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     for maker in &bench.makers {
         progress(&format!("metric 14: memory of {}", maker.label));
         let running = maker.start(1)?;
-        std::thread::sleep(AT_REST);
+        std::thread::sleep(IDLE_TIME);
         let pid = running.cluster.pids()[0];
         let at_rest = mib(procfs::memory_of(pid)?.resident);
         figures.push(Figure::new(maker.label, "memory at rest", at_rest, "MiB", None));
@@ -106,10 +106,11 @@ async fn one_failover(running: &mut Running) -> Result<Duration> {
     addrs.rotate_left(leader + 1);
     let stop = Rc::new(Cell::new(false));
     let local = LocalSet::new();
-    let hammer = local.spawn_local(loads::hammer(addrs, PATIENCE, Rc::clone(&stop)));
+    let put_until_stopped =
+        local.spawn_local(loads::put_until_stopped(addrs, REQUEST_TIMEOUT, Rc::clone(&stop)));
     let killed = local
         .run_until(async {
-            tokio::time::sleep(WARM).await;
+            tokio::time::sleep(WARM_UP).await;
             running.cluster.kill(leader)?;
             let killed = Instant::now();
             tokio::time::sleep(Duration::from_secs(4)).await;
@@ -117,7 +118,7 @@ async fn one_failover(running: &mut Running) -> Result<Duration> {
             Ok::<_, anyhow::Error>(killed)
         })
         .await?;
-    let acknowledged = local.run_until(hammer).await.context("the client panicked")??;
+    let acknowledged = local.run_until(put_until_stopped).await.context("the client panicked")??;
     let first = acknowledged.iter().find(|at| **at > killed + Duration::from_millis(1));
     let first = *first.context("no put was acknowledged within 4 s of the kill")?;
     running.cluster.restart(leader)?;
@@ -138,7 +139,7 @@ pub(super) fn isolation(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Re
         let before = bench.runtime.block_on(loads::status(addr))?.raft_term;
         let quiet = bench.runtime.block_on(loads::puts(addr, 1, Until::Elapsed(Duration::from_secs(3))))?;
         let kafka: SocketAddr = running.cluster.server(0).context("our server")?.kafka().parse()?;
-        let loud = bench.runtime.block_on(beside_produce(addr, kafka))?;
+        let loud = bench.runtime.block_on(during_produce(addr, kafka))?;
         let after = bench.runtime.block_on(loads::status(addr))?.raft_term;
         let p99 = |work: &crate::slices::Work| {
             work.latency.as_ref().map_or(0.0, |latency| latency.value_at_quantile(0.99) as f64 / 1e6)
@@ -167,7 +168,7 @@ pub(super) fn isolation(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Re
     Ok(Metric { number: 18, title, figures, ..Metric::default() })
 }
 
-async fn beside_produce(
+async fn during_produce(
     addr: SocketAddr,
     kafka: SocketAddr,
 ) -> Result<(crate::slices::Work, crate::slices::Work)> {

@@ -11,7 +11,7 @@ use crate::load::coord::{self as loads, Watchers};
 use crate::slices::{Subject, Work};
 
 /// Interval between two updates of the fan-out.
-const PACE: Duration = Duration::from_millis(100);
+const UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A server, independent of the load.
 struct Server<'a> {
@@ -129,7 +129,7 @@ impl Subject for WatchSubject<'_> {
 
     fn run(&mut self, slice: Duration) -> Result<Work> {
         let watchers = self.watchers.as_mut().context("the watchers are there")?;
-        self.server.bench.runtime.block_on(watchers.run(slice, PACE))
+        self.server.bench.runtime.block_on(watchers.run(slice, UPDATE_INTERVAL))
     }
 
     fn settle(&mut self) -> Result<()> {

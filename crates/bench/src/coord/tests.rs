@@ -16,7 +16,7 @@ fn real() -> Option<(Runtime, Running)> {
 }
 
 #[test]
-fn every_put_counted_is_a_revision() {
+fn every_counted_put_is_a_revision() {
     let Some((runtime, running)) = real() else { return };
     let addr = running.addr(0).unwrap();
     let revision = || runtime.block_on(loads::status(addr)).unwrap().header.unwrap().revision;

@@ -20,7 +20,7 @@ use super::{Tally, Until, all};
 use crate::slices::{Work, latencies};
 
 /// Clients per connection.
-const SHARE: usize = 16;
+const CLIENTS_PER_CONNECTION: usize = 16;
 /// Number of keys that puts cycle through.
 const KEYS: u64 = 10_000;
 /// Size of a value.
@@ -39,7 +39,7 @@ pub fn put_frame(key: Bytes, value: Bytes) -> Bytes {
 
 async fn channels(addr: SocketAddr, clients: usize) -> Result<Vec<Channel>> {
     let mut channels = Vec::new();
-    for _ in 0..clients.div_ceil(SHARE) {
+    for _ in 0..clients.div_ceil(CLIENTS_PER_CONNECTION) {
         channels.push(Channel::open(addr).await?);
     }
     Ok(channels)
@@ -156,7 +156,7 @@ impl Watchers {
         let local = LocalSet::new();
         let mut readers = JoinSet::new();
         for stream in self.streams.drain(..) {
-            readers.spawn_local_on(see(stream, epoch, updates), &local);
+            readers.spawn_local_on(read_events(stream, epoch, updates), &local);
         }
         let (writer, key) = (self.writer.clone(), self.key.clone());
         let mut streams = Vec::new();
@@ -191,7 +191,7 @@ impl Watchers {
 }
 
 /// Reads events until `wanted` were received; returns the age of each.
-async fn see(mut stream: Stream, epoch: Instant, wanted: u64) -> Result<(Stream, Vec<u64>)> {
+async fn read_events(mut stream: Stream, epoch: Instant, wanted: u64) -> Result<(Stream, Vec<u64>)> {
     let mut reader = FrameReader::new(MAX_MESSAGE);
     let mut seen = Vec::new();
     while (seen.len() as u64) < wanted {
@@ -212,7 +212,7 @@ async fn see(mut stream: Stream, epoch: Instant, wanted: u64) -> Result<(Stream,
 
 /// One client that puts without pause until the stop flag is set, and switches to the next server when one does not
 /// answer: returns the times at which a put was acknowledged.
-pub async fn hammer(
+pub async fn put_until_stopped(
     addrs: Vec<SocketAddr>,
     patience: Duration,
     stop: Rc<std::cell::Cell<bool>>,

@@ -130,7 +130,7 @@ async fn one(
         let now = Instant::now();
         let mut refused = 0;
         while let Some(frame) = answer {
-            let asked = under_way.pop_front().context("an answer nobody asked for")?;
+            let asked = under_way.pop_front().context("a response without a request")?;
             if acknowledged(frame)? {
                 tally.count(bytes, now - asked);
             } else {
@@ -141,7 +141,7 @@ async fn one(
             answer = connection.receiver.buffered()?;
         }
         if refused > 0 {
-            ensure!(tally.refused < 1000 + tally.ops, "the server refuses more than it takes");
+            ensure!(tally.refused < 1000 + tally.ops, "the server refuses more requests than it accepts");
             tokio::time::sleep(RETRY_AFTER).await;
         }
     }

@@ -178,7 +178,7 @@ async fn exchange(
             let refused = at == line_start && *byte != command.mark();
             let missing = command == Command::Get && at == line_start + 1 && *byte == b'-';
             if first_line && (refused || missing) {
-                bail!("not what was asked for: {}", String::from_utf8_lossy(&answers[line_start..]));
+                bail!("unexpected reply: {}", String::from_utf8_lossy(&answers[line_start..]));
             }
             if *byte == b'\n' {
                 lines += 1;

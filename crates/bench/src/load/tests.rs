@@ -64,7 +64,7 @@ fn fetch_load(addr: SocketAddr, batches: usize) -> FetchLoad {
 }
 
 #[test]
-fn batches_are_nearly_as_long_as_asked() {
+fn batches_have_about_the_requested_size() {
     for (bytes, records) in [(4096, 4), (65536, 64), (1_000_000, 1000)] {
         let len = batch(bytes, records).len();
         assert!(len <= bytes && len > bytes - bytes / 50, "{bytes} asked, {len} made");
@@ -84,7 +84,7 @@ fn every_acknowledged_batch_is_counted_once() {
 }
 
 #[test]
-fn a_refused_batch_ends_the_run_with_its_reason() {
+fn error_code_ends_the_run() {
     let server = Canned::start("refused", produced(ErrorCode::NotLeaderOrFollower));
     let load = produce_load(server.0.addr);
     let error = runtime().unwrap().block_on(produce(&load, Until::Operations(10))).unwrap_err();
@@ -92,7 +92,7 @@ fn a_refused_batch_ends_the_run_with_its_reason() {
 }
 
 #[test]
-fn storage_that_never_keeps_up_is_not_waited_for_for_ever() {
+fn permanently_overloaded_storage_ends_the_run() {
     let server = Canned::start("busy", produced(ErrorCode::KafkaStorageError));
     let load =
         ProduceLoad { partitions: 1, window: 500, batch: batch(100, 1), ..produce_load(server.0.addr) };
@@ -113,7 +113,7 @@ fn fetched_bytes_are_counted_and_offsets_checked() {
 }
 
 #[test]
-fn nobody_at_the_address_is_an_error() {
+fn connection_refused_is_an_error() {
     let error =
         runtime().unwrap().block_on(produce(&produce_load(([127, 0, 0, 1], 1).into()), Until::Operations(1)));
     assert!(error.unwrap_err().to_string().contains("connecting to 127.0.0.1:1"));

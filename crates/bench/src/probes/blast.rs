@@ -78,7 +78,7 @@ mod tests {
     use std::io::Read as _;
 
     #[test]
-    fn sends_the_file_in_a_circle_and_ends_with_the_probe() {
+    fn sends_the_file_repeatedly_and_stops_with_the_probe() {
         let dir = std::env::temp_dir().join(format!("moim-bench-blast-{}", std::process::id()));
         let blast = Blast::start(&dir, 1 << 20, 300_000).unwrap();
         let mut got = vec![0; 3 << 20];

@@ -67,7 +67,7 @@ impl Floor {
             Backing::Inline(RefCell::new(log))
         };
         let (stop, stopped) = oneshot::channel();
-        threads.push(named("floor-loop", move || serve_until_told(listener, stopped, backing, &answer))?);
+        threads.push(named("floor-loop", move || serve_until_stopped(listener, stopped, backing, &answer))?);
         Ok(Floor { addr, stop: Some(stop), commit, threads })
     }
 }
@@ -180,7 +180,7 @@ enum Backing {
     Shared(Arc<Commit>, watch::Receiver<u64>),
 }
 
-fn serve_until_told(
+fn serve_until_stopped(
     listener: std::net::TcpListener,
     stopped: oneshot::Receiver<()>,
     backing: Backing,
@@ -253,7 +253,7 @@ mod tests {
     use std::io::{Read as _, Write as _};
 
     #[test]
-    fn every_way_of_keeping_answers_each_frame_with_its_correlation_id() {
+    fn every_mode_answers_each_frame_with_its_correlation_id() {
         let dir = std::env::temp_dir().join(format!("moim-bench-floor-{}", std::process::id()));
         for keep in [Keep::PageCache, Keep::SyncEach, Keep::SyncShared] {
             let floor = Floor::start(&dir, keep, vec![0, 0, 0, 6, 9, 9, 9, 9, 1, 2]).unwrap();

@@ -25,7 +25,7 @@ const RECOVERED_BYTES: usize = 1 << 30;
 const IDLE_CONSUMERS: i32 = 1000;
 const IDLE_FOR: Duration = Duration::from_secs(10);
 /// Idle time of a fresh server before its memory is read: lazy initialisation is part of being idle.
-const AT_REST: Duration = Duration::from_secs(2);
+const IDLE_TIME: Duration = Duration::from_secs(2);
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
@@ -40,7 +40,7 @@ pub(super) fn idle_memory(bench: &Bench<'_>, kafka: bool, progress: &mut dyn FnM
     progress("metric 14: idle memory");
     let mut figures = Vec::new();
     let ours = bench.start_moim("idle-moim")?;
-    std::thread::sleep(AT_REST);
+    std::thread::sleep(IDLE_TIME);
     let memory = procfs::memory_of(ours.pid())?;
     figures.push(Figure::new(
         "Moim",
@@ -53,7 +53,7 @@ pub(super) fn idle_memory(bench: &Bench<'_>, kafka: bool, progress: &mut dyn FnM
     drop(ours);
     if kafka {
         let theirs = bench.start_kafka("idle-kafka")?;
-        std::thread::sleep(AT_REST);
+        std::thread::sleep(IDLE_TIME);
         let memory = procfs::memory_of(theirs.pid())?;
         figures.push(Figure::new("Kafka", "idle memory, resident", mib(memory.resident), "MiB", None));
     }
@@ -110,7 +110,7 @@ fn many_partitions(bench: &Bench<'_>, figures: &mut Vec<Figure>) -> Result<()> {
     let server = bench.start_moim("many-moim")?;
     let ready = ms(server.ready_after);
     figures.push(Figure::new("Moim", &say("restart"), ready, "ms", Some(Aim::AtMost(2000.0))));
-    std::thread::sleep(AT_REST);
+    std::thread::sleep(IDLE_TIME);
     let memory = procfs::memory_of(server.pid())?;
     figures.push(Figure::new("Moim", &say("memory after restart"), mib(memory.resident), "MiB", Some(limit)));
     let descriptors = procfs::descriptors_of(server.pid())? as f64;

@@ -30,9 +30,9 @@ pub const METRICS: [u8; 4] = [19, 20, 21, 27];
 /// Number of leader kills.
 const FAILOVERS: usize = 3;
 /// Partition count of the cluster whose controller is killed.
-const CONTROLLED: i32 = 10_000;
+const PARTITIONS: i32 = 10_000;
 /// Timeout until the cluster accepts writes again.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum attempts of a slice during which leaders move, and the pause between them.
 const ATTEMPTS: u32 = 5;
@@ -198,7 +198,7 @@ impl Bench<'_> {
             for round in 0..FAILOVERS {
                 let what = format!("failover-{ours}-{round}");
                 let cluster = if ours { self.start_moim(&what)? } else { self.start_kafka(&what)? };
-                let gap = self.runtime.block_on(kill_the_leader(cluster, &self.topic()))?;
+                let gap = self.runtime.block_on(kill_leader(cluster, &self.topic()))?;
                 progress(&format!("failover {round}: {:.0} ms", gap.as_secs_f64() * 1e3));
                 gaps.push(gap.as_secs_f64() * 1e3);
             }
@@ -218,7 +218,7 @@ impl Bench<'_> {
         let mut gaps = Vec::new();
         for round in 0..FAILOVERS {
             let cluster = self.start_moim(&format!("controller-{round}"))?;
-            let gap = self.runtime.block_on(kill_the_controller(cluster, &self.topic()))?;
+            let gap = self.runtime.block_on(kill_controller(cluster, &self.topic()))?;
             progress(&format!("controller failover {round}: {:.0} ms", gap.as_secs_f64() * 1e3));
             gaps.push(gap.as_secs_f64() * 1e3);
         }
@@ -230,7 +230,7 @@ impl Bench<'_> {
             Figure::new("Moim", "the same, worst", worst, "ms", None),
         ];
         let title =
-            format!("kill -9 of the controller, {} nodes, {CONTROLLED} partitions on each", self.nodes);
+            format!("kill -9 of the controller, {} nodes, {PARTITIONS} partitions on each", self.nodes);
         Ok(Metric { number: 27, title, figures, ..Metric::default() })
     }
 }
@@ -335,7 +335,7 @@ fn loopback_bytes() -> Result<u64> {
 }
 
 /// Produces one small batch after the other, kills the leader, and returns the time without an acknowledgement.
-async fn kill_the_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> {
+async fn kill_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> {
     let new = NewTopic { name: topic.to_owned(), partitions: 1, configs: Vec::new() };
     let factor = i16::try_from(cluster.servers.len())?;
     let leader = admin::create_replicated(cluster.addr(), &new, factor).await?[0];
@@ -351,7 +351,7 @@ async fn kill_the_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> 
     let killed = Instant::now();
     cluster.servers.remove(at).kill()?;
     loop {
-        ensure!(killed.elapsed() < PATIENCE, "no write was taken within {PATIENCE:?} of the leader's death");
+        ensure!(killed.elapsed() < TIMEOUT, "no write was taken within {TIMEOUT:?} of the leader's death");
         if try_once(&cluster, &load, leader).await.is_some() {
             return Ok(killed.elapsed());
         }
@@ -361,8 +361,8 @@ async fn kill_the_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> 
 
 /// Kills the controller node, which leads its share of the partitions, and returns the time until every partition has
 /// another leader.
-async fn kill_the_controller(mut cluster: Cluster, topic: &str) -> Result<Duration> {
-    let new = NewTopic { name: topic.to_owned(), partitions: CONTROLLED, configs: Vec::new() };
+async fn kill_controller(mut cluster: Cluster, topic: &str) -> Result<Duration> {
+    let new = NewTopic { name: topic.to_owned(), partitions: PARTITIONS, configs: Vec::new() };
     let factor = i16::try_from(cluster.servers.len())?;
     admin::create_replicated(cluster.addr(), &new, factor).await?;
     let controller = admin::controller(cluster.addr()).await?;
@@ -371,10 +371,10 @@ async fn kill_the_controller(mut cluster: Cluster, topic: &str) -> Result<Durati
     let killed = Instant::now();
     cluster.servers.remove(at).kill()?;
     loop {
-        ensure!(killed.elapsed() < PATIENCE, "not all is led within {PATIENCE:?} of the controller's death");
+        ensure!(killed.elapsed() < TIMEOUT, "not all is led within {TIMEOUT:?} of the controller's death");
         let asked = Instant::now();
         let leaders = admin::leaders(cluster.addr(), topic, 1).await.unwrap_or_default();
-        if leaders.len() == usize::try_from(CONTROLLED)? && !leaders.contains(&controller) {
+        if leaders.len() == usize::try_from(PARTITIONS)? && !leaders.contains(&controller) {
             return Ok(asked - killed);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -81,16 +81,16 @@ pub(super) fn settle_disk() {
 
 /// Deletes a slice's topic and waits until the server has processed it: unlinking gigabytes takes a broker a while,
 /// and the next subject's slice must not pay for it.
-fn clear_away(bench: &Bench<'_>, server: &Server, topic: &str) -> Result<()> {
-    const LOOK: Duration = Duration::from_millis(100);
-    const LOOKS: u32 = 50;
+fn delete_topic(bench: &Bench<'_>, server: &Server, topic: &str) -> Result<()> {
+    const POLL_INTERVAL: Duration = Duration::from_millis(100);
+    const MAX_POLLS: u32 = 50;
     bench.runtime.block_on(admin::delete(server.addr, &[topic.to_owned()]))?;
     let mut quiet = 0;
     let mut before = procfs::cpu_of(server.pid())?;
-    for _ in 0..LOOKS {
-        std::thread::sleep(LOOK);
+    for _ in 0..MAX_POLLS {
+        std::thread::sleep(POLL_INTERVAL);
         let now = procfs::cpu_of(server.pid())?;
-        quiet = if now.saturating_sub(before) <= LOOK / 10 { quiet + 1 } else { 0 };
+        quiet = if now.saturating_sub(before) <= POLL_INTERVAL / 10 { quiet + 1 } else { 0 };
         before = now;
         if quiet >= 3 {
             break;
@@ -276,7 +276,7 @@ impl Subject for EndToEndSubject<'_> {
     }
 
     fn settle(&mut self) -> Result<()> {
-        clear_away(self.bench, self.server, &self.load.topic)
+        delete_topic(self.bench, self.server, &self.load.topic)
     }
 }
 

@@ -51,7 +51,7 @@ async fn shared(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)>
     let client = Client::connect(addr).await?;
     let get =
         async |key: String| -> Result<bool> { Ok(client.get::<Option<bytes::Bytes>>(key).await?.is_some()) };
-    everybody(tasks, slice, get).await
+    run_tasks(tasks, slice, get).await
 }
 
 /// GETs through one multiplexed connection of the `redis` crate, its way of sharing a connection between tasks.
@@ -63,7 +63,7 @@ async fn multiplexed(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, 
         let value: Option<Vec<u8>> = command.query_async(&mut connection.clone()).await?;
         Ok(value.is_some())
     };
-    everybody(tasks, slice, get).await
+    run_tasks(tasks, slice, get).await
 }
 
 /// GETs through one client of the `fred` crate.
@@ -74,12 +74,12 @@ async fn through_fred(addr: &str, tasks: usize, slice: Duration) -> Result<(f64,
         let value: Option<bytes::Bytes> = client.get(key).await?;
         Ok(value.is_some())
     };
-    let measured = everybody(tasks, slice, get).await;
+    let measured = run_tasks(tasks, slice, get).await;
     client.quit().await?;
     measured
 }
 
-async fn everybody(
+async fn run_tasks(
     tasks: usize,
     slice: Duration,
     get: impl AsyncFn(String) -> Result<bool>,

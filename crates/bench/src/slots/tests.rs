@@ -25,7 +25,7 @@ fn options() -> Option<Options> {
 }
 
 #[test]
-fn every_operation_counted_is_one_the_server_did() {
+fn counted_operations_equal_the_servers_count() {
     let Some(options) = options() else { return };
     let bench = Bench { options: &options, runtime: load::runtime().unwrap() };
     let server = bench.start_redis(options.redis.as_ref().unwrap(), "always").unwrap();
