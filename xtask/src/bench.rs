@@ -203,7 +203,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
         What::Pipeline(args) => (args.output, run_pipeline(root, args)?),
         // This suite measures the client as well: its plans, its library. So it must be a release build, like the
         // server.
-        What::Cluster(_) if cfg!(debug_assertions) => return again_in_release(root),
+        What::Cluster(_) if cfg!(debug_assertions) => return rerun_in_release(root),
         What::Cluster(args) => (args.output, run_cluster(root, args)?),
         What::Member { etcd } => return cluster::member(etcd).map(|()| true),
     };
@@ -312,7 +312,7 @@ fn run_cluster(root: &Path, args: &Cluster) -> Result<Report> {
 }
 
 /// Runs the same command with a release build of this program.
-fn again_in_release(root: &Path) -> Result<bool> {
+fn rerun_in_release(root: &Path) -> Result<bool> {
     let status = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
         .args(std::env::args_os().skip(1))

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ci_script_runs_the_same_steps_in_the_same_order() {
+    fn ci_script_runs_the_same_steps_in_the_same_order() {
         let script = include_str!("../../.ci/run");
         let steps: Vec<&str> = script.lines().filter_map(|line| line.strip_prefix("step cargo ")).collect();
         let ours: Vec<String> = STEPS.iter().map(|step| step.join(" ")).collect();

@@ -9,9 +9,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-mod arrows;
 mod docs;
 mod files;
+mod layering;
 
 /// A violated rule, with its location.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl fmt::Display for Finding {
 
 /// Prints every finding; true if nothing was found.
 pub(crate) fn run(root: &Path) -> Result<bool> {
-    let mut findings = arrows::check(&arrows::read(root)?);
+    let mut findings = layering::check(&layering::read(root)?);
     let paths = tracked(root)?;
     let crates = crate_names(&paths);
     for path in &paths {

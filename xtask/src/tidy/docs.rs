@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_is_compared_both_ways() {
+    fn crate_map_is_compared_both_ways() {
         let crates = ["base".to_owned(), "queue".to_owned()];
         let check = |text| {
             crate_map("ARCHITECTURE.md", text, &crates).iter().map(ToString::to_string).collect::<Vec<_>>()

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_file_is_found_but_its_tests_are_apart() {
+    fn long_file_is_found_without_counting_its_tests() {
         let long = format!("//! Doc.\n{}", "//\n".repeat(800));
         assert_eq!(found("src/a.rs", &long).len(), 1);
         assert_eq!(found("src/a/tests.rs", &long).len(), 0);

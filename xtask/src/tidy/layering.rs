@@ -126,7 +126,7 @@ pub(crate) fn check(members: &[Member]) -> Vec<Finding> {
     for member in members {
         if rank(&member.name).is_none() {
             let message =
-                format!("crate `{}` has no place in the layering (xtask/src/tidy/arrows.rs)", member.name);
+                format!("crate `{}` has no place in the layering (xtask/src/tidy/layering.rs)", member.name);
             findings.push(Finding::at(&member.manifest, 0, message));
             continue;
         }
@@ -146,15 +146,15 @@ fn rank(name: &str) -> Option<usize> {
 
 fn forbidden(user: &str, used: &str) -> Option<String> {
     if NEVER.contains(&(user, used)) {
-        return Some("these two never see each other".to_owned());
+        return Some("this pair is forbidden".to_owned());
     }
     if let Some((_, allowed)) = ONLY.iter().find(|(name, _)| *name == user) {
         return (!allowed.contains(&used)).then(|| match allowed {
-            [] => "it knows nobody".to_owned(),
-            some => format!("it knows only {}", some.join(", ")),
+            [] => "it may use no other crate".to_owned(),
+            some => format!("it may use only {}", some.join(", ")),
         });
     }
-    (rank(used) >= rank(user)).then(|| "arrows go down the layering only".to_owned())
+    (rank(used) >= rank(user)).then(|| "dependencies go down the layering only".to_owned())
 }
 
 #[cfg(test)]
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrows_follow_the_layering() {
+    fn dependencies_follow_the_layering() {
         let allowed = [
             ("journal", "base"),
             ("cluster", "journal"),
