@@ -1,4 +1,5 @@
-//! Bytes as the payload of a RESTORE. What runs, and what must hold, is in `moim_slots::rdb::fuzzing`.
+//! Decodes arbitrary bytes as the payload of a RESTORE. The target and its invariants are in
+//! `moim_slots::rdb::fuzzing`.
 
 #![no_main]
 

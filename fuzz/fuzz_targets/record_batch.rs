@@ -1,4 +1,4 @@
-//! Bytes as a record batch. What runs, and what must hold, is in `moim_wire_kafka::fuzzing`.
+//! Decodes arbitrary bytes as a record batch. The target and its invariants are in `moim_wire_kafka::fuzzing`.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Bytes as answers of a Redis server. What runs, and what must hold, is in `moim_wire_resp::fuzzing`.
+//! Decodes arbitrary bytes as replies of a Redis server. The target and its invariants are in
+//! `moim_wire_resp::fuzzing`.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Bytes as requests of a Redis client. What runs, and what must hold, is in `moim_wire_resp::fuzzing`.
+//! Decodes arbitrary bytes as requests of a Redis client. The target and its invariants are in
+//! `moim_wire_resp::fuzzing`.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
 //! `cargo xtask bench queue|coord|slots|pipeline|cluster`: the side-by-side comparisons of docs/performance.md.
 //!
-//! Builds the release binary, hands everything to `moim-bench`, prints what comes back. Progress goes to stderr.
+//! Builds the release binary, passes the options to `moim-bench`, and prints the report. Progress goes to stderr.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -193,7 +193,7 @@ enum Output {
     Json,
 }
 
-/// Runs it; false never, since a missed aim is a finding and not a failure.
+/// Runs the benchmark; never false, because a missed aim is a finding and not a failure.
 #[allow(clippy::print_stdout)] // The report is this command's data.
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
     let (output, report) = match &bench.what {
@@ -201,8 +201,9 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<bool> {
         What::Coord(args) => (args.common.output, run_coord(root, args)?),
         What::Slots(args) => (args.common.output, run_slots(root, args)?),
         What::Pipeline(args) => (args.output, run_pipeline(root, args)?),
-        // Here the client is measured, too: its plans, its library. So it is the release build, as the server is.
-        What::Cluster(_) if cfg!(debug_assertions) => return again_in_release(root),
+        // This suite measures the client as well: its plans, its library. So it must be a release build, like the
+        // server.
+        What::Cluster(_) if cfg!(debug_assertions) => return rerun_in_release(root),
         What::Cluster(args) => (args.output, run_cluster(root, args)?),
         What::Member { etcd } => return cluster::member(etcd).map(|()| true),
     };
@@ -310,8 +311,8 @@ fn run_cluster(root: &Path, args: &Cluster) -> Result<Report> {
     cluster::run(&options, &mut |line| eprintln!("{line}"))
 }
 
-/// The same command by the release build of this program.
-fn again_in_release(root: &Path) -> Result<bool> {
+/// Runs the same command with a release build of this program.
+fn rerun_in_release(root: &Path) -> Result<bool> {
     let status = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
         .args(std::env::args_os().skip(1))
@@ -362,7 +363,7 @@ fn build(root: &Path, target: &Path) -> Result<PathBuf> {
     Ok(target.join("release").join("moim"))
 }
 
-/// Where cargo puts its output, and we our data: the disk of the workspace, not a memory file system.
+/// Cargo's target directory, which also holds our data: the disk of the workspace, not a memory file system.
 fn target_dir(root: &Path) -> Result<PathBuf> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1"])

@@ -28,7 +28,7 @@ pub(crate) struct ChaosArgs {
     program: Option<String>,
 }
 
-/// Whether nothing was wrong.
+/// True if the run found no violation.
 pub(crate) fn run(root: &Path, args: &ChaosArgs) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

@@ -14,8 +14,8 @@ const STEPS: [&[&str]; 5] = [
     &["test", "--package", "moim-sim", "--features", "planted", "--locked", "--", "planted"],
 ];
 
-/// Whether every step passed.
-#[allow(clippy::disallowed_methods)] // a person waits: this is a stopwatch, not a deadline
+/// Runs all steps; true if every step passed.
+#[allow(clippy::disallowed_methods)] // elapsed time for the user, not a deadline
 pub(crate) fn run(root: &Path) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     for step in STEPS {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ci_script_runs_the_same_steps_in_the_same_order() {
+    fn ci_script_runs_the_same_steps_in_the_same_order() {
         let script = include_str!("../../.ci/run");
         let steps: Vec<&str> = script.lines().filter_map(|line| line.strip_prefix("step cargo ")).collect();
         let ours: Vec<String> = STEPS.iter().map(|step| step.join(" ")).collect();

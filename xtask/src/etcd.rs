@@ -1,11 +1,11 @@
-//! The real etcd, for comparisons: the installed one, and 3.5 out of Go's module proxy where Go is installed.
+//! The real etcd, for comparisons: the installed one, and 3.5 from Go's module proxy if Go is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The version of the second one.
+/// Version of the built etcd.
 const VERSION: &str = "3.5.35";
 
 /// An `etcd` on the path.
@@ -14,7 +14,7 @@ pub(crate) fn installed() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file())
 }
 
-/// etcd 3.5 below `home`, built once. The error says what is missing.
+/// etcd 3.5 below `home`, built once. The error names what is missing.
 pub(crate) fn built(home: &Path) -> Result<PathBuf> {
     let dir = home.join(format!("etcd-{VERSION}"));
     let program = dir.join("etcd");
@@ -23,7 +23,7 @@ pub(crate) fn built(home: &Path) -> Result<PathBuf> {
     }
     std::fs::create_dir_all(&dir).context("the folder for etcd")?;
     let module = format!("go.etcd.io/etcd/server/v3@v{VERSION}");
-    // A module of our own around it: the server's own names replacements that the proxy does not have.
+    // Built through a wrapper module: the server's own go.mod has replacements that the proxy does not have.
     let steps: [&[&str]; 3] =
         [&["mod", "init", "peer"], &["get", &module], &["build", "-o", "etcd", "go.etcd.io/etcd/server/v3"]];
     for step in steps {

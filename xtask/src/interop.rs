@@ -1,7 +1,7 @@
-//! `cargo xtask interop`: clients nobody changed for us, from their own package managers, against a fresh server.
+//! `cargo xtask interop`: unmodified third-party clients, from their own package managers, against a fresh server.
 //!
-//! Everything is installed below `target/interop`, nothing on the machine. A client whose tools or packages cannot
-//! be had is skipped with the reason; a client that fails is a failure of ours.
+//! Everything is installed below `target/interop`, nothing on the machine. A client whose tools or packages are
+//! unavailable is skipped with the reason; a client that fails is a failure of ours.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -56,15 +56,15 @@ enum Format {
     Json,
 }
 
-/// How a suite ended.
+/// Result of a suite.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Verdict {
-    /// Everything worked.
+    /// All steps passed.
     Pass,
-    /// Something did not.
+    /// A step failed.
     Fail,
-    /// It could not be run here.
+    /// The suite could not be run here.
     Skip,
 }
 
@@ -74,73 +74,74 @@ pub(crate) struct Outcome {
     suite: String,
     version: String,
     verdict: Verdict,
-    /// Steps or tests that passed.
+    /// Number of passed steps or tests.
     passed: usize,
     seconds: f64,
-    /// Why it failed or was skipped; empty otherwise.
+    /// Reason of a failure or a skip; empty otherwise.
     reason: String,
 }
 
-/// What a suite gets to work with.
+/// Environment of a suite.
 pub(crate) struct Bench {
-    /// The workspace.
+    /// Workspace root.
     pub(crate) root: PathBuf,
-    /// Where everything is installed.
+    /// Installation directory.
     pub(crate) home: PathBuf,
-    /// A broker somebody else runs.
+    /// Address of an externally managed broker.
     kafka: Option<String>,
-    /// How many nodes ours has.
+    /// Number of nodes of our cluster.
     nodes: usize,
-    /// How many nodes the clients of the store meet.
+    /// Number of nodes for the clients of the store.
     redis_nodes: usize,
-    /// An etcd somebody else runs.
+    /// Addresses of an externally managed etcd.
     etcd: Option<String>,
-    /// A Redis Cluster somebody else runs.
+    /// Addresses of an externally managed Redis Cluster.
     redis: Option<String>,
-    /// Tests of librdkafka's suite, when they are not those of the allow-list.
+    /// Tests of librdkafka's suite to run instead of the allow-list.
     pub(crate) rdkafka_tests: Vec<String>,
 }
 
 /// Why a suite did not pass. A suite that cannot be installed is skipped, not failed.
 #[derive(Debug)]
-pub(crate) enum Trouble {
-    /// Not to be had on this machine.
+pub(crate) enum SuiteError {
+    /// Not available on this machine.
     Missing(String),
-    /// It ran and was not satisfied.
+    /// The suite ran and failed.
     Failed { passed: usize, reason: String },
 }
 
-impl From<anyhow::Error> for Trouble {
+impl From<anyhow::Error> for SuiteError {
     fn from(error: anyhow::Error) -> Self {
         Self::Failed { passed: 0, reason: format!("{error:#}") }
     }
 }
 
-/// What a suite speaks with the server.
+/// The protocol of a suite.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Speaks {
-    /// One node.
+pub(crate) enum Protocol {
+    /// Kafka, on one node.
     Kafka,
-    /// Three nodes, which it gets the addresses of.
+    /// etcd, on three nodes, whose addresses it gets.
     Etcd,
-    /// The same.
+    /// Redis Cluster, on three nodes, whose addresses it gets.
     Redis,
-    /// One node that has every slot.
+    /// Redis, on one node with all slots.
     RedisAlone,
 }
 
-/// A suite: how to install it (answers its version) and how to run it against an address (answers what passed).
+/// A suite: how to install it (returns its version) and how to run it against an address (returns the number of
+/// passed steps).
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
-    pub(crate) speaks: Speaks,
-    pub(crate) install: fn(&Bench) -> Result<String, Trouble>,
-    pub(crate) run: fn(&Bench, &str) -> Result<usize, Trouble>,
-    /// Settings of the server this suite expects, as keys of `moim.toml`.
+    pub(crate) protocol: Protocol,
+    pub(crate) install: fn(&Bench) -> Result<String, SuiteError>,
+    pub(crate) run: fn(&Bench, &str) -> Result<usize, SuiteError>,
+    /// Server settings that this suite expects, as keys of `moim.toml`.
     pub(crate) settings: &'static [(&'static str, &'static str)],
 }
 
-/// Runs the suites; true when none failed.
-#[allow(clippy::print_stdout)] // the table is the data
+/// Runs the suites; true if none failed.
+#[allow(clippy::print_stdout)] // the table is the command's output
 pub(crate) fn run(root: &Path, args: &InteropArgs) -> Result<bool> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let home = target.join("interop");
@@ -186,29 +187,29 @@ fn suites() -> Vec<Suite> {
     suites
 }
 
-#[allow(clippy::disallowed_methods)] // a stopwatch for people
+#[allow(clippy::disallowed_methods)] // elapsed time for the user
 fn run_one(bench: &Bench, suite: &Suite) -> Outcome {
     let start = Instant::now();
     let mut version = String::new();
     let result = (suite.install)(bench).and_then(|installed| {
         version = installed;
-        match suite.speaks {
-            Speaks::Kafka | Speaks::RedisAlone => on_server(bench, suite),
-            Speaks::Etcd | Speaks::Redis => on_cluster(bench, suite),
+        match suite.protocol {
+            Protocol::Kafka | Protocol::RedisAlone => on_server(bench, suite),
+            Protocol::Etcd | Protocol::Redis => on_cluster(bench, suite),
         }
     });
     let (verdict, passed, reason) = match result {
         Ok(passed) => (Verdict::Pass, passed, String::new()),
-        Err(Trouble::Missing(reason)) => (Verdict::Skip, 0, reason),
-        Err(Trouble::Failed { passed, reason }) => (Verdict::Fail, passed, reason),
+        Err(SuiteError::Missing(reason)) => (Verdict::Skip, 0, reason),
+        Err(SuiteError::Failed { passed, reason }) => (Verdict::Fail, passed, reason),
     };
     let seconds = (start.elapsed().as_secs_f64() * 10.0).round() / 10.0;
     Outcome { suite: suite.name.to_owned(), version, verdict, passed, seconds, reason }
 }
 
-/// Every suite has a server of its own: what one leaves behind is no other's trouble.
-fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
-    let alone = suite.speaks == Speaks::RedisAlone;
+/// Runs a suite on its own server, so that suites do not affect each other.
+fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, SuiteError> {
+    let alone = suite.protocol == Protocol::RedisAlone;
     if let Some(address) = if alone { &bench.redis } else { &bench.kafka } {
         return (suite.run)(bench, address);
     }
@@ -220,9 +221,9 @@ fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     let mut server = Server::start(options)?;
     let mut result = (suite.run)(bench, if alone { server.redis() } else { server.kafka() });
     if !server.is_running() {
-        result = Err(Trouble::Failed { passed: 0, reason: "the server ended".to_owned() });
+        result = Err(SuiteError::Failed { passed: 0, reason: "the server ended".to_owned() });
     }
-    if let Err(Trouble::Failed { reason, .. }) = &mut result {
+    if let Err(SuiteError::Failed { reason, .. }) = &mut result {
         let log = bench.home.join(format!("{}.server.log", suite.name));
         let _ = std::fs::write(&log, server.log_tail());
         reason.push_str(&format!("\n(the server's log: {})", log.display()));
@@ -230,9 +231,9 @@ fn on_server(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     result
 }
 
-/// The same on three nodes, or as many as the clients of the store are to meet.
-fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
-    let is_redis = suite.speaks == Speaks::Redis;
+/// Runs a suite on three nodes, or on the chosen number of nodes for the clients of the store.
+fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, SuiteError> {
+    let is_redis = suite.protocol == Protocol::Redis;
     if let Some(addresses) = if is_redis { &bench.redis } else { &bench.etcd } {
         return (suite.run)(bench, addresses);
     }
@@ -245,20 +246,20 @@ fn on_cluster(bench: &Bench, suite: &Suite) -> Result<usize, Trouble> {
     })
 }
 
-/// On fresh nodes, found at the address that `address` gives.
+/// Runs a suite on fresh nodes, at the address returned by `address`.
 fn on_nodes(
     bench: &Bench,
     suite: &Suite,
     nodes: usize,
     options: &Options,
     address: impl FnOnce(&Cluster) -> String,
-) -> Result<usize, Trouble> {
+) -> Result<usize, SuiteError> {
     let mut cluster = Cluster::moim(nodes, options, false)?;
     let mut result = (suite.run)(bench, &address(&cluster));
     if let Some(node) = (0..nodes).find(|node| !cluster.is_running(*node)) {
-        result = Err(Trouble::Failed { passed: 0, reason: format!("node {} ended", node + 1) });
+        result = Err(SuiteError::Failed { passed: 0, reason: format!("node {} ended", node + 1) });
     }
-    if let Err(Trouble::Failed { reason, .. }) = &mut result {
+    if let Err(SuiteError::Failed { reason, .. }) = &mut result {
         let log = bench.home.join(format!("{}.server.log", suite.name));
         let _ = std::fs::write(&log, cluster.log_tails());
         reason.push_str(&format!("\n(the nodes' logs: {})", log.display()));
@@ -267,20 +268,20 @@ fn on_nodes(
 }
 
 impl Bench {
-    /// A folder of a suite's own.
-    pub(crate) fn dir(&self, name: &str) -> Result<PathBuf, Trouble> {
+    /// The directory of a suite.
+    pub(crate) fn dir(&self, name: &str) -> Result<PathBuf, SuiteError> {
         let dir = self.home.join(name);
         std::fs::create_dir_all(&dir).with_context(|| format!("the folder {}", dir.display()))?;
         Ok(dir)
     }
 
-    /// The folder of our client programs for a language.
+    /// The directory of our test programs for a language.
     pub(crate) fn programs(&self, language: &str) -> PathBuf {
         self.root.join("crates/interop/clients").join(language)
     }
 
-    /// Copies our program's files into its folder, so that nothing is written into the sources.
-    pub(crate) fn copy(&self, language: &str, to: &Path) -> Result<(), Trouble> {
+    /// Copies a test program's files into the suite's directory, so that nothing is written to the sources.
+    pub(crate) fn copy(&self, language: &str, to: &Path) -> Result<(), SuiteError> {
         let from = self.programs(language);
         for entry in std::fs::read_dir(&from).with_context(|| format!("{} is missing", from.display()))? {
             let path = entry.context("a file")?.path();
@@ -292,39 +293,39 @@ impl Bench {
     }
 }
 
-/// Whether a tool is on the path.
-pub(crate) fn need(tool: &str) -> Result<(), Trouble> {
+/// Checks that a tool is on the path.
+pub(crate) fn require_tool(tool: &str) -> Result<(), SuiteError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     match std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()) {
         true => Ok(()),
-        false => Err(Trouble::Missing(format!("{tool} is not installed"))),
+        false => Err(SuiteError::Missing(format!("{tool} is not installed"))),
     }
 }
 
-/// Runs a command that installs something; when it fails the suite is skipped with its last words.
-pub(crate) fn install(command: &mut Command) -> Result<(), Trouble> {
+/// Runs an installation command; if it fails, the suite is skipped with the last lines of its output.
+pub(crate) fn install(command: &mut Command) -> Result<(), SuiteError> {
     let output = capture(command, Duration::from_secs(900))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(Trouble::Missing(format!("{}: {}", name_of(command), last_words(&output)))),
+        false => Err(SuiteError::Missing(format!("{}: {}", name_of(command), output_tail(&output)))),
     }
 }
 
-/// Runs a client program and counts the steps it reports.
-pub(crate) fn check(command: &mut Command) -> Result<usize, Trouble> {
+/// Runs a test program and counts the steps it reports.
+pub(crate) fn check(command: &mut Command) -> Result<usize, SuiteError> {
     let output = capture(command, Duration::from_secs(300))?;
     let stdout = String::from_utf8_lossy(&output.stdout);
     let passed = stdout.lines().filter(|line| line.starts_with("ok ")).count();
     match output.status.success() {
         true if passed > 0 => Ok(passed),
-        true => Err(Trouble::Failed { passed, reason: "it did nothing".to_owned() }),
-        false => Err(Trouble::Failed { passed, reason: last_words(&output) }),
+        true => Err(SuiteError::Failed { passed, reason: "it did nothing".to_owned() }),
+        false => Err(SuiteError::Failed { passed, reason: output_tail(&output) }),
     }
 }
 
-/// Runs a command to its end or, after its time, kills it.
+/// Runs a command to completion, or kills it after its timeout.
 #[allow(clippy::disallowed_methods)] // real processes, real time
-pub(crate) fn capture(command: &mut Command, patience: Duration) -> Result<Output, Trouble> {
+pub(crate) fn capture(command: &mut Command, patience: Duration) -> Result<Output, SuiteError> {
     let log = tempfile::tempfile().context("a file for its output")?;
     let errors = tempfile::tempfile().context("a file for its errors")?;
     let mut child = command
@@ -332,7 +333,7 @@ pub(crate) fn capture(command: &mut Command, patience: Duration) -> Result<Outpu
         .stdout(log.try_clone().context("its output")?)
         .stderr(errors.try_clone().context("its errors")?)
         .spawn()
-        .map_err(|error| Trouble::Missing(format!("{}: {error}", name_of(command))))?;
+        .map_err(|error| SuiteError::Missing(format!("{}: {error}", name_of(command))))?;
     let deadline = Instant::now() + patience;
     let status = loop {
         if let Some(status) = child.try_wait().context("its end")? {
@@ -342,14 +343,14 @@ pub(crate) fn capture(command: &mut Command, patience: Duration) -> Result<Outpu
             let _ = child.kill();
             let _ = child.wait();
             let reason = format!("{} did not end within {} s", name_of(command), patience.as_secs());
-            return Err(Trouble::Failed { passed: 0, reason });
+            return Err(SuiteError::Failed { passed: 0, reason });
         }
         std::thread::sleep(Duration::from_millis(20));
     };
     Ok(Output { status, stdout: contents(log)?, stderr: contents(errors)? })
 }
 
-fn contents(mut file: std::fs::File) -> Result<Vec<u8>, Trouble> {
+fn contents(mut file: std::fs::File) -> Result<Vec<u8>, SuiteError> {
     use std::io::{Read, Seek};
     let mut bytes = Vec::new();
     file.rewind().and_then(|()| file.read_to_end(&mut bytes)).context("its output")?;
@@ -360,8 +361,8 @@ fn name_of(command: &Command) -> String {
     Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The last lines a program left, errors first.
-pub(crate) fn last_words(output: &Output) -> String {
+/// The last lines of a program's output, stderr first.
+pub(crate) fn output_tail(output: &Output) -> String {
     let text = [&output.stderr, &output.stdout]
         .into_iter()
         .map(|bytes| String::from_utf8_lossy(bytes).trim().to_owned())
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_lines_up() {
+    fn table_columns_are_aligned() {
         let text = table(&[
             outcome(Verdict::Pass, ""),
             outcome(Verdict::Fail, "first\nlast\n(the server's log: x)"),
@@ -437,10 +438,10 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_says_nothing_has_not_passed() {
-        let Err(Trouble::Failed { .. }) = check(&mut Command::new("true")) else { panic!("passed") };
+    fn program_without_output_has_not_passed() {
+        let Err(SuiteError::Failed { .. }) = check(&mut Command::new("true")) else { panic!("passed") };
         let Ok(2) = check(Command::new("printf").arg("ok a\nok b\n")) else { panic!("two steps") };
-        let Err(Trouble::Failed { passed: 1, reason }) =
+        let Err(SuiteError::Failed { passed: 1, reason }) =
             check(Command::new("sh").args(["-c", "echo ok a; echo wrong >&2; exit 3"]))
         else {
             panic!("passed")
@@ -449,9 +450,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_installed_is_missing() {
-        assert!(matches!(need("no-such-tool-at-all"), Err(Trouble::Missing(_))));
-        assert!(matches!(install(&mut Command::new("false")), Err(Trouble::Missing(_))));
-        assert!(need("sh").is_ok());
+    fn uninstalled_tool_is_missing() {
+        assert!(matches!(require_tool("no-such-tool-at-all"), Err(SuiteError::Missing(_))));
+        assert!(matches!(install(&mut Command::new("false")), Err(SuiteError::Missing(_))));
+        assert!(require_tool("sh").is_ok());
     }
 }

@@ -1,5 +1,5 @@
-//! The toolbox behind `cargo xtask`: the checks that CI runs and the suites that need more than
-//! `cargo test` can give. Nothing of it is part of the product.
+//! The developer toolbox behind `cargo xtask`: the checks that CI runs and the suites that need more than `cargo
+//! test` provides. None of it is part of the product.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -61,7 +61,7 @@ fn run(cli: &Cli) -> Result<bool> {
     }
 }
 
-/// The folder of the workspace, known since compilation: `cargo xtask` works from any folder inside.
+/// The workspace root, known at compile time: `cargo xtask` works from any directory inside.
 fn workspace_root() -> Result<PathBuf> {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     Ok(manifest.parent().context("xtask stands in the workspace")?.to_path_buf())

@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: builds the simulator and hands it its arguments.
+//! `cargo xtask sim`: builds the simulator and passes the arguments on.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,7 +36,7 @@ pub(crate) struct SimArgs {
     release: bool,
 }
 
-/// Whether nothing was wrong.
+/// True if no seed failed.
 pub(crate) fn run(root: &Path, args: &SimArgs) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

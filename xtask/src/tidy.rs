@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the rules that a reviewer would otherwise have to remember.
+//! `cargo xtask tidy`: repository rules that are enforced by a check instead of a reviewer.
 //!
 //! Each rule is a pure function from text to findings; this file only collects the input. A rule that
 //! cannot read its input is an error, never a silent pass.
@@ -9,15 +9,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-mod arrows;
 mod docs;
 mod files;
+mod layering;
 
-/// One broken rule, at one place.
+/// A violated rule, with its location.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     file: String,
-    /// Counted from 1; 0 when the finding is about the whole file.
+    /// Line number from 1; 0 if the finding is about the whole file.
     line: usize,
     message: String,
 }
@@ -37,9 +37,9 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Prints every finding; true when there is none.
+/// Prints every finding; true if nothing was found.
 pub(crate) fn run(root: &Path) -> Result<bool> {
-    let mut findings = arrows::check(&arrows::read(root)?);
+    let mut findings = layering::check(&layering::read(root)?);
     let paths = tracked(root)?;
     let crates = crate_names(&paths);
     for path in &paths {
@@ -65,7 +65,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     Ok(findings.is_empty())
 }
 
-/// Every file git tracks or would track; without git (a source archive) every file outside of `target`.
+/// Every file that git tracks or would track; without git (a source archive) every file outside of `target`.
 fn tracked(root: &Path) -> Result<Vec<String>> {
     let git = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -108,7 +108,7 @@ fn walk(root: &Path, below: &Path, paths: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The folders under `crates/`, by name.
+/// The names of the directories under `crates/`.
 fn crate_names(paths: &[String]) -> Vec<String> {
     let manifests = paths.iter().filter_map(|path| path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml"));
     manifests.filter(|name| !name.contains('/')).map(str::to_owned).collect()

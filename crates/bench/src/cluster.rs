@@ -1,12 +1,13 @@
-//! The metrics of the cluster library: a table pushed to 1,500 subscribers, what each of them costs, all of them coming back
-//! at once, the plan for 100,000 partitions, and how soon a killed member is known to be gone.
+//! The metrics of the cluster library: a routing table pushed to 1,500 subscribers, the cost of each, all of them
+//! reconnecting at once, the plan for 100,000 partitions, and the detection time of a killed member.
 //!
-//! Owns the cluster part of docs/performance.md in executable form. Store and manager are processes of their own, the release
-//! binary; subscribers speak the manager's protocol over a connection each ([`crowd`]) and hold no table, since 1,500 of
-//! them in one process would measure that process. There is nobody to compare with: every figure has an aim of its own.
+//! Owns the cluster part of docs/performance.md in executable form. Store and manager are separate processes of the
+//! release binary; subscribers speak the manager's protocol over one connection each ([`subscribers`]) and hold no table,
+//! because 1,500 of them in one process would measure that process. There is no peer to compare with: every figure
+//! has its own aim.
 
-mod crowd;
 mod single;
+mod subscribers;
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -29,40 +30,40 @@ use crate::report::Report;
 
 pub use single::member;
 
-/// Every metric this suite knows.
+/// Every metric of this suite.
 pub const METRICS: [u8; 5] = [28, 29, 30, 31, 32];
 
-/// Whose table.
+/// Namespace of the table.
 const NAMESPACE: &str = "bench";
-/// How long the servers' lease lasts.
+/// Lease TTL of the simulated servers.
 const LEASE: Duration = Duration::from_secs(20);
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Numbers out of [`METRICS`].
+    /// Numbers from [`METRICS`].
     pub metrics: Vec<u8>,
     /// Our binary.
     pub moim: PathBuf,
-    /// A program and its arguments that runs [`member`] on the store whose address is put behind them.
+    /// A program and its arguments that runs [`member`]; the address of the store is appended.
     pub member: Vec<String>,
-    /// Servers that are simulated.
+    /// Number of simulated servers.
     pub servers: usize,
-    /// SDKs that are simulated.
+    /// Number of simulated SDKs.
     pub sdks: usize,
-    /// Partitions of the table.
+    /// Partition count of the table.
     pub partitions: usize,
-    /// Changes that are pushed, and killings.
+    /// Number of pushed changes, and of kills.
     pub rounds: usize,
 }
 
-/// Runs the chosen metrics and reports. `progress` gets a line now and then.
+/// Runs the chosen metrics and reports. `progress` gets occasional lines.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let mut report = Report { machine: machine_line(), ..Report::default() };
     let wanted = |number: u8| options.metrics.contains(&number);
     let runtime = crate::load::runtime()?;
     if [28, 29, 30].into_iter().any(wanted) {
-        let taken = runtime.block_on(crowd::run(options, progress))?;
+        let taken = runtime.block_on(subscribers::run(options, progress))?;
         report.metrics.extend(taken.into_iter().filter(|metric| wanted(metric.number)));
     }
     if wanted(31) {
@@ -75,13 +76,13 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
     Ok(report)
 }
 
-/// A store of one node.
+/// Starts a store of one node.
 fn store(options: &Options) -> Result<Cluster> {
     let program = Some(options.moim.clone());
     Cluster::moim(1, &ServerOptions { program, ..ServerOptions::new() }, false).context("starting the store")
 }
 
-/// A client of the store, as applications have it.
+/// A client of the store, as applications use it.
 fn context(etcd: &str, node: &str) -> (Context, Scope) {
     let scope = Scope::new(Shutdown::new());
     let client = EtcdClient::new(EtcdOptions::new([etcd]), &scope);
@@ -89,7 +90,7 @@ fn context(etcd: &str, node: &str) -> (Context, Scope) {
     (context, scope)
 }
 
-/// A process that ends with us.
+/// A child process that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -99,7 +100,7 @@ impl Drop for Running {
     }
 }
 
-/// A manager in a process of its own.
+/// A manager in a separate process.
 struct Manager {
     process: Running,
     address: SocketAddr,
@@ -136,7 +137,7 @@ fn partition(number: usize) -> String {
     format!("part-{number:06}")
 }
 
-/// The whole table, every server with its share.
+/// The complete table, with every server's share.
 fn table(options: &Options) -> Result<RoutingTable> {
     let count = options.partitions;
     let bound =
@@ -159,7 +160,7 @@ fn address(number: usize) -> String {
     format!("10.0.{}.{}:7000", number / 250, number % 250)
 }
 
-/// Saves the table and registers the servers, under one lease that is kept until the scope stops.
+/// Saves the table and registers the servers, under one lease that is kept alive until the scope stops.
 async fn fill(options: &Options, context: &Context) -> Result<Saved> {
     let store = RoutingTableStore::new(context, NAMESPACE);
     let saved = store.save(&Saved::default(), table(options)?, Vec::new(), None).await?;
@@ -180,7 +181,7 @@ async fn fill(options: &Options, context: &Context) -> Result<Saved> {
         let keep = async {
             loop {
                 tokio::time::sleep(LEASE / 4).await;
-                // A renewal that fails is followed by another, long before the end.
+                // A failed keep-alive is followed by another, long before the lease expires.
                 let _ = repository.keep_alive(lease.id).await;
             }
         };

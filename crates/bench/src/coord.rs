@@ -1,8 +1,8 @@
-//! The metrics of coordination: puts, linearizable gets, watches, failover, and the queue as a neighbour.
+//! The metrics of coordination: puts, linearizable gets, watches, failover, and the queue as a noisy neighbour.
 //!
-//! Owns the coordination part of docs/performance.md in executable form. Every side is a server of its own that syncs what
-//! it acknowledges, has its data on the same disk, and gets the same client. Metrics 12, 13 and 16 alternate slices; 14,
-//! 17 and 18 are single figures ([`figures`]).
+//! Owns the coordination part of docs/performance.md in executable form. Every subject is a separate server that
+//! syncs what it acknowledges, has its data on the same disk, and gets the same client. Metrics 12, 13 and 16
+//! alternate slices; 14, 17 and 18 are single figures ([`figures`]).
 
 mod figures;
 mod subjects;
@@ -24,35 +24,35 @@ use crate::report::{Aim, Metric, Report, Side};
 use crate::slices::{Plan, Subject, alternate};
 use subjects::{GetSubject, PutSubject, WatchSubject};
 
-/// Every metric this suite knows.
+/// Every metric of this suite.
 pub const METRICS: [u8; 6] = [12, 13, 14, 16, 17, 18];
 
 /// Watchers of the fan-out.
 const WATCHERS: usize = 1000;
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Numbers out of [`METRICS`].
+    /// Numbers from [`METRICS`].
     pub metrics: Vec<u8>,
     /// Slices and pairs.
     pub plan: Plan,
     /// Our binary.
     pub moim: PathBuf,
-    /// Programs of etcd to compare with.
+    /// Binaries of etcd to compare with.
     pub etcd: Vec<PathBuf>,
-    /// How often the leader is killed.
+    /// Number of leader kills.
     pub failovers: usize,
 }
 
-/// One kind of server.
+/// A kind of server that can be started.
 pub(crate) struct Maker<'a> {
     options: &'a Options,
     etcd: Option<&'a Path>,
     label: &'static str,
 }
 
-/// A running server or cluster of them.
+/// A running server or cluster.
 pub(crate) struct Running {
     label: &'static str,
     cluster: Cluster,
@@ -83,14 +83,14 @@ impl Running {
     }
 }
 
-/// Everything a metric needs.
+/// State shared by the metrics.
 struct Bench<'a> {
     options: &'a Options,
     runtime: Runtime,
     makers: Vec<Maker<'a>>,
 }
 
-/// Runs the chosen metrics and reports. `progress` gets a line now and then.
+/// Runs the chosen metrics and reports. `progress` gets occasional lines.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let mut makers = vec![Maker { options, etcd: None, label: "Moim" }];
     for program in &options.etcd {
@@ -110,7 +110,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
         [(14, figures::memory), (17, figures::failover), (18, figures::isolation)];
     for (number, measure) in singles {
         if wanted(number) {
-            // One that cannot be taken does not take the others along.
+            // A failed metric does not stop the others.
             match measure(&bench, progress) {
                 Ok(metric) => report.metrics.push(metric),
                 Err(why) => report.notes.push(format!("metric {number} was not taken: {why:#}")),
@@ -120,7 +120,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
     Ok(report)
 }
 
-/// `etcd 3.5` or `etcd 3.4`: comparisons name their sides by it.
+/// `etcd 3.5` or `etcd 3.4`: the label of the subject in comparisons.
 fn version(program: &Path) -> Result<&'static str> {
     let output = Command::new(program).arg("--version").output();
     let output = output.with_context(|| format!("running {}", program.display()))?;
@@ -205,7 +205,7 @@ impl Bench<'_> {
         self.measure(16, title, running, subjects, &wanted, progress)
     }
 
-    /// Alternates the subjects and judges what came out.
+    /// Alternates the subjects and judges the outcome.
     fn measure(
         &self,
         number: u8,

@@ -1,14 +1,14 @@
-//! From slices to verdicts: which figure of which two sides is compared, and what the project wants of it.
+//! From slices to verdicts: which figure of which two sides is compared, and its aim.
 
 use crate::report::{Aim, Comparison};
 use crate::slices::{Outcome, Slice};
 
-/// A figure that two sides are compared in.
+/// A figure in which two sides are compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum What {
-    /// Payload bytes a second.
+    /// Payload bytes per second.
     Throughput,
-    /// Operations a second.
+    /// Operations per second.
     Rate,
     P50,
     P99,
@@ -16,7 +16,7 @@ pub(crate) enum What {
     CpuPerGib,
 }
 
-/// Ours, theirs, the figure, and where its ratio should be.
+/// Our side, the peer's, the figure, and the aim of its ratio.
 pub(crate) struct Wanted(
     pub(crate) &'static str,
     pub(crate) &'static str,
@@ -61,7 +61,7 @@ pub(crate) fn judge(outcome: &Outcome, labels: &[String], wanted: &[Wanted]) -> 
     found
 }
 
-/// The machine in one line.
+/// Description of the machine, in one line.
 pub(crate) fn machine_line() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sides_that_ran_are_judged_and_ours_stands_above_theirs() {
+    fn only_sides_that_ran_are_judged() {
         let plan = Plan { pairs: 1, slice: Duration::from_millis(1), noise_limit: f64::INFINITY };
         let mut subjects: Vec<Box<dyn Subject>> =
             vec![Box::new(Fixed("Moim", 30)), Box::new(Fixed("Kafka", 10))];

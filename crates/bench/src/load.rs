@@ -1,12 +1,12 @@
 //! The load tool: one client for every server that speaks the Kafka protocol, one for etcd's, one for Redis's.
 //!
-//! Owns the client side of every measurement. It shares the machine with the server, so it is built to cost little:
-//! requests are encoded once and sent as the same bytes, responses are looked at but not unpacked, one thread serves all
-//! connections, and one system call carries as many requests as the window allows. Every response is checked: an error
-//! code ends the run, because a fast refusal is not a fast server. The one exception is a storage that cannot keep up: as
-//! any client would, the load waits, tries again, and counts.
+//! Owns the client side of every measurement. It shares the machine with the server, so it is cheap by design:
+//! requests are encoded once and sent as the same bytes, responses are checked but not decoded, one thread serves all
+//! connections, and one system call carries as many requests as the window allows. Every response is checked: an
+//! error code ends the run, because a fast error is not a fast server. The one exception is a storage that cannot
+//! keep up: like any client, the load waits, retries, and counts the refusal.
 //!
-//! It knows nothing of who is compared or why; whoever wants a load test can use it against any address.
+//! It does not depend on the comparisons; it can be used as a load test against any address.
 
 pub mod admin;
 pub mod connection;
@@ -33,7 +33,7 @@ use crate::slices::{Work, latencies};
 /// When a load ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// After this long, and what is under way by then is finished.
+    /// After this time; requests in flight are finished.
     Elapsed(Duration),
     /// After this many operations on every connection.
     Operations(u64),
@@ -48,7 +48,7 @@ impl Until {
     }
 }
 
-/// What one connection did.
+/// Work of one connection.
 struct Tally {
     ops: u64,
     bytes: u64,
@@ -68,12 +68,12 @@ impl Tally {
     }
 }
 
-/// The single-threaded runtime loads run on.
+/// The single-threaded runtime of the loads.
 pub fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("runtime")
 }
 
-/// Runs one task per connection to its end and adds them up.
+/// Runs one task per connection to completion and sums their work.
 async fn all<F>(tasks: impl IntoIterator<Item = F>) -> Result<Work>
 where
     F: Future<Output = Result<Tally>> + 'static,
@@ -115,7 +115,7 @@ fn expect_ok(what: &str, code: i16) -> Result<()> {
     }
 }
 
-/// Reads whatever a server sends, as fast as it comes, and throws it away. One operation is `op_bytes` of it.
+/// Reads everything a server sends, at full rate, and discards it. One operation is `op_bytes` of it.
 pub async fn drain(addr: SocketAddr, op_bytes: u64, slice: Duration) -> Result<Work> {
     let mut connection = connection::Connection::open(addr).await?;
     let started = Instant::now();

@@ -1,8 +1,8 @@
-//! The servers a comparison runs against: our own binary and Apache Kafka, each a process of its own.
+//! The servers under test: our own binary and Apache Kafka, each a separate process.
 //!
-//! Owns starting, watching and ending them. Every server listens on 127.0.0.1 on a free port, keeps its data in a folder
-//! that is removed with the [`Server`], and is ended by its process id. Kafka comes from its Maven artifacts; where Java or
-//! Maven is absent the caller is told why and goes on without it.
+//! Owns their start, observation and stop. Every server listens on 127.0.0.1 on a free port, keeps its data in a
+//! directory that is removed with the [`Server`], and is stopped by its process id. Kafka comes from its Maven
+//! artifacts; without Java or Maven the caller gets the reason and continues without it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -22,30 +22,30 @@ const STOP_WITHIN: Duration = Duration::from_secs(30);
 pub struct Server {
     name: &'static str,
     child: Child,
-    /// Where it speaks the Kafka protocol.
+    /// Address of the Kafka listener.
     pub addr: SocketAddr,
-    /// Where it speaks the Redis protocol, if it does.
+    /// Address of the Redis listener, if there is one.
     pub redis: Option<SocketAddr>,
-    /// From the start of the process to the first moment it serves.
+    /// Time from the start of the process until it serves.
     pub ready_after: Duration,
     data: PathBuf,
     keep_data: bool,
 }
 
 impl Server {
-    /// What reports call it.
+    /// Label in reports.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its process id.
+    /// Process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Ends it without warning and keeps its data for a restart.
+    /// Sends SIGKILL and keeps the data for a restart.
     pub fn kill(mut self) -> Result<()> {
         self.keep_data = true;
         self.child.kill().context("kill -9")?;
@@ -53,7 +53,7 @@ impl Server {
         Ok(())
     }
 
-    /// Asks it to end, waits until it has, and keeps its data for a restart. Returns how long that took.
+    /// Sends SIGTERM, waits for the exit, and keeps the data for a restart. Returns how long it took.
     pub fn stop(mut self) -> Result<Duration> {
         self.keep_data = true;
         let asked = Instant::now();
@@ -78,7 +78,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail when the process is gone already, which is what is wanted.
+        // Both fail if the process has already exited, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if !self.keep_data {
@@ -92,13 +92,13 @@ pub fn start_moim(binary: &Path, data: &Path) -> Result<Server> {
     moim(binary, data, &["--peer-port".into(), "0".into()])
 }
 
-/// Starts nodes of Moim that found a cluster together.
+/// Starts Moim nodes that form a new cluster.
 pub fn start_moim_cluster(binary: &Path, folder: &Path, nodes: usize) -> Result<Vec<Server>> {
     let ports = (0..nodes).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
     let initial: Vec<String> =
         ports.iter().enumerate().map(|(at, port)| format!("{}=127.0.0.1:{port}", at + 1)).collect();
     let initial = initial.join(",");
-    together(nodes, |at| {
+    start_concurrently(nodes, |at| {
         let args = [
             "--node-id".to_owned(),
             (at + 1).to_string(),
@@ -111,8 +111,8 @@ pub fn start_moim_cluster(binary: &Path, folder: &Path, nodes: usize) -> Result<
     })
 }
 
-/// None of a cluster serves before most of it runs.
-fn together(nodes: usize, start: impl Fn(usize) -> Result<Server> + Sync) -> Result<Vec<Server>> {
+/// Starts nodes concurrently: a node does not serve before a quorum runs.
+fn start_concurrently(nodes: usize, start: impl Fn(usize) -> Result<Server> + Sync) -> Result<Vec<Server>> {
     std::thread::scope(|scope| {
         let start = &start;
         let starting: Vec<_> = (0..nodes).map(|at| scope.spawn(move || start(at))).collect();
@@ -140,7 +140,7 @@ fn moim(binary: &Path, data: &Path, args: &[String]) -> Result<Server> {
     std::thread::spawn(move || {
         let line =
             BufReader::new(stdout).lines().map_while(Result::ok).find(|line| line.starts_with("ready "));
-        // The receiver is gone when the deadline passed; then nobody asks any more.
+        // After the deadline the receiver is gone and the line is not needed.
         let _ = sender.send(line.map(|line| (line, Instant::now())));
     });
     let placeholder = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -166,7 +166,7 @@ fn address(ready: &str, listener: &str) -> Option<SocketAddr> {
     ready.split_whitespace().find_map(|word| word.strip_prefix(listener))?.parse().ok()
 }
 
-/// Brings Kafka's artifacts into `home/lib`, once. The error says what is missing.
+/// Installs Kafka's artifacts into `home/lib`, once. The error names what is missing.
 pub fn install_kafka(home: &Path) -> Result<()> {
     let marker = home.join(format!("installed-{KAFKA_VERSION}"));
     if marker.exists() {
@@ -205,13 +205,13 @@ fn pom() -> String {
     )
 }
 
-/// Starts a one-node Kafka on `data` from the artifacts in `home`, with the heap its own start script gives it. `serves` is
-/// asked until it says that the broker answers requests.
+/// Starts a one-node Kafka on `data` from the artifacts in `home`, with the heap size of its own start script.
+/// `serves` is polled until the broker answers requests.
 pub fn start_kafka(home: &Path, data: &Path, serves: &dyn Fn(SocketAddr) -> bool) -> Result<Server> {
     kafka(home, data, (free_port()?, &[free_port()?], 0), "", serves)
 }
 
-/// Starts nodes of Kafka that form a cluster, each broker and controller. `settings` are lines of their properties.
+/// Starts Kafka nodes that form a cluster, each broker and controller. `settings` are lines of their properties.
 pub fn start_kafka_cluster(
     home: &Path,
     folder: &Path,
@@ -221,7 +221,7 @@ pub fn start_kafka_cluster(
 ) -> Result<Vec<Server>> {
     let ports = (0..2 * nodes).map(|_| free_port()).collect::<Result<Vec<_>>>()?;
     let (clients, controllers) = ports.split_at(nodes);
-    together(nodes, |at| {
+    start_concurrently(nodes, |at| {
         let data = folder.join(format!("kafka-{}", at + 1));
         kafka(home, &data, (clients[at], controllers, at), settings, serves)
     })
@@ -289,12 +289,12 @@ fn kafka(
     Ok(server)
 }
 
-/// Kafka's own defaults, but for what few nodes and a short test need.
+/// Kafka's defaults, except for what few nodes and a short test need.
 fn kafka_properties(port: u16, controllers: &[u16], at: usize, data: &Path) -> String {
     let voters: Vec<String> =
         controllers.iter().enumerate().map(|(at, port)| format!("{}@127.0.0.1:{port}", at + 1)).collect();
     let (voters, controller, node) = (voters.join(","), controllers[at], at + 1);
-    // Of its own topics as many copies as Moim keeps.
+    // The replication factor of its internal topics is that of Moim's.
     let (copies, in_sync) = if controllers.len() < 3 { (1, 1) } else { (3, 2) };
     format!(
         "process.roles=broker,controller\nnode.id={node}\n\
@@ -309,7 +309,7 @@ fn kafka_properties(port: u16, controllers: &[u16], at: usize, data: &Path) -> S
     )
 }
 
-/// A port nobody listens on at the moment.
+/// A free port.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_at_once_is_an_error() {
+    fn server_that_exits_at_once_is_an_error() {
         let dir = std::env::temp_dir().join(format!("moim-bench-peer-{}", std::process::id()));
         let error = start_moim(Path::new("/bin/false"), &dir).err().unwrap();
         assert!(error.to_string().contains("no ready line"), "{error}");

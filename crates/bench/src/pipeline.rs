@@ -1,9 +1,10 @@
-//! The pipeline end to end: the same programs (`moim bench pipeline`) on three nodes of Moim, and on three processes of Kafka
-//! beside a Redis Cluster of six: as they are by default, and set to acknowledge only what is on disk, as Moim does.
+//! The pipeline end to end: the same programs (`moim bench pipeline`) on three nodes of Moim, and on three Kafka
+//! processes with a Redis Cluster of six: with their defaults, and configured to acknowledge only synced writes, as
+//! Moim does.
 //!
-//! Clients, gateways, counters and aggregators are one process of the binary under test on either side; what differs is the
-//! addresses, and that the real store's acknowledgement is not trusted there (`--ack-after-queue`). A run whose verdict is not
-//! `ok` is no measurement: it ends the comparison.
+//! Clients, gateways, counters and aggregators are one process of the binary under test on either side; only the
+//! addresses differ, and on the peer's side the store's acknowledgement is not relied on (`--ack-after-queue`). A run
+//! whose verdict is not `ok` is not a measurement: it ends the comparison.
 
 mod chart;
 mod stacks;
@@ -27,29 +28,29 @@ use self::stacks::Stack;
 /// Numbers of the metrics in docs/performance.md.
 pub const METRICS: [u8; 4] = [23, 24, 25, 26];
 
-/// What to measure.
+/// Options of a run.
 pub struct Options {
-    /// Which of [`METRICS`].
+    /// Numbers from [`METRICS`].
     pub metrics: Vec<u8>,
     /// The binary under test.
     pub moim: PathBuf,
-    /// Whether to measure Kafka and Redis.
+    /// True to measure Kafka and Redis.
     pub with_peer: bool,
-    /// In which of their settings; metric 25 takes the first.
+    /// Durability settings of the peer; metric 25 uses the first.
     pub durabilities: Vec<Durability>,
     /// The installed redis-server.
     pub redis: Option<PathBuf>,
-    /// Where data and Kafka's artifacts go.
+    /// Directory of data and Kafka's artifacts.
     pub scratch: PathBuf,
-    /// How many messages metric 24 sends.
+    /// Number of messages of metric 24.
     pub messages: usize,
-    /// How often each run of metrics 23 and 25 is taken, in turn; the median counts.
+    /// Number of runs for metrics 23 and 25, in turn; the median counts.
     pub rounds: usize,
-    /// Where pictures of metric 26 go.
+    /// Directory of the charts of metric 26.
     pub pictures: PathBuf,
 }
 
-/// What `moim bench pipeline -o json` says.
+/// The output of `moim bench pipeline -o json`.
 #[derive(Clone, Debug, Deserialize)]
 struct Run {
     messages_per_second: f64,
@@ -60,7 +61,7 @@ struct Run {
     verdict: String,
 }
 
-/// Runs it.
+/// Runs the chosen metrics and reports.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let mut report = Report { machine: machine_line(), ..Report::default() };
     let mut bench = Bench { options, progress, notes: Vec::new() };
@@ -69,10 +70,10 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
         report.metrics.push(bench.reference()?);
     }
     if wanted(24) {
-        report.metrics.push(bench.many()?);
+        report.metrics.push(bench.hundred_clients()?);
     }
     if wanted(25) {
-        report.metrics.push(bench.calm()?);
+        report.metrics.push(bench.low_rate_latency()?);
     }
     if wanted(26) {
         report.metrics.push(bench.curves()?);
@@ -88,7 +89,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn say(&mut self, line: &str) {
+    fn progress_line(&mut self, line: &str) {
         (self.progress)(line);
     }
 
@@ -96,12 +97,12 @@ impl Bench<'_> {
         Stack::moim(&self.options.moim, &self.options.scratch.join("pipeline"))
     }
 
-    /// The settings in which the other side is measured.
+    /// The durability settings in which the peer is measured.
     fn peers(&self, at_most: usize) -> Vec<Durability> {
         self.options.durabilities.iter().copied().take(at_most).collect()
     }
 
-    /// Kafka and Redis; none, with a note, where they are not installed.
+    /// Kafka and Redis; none, with a note, if they are not installed.
     fn peer(&mut self, durability: Durability) -> Result<Option<Stack>> {
         if !self.options.with_peer {
             return Ok(None);
@@ -151,14 +152,14 @@ impl Bench<'_> {
         Ok(run)
     }
 
-    /// The runs of one stack.
+    /// All runs on one stack.
     fn rounds(&mut self, stack: &Stack, args: &[&str]) -> Result<Vec<Run>> {
         (0..self.options.rounds).map(|_| self.bench(stack, args)).collect()
     }
 
-    /// The runs of Moim, then those of the other side, each alone on the machine: a Kafka that has nothing to do takes a third
-    /// of the speed of whoever runs beside it. Each side has had a run before, so that it is warm.
-    fn each_alone(
+    /// The runs of Moim, then those of the peer, each alone on the machine: an idle Kafka takes a third of the speed
+    /// of a concurrent process. Each side has a warm-up run.
+    fn run_each_alone(
         &mut self,
         moim: Stack,
         peers: &[Durability],
@@ -177,13 +178,13 @@ impl Bench<'_> {
 
     /// Metric 23: ten clients, 44,220 messages.
     fn reference(&mut self) -> Result<Metric> {
-        self.say("metric 23: the reference run, with the start of the cluster");
+        self.progress_line("metric 23: the reference run, with the start of the cluster");
         let since = Instant::now();
         let moim = self.moim()?;
         let started = since.elapsed().as_secs_f64();
         self.bench(&moim, &["--clients", "10"])?;
         let whole = since.elapsed().as_secs_f64();
-        let (stacks, runs) = self.each_alone(moim, &self.peers(usize::MAX), &["--clients", "10"])?;
+        let (stacks, runs) = self.run_each_alone(moim, &self.peers(usize::MAX), &["--clients", "10"])?;
         let mut figures = vec![
             Figure::new("Moim", "cluster of three ready", started, "s", None),
             Figure::new("Moim", "from nothing to verified, first run", whole, "s", Some(Aim::AtMost(10.0))),
@@ -193,14 +194,14 @@ impl Bench<'_> {
         Ok(Metric { number: 23, title, figures, ..Metric::default() })
     }
 
-    /// Metric 24: a hundred clients, and what it costs in memory.
-    fn many(&mut self) -> Result<Metric> {
+    /// Metric 24: a hundred clients, and the memory used.
+    fn hundred_clients(&mut self) -> Result<Metric> {
         let lines = (self.options.messages / 100).max(2).to_string();
-        self.say(&format!("metric 24: 100 clients, {lines} lines each"));
+        self.progress_line(&format!("metric 24: 100 clients, {lines} lines each"));
         let args = ["--clients", "100", "--lines", &lines];
         let mut figures = Vec::new();
         let (mut stacks, mut all) = (Vec::new(), Vec::new());
-        // One after the other, not side by side: the other side's memory would be in the way.
+        // One after the other, not concurrently: the peer's memory would interfere.
         let moim = self.moim()?;
         all.push(vec![self.bench(&moim, &args)?]);
         memory(&mut figures, &moim, &all[0][0])?;
@@ -219,13 +220,13 @@ impl Bench<'_> {
         Ok(Metric { number: 24, title, figures: compared, ..Metric::default() })
     }
 
-    /// Metric 25: how long a message takes when nobody is in a hurry.
-    fn calm(&mut self) -> Result<Metric> {
-        self.say("metric 25: 10 clients, 50 lines a second each");
+    /// Metric 25: message latency at a low rate.
+    fn low_rate_latency(&mut self) -> Result<Metric> {
+        self.progress_line("metric 25: 10 clients, 50 lines a second each");
         let args = ["--clients", "10", "--lines", "500", "--rate", "50"];
         let moim = self.moim()?;
         self.bench(&moim, &args)?;
-        let (stacks, runs) = self.each_alone(moim, &self.peers(1), &args)?;
+        let (stacks, runs) = self.run_each_alone(moim, &self.peers(1), &args)?;
         let mut figures = Vec::new();
         for (stack, runs) in stacks.iter().zip(&runs) {
             figures.push(Figure::new(
@@ -257,7 +258,7 @@ impl Bench<'_> {
         Ok(Metric { number: 25, title, figures, ..Metric::default() })
     }
 
-    /// Metric 26: one setting at a time, as pictures.
+    /// Metric 26: one varied setting per chart.
     fn curves(&mut self) -> Result<Metric> {
         const CURVES: [(&str, &str, &str, &[u32]); 4] = [
             (
@@ -275,7 +276,7 @@ impl Bench<'_> {
             ("window", "--window", "messages of a client under way", &[16, 64, 256, 1_024, 4_096]),
             ("instances", "--instances", "counters, and as many aggregators", &[1, 2, 3, 5, 10]),
         ];
-        self.say("metric 26: curves");
+        self.progress_line("metric 26: curves");
         let moim = self.moim()?;
         fs::create_dir_all(&self.options.pictures)?;
         let mut figures = Vec::new();
@@ -301,7 +302,7 @@ fn picture(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("pipeline-{name}.svg"))
 }
 
-/// Rates and times of all sides, and ours against each of theirs. The aims are the same.
+/// Rates and times of all sides, and ours against each peer's. The aims are the same.
 fn compare(figures: &mut Vec<Figure>, stacks: &[Stack], runs: &[Vec<Run>], what: &str) {
     for (stack, runs) in stacks.iter().zip(runs) {
         let mut figure = |what: &str, of: fn(&Run) -> f64, unit| {

@@ -1,8 +1,8 @@
 //! The limits of the machine, measured in the same run as the brokers.
 //!
-//! Owns the raw loops (checksum and write, write and sync), and in its modules the tiny servers that do nothing but the
-//! one thing a broker cannot avoid ([`floor`], [`waiting`]) or that send a file without looking at it ([`blast`]). A probe is
-//! a limit, not a competitor: it keeps no index, checks no request, and must never grow features.
+//! Owns the raw loops (checksum and write, write and sync), and in its modules the minimal servers that do only what
+//! a broker cannot avoid ([`floor`], [`waiting`]) or that send a file without reading any request ([`blast`]). A
+//! probe is a limit, not a competitor: it keeps no index, validates no request, and must never grow features.
 
 pub mod blast;
 pub mod floor;
@@ -19,21 +19,21 @@ use anyhow::Result;
 use crate::procfs;
 use crate::slices::{Work, latencies};
 
-/// Size at which the growing probes begin a new file: a broker's segment.
+/// File size at which the growing probes start a new file: a broker's segment size.
 const ROLL_BYTES: u64 = 1 << 30;
-/// Size of the prewritten file the recycling probes write in a circle.
+/// Size of the preallocated file that the recycling probes overwrite cyclically.
 pub(crate) const RECYCLED_BYTES: u64 = 64 << 20;
 
-/// Where a sync probe writes.
+/// The file that a sync probe writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A file that grows: every sync also writes metadata.
+    /// A growing file: every fsync also writes metadata.
     Growing,
-    /// A prewritten file, overwritten in a circle: a sync writes data only.
+    /// A preallocated file, overwritten cyclically: an fdatasync writes data only.
     Recycled,
 }
 
-/// A file that is removed with the probe.
+/// A file that is removed when the probe is dropped.
 pub(crate) struct Scratch {
     pub(crate) file: File,
     path: PathBuf,
@@ -47,7 +47,7 @@ impl Scratch {
         Ok(Scratch { file, path })
     }
 
-    /// A file whose blocks are allocated, written and on disk.
+    /// A file whose blocks are allocated, written and synced.
     pub(crate) fn prewritten(dir: &Path, name: &str, bytes: u64) -> io::Result<Scratch> {
         let scratch = Scratch::create(dir, name)?;
         let chunk = vec![0x5a_u8; 1 << 20];
@@ -67,7 +67,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Checksums a batch and writes it to a growing file, again and again: the least a broker does with a produced batch when
+/// Checksums a batch and writes it to a growing file in a loop: the minimum a broker does with a produced batch when
 /// it acknowledges from the page cache.
 pub fn crc_and_write(dir: &Path, batch: usize, slice: Duration) -> Result<Work> {
     let bytes = random_bytes(batch);
@@ -85,7 +85,8 @@ pub fn crc_and_write(dir: &Path, batch: usize, slice: Duration) -> Result<Work> 
     })
 }
 
-/// Writes `group` batches with one call and syncs them with one fdatasync, again and again. The latency is that of a group.
+/// Writes `group` batches with one call and syncs them with one fdatasync (group commit), in a loop. The latency is
+/// that of a group.
 pub fn write_and_sync(
     dir: &Path,
     target: Target,
@@ -114,10 +115,10 @@ pub fn write_and_sync(
     })
 }
 
-/// Repeats `step`, which says how many operations it did, until the slice is over.
+/// Repeats `step`, which returns its number of operations, until the slice is over.
 fn timed(slice: Duration, op_bytes: usize, mut step: impl FnMut() -> io::Result<u64>) -> Result<Work> {
     let mut latency = latencies()?;
-    // The time is taken around the CPU time, never the other way: a thread cannot use more than there was.
+    // The wall time encloses the CPU time, never the other way: a thread cannot use more CPU than the elapsed time.
     let started = Instant::now();
     let cpu = procfs::cpu_of_thread();
     let (mut ops, mut last) = (0, started);
@@ -138,7 +139,7 @@ fn timed(slice: Duration, op_bytes: usize, mut step: impl FnMut() -> io::Result<
     })
 }
 
-/// Bytes no disk or file system can shrink.
+/// Incompressible bytes.
 pub(crate) fn random_bytes(len: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(42);
     let mut bytes = vec![0; len];
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_probes_count_what_they_write_and_leave_nothing() {
+    fn raw_probes_count_their_writes_and_remove_their_files() {
         let dir = scratch_dir("raw");
         let slice = Duration::from_millis(20);
         for work in [

@@ -1,19 +1,20 @@
-//! What the kernel says about processes: CPU time, memory, descriptors.
+//! Process statistics from the kernel: CPU time, memory, file descriptors.
 //!
-//! Owns the parsing of `/proc`. CPU time has the resolution of the scheduler tick (10 ms), so nothing shorter than about a
-//! second may be judged by it.
+//! Owns the parsing of `/proc`. CPU time has the resolution of the scheduler tick (10 ms), so it must not be used for
+//! intervals below about a second.
 
 use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// CPU time of the whole machine since boot, split into what a comparison cares about.
+/// CPU time of the whole machine since boot, split as comparisons need it.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
-    /// User, nice, system and stolen time of all cores. Interrupts are left out: nobody in particular caused them.
+    /// User, nice, system and steal time of all cores. Interrupts are left out: they cannot be attributed to a
+    /// process.
     pub busy: Duration,
-    /// The part of `busy` spent by kernel threads (write-back, journal commits): the echo of somebody's writes, not a
-    /// competing process.
+    /// The part of `busy` spent by kernel threads (write-back, journal commits): a delayed cost of earlier writes,
+    /// not a competing process.
     pub kernel_threads: Duration,
 }
 
@@ -26,7 +27,7 @@ pub struct Memory {
     pub anonymous: u64,
 }
 
-/// Time of one scheduler tick as `/proc` counts it.
+/// Duration of one scheduler tick in `/proc`.
 fn tick() -> Duration {
     Duration::from_secs(1) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100)
 }
@@ -35,7 +36,7 @@ fn ticks(count: u64) -> Duration {
     tick() * u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// User and system time a process has used, its finished threads included.
+/// User and system time of a process, its finished threads included.
 pub fn cpu_of(pid: u32) -> io::Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, used) = parse_stat(&stat).ok_or_else(|| io::Error::other("unreadable /proc/PID/stat"))?;
@@ -58,7 +59,7 @@ pub fn cpu_of_thread() -> Duration {
 pub fn cpu_of_threads(prefix: &str) -> io::Result<Duration> {
     let mut used = 0;
     for entry in fs::read_dir("/proc/self/task")?.flatten() {
-        // A thread may end between the listing and the reading.
+        // A thread may exit between the listing and the reading.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let named = stat.split_once('(').is_some_and(|(_, rest)| rest.starts_with(prefix));
         if let (true, Some((_, ticks))) = (named, parse_stat(&stat)) {
@@ -68,8 +69,8 @@ pub fn cpu_of_threads(prefix: &str) -> io::Result<Duration> {
     Ok(ticks(used))
 }
 
-/// The parent and the used ticks of a `/proc/PID/stat` line. The command name may hold spaces and brackets, so fields are
-/// counted after the last bracket.
+/// The parent and the used ticks of a `/proc/PID/stat` line. The command name may contain spaces and brackets, so
+/// fields are counted after the last bracket.
 fn parse_stat(stat: &str) -> Option<(u32, u64)> {
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
     let parent = fields.get(1)?.parse().ok()?;
@@ -78,7 +79,7 @@ fn parse_stat(stat: &str) -> Option<(u32, u64)> {
     Some((parent, user + system))
 }
 
-/// The ticks of the first line of `/proc/stat` that count as somebody's work.
+/// The busy ticks of the first line of `/proc/stat`.
 fn parse_busy(stat: &str) -> Option<u64> {
     let fields: Vec<u64> = stat
         .lines()
@@ -100,7 +101,7 @@ pub fn machine() -> io::Result<Machine> {
         if !entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        // A process may end between the listing and the reading; it is no kernel thread then.
+        // A process may exit between the listing and the reading; then it is not a kernel thread.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         if let Some((2, used)) = parse_stat(&stat) {
             kernel += used;
@@ -120,17 +121,17 @@ fn kib_field(status: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Bytes that programs could still take.
+/// Memory available to programs, in bytes.
 pub fn available_memory() -> io::Result<u64> {
     Ok(kib_field(&fs::read_to_string("/proc/meminfo")?, "MemAvailable:"))
 }
 
-/// How many descriptors a process holds.
+/// Number of file descriptors of a process.
 pub fn descriptors_of(pid: u32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// How many cores the machine has for us.
+/// Number of cores available to this process.
 #[must_use]
 pub fn cores() -> f64 {
     std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)

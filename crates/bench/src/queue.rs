@@ -1,9 +1,9 @@
-//! The metrics of the queue: what is loaded, against whom, and what the project wants to see.
+//! The metrics of the queue: the loads, the peers, and the aims.
 //!
-//! Owns the list of docs/performance.md in executable form: metrics 1-7 alternate slices between our broker, Kafka and the
-//! limits of the machine ([`subjects`]); 14 and 15 are single figures about memory and starting ([`figures`]); 19 to 21 are about
-//! clusters ([`replicated`]). Both sides
-//! of a comparison get the same topic shape, the same client and the same durability, which the report names.
+//! Owns the list of docs/performance.md in executable form: metrics 1-7 alternate slices between our broker, Kafka
+//! and the limits of the machine ([`subjects`]); 14 and 15 are single figures about memory and start-up
+//! ([`figures`]); 19 to 21 are about clusters ([`replicated`]). Both sides of a comparison get the same topic shape,
+//! the same client and the same durability, which the report names.
 
 mod figures;
 mod replicated;
@@ -30,24 +30,24 @@ use subjects::{
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Every metric this suite knows.
+/// Every metric of this suite.
 pub const METRICS: [u8; 9] = [1, 2, 3, 4, 5, 6, 7, 14, 15];
 pub use replicated::METRICS as REPLICATED_METRICS;
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Numbers out of [`METRICS`].
+    /// Numbers from [`METRICS`].
     pub metrics: Vec<u8>,
     /// Slices and pairs.
     pub plan: Plan,
-    /// Whether to compare with Kafka.
+    /// True to compare with Kafka.
     pub with_kafka: bool,
     /// Our binary.
     pub moim: PathBuf,
-    /// Where data, probes and Kafka's artifacts go; on the disk that is to be measured.
+    /// Directory of data, probes and Kafka's artifacts; on the disk under test.
     pub scratch: PathBuf,
-    /// Partitions of the start-up test.
+    /// Partition count of the start-up test.
     pub many_partitions: usize,
 }
 
@@ -56,18 +56,18 @@ pub fn run_replicated(options: &Options, nodes: usize, progress: &mut dyn FnMut(
     replicated::run(options, nodes, progress)
 }
 
-/// Everything that is running.
+/// State shared by the metrics, with the running servers.
 struct Bench<'a> {
     options: &'a Options,
     runtime: Runtime,
-    /// Data of this run alone, removed at its end.
+    /// Data directory of this run, removed at its end.
     folder: PathBuf,
     moim: Option<Server>,
     kafka: Option<Server>,
     topics: Cell<u32>,
 }
 
-/// Runs the chosen metrics and reports. `progress` gets a line now and then.
+/// Runs the chosen metrics and reports. `progress` gets occasional lines.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let folder = options.scratch.join(format!("run-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
@@ -119,7 +119,7 @@ impl Bench<'_> {
         peers::start_kafka(&self.options.scratch.join("kafka"), &self.folder.join(name), &serves)
     }
 
-    /// A topic name nobody has used in this run.
+    /// A topic name that is unique in this run.
     fn topic(&self) -> String {
         self.topics.set(self.topics.get() + 1);
         format!("bench-{}", self.topics.get())
@@ -151,7 +151,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The brokers under one produce shape: ours first, Kafka where it runs.
+    /// The brokers under one produce shape: ours first, Kafka if it runs.
     fn producers(&self, shape: &Shape) -> Vec<Box<dyn Subject + '_>> {
         let brokers = self.moim.iter().chain(&self.kafka);
         brokers.map(|server| Box::new(ProduceSubject::new(self, server, shape)) as Box<dyn Subject>).collect()
@@ -161,7 +161,7 @@ impl Bench<'_> {
         Ok(Box::new(FloorSubject::new(self, keep, shape)?))
     }
 
-    /// Alternates the subjects and judges what came out.
+    /// Alternates the subjects and judges the outcome.
     fn measure(
         &self,
         number: u8,

@@ -1,7 +1,7 @@
-//! How a result is told: one table a person can paste into a page, or JSON with every key.
+//! Output of results: a markdown table that can be pasted into a page, or JSON with every key.
 //!
-//! Owns the shapes and their printing. A ratio always comes with the number of pairs it stands on and the number dropped;
-//! what was not measured is shown as such and never filled in.
+//! Owns the report types and their output. A ratio always comes with the number of pairs behind it and the number
+//! dropped; a value that was not measured is shown as such and never filled in.
 
 use std::fmt::Write as _;
 
@@ -9,25 +9,25 @@ use serde::Serialize;
 
 use crate::slices::{Outcome, Ratio, Slice};
 
-/// Everything one run found.
+/// All results of one run.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// The machine, in one line.
+    /// Description of the machine, in one line.
     pub machine: String,
     /// The metrics in the order they ran.
     pub metrics: Vec<Metric>,
-    /// What could not be done, and why.
+    /// Metrics that could not be measured, and why.
     pub notes: Vec<String>,
 }
 
 /// One metric of the list in docs/performance.md.
 #[derive(Debug, Default, Serialize)]
 pub struct Metric {
-    /// Its number there.
+    /// Metric number in that page.
     pub number: u8,
-    /// What is measured.
+    /// Title of the metric.
     pub title: String,
-    /// Every side with its own figures.
+    /// The figures of every side.
     pub sides: Vec<Side>,
     /// Ours against each other side.
     pub comparisons: Vec<Comparison>,
@@ -38,9 +38,9 @@ pub struct Metric {
 /// One side of a comparison, medians over its quiet slices.
 #[derive(Debug, Serialize)]
 pub struct Side {
-    /// Who.
+    /// Label of the side.
     pub label: String,
-    /// What an acknowledgement means there.
+    /// Durability of its acknowledgements.
     pub durability: String,
     /// Operations per second.
     pub ops_per_s: Option<f64>,
@@ -58,30 +58,30 @@ pub struct Side {
     pub refused: u64,
 }
 
-/// Which way a figure should go.
+/// The desired bound of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aim {
-    /// Not less than this.
+    /// At least this value.
     AtLeast(f64),
-    /// Not more than this.
+    /// At most this value.
     AtMost(f64),
 }
 
-/// Ours divided by theirs.
+/// The ratio of our figure to the peer's.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    /// The other side.
+    /// Label of the other side.
     pub against: String,
-    /// The figure compared.
+    /// Name of the compared figure.
     pub what: String,
-    /// Median of the pair ratios; null when no pair was quiet.
+    /// Median of the pair ratios; null if no pair was quiet.
     pub ratio: Option<f64>,
-    /// What the project wants.
+    /// The aim, if there is one.
     pub aim: Option<Aim>,
-    /// Whether it is reached; null without a ratio or an aim.
+    /// True if the aim is reached; null without a ratio or an aim.
     pub reached: Option<bool>,
-    /// Pairs the median stands on.
+    /// Number of pairs behind the median.
     pub kept: usize,
     /// Pairs dropped because other processes were busy.
     pub dropped: usize,
@@ -90,17 +90,17 @@ pub struct Comparison {
 /// A single figure.
 #[derive(Debug, Serialize)]
 pub struct Figure {
-    /// Whose.
+    /// Label of the side.
     pub side: String,
-    /// What.
+    /// Name of the figure.
     pub what: String,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// Of what.
+    /// Unit of the value.
     pub unit: String,
-    /// What the project wants.
+    /// The aim, if there is one.
     pub aim: Option<Aim>,
-    /// Whether it is reached.
+    /// True if the aim is reached; null without an aim.
     pub reached: Option<bool>,
 }
 
@@ -141,7 +141,7 @@ impl Side {
 }
 
 impl Comparison {
-    /// A comparison out of a ratio, judged by its aim.
+    /// A comparison from a ratio, judged by its aim.
     #[must_use]
     pub fn new(
         against: &str,
@@ -268,7 +268,7 @@ fn cells(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Three digits that matter.
+/// Three significant digits.
 fn number(value: Option<f64>) -> String {
     match value {
         None => "–".into(),
@@ -279,7 +279,7 @@ fn number(value: Option<f64>) -> String {
     }
 }
 
-/// Rows as an aligned markdown table; the first is the head.
+/// Rows as an aligned markdown table; the first row is the header.
 fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_nobody_could_take_is_not_judged() {
+    fn missing_ratio_is_not_judged() {
         let none = Comparison::new("Kafka", "throughput", None, 6, Some(Aim::AtLeast(2.0)));
         assert_eq!((none.ratio, none.reached, none.kept, none.dropped), (None, None, 0, 6));
     }

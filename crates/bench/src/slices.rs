@@ -1,9 +1,9 @@
-//! The alternation: every subject gets a short slice in turn, round after round.
+//! Alternating slices: every subject gets a short slice in turn, round after round.
 //!
-//! A shared machine drifts by a factor of two within minutes, so absolute figures of two separate runs say nothing about
-//! each other. Neighbouring slices see the same machine: the ratio within one round is what is kept, and the median over
-//! the rounds is what is reported. A pair during which other processes used more than [`Plan::noise_limit`] of the machine
-//! is dropped and counted as dropped.
+//! A shared machine drifts by a factor of two within minutes, so absolute figures of two separate runs are not
+//! comparable. Neighbouring slices see the same machine: the ratio within one round is kept, and the median over the
+//! rounds is reported. A pair during which other processes used more than [`Plan::noise_limit`] of the machine is
+//! dropped and counted as dropped.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use hdrhistogram::Histogram;
 
 use crate::procfs;
 
-/// How long and how often.
+/// Number and length of the slices.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Pairs wanted after the warm-up; noisy ones are repeated, up to three times as many in all.
+    /// Pairs required after the warm-up; noisy ones are repeated, up to three times as many in total.
     pub pairs: usize,
     /// Length of one slice.
     pub slice: Duration,
-    /// Share of the machine other processes may use before a slice counts as noisy.
+    /// Share of the machine that other processes may use before a slice counts as noisy.
     pub noise_limit: f64,
 }
 
@@ -29,51 +29,51 @@ impl Default for Plan {
     }
 }
 
-/// What was done within one slice.
+/// The work done in one slice.
 #[derive(Clone, Debug)]
 pub struct Work {
-    /// Operations finished: batches acknowledged, responses received, records seen.
+    /// Completed operations: acknowledged batches, received responses, consumed records.
     pub ops: u64,
-    /// Payload bytes moved.
+    /// Payload bytes transferred.
     pub bytes: u64,
-    /// Operations the server refused because it could not keep up; a client tries them again after a pause.
+    /// Operations that the server refused because it could not keep up; a client retries them after a pause.
     pub refused: u64,
-    /// From the first operation's start to the last one's end.
+    /// From the start of the first operation to the end of the last one.
     pub elapsed: Duration,
-    /// Nanoseconds per operation, where the load takes them.
+    /// Nanoseconds per operation, if the load measures them.
     pub latency: Option<Histogram<u64>>,
-    /// CPU time of a server inside this process (probes); servers of their own are read by pid.
+    /// CPU time of a server inside this process (probes); separate servers are read by pid.
     pub cpu: Option<Duration>,
 }
 
-/// An empty histogram of nanoseconds, up to a minute. Its range is fixed: recording beyond it saturates.
+/// An empty histogram of nanoseconds, up to a minute. Its range is fixed: larger values saturate.
 pub(crate) fn latencies() -> Result<Histogram<u64>> {
     Ok(Histogram::new_with_max(60_000_000_000, 3)?)
 }
 
 /// One side of a comparison.
 pub trait Subject {
-    /// What the report calls it.
+    /// Label in the report.
     fn label(&self) -> String;
-    /// What an acknowledgement means on this side.
+    /// Durability of an acknowledgement on this side.
     fn durability(&self) -> String;
-    /// The server process, when it is one.
+    /// Process id of the server, if it is a separate process.
     fn pid(&self) -> Option<u32>;
-    /// The server processes, when there are several.
+    /// Process ids of the servers, if there are several.
     fn pids(&self) -> Vec<u32> {
         self.pid().into_iter().collect()
     }
-    /// Slices thrown away at the beginning.
+    /// Number of slices discarded at the beginning.
     fn warm_up(&self) -> u32 {
         1
     }
-    /// Before the slice, unmeasured.
+    /// Preparation before the slice, unmeasured.
     fn prepare(&mut self) -> Result<()> {
         Ok(())
     }
-    /// The slice.
+    /// Runs the slice.
     fn run(&mut self, slice: Duration) -> Result<Work>;
-    /// After the slice, unmeasured: remove what it left, so that the neighbour does not pay for it.
+    /// Cleanup after the slice, unmeasured: removes what it left, so that the next subject does not pay for it.
     fn settle(&mut self) -> Result<()> {
         Ok(())
     }
@@ -82,11 +82,11 @@ pub trait Subject {
 /// One measured slice.
 #[derive(Clone, Debug)]
 pub struct Slice {
-    /// What the load did.
+    /// The work of the load.
     pub work: Work,
-    /// CPU time of the server during it.
+    /// CPU time of the server during the slice.
     pub server_cpu: Option<Duration>,
-    /// Share of the machine used by processes that are no part of the comparison.
+    /// Share of the machine used by processes outside the comparison.
     pub others: f64,
 }
 
@@ -135,19 +135,19 @@ pub struct Outcome {
     noise_limit: f64,
 }
 
-/// The median of the ratios of two subjects, and how many pairs it stands on.
+/// The median of the ratios of two subjects, and the number of pairs behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     /// Median of `ours / theirs` over the kept pairs.
     pub median: f64,
-    /// Pairs the median stands on.
+    /// Number of pairs behind the median.
     pub kept: usize,
     /// Pairs dropped as noisy.
     pub dropped: usize,
 }
 
-/// Runs the subjects in turn. `watched` are processes of the comparison besides the subjects' own: they are idle during
-/// another's slice, but not foreign.
+/// Runs the subjects in turn. `watched` are further processes of the comparison: they are idle during another
+/// subject's slice, but not foreign.
 pub fn alternate(
     plan: &Plan,
     subjects: &mut [Box<dyn Subject + '_>],
@@ -190,7 +190,7 @@ fn one(plan: &Plan, subject: &mut dyn Subject, watched: &[u32]) -> Result<Slice>
     Ok(Slice { others: after.others_since(&before), server_cpu, work })
 }
 
-/// The counters at one moment.
+/// The counters at one point in time.
 struct Reading {
     at: std::time::Instant,
     machine: procfs::Machine,
@@ -232,7 +232,7 @@ impl Outcome {
         self.rounds.iter().filter(|round| round.iter().all(|slice| self.quiet(slice))).count()
     }
 
-    /// The median ratio of subject `ours` to subject `theirs` in what `figure` reads from a slice. None when no pair was quiet.
+    /// The median ratio of subject `ours` to subject `theirs` of a slice's `figure`. None if no pair was quiet.
     pub fn ratio(&self, ours: usize, theirs: usize, figure: impl Fn(&Slice) -> Option<f64>) -> Option<Ratio> {
         let mut ratios = Vec::new();
         let mut dropped = 0;
@@ -250,7 +250,7 @@ impl Outcome {
         Some(Ratio { kept: ratios.len(), dropped, median: median(ratios)? })
     }
 
-    /// The median of a figure over a subject's quiet slices (over all of them when none was quiet).
+    /// The median of a figure over a subject's quiet slices (over all of them if none was quiet).
     pub fn value(&self, subject: usize, figure: impl Fn(&Slice) -> Option<f64>) -> Option<f64> {
         let all = || self.rounds.iter().map(|round| &round[subject]);
         let quiet: Vec<f64> = all().filter(|slice| self.quiet(slice)).filter_map(&figure).collect();
@@ -258,7 +258,7 @@ impl Outcome {
     }
 }
 
-/// The median, or None of nothing.
+/// The median; None for an empty list.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_never_quiet_has_values_but_no_ratio() {
+    fn run_without_quiet_slices_has_values_but_no_ratio() {
         let outcome = Outcome { rounds: vec![vec![slice(20, 0.3), slice(10, 0.3)]], noise_limit: 0.10 };
         assert_eq!(outcome.ratio(0, 1, |slice| Some(slice.ops_per_s())), None);
         assert_eq!(outcome.value(0, |slice| Some(slice.ops_per_s())), Some(10.0));
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_repeated_three_times_at_most() {
+    fn noisy_pairs_are_repeated_at_most_three_times() {
         let counts = [std::cell::Cell::new(0), std::cell::Cell::new(0)];
         // A negative limit makes every slice noisy.
         let plan = Plan { pairs: 2, slice: Duration::from_millis(5), noise_limit: -1.0 };

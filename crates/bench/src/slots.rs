@@ -1,8 +1,9 @@
 //! The metrics of the store: GET, SET and INCR, durable writes, reads beside them, bytes per key, and the client.
 //!
-//! Owns the store's part of docs/performance.md in executable form. Every side is a server of its own on the same disk with the
-//! same client. Redis runs three times: without a log (`none`), with one that is synced every second (`everysec`), and with one
-//! that is synced before every answer (`always`), which is the only one that promises what Moim does.
+//! Owns the store's part of docs/performance.md in executable form. Every subject is a separate server on the same
+//! disk with the same client. Redis runs three times: without an append-only file (`none`), with one that is synced
+//! every second (`everysec`), and with one that is synced before every reply (`always`), the only one with the
+//! durability of Moim.
 
 mod client;
 mod failover;
@@ -30,30 +31,30 @@ use crate::slices::{Plan, Subject, alternate};
 use loads::{Command as Doing, Load};
 use subjects::{BesideSubject, LoadSubject};
 
-/// Every metric this suite knows. 22 is the client, 33 a failover, 34 a move of slots.
+/// Every metric of this suite. 22 is the client, 33 a failover, 34 a slot migration.
 pub const METRICS: [u8; 8] = [8, 9, 10, 11, 14, 22, 33, 34];
 
-/// Connections, as redis-benchmark has by default.
+/// Connections, the default of redis-benchmark.
 const CLIENTS: usize = 50;
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Numbers out of [`METRICS`].
+    /// Numbers from [`METRICS`].
     pub metrics: Vec<u8>,
     /// Slices and pairs.
     pub plan: Plan,
     /// Our binary; `None` measures the peers and the client only.
     pub moim: Option<PathBuf>,
-    /// A redis-server, or one that looks like it.
+    /// A redis-server, or a compatible binary.
     pub redis: Option<PathBuf>,
-    /// Where data goes.
+    /// Data directory of the run.
     pub scratch: PathBuf,
     /// Keys of the memory test.
     pub keys: u64,
-    /// Bytes that move in the test of moves.
+    /// Bytes to move in the slot migration test.
     pub moved_bytes: u64,
 }
 
@@ -68,20 +69,20 @@ pub(crate) struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail when the process is gone already, which is what is wanted.
+        // Both fail if the process has already exited, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.data);
     }
 }
 
-/// Everything a metric needs.
+/// State shared by the metrics.
 struct Bench<'a> {
     options: &'a Options,
     runtime: Runtime,
 }
 
-/// Runs the chosen metrics and reports. `progress` gets a line now and then.
+/// Runs the chosen metrics and reports. `progress` gets occasional lines.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let mut report = Report { machine: machine_line(), ..Report::default() };
     if options.redis.is_none() {
@@ -97,7 +98,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> 
         [(14, figures::memory), (22, client::clients), (33, failover::failover), (34, moving::moving)];
     for (number, measure) in singles {
         if wanted(number) {
-            // One that cannot be taken does not take the others along.
+            // A failed metric does not stop the others.
             match measure(&bench, progress) {
                 Ok(metric) => report.metrics.push(metric),
                 Err(why) => report.notes.push(format!("metric {number} was not taken: {why:#}")),
@@ -162,7 +163,7 @@ impl Bench<'_> {
     ) -> Result<Metric> {
         let durable = number == 10;
         let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
-        // Writes are compared with the log that promises something; without one only where the aim says so.
+        // Writes are compared with a durable append-only file; without one only where the aim says so.
         let takes_part = |server: &Running| match (number, server.durability) {
             (_, "fsync" | "none") => true,
             (8, "everysec") => load.command != Doing::Get,
@@ -207,7 +208,7 @@ impl Bench<'_> {
         self.measure(number, &title, running, subjects, &wanted, progress)
     }
 
-    /// Alternates the subjects and judges what came out.
+    /// Alternates the subjects and judges the outcome.
     fn measure(
         &self,
         number: u8,
@@ -232,7 +233,7 @@ impl Bench<'_> {
         })
     }
 
-    /// An empty folder, and a file beside it for what the server says.
+    /// An empty directory, and a log file beside it for the server's output.
     fn folder(&self, name: &str) -> Result<(PathBuf, File)> {
         let data = self.options.scratch.join(format!("slots-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&data);
@@ -268,7 +269,7 @@ impl Bench<'_> {
         let (sender, receiver) = sync_channel(1);
         std::thread::spawn(move || {
             let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            // The receiver is gone when the deadline passed; then nobody asks any more.
+            // After the deadline the receiver is gone and the line is not needed.
             let _ = sender.send(lines.find(|line| line.starts_with("ready ")));
         });
         let line = receiver.recv_timeout(READY_WITHIN).ok().flatten().context("no ready line")?;

@@ -1,4 +1,4 @@
-//! Which `moim` is tested: `MOIM_BIN`, or the one this workspace builds, made fresh if it is stale.
+//! The `moim` binary under test: `MOIM_BIN`, or the one this workspace builds, rebuilt if it is stale.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub fn moim_binary() -> Result<&'static Path> {
     }
 }
 
-/// Whether a binary has the etcd port yet.
+/// True if the binary has an etcd port.
 pub fn serves_etcd(binary: &Path) -> Result<bool> {
     static ANSWERS: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
     let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,7 +49,8 @@ fn find() -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// The folder cargo puts binaries of our own profile in: ours is `<profile>/deps/<test>` or `<profile>/xtask`.
+/// The directory in which cargo puts binaries of our own profile: ours is `<profile>/deps/<test>` or
+/// `<profile>/xtask`.
 fn profile_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("the path of this program")?;
     let dir = exe.parent().context("a folder")?;
@@ -77,7 +78,7 @@ fn build(profile: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the binary is newer than every source it is made of.
+/// True if the binary is newer than all of its sources.
 fn is_fresh(binary: &Path) -> bool {
     let Some(built) = modified(binary) else { return false };
     let crates = workspace().join("crates");
@@ -110,7 +111,7 @@ fn newest(dir: &Path) -> Option<SystemTime> {
     newest
 }
 
-/// Tests are no part of the binary.
+/// The newest modification time below a directory, without tests: they are not part of the binary.
 fn newest_of_folder(path: &Path) -> Option<SystemTime> {
     if path.ends_with("tests") { None } else { newest(path) }
 }

@@ -1,7 +1,7 @@
 //! Servers that speak etcd v3: one `moim serve`, three of them, or the real etcd. The same suite runs on all.
 //!
-//! Which etcd is the real one: `MOIM_TEST_ETCD` names the program (a path) or servers that run already
-//! (`HOST:PORT,…`); without it an `etcd` on the path is used.
+//! The real etcd: `MOIM_TEST_ETCD` names a binary (a path) or running servers (`HOST:PORT,…`); without it an `etcd`
+//! on the path is used.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,20 +18,20 @@ use crate::net::Net;
 use crate::process::Process;
 use crate::server::{Options, Server, scratch};
 
-/// How long a cluster may take until it serves.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for the start of a cluster.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The etcd to compare with.
+/// The reference etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RealEtcd {
-    /// A program to start.
+    /// A binary to start.
     Program(PathBuf),
-    /// Servers that somebody else runs.
+    /// Externally managed servers.
     Servers(Vec<String>),
 }
 
 impl RealEtcd {
-    /// What the environment offers.
+    /// The reference etcd from the environment, if there is one.
     pub fn find() -> Option<Self> {
         match std::env::var("MOIM_TEST_ETCD") {
             Ok(text) if text.contains('/') => Some(Self::Program(PathBuf::from(text))),
@@ -51,23 +51,23 @@ impl RealEtcd {
 pub struct Cluster {
     members: Vec<Member>,
     net: Option<Net>,
-    /// Addresses of servers that are not ours.
+    /// Addresses of externally managed servers.
     external: Vec<String>,
 }
 
-/// One server.
+/// One server process.
 enum Member {
     Moim(Box<Server>),
     Etcd(EtcdServer),
 }
 
 impl Cluster {
-    /// This many nodes of Moim. With `cuttable` their peer connections run through a [`Net`].
+    /// Starts this many Moim nodes. With `cuttable` their peer connections run through a [`Net`].
     pub fn moim(nodes: usize, options: &Options, cuttable: bool) -> Result<Self> {
         Self::moim_on(nodes, options, cuttable, |_| None)
     }
 
-    /// The same, with data folders where `data` says; by default each has one of its own.
+    /// Starts Moim nodes with the data directories given by `data`; by default each node creates one.
     pub fn moim_on(
         nodes: usize,
         options: &Options,
@@ -77,7 +77,7 @@ impl Cluster {
         Self::moim_with(nodes, cuttable, |node| Options { data: data(node), ..options.clone() })
     }
 
-    /// The same, with options of each node's own.
+    /// Starts Moim nodes with separate options for each node.
     pub fn moim_with(nodes: usize, cuttable: bool, options: impl Fn(usize) -> Options) -> Result<Self> {
         let net = cuttable.then(|| Net::between(nodes)).transpose()?;
         let listeners = free_addresses(nodes)?;
@@ -113,7 +113,7 @@ impl Cluster {
         Ok(Self { members, net, external: Vec::new() })
     }
 
-    /// This many nodes of the real etcd. With `cuttable` their peer connections run through a [`Net`].
+    /// Starts this many nodes of the real etcd. With `cuttable` their peer connections run through a [`Net`].
     pub fn etcd(real: &RealEtcd, nodes: usize, cuttable: bool) -> Result<Self> {
         let program = match real {
             RealEtcd::Servers(external) => {
@@ -170,17 +170,17 @@ impl Cluster {
         }
     }
 
-    /// How many servers we run.
+    /// Number of servers that this harness runs.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether all servers are somebody else's.
+    /// True if all servers are externally managed.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// The network between the nodes, if it can be cut.
+    /// The network between the nodes, if it can be partitioned.
     pub fn net(&self) -> Option<&Net> {
         self.net.as_ref()
     }
@@ -193,7 +193,7 @@ impl Cluster {
         }
     }
 
-    /// Whether a node's process is there.
+    /// True if a node's process is running.
     pub fn is_running(&mut self, node: usize) -> bool {
         match &mut self.members[node] {
             Member::Moim(server) => server.is_running(),
@@ -201,7 +201,7 @@ impl Cluster {
         }
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self, node: usize) -> Result<()> {
         match &mut self.members[node] {
             Member::Moim(server) => server.kill(),
@@ -209,7 +209,7 @@ impl Cluster {
         }
     }
 
-    /// Starts a killed node again; with a quorum it is soon ready.
+    /// Restarts a killed node; with a quorum it becomes ready.
     pub fn restart(&mut self, node: usize) -> Result<()> {
         let identify = self.net.as_ref().map(|net| net.identify(node));
         match &mut self.members[node] {
@@ -225,7 +225,7 @@ impl Cluster {
         }
     }
 
-    /// SIGTERM, and waits until it has stopped.
+    /// Sends SIGTERM and waits for the exit.
     pub fn terminate(&mut self, node: usize) -> Result<()> {
         match &mut self.members[node] {
             Member::Moim(server) => server.terminate().map(drop),
@@ -233,7 +233,7 @@ impl Cluster {
         }
     }
 
-    /// Starts killed nodes together: none of them need be ready before the others are there.
+    /// Restarts killed nodes together: no node needs to be ready before the others run.
     pub fn restart_all(&mut self, nodes: &[usize]) -> Result<()> {
         let net = self.net.as_ref();
         let restarted = std::thread::scope(|scope| {
@@ -251,7 +251,7 @@ impl Cluster {
         restarted?.into_iter().collect()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn pause(&self, node: usize) -> Result<()> {
         match &self.members[node] {
             Member::Moim(server) => server.pause(),
@@ -259,7 +259,7 @@ impl Cluster {
         }
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self, node: usize) -> Result<()> {
         match &self.members[node] {
             Member::Moim(server) => server.resume(),
@@ -276,7 +276,7 @@ impl Cluster {
         self.members.iter().filter_map(pid).collect()
     }
 
-    /// The ends of all logs, for the message of a failed test.
+    /// The tails of all logs, for the message of a failed test.
     pub fn log_tails(&self) -> String {
         let mut text = String::new();
         for (node, member) in self.members.iter().enumerate() {
@@ -355,7 +355,7 @@ impl EtcdServer {
     }
 }
 
-/// Addresses nobody listens on now, outside the range from which the kernel takes ports of outgoing connections.
+/// Addresses without a listener, outside the kernel's range of ephemeral ports.
 pub fn free_addresses(count: usize) -> Result<Vec<String>> {
     let mut held = Vec::new();
     let mut port = 10_000 + (std::process::id() ^ nanos()) % 20_000;
@@ -375,24 +375,24 @@ fn nanos() -> u32 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.subsec_nanos())
 }
 
-/// Waits until a server says on its client port that it is healthy.
+/// Waits until a server reports healthy on its client port.
 fn await_health(address: &str) -> Result<()> {
-    let deadline = Instant::now() + START_PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     while Instant::now() < deadline {
         if http_get(address, "/health").is_ok_and(|body| body.contains("\"health\":\"true\"")) {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    bail!("{address} was not healthy within {START_PATIENCE:?}")
+    bail!("{address} was not healthy within {START_TIMEOUT:?}")
 }
 
-/// The whole answer to a plain GET.
+/// The complete response to a plain GET.
 pub fn http_get(address: &str, path: &str) -> Result<String> {
     http(address, "GET", path)
 }
 
-/// The whole answer to a POST without a body.
+/// The complete response to a POST without a body.
 pub fn http_post(address: &str, path: &str) -> Result<String> {
     http(address, "POST", path)
 }

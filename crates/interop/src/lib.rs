@@ -1,9 +1,9 @@
-//! The harness of the interop suite: a real `moim serve` process, started, killed and restarted, and a proxy that
-//! loses what a network may lose.
+//! The harness of the interop suite: a real `moim serve` process, started, killed and restarted, and a
+//! fault-injecting proxy that drops what a network may drop.
 //!
-//! Nothing in here knows the inside of Moim: the ready line, signals and sockets are all it has. With
-//! `INTEROP_KAFKA=HOST:PORT` in the environment the tests that need no process of their own run against that
-//! broker instead, which is how the suite itself is checked against Apache Kafka.
+//! The harness uses no internals of Moim: only the ready line, signals and sockets. With `INTEROP_KAFKA=HOST:PORT` in
+//! the environment, the tests that do not manage their own process run against that broker instead; this validates
+//! the suite itself against Apache Kafka.
 
 #![warn(missing_docs)]
 #![allow(clippy::disallowed_methods)] // real processes, real time

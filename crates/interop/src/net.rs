@@ -1,9 +1,9 @@
-//! A network between nodes that can be cut: one TCP proxy in front of each node's peer listener.
+//! A network between nodes that can be partitioned: one TCP proxy in front of each node's peer listener.
 //!
-//! A node must advertise its proxy. Who connects is found out by process: the kernel says which socket is at the other
-//! end and which process has it. So any pair of nodes can be cut, in one direction or both, without privileges. A
-//! cut link loses nothing by itself: bytes wait, as they do in a network that drops packets, and go on when it heals,
-//! unless the healing also resets the connection.
+//! A node must advertise its proxy. The connecting node is identified by process: the kernel reports the socket at
+//! the other end and the process that owns it. So any pair of nodes can be cut, in one direction or both, without
+//! privileges. A cut link loses nothing by itself: bytes are held back, as in a network that drops packets, and
+//! delivered when it heals, unless the healing also resets the connection.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// How long a new connection may stay unexplained: its process may just have been started.
-const WHO_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the process of a new connection may stay unidentified: it may have just started.
+const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The network. Dropping it closes every connection.
 pub struct Net {
@@ -30,13 +30,13 @@ struct Shared {
 }
 
 struct State {
-    /// Where the listener of each node is.
+    /// Listener address of each node.
     targets: Vec<String>,
-    /// The process of each node.
+    /// Process id of each node.
     pids: Vec<Option<u32>>,
-    /// Processes that are no nodes of this network: nothing of theirs is ever cut.
-    strangers: Vec<u32>,
-    /// `cut[from][to]`: bytes on that way wait.
+    /// Processes that are not nodes of this network: their connections are never cut.
+    excluded: Vec<u32>,
+    /// `cut[from][to]`: bytes in that direction are held back.
     cut: Vec<Vec<bool>>,
     /// Open connections between two nodes.
     open: HashMap<u64, Connection>,
@@ -55,7 +55,7 @@ impl Net {
         let state = State {
             targets: vec![String::new(); nodes],
             pids: vec![None; nodes],
-            strangers: Vec::new(),
+            excluded: Vec::new(),
             cut: vec![vec![false; nodes]; nodes],
             open: HashMap::new(),
             next: 0,
@@ -75,33 +75,33 @@ impl Net {
         Ok(Self { addresses, shared })
     }
 
-    /// `HOST:PORT` under which others reach a node.
+    /// `HOST:PORT` at which other nodes reach a node.
     pub fn address(&self, node: usize) -> String {
         self.addresses[node].to_string()
     }
 
-    /// Where a node really listens.
+    /// Sets the address at which a node listens.
     pub fn forward(&self, node: usize, target: &str) {
         self.shared.lock().targets[node] = target.to_owned();
     }
 
-    /// A function that tells the network which process a node is.
+    /// A callback that registers the process id of a node.
     pub fn identify(&self, node: usize) -> impl FnOnce(u32) + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move |pid| shared.lock().pids[node] = Some(pid)
     }
 
-    /// A process connects that is no node: it need not be looked for.
-    pub fn admit_stranger(&self, pid: u32) {
-        self.shared.lock().strangers.push(pid);
+    /// Registers a connecting process that is not a node, so that it is not searched for.
+    pub fn exclude_process(&self, pid: u32) {
+        self.shared.lock().excluded.push(pid);
     }
 
-    /// Cuts one way between two nodes.
+    /// Cuts one direction between two nodes.
     pub fn cut(&self, from: usize, to: usize) {
         self.shared.lock().cut[from][to] = true;
     }
 
-    /// Cuts a node off from all others, both ways.
+    /// Isolates a node from all others, in both directions.
     pub fn isolate(&self, node: usize) {
         let mut state = self.shared.lock();
         for other in 0..state.pids.len() {
@@ -112,7 +112,7 @@ impl Net {
         }
     }
 
-    /// Every way is open again. With `reset` connections that were cut break; else what waited arrives.
+    /// Heals all links. With `reset`, connections that were cut break; otherwise the held-back bytes arrive.
     pub fn heal(&self, reset: bool) {
         let mut state = self.shared.lock();
         if reset {
@@ -133,7 +133,7 @@ impl Drop for Net {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         for address in &self.addresses {
-            let _ = TcpStream::connect_timeout(address, Duration::from_secs(1)); // wakes the accepting thread
+            let _ = TcpStream::connect_timeout(address, Duration::from_secs(1)); // wakes the accept thread
         }
         for (_, connection) in self.shared.lock().open.drain() {
             connection.close();
@@ -155,7 +155,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits while the way is cut.
+    /// Waits while the direction is cut.
     fn pass(&self, from: Option<usize>, to: Option<usize>) {
         let (Some(from), Some(to)) = (from, to) else { return };
         let mut state = self.lock();
@@ -173,13 +173,13 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener, node: usize) {
         let Ok(client) = client else { continue };
         let shared = Arc::clone(shared);
         std::thread::spawn(move || {
-            let _ = serve(&shared, client, node); // a broken connection is the nodes' business
+            let _ = serve(&shared, client, node); // the nodes handle a broken connection
         });
     }
 }
 
 fn serve(shared: &Arc<Shared>, client: TcpStream, to: usize) -> Result<()> {
-    let from = who(shared, &client);
+    let from = identify_peer(shared, &client);
     shared.pass(from, Some(to));
     shared.pass(Some(to), from);
     let target = shared.lock().targets[to].clone();
@@ -203,7 +203,7 @@ fn serve(shared: &Arc<Shared>, client: TcpStream, to: usize) -> Result<()> {
     Ok(())
 }
 
-/// Moves bytes one way until that way ends, and tells the other side so.
+/// Copies bytes in one direction until its end, and propagates the end to the other side.
 fn pump(
     shared: &Shared,
     source: &mut TcpStream,
@@ -223,7 +223,7 @@ fn pump(
     let _ = sink.shutdown(Shutdown::Both);
 }
 
-/// Whether a process listens at a port of this machine.
+/// True if a process listens on a port of this machine.
 pub fn listens(pid: u32, port: u16) -> bool {
     let Ok(table) = std::fs::read_to_string("/proc/net/tcp") else { return false };
     let suffix = format!(":{port:04X}");
@@ -236,22 +236,22 @@ pub fn listens(pid: u32, port: u16) -> bool {
     sockets.into_iter().any(|socket| has_file(pid, &socket))
 }
 
-/// The node whose process has the other end of this connection.
-fn who(shared: &Shared, client: &TcpStream) -> Option<usize> {
+/// The node whose process owns the other end of this connection.
+fn identify_peer(shared: &Shared, client: &TcpStream) -> Option<usize> {
     let (theirs, ours) = (client.peer_addr().ok()?, client.local_addr().ok()?);
-    let (deadline, own) = (Instant::now() + WHO_PATIENCE, std::process::id());
+    let (deadline, own) = (Instant::now() + IDENTIFY_TIMEOUT, std::process::id());
     while Instant::now() < deadline {
-        let (pids, strangers) = {
+        let (pids, excluded) = {
             let state = shared.lock();
-            (state.pids.clone(), state.strangers.clone())
+            (state.pids.clone(), state.excluded.clone())
         };
         if let Some(inode) = socket_inode(theirs, ours) {
             let socket = format!("socket:[{inode}]");
-            if strangers.iter().any(|pid| has_file(*pid, &socket)) {
+            if excluded.iter().any(|pid| has_file(*pid, &socket)) {
                 return None;
             }
             let found = pids.iter().position(|pid| pid.is_some_and(|pid| has_file(pid, &socket)));
-            // A client in this process is no node; others may be nodes that just began.
+            // A client in this process is not a node; other processes may be nodes that just started.
             if found.is_some() || (!pids.contains(&Some(own)) && has_file(own, &socket)) {
                 return found;
             }
@@ -261,7 +261,7 @@ fn who(shared: &Shared, client: &TcpStream) -> Option<usize> {
     None
 }
 
-/// The kernel's number of the socket that is bound to `local` and connected to `remote`.
+/// The inode of the socket that is bound to `local` and connected to `remote`.
 fn socket_inode(local: SocketAddr, remote: SocketAddr) -> Option<String> {
     let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
     table.lines().skip(1).find_map(|line| {
@@ -283,7 +283,7 @@ fn has_file(pid: u32, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Two nodes that are both this process: node 0 connects to node 1, which answers with what it gets.
+    /// Two nodes that are both this process: node 0 connects to node 1, which echoes.
     fn echo(net: &Net) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         net.forward(1, &listener.local_addr().unwrap().to_string());
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_on_a_cut_way_arrives_when_it_heals() {
+    fn held_back_bytes_arrive_after_heal() {
         for (from, to) in [(0, 1), (1, 0)] {
             let net = Net::between(2).unwrap();
             let mut stream = echo(&net);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_breaks_what_was_cut() {
+    fn heal_with_reset_breaks_cut_connections() {
         let net = Net::between(2).unwrap();
         let mut stream = echo(&net);
         stream.write_all(b"a").unwrap();

@@ -1,4 +1,4 @@
-//! A process of ours: signalled, awaited, and never left behind.
+//! A child process: signalled, awaited, and never leaked.
 
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A child and the guard that outlives us.
+/// A child process and its guard, which outlives this process.
 pub(crate) struct Process {
     child: Child,
     guard: Guard,
@@ -36,7 +36,7 @@ impl Process {
         kill_process(pid, signal).context("the signal was not delivered")
     }
 
-    /// Its end, if it comes in time.
+    /// Waits for the exit, up to `patience`.
     pub(crate) fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
@@ -53,14 +53,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.guard.dismiss(); // first: its process id must not be used again meanwhile
+        self.guard.dismiss(); // first: its process id must not be reused meanwhile
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Kills the process when this one ends without having done so, even by SIGKILL: a shell that waits for the end of
-/// its input, which we hold.
+/// Kills the child when this process exits without having done so, even by SIGKILL: a shell that waits for the end of
+/// its input, which this process holds.
 struct Guard {
     shell: Child,
     _input: ChildStdin,
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guard_kills_what_it_guards_when_its_input_ends() {
+    fn guard_kills_its_process_when_its_input_ends() {
         let mut sleeper = Command::new("sleep").arg("60").spawn().unwrap();
         let mut guard = Guard::over(sleeper.id()).unwrap();
         let Guard { shell, _input } = &mut guard;

@@ -1,7 +1,7 @@
-//! A TCP proxy for the Kafka protocol that loses what it is told to lose.
+//! A TCP proxy for the Kafka protocol that drops requests or responses according to a rule.
 //!
-//! Every request frame is shown to a rule before it is forwarded. Responses are matched to requests by order, as the
-//! protocol promises. The server must advertise the proxy's address, or clients go around it.
+//! The rule sees every request frame before it is forwarded. Responses are matched to requests by order, as the
+//! protocol guarantees. The server must advertise the proxy's address, or clients bypass it.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -12,30 +12,30 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Frames above this are not Kafka requests of a test.
+/// Maximum frame size; a test sends no larger Kafka request.
 const MAX_FRAME: usize = 64 << 20;
 
-/// The start of a request: all a rule needs.
+/// The header fields of a request that a rule needs.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Which API.
+    /// API key.
     pub api_key: i16,
-    /// Its version.
+    /// API version.
     pub api_version: i16,
-    /// The client's own name.
+    /// `client.id` of the sender.
     pub client_id: String,
 }
 
-/// What happens to a request.
+/// What the proxy does with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It is served.
+    /// Forwards it.
     Pass,
-    /// The connection breaks before the server sees it.
+    /// Closes the connection before the server gets the request.
     CutBefore,
-    /// The server does it, and the connection breaks before the client learns so.
+    /// Forwards the request, and closes the connection before the client gets the response.
     CutAfter,
-    /// From here on nothing moves on this connection, in either direction, and it stays open.
+    /// Freezes the connection: from here on nothing is forwarded in either direction, and it stays open.
     Freeze,
 }
 
@@ -55,7 +55,7 @@ struct Shared {
 }
 
 impl Proxy {
-    /// Listens on a free port. [`forward_to`](Self::forward_to) says where to.
+    /// Listens on a free port. [`forward_to`](Self::forward_to) sets the target.
     pub fn listen() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("a free port")?;
         let address = listener.local_addr()?;
@@ -74,7 +74,7 @@ impl Proxy {
                 let Ok(client) = client else { continue };
                 let serving = Arc::clone(&accepting);
                 std::thread::spawn(move || {
-                    let _ = serve(&serving, client); // a broken connection is this proxy's business
+                    let _ = serve(&serving, client); // this proxy handles a broken connection
                 });
             }
         });
@@ -86,19 +86,19 @@ impl Proxy {
         self.address.to_string()
     }
 
-    /// Where new connections lead.
+    /// Sets the target of new connections.
     pub fn forward_to(&self, server: &str) {
         *lock(&self.shared.server) = server.to_owned();
     }
 
-    /// Breaks every connection there is, the frozen ones too.
+    /// Closes every connection, including frozen ones.
     pub fn cut_all(&self) {
         for stream in lock(&self.shared.open).drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// What happens to requests from now on.
+    /// Sets the rule for requests from now on.
     pub fn set_rule(&self, rule: impl Fn(&Request) -> Fate + Send + Sync + 'static) {
         *lock(&self.shared.rule) = Arc::new(rule);
     }
@@ -107,7 +107,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
-        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1)); // wakes the accepting thread
+        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1)); // wakes the accept thread
         self.cut_all();
     }
 }
@@ -116,7 +116,7 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is done with each response, in order. A frozen connection stops in the middle of its queue.
+/// The action for each response, in order. A frozen connection stops in the middle of its queue.
 #[derive(Default)]
 struct Flow {
     fates: Mutex<VecDeque<Fate>>,
@@ -202,7 +202,8 @@ fn parse(frame: &[u8]) -> Request {
     Request { api_key: short(4), api_version: short(6), client_id }
 }
 
-/// Only a produce with acks=0 is not answered: acks follow the transactional id in the body.
+/// False for a produce with acks=0, the only request without a response: acks follow the transactional id in the
+/// body.
 fn has_response(frame: &[u8], request: &Request) -> bool {
     if request.api_key != 0 || request.api_version < 3 {
         return true;
@@ -239,7 +240,7 @@ mod tests {
         frame
     }
 
-    /// Answers every frame with itself.
+    /// A server that echoes every frame.
     fn echo() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_decides_about_each_request() {
+    fn rule_is_applied_to_each_request() {
         let proxy = Proxy::listen().unwrap();
         proxy.forward_to(&echo());
         proxy.set_rule(|request| match (request.api_key, request.client_id.as_str()) {
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_produce_without_acks_has_no_response() {
+    fn produce_with_acks_0_has_no_response() {
         let old = |acks: i16| request(0, "me", &[&(-1i16).to_be_bytes()[..], &acks.to_be_bytes()].concat());
         assert!(!has_response(&old(0), &parse(&old(0))));
         assert!(has_response(&old(-1), &parse(&old(-1))));

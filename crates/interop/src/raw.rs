@@ -1,5 +1,5 @@
-//! A bare socket that speaks just enough Kafka to misbehave: frames are put together by hand, so that they can be
-//! wrong in ways no client library would allow.
+//! A raw socket that speaks a minimum of Kafka, for malformed input: frames are built by hand, so that they can be
+//! invalid in ways that no client library allows.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// How long an answer, or the end of the connection, may take.
+/// Time limit for a response, or for the end of the connection.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// A connection.
+/// A raw connection.
 pub struct Raw {
     stream: TcpStream,
 }
 
-/// What came of something that was sent.
+/// The server's reaction to what was sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reaction {
-    /// A response: its correlation id and what follows.
+    /// A response: its correlation id and its body.
     Answer(i32, Vec<u8>),
     /// The server closed the connection.
     Closed,
-    /// Nothing within the time given.
+    /// No reaction within the time limit.
     Silence,
 }
 
@@ -35,7 +35,7 @@ impl Raw {
         Ok(Self { stream })
     }
 
-    /// Sends bytes as they are. A connection that is closed already is not an error: the reaction will tell.
+    /// Sends raw bytes. A connection that is already closed is not an error: the reaction shows it.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         match self.stream.write_all(bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
@@ -45,12 +45,12 @@ impl Raw {
         }
     }
 
-    /// Waits for the server.
+    /// Waits for the server's reaction.
     pub fn reaction(&mut self) -> Result<Reaction> {
         self.reaction_within(PATIENCE)
     }
 
-    /// Waits for the server for a while.
+    /// Waits for the server's reaction, up to `patience`.
     pub fn reaction_within(&mut self, patience: Duration) -> Result<Reaction> {
         self.stream.set_read_timeout(Some(patience))?;
         let mut head = [0; 4];
@@ -83,7 +83,7 @@ impl Raw {
     }
 }
 
-/// A request frame with the header every version before the flexible ones has.
+/// A request frame with the non-flexible request header.
 pub fn request(api_key: i16, api_version: i16, correlation: i32, body: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(32 + body.len());
     frame.extend(api_key.to_be_bytes());
@@ -94,19 +94,19 @@ pub fn request(api_key: i16, api_version: i16, correlation: i32, body: &[u8]) ->
     framed(&frame)
 }
 
-/// Puts the length in front.
+/// Adds the length prefix.
 pub fn framed(bytes: &[u8]) -> Vec<u8> {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes()[..], bytes].concat()
 }
 
-/// A string as the protocol writes it: two bytes of length, then the text.
+/// A protocol string: two bytes of length, then the text.
 pub fn string(text: &str) -> Vec<u8> {
     let len = i16::try_from(text.len()).unwrap_or(i16::MAX);
     [&len.to_be_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A Produce request, version 3, of one batch to one partition.
+/// A Produce v3 request with one batch for one partition.
 pub fn produce(correlation: i32, topic: &str, partition: i32, acks: i16, batch: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     body.extend((-1i16).to_be_bytes()); // no transactional id
@@ -121,7 +121,7 @@ pub fn produce(correlation: i32, topic: &str, partition: i32, acks: i16, batch: 
     request(0, 3, correlation, &body)
 }
 
-/// The error code of a Produce response, version 3, of one partition.
+/// The error code of a Produce v3 response with one partition.
 pub fn produce_error(body: &[u8]) -> Option<i16> {
     let topic = usize::from(u16::from_be_bytes([*body.get(4)?, *body.get(5)?]));
     let at = 6 + topic + 4 + 4;
@@ -133,13 +133,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_what_the_protocol_says() {
+    fn request_frame_matches_the_protocol() {
         let frame = request(18, 0, 7, &[]);
         assert_eq!(frame, [0, 0, 0, 13, 0, 18, 0, 0, 0, 0, 0, 7, 0, 3, b'r', b'a', b'w']);
     }
 
     #[test]
-    fn the_error_is_found_behind_the_topic() {
+    fn produce_error_code_is_parsed() {
         let mut body = vec![0, 0, 0, 1];
         body.extend(string("abc"));
         body.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 2]);

@@ -1,7 +1,8 @@
-//! A real Redis Cluster to compare with: six processes of Debian's redis-server, three primaries with a replica each.
+//! A real Redis Cluster for comparison: six processes of Debian's redis-server, three primaries with one replica
+//! each.
 //!
-//! Every node announces a proxy for its clients and its replicas ([`Net`]) and one for the cluster bus, so that any node can be cut
-//! off from the others while clients still reach it.
+//! Every node announces a proxy for its clients and its replicas ([`Net`]) and one for the cluster bus, so that any
+//! node can be isolated from the others while clients still reach it.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -17,13 +18,13 @@ use crate::process::Process;
 use crate::server::scratch;
 use crate::wait::Deadline;
 
-/// Servers: the first three become primaries.
+/// Number of servers; the first three become primaries.
 pub const NODES: usize = 6;
-/// How long nodes wait before they believe another one dead: short, so that tests are.
+/// `cluster-node-timeout`: short, so that tests are.
 const NODE_TIMEOUT_MS: u32 = 1500;
-const START_PATIENCE: Duration = Duration::from_secs(40);
+const START_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// The cluster.
+/// A running Redis Cluster.
 pub struct RedisCluster {
     nodes: Vec<Node>,
     clients: Net,
@@ -39,7 +40,7 @@ struct Node {
 }
 
 impl RedisCluster {
-    /// Makes a cluster; `None` where Redis is not installed.
+    /// Starts a cluster; `None` if Redis is not installed.
     pub fn start() -> Result<Option<Self>> {
         if !["redis-server", "redis-cli"].iter().all(|name| on_path(name)) {
             return Ok(None);
@@ -81,29 +82,29 @@ impl RedisCluster {
         Ok(())
     }
 
-    /// `HOST:PORT` of a node, as it announces itself.
+    /// `HOST:PORT` that a node announces.
     pub fn address(&self, node: usize) -> String {
         self.clients.address(node)
     }
 
-    /// The node that clients reach at this port.
+    /// The node behind this announced port.
     pub fn node_at(&self, port: u16) -> Option<usize> {
         (0..NODES).find(|node| self.address(*node).ends_with(&format!(":{port}")))
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self, node: usize) -> Result<()> {
         self.signal(node, Signal::KILL)?;
         let process = self.nodes[node].process.take();
         process.context("it does not run")?.wait(Duration::from_secs(10)).map(drop)
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn pause(&self, node: usize) -> Result<()> {
         self.signal(node, Signal::STOP)
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self, node: usize) -> Result<()> {
         self.signal(node, Signal::CONT)
     }
@@ -112,7 +113,7 @@ impl RedisCluster {
         self.nodes[node].process.as_ref().context("it does not run")?.signal(signal)
     }
 
-    /// Starts a node, again if need be.
+    /// Starts or restarts a node.
     pub fn restart(&mut self, node: usize) -> Result<()> {
         let announced = |net: &Net| net.address(node).rsplit(':').next().unwrap_or_default().to_owned();
         let own = &mut self.nodes[node];
@@ -131,7 +132,7 @@ impl RedisCluster {
                 "--replica-announce-port",
                 &announced(&self.clients),
             ])
-            // What it offers against loss on one machine; and a fresh replica at once.
+            // The strongest single-node durability that Redis offers; and no delay before a full resync of a replica.
             .args(["--appendonly", "yes", "--save", "", "--repl-diskless-sync-delay", "0", "--dir"])
             .arg(&own.folder)
             .stdin(Stdio::null())
@@ -144,13 +145,13 @@ impl RedisCluster {
         await_that("a server answers", || self.cli(node, &["PING"]).contains("PONG"))
     }
 
-    /// Cuts a node off from the others, both ways.
+    /// Isolates a node from the others, in both directions.
     pub fn isolate(&self, node: usize) {
         self.clients.isolate(node);
         self.buses.isolate(node);
     }
 
-    /// Every way is open again.
+    /// Heals all links.
     pub fn heal(&self, reset: bool) {
         self.clients.heal(reset);
         self.buses.heal(reset);
@@ -162,7 +163,7 @@ impl RedisCluster {
         output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
     }
 
-    /// The ends of all logs, for the message of a failed test.
+    /// The tails of all logs, for the message of a failed test.
     pub fn log_tails(&self) -> String {
         let mut text = String::new();
         for (number, node) in self.nodes.iter().enumerate() {
@@ -176,10 +177,10 @@ impl RedisCluster {
 }
 
 fn await_that(what: &str, mut ask: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Deadline::after(START_PATIENCE);
+    let deadline = Deadline::after(START_TIMEOUT);
     while !ask() {
         if deadline.is_over() {
-            bail!("waited {START_PATIENCE:?} in vain: {what}");
+            bail!("timed out after {START_TIMEOUT:?}: {what}");
         }
         std::thread::sleep(Duration::from_millis(30));
     }

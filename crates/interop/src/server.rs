@@ -1,5 +1,5 @@
 //! One `moim serve` process: started on free ports with its data on a real disk, killed in every way, restarted on
-//! the same ports, and never left behind.
+//! the same ports, and never leaked.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -15,26 +15,26 @@ use tempfile::TempDir;
 use crate::binary::{moim_binary, serves_etcd};
 use crate::process::Process;
 
-/// How long a start may take. Recovery is measured elsewhere; this only has to end.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for a start. Recovery time is measured elsewhere; this only bounds the wait.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How a server is started.
+/// Start options of a server.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Configuration by environment, as `("MOIM__KAFKA__PORT", "0")`.
+    /// Configuration by environment variables, as `("MOIM__KAFKA__PORT", "0")`.
     pub env: Vec<(String, String)>,
-    /// Further arguments of `moim serve`.
+    /// Additional arguments of `moim serve`.
     pub args: Vec<String>,
-    /// The program, if it is not the one of [`moim_binary`].
+    /// The binary, if it is not the one of [`moim_binary`].
     pub program: Option<PathBuf>,
-    /// The data folder, if it is not one of the server's own.
+    /// The data directory; by default the server gets a new one.
     pub data: Option<PathBuf>,
-    /// `HOST:PORT` of the peer listener, where other nodes must know it beforehand.
+    /// `HOST:PORT` of the peer listener, if other nodes must know it in advance.
     pub peer: Option<String>,
 }
 
 impl Options {
-    /// The defaults of a server.
+    /// The default options.
     pub fn new() -> Self {
         Self::default()
     }
@@ -55,7 +55,7 @@ impl Options {
     }
 }
 
-/// A running `moim serve`, or a broker somebody else runs.
+/// A running `moim serve`, or an externally managed broker.
 pub struct Server {
     options: Options,
     kafka: String,
@@ -70,12 +70,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// A fresh server with an empty data folder.
+    /// Starts a server with an empty data directory.
     pub fn start(options: Options) -> Result<Self> {
         Self::start_watched(options, |_| {})
     }
 
-    /// The same, for one who must know the process id before the server is ready.
+    /// Starts a server; `on_spawn` gets the process id before the server is ready.
     pub fn start_watched(options: Options, on_spawn: impl FnOnce(u32)) -> Result<Self> {
         let dir = scratch()?;
         let log = dir.path().join("stderr.log");
@@ -96,7 +96,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The broker named by `INTEROP_KAFKA`, if there is one.
+    /// The external broker named by `INTEROP_KAFKA`, if set.
     pub fn external() -> Option<Self> {
         let kafka = std::env::var("INTEROP_KAFKA").ok()?;
         Some(Self {
@@ -133,18 +133,18 @@ impl Server {
         &self.etcd
     }
 
-    /// `HOST:PORT` of the listener for other nodes.
+    /// `HOST:PORT` of the peer listener.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// The data folder.
+    /// The data directory.
     pub fn data(&self) -> PathBuf {
         let own = || self.dir.as_ref().map(|dir| dir.path().join("data")).unwrap_or_default();
         self.options.data.clone().unwrap_or_else(own)
     }
 
-    /// How long the last start took until the ready line.
+    /// Time from the last start to the ready line.
     pub fn ready_after(&self) -> Duration {
         self.ready_after
     }
@@ -154,39 +154,39 @@ impl Server {
         self.process.as_ref().map(|process| process.id())
     }
 
-    /// Whether the process is still there.
+    /// True if the process is still running.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(Process::is_running)
     }
 
-    /// Ends the process at once, as a power cut ends it (the machine's caches survive).
+    /// Sends SIGKILL: the process crashes (the kernel's page cache survives).
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
         self.wait(Duration::from_secs(10)).map(drop)
     }
 
-    /// Stops the process in its tracks: its connections stay open and nobody answers.
+    /// Sends SIGSTOP: connections stay open and requests are not answered.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets a paused process go on.
+    /// Sends SIGCONT.
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Asks the process to stop and waits until it has.
+    /// Sends SIGTERM and waits for the exit.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         self.wait(Duration::from_secs(40))
     }
 
-    /// Starts it again after a stop: same data, same ports.
+    /// Restarts after a stop: same data, same ports.
     pub fn restart(&mut self) -> Result<()> {
         self.restart_watched(|_| {})
     }
 
-    /// The same, for one who must know the process id before the server is ready.
+    /// Restarts; `on_spawn` gets the process id before the server is ready.
     pub fn restart_watched(&mut self, on_spawn: impl FnOnce(u32)) -> Result<()> {
         if self.is_running() {
             bail!("the server still runs");
@@ -194,14 +194,14 @@ impl Server {
         self.launch(on_spawn)
     }
 
-    /// The end of what the server logged, for the message of a failed test.
+    /// The tail of the server's log, for the message of a failed test.
     pub fn log_tail(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
-    /// All that the server logged.
+    /// The complete log of the server.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -250,7 +250,7 @@ impl Server {
         Ok(())
     }
 
-    /// The ready line, read on a thread of its own so that a silent process cannot hold us.
+    /// Reads the ready line on a separate thread, so that a silent process cannot block the test.
     fn ready_line(&mut self, stdout: impl Read + Send + 'static) -> Result<String> {
         let (sender, line) = mpsc::sync_channel(1);
         std::thread::spawn(move || {
@@ -260,10 +260,10 @@ impl Server {
             let _ = sender.send(line);
             let _ = std::io::copy(&mut reader, &mut std::io::sink()); // keep the pipe open and empty
         });
-        match line.recv_timeout(START_PATIENCE) {
+        match line.recv_timeout(START_TIMEOUT) {
             Ok(line) if line.starts_with("ready ") => Ok(line.trim().to_owned()),
             Ok(line) => bail!("moim ended or said something else first: {line:?}\n{}", self.log_tail()),
-            Err(_) => bail!("moim was not ready within {START_PATIENCE:?}\n{}", self.log_tail()),
+            Err(_) => bail!("moim was not ready within {START_TIMEOUT:?}\n{}", self.log_tail()),
         }
     }
 
@@ -292,7 +292,7 @@ fn port(address: &str) -> &str {
     address.rsplit(':').next().unwrap_or("0")
 }
 
-/// A folder below the build folder: on a real disk, where /tmp may be memory, and gone with it.
+/// A temporary directory below the build directory: on a real disk, because /tmp may be a memory file system.
 pub(crate) fn scratch() -> Result<TempDir> {
     let exe = std::env::current_exe().context("the path of this program")?;
     let target = exe.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).map(Path::to_path_buf);
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_the_file_becomes_its_environment_variable() {
+    fn configuration_key_maps_to_its_environment_variable() {
         let options = Options::new().set("kafka.group_min_session_timeout_ms", 1000);
         assert_eq!(
             options.env,

@@ -2,31 +2,31 @@
 
 use std::time::{Duration, Instant};
 
-/// A moment after which waiting is pointless.
+/// A point in time after which a wait fails.
 #[derive(Clone, Copy)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// This long from now.
+    /// A deadline this long from now.
     pub fn after(patience: Duration) -> Self {
         Self(Instant::now() + patience)
     }
 
-    /// What is left of it.
+    /// The remaining time.
     pub fn left(&self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 
-    /// Whether nothing is left.
+    /// True if the deadline has passed.
     pub fn is_over(&self) -> bool {
         self.left().is_zero()
     }
 }
 
-/// Asks again and again until there is an answer.
+/// Polls `ask` until it returns a value.
 ///
 /// # Panics
-/// When there is none in time; `what` says what was awaited.
+/// If the condition does not hold before the deadline; `what` names the condition.
 pub fn until<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Deadline::after(patience);
     loop {
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_answer_ends_the_wait() {
+    fn until_returns_the_first_value() {
         let mut asked = 0;
         let answer = until(Duration::from_secs(5), "three", || {
             asked += 1;
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "in vain for nothing")]
-    fn no_answer_is_a_failure() {
+    fn until_panics_after_the_deadline() {
         until::<()>(Duration::from_millis(1), "nothing", || None);
     }
 }

@@ -1,7 +1,7 @@
-//! The aggregator: counts each distinct message in the store, once per client and sequence number.
+//! The aggregator: counts each distinct text in the store, once per client and sequence number.
 //!
-//! Offsets are committed after the store has everything up to them; what is read again after a crash is recognised, so counting
-//! it again changes nothing (`aggregator/tally.rs`).
+//! Offsets are committed after the store has everything up to them. Messages that are re-read after a crash are
+//! recognised, so counting is idempotent (`aggregator/tally.rs`).
 
 pub(crate) mod tally;
 
@@ -17,30 +17,30 @@ use tokio::time::Instant;
 
 use moim_base::task::Shutdown;
 
-use crate::consume::{self, Failed, Source, Watch};
+use crate::consume::{self, BatchError, Source, Watchdog};
 use crate::progress::{self, Progress};
 use crate::queue::{self, MESSAGE_AGGREGATION, QueueOptions};
 use crate::store::{Store, hash_of};
 
 use self::tally::{Record, Step, Tally};
 
-const CALL: Duration = Duration::from_secs(10);
-/// An idle aggregator looks so often whether counts went back in the store, and less and less often while none did.
-const LOOK: Duration = Duration::from_secs(1);
-const LOOK_LEAST: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which an idle aggregator checks whether the store has lost counts; it doubles while none is found.
+const IDLE_CHECK_MIN: Duration = Duration::from_secs(1);
+const IDLE_CHECK_MAX: Duration = Duration::from_secs(60);
 
-/// How an aggregator works.
+/// Settings of an aggregator.
 #[derive(Clone, Debug)]
 pub struct AggregatorOptions {
-    /// The queue.
+    /// The queue to read from.
     pub queue: QueueOptions,
-    /// Which instance.
+    /// Instance number.
     pub instance: usize,
-    /// At most so many messages between two commits.
+    /// Maximum number of messages between two commits.
     pub batch: usize,
 }
 
-/// Starts an aggregator on a thread of its own; it ends with `shutdown`.
+/// Starts an aggregator on its own thread; it ends with `shutdown`.
 pub fn start(
     options: AggregatorOptions,
     store: Store,
@@ -52,36 +52,36 @@ pub fn start(
     consume::run(name, shutdown, work(options, store, progress, runtime))
 }
 
-/// What an aggregator does until it is told to stop, or fails.
+/// Aggregates until the shutdown or a failure.
 fn work(
     options: AggregatorOptions,
     store: Store,
     progress: Progress,
     runtime: Handle,
-) -> impl Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static {
-    move |shutdown, watch| {
+) -> impl Fn(&Shutdown, &Watchdog) -> Result<(), BatchError> + Send + Sync + 'static {
+    move |shutdown, watchdog| {
         let source = Source::subscribe(&options.queue.consumer("aggregator"), MESSAGE_AGGREGATION)?;
-        watch.reads_from(&source);
+        watchdog.register_consumer(&source);
         let mut tally = Tally::new(store.clone());
-        let (mut look_at, mut look_every) = (Instant::now() + LOOK, LOOK);
+        let (mut next_check, mut check_interval) = (Instant::now() + IDLE_CHECK_MIN, IDLE_CHECK_MIN);
         while !shutdown.is_stopped() {
             let batch = source.gather(options.batch, shutdown);
-            if source.has_changed() {
-                tally.on_change();
+            if source.has_rebalanced() {
+                tally.on_rebalance();
             }
             if batch.is_empty() {
-                if Instant::now() >= look_at {
+                if Instant::now() >= next_check {
                     let assigned = source.consumer.assignment()?;
                     let assigned: Vec<i32> = assigned.elements().iter().map(|at| at.partition()).collect();
-                    if let Step::Reread(rereads) = runtime.block_on(tally.look_back(&assigned, shutdown))? {
+                    if let Step::Reread(rereads) = runtime.block_on(tally.idle_check(&assigned, shutdown))? {
                         seek(&source, &rereads)?;
                     }
-                    look_every = (look_every * 2).min(LOOK_LEAST);
-                    look_at = Instant::now() + look_every;
+                    check_interval = (check_interval * 2).min(IDLE_CHECK_MAX);
+                    next_check = Instant::now() + check_interval;
                 }
                 continue;
             }
-            (look_at, look_every) = (Instant::now() + LOOK, LOOK);
+            (next_check, check_interval) = (Instant::now() + IDLE_CHECK_MIN, IDLE_CHECK_MIN);
             if let Step::Reread(rereads) = runtime.block_on(aggregate(&mut tally, &batch, shutdown))? {
                 let mut seeks = BTreeMap::new();
                 for message in &batch {
@@ -93,21 +93,21 @@ fn work(
             }
             progress::add(&progress.aggregated, batch.len() as u64);
             progress::add(&progress.steps, 1);
-            let offsets = consume::after(MESSAGE_AGGREGATION, &batch)?;
-            if let Err(error) = watch.during(|| source.consumer.commit(&offsets, CommitMode::Sync)) {
-                // It is read again, here or by another aggregator, and counts once all the same.
-                tracing::debug!(%error, "offsets were not committed");
+            let offsets = consume::offsets_after(MESSAGE_AGGREGATION, &batch)?;
+            if let Err(error) = watchdog.guard_call(|| source.consumer.commit(&offsets, CommitMode::Sync)) {
+                // The batch is re-read, here or by another aggregator, and still counts once.
+                tracing::debug!(%error, "offset commit failed");
             }
         }
         Ok(())
     }
 }
 
-/// Goes back to these offsets.
-fn seek(source: &Source, offsets: &BTreeMap<i32, u64>) -> Result<(), Failed> {
+/// Seeks to these offsets.
+fn seek(source: &Source, offsets: &BTreeMap<i32, u64>) -> Result<(), BatchError> {
     for (partition, offset) in offsets {
         let offset = Offset::Offset(i64::try_from(*offset).unwrap_or(i64::MAX));
-        source.consumer.seek(MESSAGE_AGGREGATION, *partition, offset, CALL)?;
+        source.consumer.seek(MESSAGE_AGGREGATION, *partition, offset, CALL_TIMEOUT)?;
     }
     Ok(())
 }
@@ -116,9 +116,9 @@ async fn aggregate(
     tally: &mut Tally,
     batch: &[BorrowedMessage<'_>],
     shutdown: &Shutdown,
-) -> Result<Step, Failed> {
+) -> Result<Step, BatchError> {
     let hashes: Vec<Cow<'_, str>> = batch.iter().map(hash_in).collect();
-    // Only the counter writes here, and it writes who sent what.
+    // Only the counter writes to this topic, always with an origin.
     let records = batch.iter().zip(&hashes).filter_map(|(message, hash)| {
         let (client, sn) = queue::origin(message)?;
         Some(Record {
@@ -134,7 +134,7 @@ async fn aggregate(
     Ok(tally.count(&records, shutdown).await?)
 }
 
-/// What a text goes by: the key of its record, which the counter made of it.
+/// Hash of a text: the record key that the counter computed.
 fn hash_in<'a>(message: &'a BorrowedMessage<'_>) -> Cow<'a, str> {
     let is_hash = |key: &&[u8]| key.len() == 32 && key.iter().all(u8::is_ascii_hexdigit);
     let key = message.key().filter(is_hash).and_then(|key| std::str::from_utf8(key).ok());
@@ -154,21 +154,21 @@ mod tests {
     use super::*;
     use crate::store::{BoxFuture, Commands, Reply, StoreError};
 
-    /// A store that says yes, and tells of every text.
-    struct Yes {
+    /// A store that accepts every command, and reports every aggregated text.
+    struct AcceptAll {
         told: mpsc::SyncSender<()>,
         go_on: std::sync::Mutex<mpsc::Receiver<()>>,
     }
 
-    impl Commands for Yes {
+    impl Commands for AcceptAll {
         fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>> {
-            // What was counted stays so.
+            // A counted text stays counted.
             if command[0] == b"HGET" {
                 return Box::pin(std::future::ready(Ok(Reply::Int(i64::MAX))));
             }
             let reply = match command[0] {
                 b"HMGET" => command[2..].iter().map(|_| Reply::Nil).collect(),
-                // Nothing was read yet, of one client.
+                // Nothing has been read yet, for one client.
                 b"EVAL" | b"EVALSHA" if command[2] == b"2" => {
                     vec![
                         Reply::Bytes("ok".into()),
@@ -180,7 +180,7 @@ mod tests {
                 }
                 _ => vec![Reply::Bytes("ok".into()), Reply::Int(1)],
             };
-            // The text's script is the one with five keys.
+            // The aggregation script is the one with five keys.
             if command[0].starts_with(b"EVAL") && command[2] == b"5" {
                 self.told.send(()).unwrap();
                 self.go_on.lock().unwrap().recv().unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aggregator_whose_commit_does_not_come_back_is_replaced() {
+    fn aggregator_with_a_hung_commit_is_replaced() {
         let patience = Duration::from_secs(60);
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic(MESSAGE_AGGREGATION, 1, 1).unwrap();
@@ -216,34 +216,34 @@ mod tests {
             name: "test".to_owned(),
         };
         let ((told, heard), (go_on, going)) = (mpsc::sync_channel(10), mpsc::sync_channel(10));
-        let store = Store::new(Arc::new(Yes { told, go_on: std::sync::Mutex::new(going) }));
+        let store = Store::new(Arc::new(AcceptAll { told, go_on: std::sync::Mutex::new(going) }));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let options = AggregatorOptions { queue: queue.clone(), instance: 0, batch: 10 };
         let work = work(options, store, Progress::default(), runtime.handle().clone());
-        let lives = Arc::new(AtomicU64::new(0));
+        let starts = Arc::new(AtomicU64::new(0));
         let counted = {
-            let lives = Arc::clone(&lives);
-            move |shutdown: &Shutdown, watch: &Watch| {
-                lives.fetch_add(1, Ordering::SeqCst);
-                work(shutdown, watch)
+            let starts = Arc::clone(&starts);
+            move |shutdown: &Shutdown, watchdog: &Watchdog| {
+                starts.fetch_add(1, Ordering::SeqCst);
+                work(shutdown, watchdog)
             }
         };
         let shutdown = Shutdown::new();
         let limit = Duration::from_millis(500);
         let watched =
-            consume::watch_over("test".to_owned(), shutdown.clone(), limit, Arc::new(counted)).unwrap();
+            consume::run_with_limit("test".to_owned(), shutdown.clone(), limit, Arc::new(counted)).unwrap();
         put(&queue.brokers, 1);
         heard.recv_timeout(patience).expect("the first message was not counted");
-        // From now on nothing is answered: the commit that follows hangs.
+        // From now on the broker does not answer: the next commit hangs.
         cluster.broker_round_trip_time(1, Duration::from_secs(3_600)).unwrap();
         go_on.send(()).unwrap();
         for _ in 0..6_000 {
-            if lives.load(Ordering::SeqCst) > 1 {
+            if starts.load(Ordering::SeqCst) > 1 {
                 break;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert!(lives.load(Ordering::SeqCst) > 1, "nobody took its place");
+        assert!(starts.load(Ordering::SeqCst) > 1, "the hung instance was not replaced");
         cluster.broker_round_trip_time(1, Duration::ZERO).unwrap();
         (0..9).for_each(|_| go_on.send(()).unwrap());
         put(&queue.brokers, 2);

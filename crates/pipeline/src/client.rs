@@ -1,8 +1,8 @@
-//! A load client: sends lines to any gateway, keeps what is not acknowledged, and sends it again wherever it connects next.
+//! A load client: sends lines to any gateway, keeps unacknowledged lines, and resends them on its next connection.
 //!
-//! A line's sequence number is its place in what the client sends, counted from 1, so a client that comes back with the
-//! same lines goes on where it was. What makes it *this* client (its incarnation, and lines typed by a person) is on
-//! disk before anything is sent.
+//! The sequence number of a line is its position in the client's input, counted from 1, so a client that returns with
+//! the same lines continues where it stopped. The client's identity (its incarnation, and lines typed by a user) is
+//! on disk before anything is sent.
 
 mod state;
 
@@ -25,73 +25,73 @@ use crate::tls::{ClientTls, Socket};
 
 pub use self::state::{ClientState, StateError};
 
-/// No word from a gateway for so long: try another.
-const SILENCE: Duration = Duration::from_secs(10);
-const CONNECT: Duration = Duration::from_secs(3);
-/// How often a client that is held back looks whether it may send again.
-const PACE: Duration = Duration::from_millis(2);
-/// At most so much is written at once.
+/// Read timeout: without a frame from the gateway for this long, the client tries another.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often a rate-limited client checks whether it may send again.
+const RATE_CHECK: Duration = Duration::from_millis(2);
+/// Maximum bytes per write.
 const CHUNK: usize = 64 << 10;
 
-/// Who sends, and where to.
+/// Settings of a load client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Its name.
+    /// Name of the client.
     pub client: String,
-    /// Which of its lives; from [`ClientState::begin`].
+    /// Incarnation of the client; from [`ClientState::begin`].
     pub incarnation: u64,
-    /// Gateways, any of which will do.
+    /// Addresses of the gateways; any of them may be used.
     pub gateways: Vec<SocketAddr>,
-    /// What clients and gateways share.
+    /// The secret shared by clients and gateways.
     pub secret: Secret,
-    /// How gateways are spoken to in secret; none is in the clear.
+    /// TLS of the connection; plain text if none.
     pub tls: Option<ClientTls>,
-    /// How long to go on trying while nothing is acknowledged; none is for ever.
+    /// How long to retry without any acknowledgement; no limit if none.
     pub patience: Option<Duration>,
-    /// At most so many lines a second.
+    /// Rate limit, in lines per second.
     pub rate: Option<f64>,
 }
 
-/// How far a client has got, for whoever watches.
+/// Progress of a client, for observers.
 #[derive(Debug, Default)]
 pub struct Sending {
-    /// Lines written to a socket, repeats included.
+    /// Lines written to a socket, resends included.
     pub written: AtomicU64,
-    /// Lines that are safe.
+    /// Lines acknowledged.
     pub acked: AtomicU64,
-    /// How often it had to connect again.
+    /// Number of reconnects.
     pub reconnects: AtomicU64,
-    /// Whether gateways and client agree on what was sent before.
+    /// True once gateways and client agree on the lines sent earlier.
     pub is_known: AtomicBool,
-    /// How long messages take, where somebody measures it.
+    /// Message latency, if it is measured.
     pub latency: OnceLock<Arc<Latency>>,
 }
 
-/// Why a client gave up.
+/// Why a client stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// A gateway said no, and another would say the same.
+    /// A gateway refused the client for a reason that every gateway would give.
     #[error("refused: {0}")]
     Refused(String),
-    /// No gateway has taken anything for as long as was to be waited.
+    /// No gateway acknowledged anything within the patience.
     #[error("nothing was acknowledged for {} s: {last}", .waited.as_secs())]
     GaveUp {
-        /// How long.
+        /// Time without an acknowledgement.
         waited: Duration,
-        /// What the last gateway said, or what came in the way.
+        /// The last refusal or connection error.
         last: String,
     },
-    /// Everything went into the queue, and not everything can be counted.
+    /// Everything was relayed, but the count is blocked by a missing message.
     #[error("message {1} of {0} is missing in the queue: it and what follows it is not counted")]
     Missing(String, u64),
-    /// There is no gateway to try.
+    /// The list of gateways is empty.
     #[error("no gateway was given")]
     NoGateway,
 }
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum ConnectionError {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error(transparent)]
@@ -106,41 +106,50 @@ enum Broken {
     Silent,
 }
 
-/// Sends all lines and returns once the queue has them. Not cancel-safe, but whatever was sent is not lost: the next life
-/// of the client goes on.
+/// Sends all lines and returns once they are in the queue. Not cancel-safe, but lines that were sent are not lost:
+/// the next incarnation of the client continues.
 pub async fn send(
     options: &ClientOptions,
     lines: &[Bytes],
-    watched: &Arc<Sending>,
+    sending: &Arc<Sending>,
 ) -> Result<(), ClientError> {
     if options.gateways.is_empty() {
         return Err(ClientError::NoGateway);
     }
     let mut at = usize::try_from(options.incarnation).unwrap_or(0) + options.client.len();
     let mut pause = Duration::from_millis(20);
-    let mut moved_at = Instant::now();
+    let mut progressed_at = Instant::now();
     loop {
-        let before = watched.acked.load(Ordering::Relaxed);
-        let broken = match talk(options, options.gateways[at % options.gateways.len()], lines, watched).await
+        let before = sending.acked.load(Ordering::Relaxed);
+        let error = match run_connection(
+            options,
+            options.gateways[at % options.gateways.len()],
+            lines,
+            sending,
+        )
+        .await
         {
             Ok(()) => return Ok(()),
-            Err(Broken::Final(reason)) => return Err(ClientError::Refused(reason)),
-            Err(Broken::Missing(sn)) => return Err(ClientError::Missing(options.client.clone(), sn)),
+            Err(ConnectionError::Final(reason)) => return Err(ClientError::Refused(reason)),
+            Err(ConnectionError::Missing(sn)) => {
+                return Err(ClientError::Missing(options.client.clone(), sn));
+            }
             Err(error) => error,
         };
-        tracing::debug!(client = options.client, error = %broken, "trying another gateway");
-        watched.reconnects.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(client = options.client, error = %error, "gateway connection failed; trying another gateway");
+        sending.reconnects.fetch_add(1, Ordering::Relaxed);
         at += 1;
-        let moved = watched.acked.load(Ordering::Relaxed) > before;
-        if moved {
-            moved_at = Instant::now();
+        let has_progressed = sending.acked.load(Ordering::Relaxed) > before;
+        if has_progressed {
+            progressed_at = Instant::now();
         }
-        let waited = moved_at.elapsed();
+        let waited = progressed_at.elapsed();
         if options.patience.is_some_and(|patience| waited >= patience) {
-            return Err(ClientError::GaveUp { waited, last: broken.to_string() });
+            return Err(ClientError::GaveUp { waited, last: error.to_string() });
         }
-        pause = if moved { Duration::from_millis(20) } else { (pause * 2).min(Duration::from_secs(1)) };
-        // A little of chance, so that many clients do not come back together.
+        pause =
+            if has_progressed { Duration::from_millis(20) } else { (pause * 2).min(Duration::from_secs(1)) };
+        // Jitter, so that many clients do not reconnect at the same time.
         tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
     }
 }
@@ -154,33 +163,34 @@ async fn connect(options: &ClientOptions, gateway: SocketAddr) -> std::io::Resul
     }
 }
 
-async fn talk(
+async fn run_connection(
     options: &ClientOptions,
     gateway: SocketAddr,
     lines: &[Bytes],
-    watched: &Sending,
-) -> Result<(), Broken> {
-    let stream =
-        tokio::time::timeout(CONNECT, connect(options, gateway)).await.map_err(|_| Broken::Silent)??;
-    let mut talk = Talk {
+    sending: &Sending,
+) -> Result<(), ConnectionError> {
+    let stream = tokio::time::timeout(CONNECT_TIMEOUT, connect(options, gateway))
+        .await
+        .map_err(|_| ConnectionError::Silent)??;
+    let mut run_connection = Connection {
         stream,
         input: BytesMut::new(),
         output: BytesMut::new(),
         lines,
-        watched,
+        sending,
         acked: 0,
         next: 1,
         window: 0,
         beyond: BTreeSet::new(),
-        said_bye: false,
+        bye_sent: false,
         client: &options.client,
-        pace: options.rate.map(|rate| Pace { rate, since: Instant::now(), from: 0 }),
+        rate_limit: options.rate.map(|rate| RateLimit { rate, since: Instant::now(), from: 0 }),
     };
-    talk.greet(options).await?;
-    talk.run().await
+    run_connection.handshake(options).await?;
+    run_connection.run().await
 }
 
-/// Writes what there is, or flushes when there is nothing; says whether to come again. Cancel-safe.
+/// Writes the buffered output, or flushes if it is empty; returns whether a flush is still due. Cancel-safe.
 async fn push(writer: &mut (impl AsyncWrite + Unpin), output: &mut BytesMut) -> std::io::Result<bool> {
     if output.is_empty() {
         writer.flush().await?;
@@ -195,74 +205,74 @@ fn digest_of_lines(lines: &[Bytes]) -> [u8; DIGEST] {
     digest_of_all(&digests)
 }
 
-struct Talk<'a> {
+struct Connection<'a> {
     stream: Socket,
     input: BytesMut,
     output: BytesMut,
     lines: &'a [Bytes],
-    watched: &'a Sending,
+    sending: &'a Sending,
     acked: u64,
     next: u64,
     window: u64,
     beyond: BTreeSet<u64>,
-    said_bye: bool,
+    bye_sent: bool,
     client: &'a str,
-    pace: Option<Pace>,
+    rate_limit: Option<RateLimit>,
 }
 
-/// A client that is not to send as fast as it can.
-struct Pace {
+/// Rate limit of a client.
+struct RateLimit {
     rate: f64,
     since: Instant,
-    /// What had been acknowledged by then.
+    /// Sequence number acknowledged at `since`.
     from: u64,
 }
 
-impl Pace {
-    /// The last line that may go out by now.
+impl RateLimit {
+    /// The last line that the rate limit allows by now.
     fn allowed(&self) -> u64 {
         self.from + (self.since.elapsed().as_secs_f64() * self.rate) as u64
     }
 }
 
-impl Talk<'_> {
-    async fn frame(&mut self) -> Result<Frame, Broken> {
+impl Connection<'_> {
+    async fn frame(&mut self) -> Result<Frame, ConnectionError> {
         loop {
             if let Some(frame) = frame::decode(&mut self.input)? {
                 return match frame {
-                    Frame::Refused { retry: false, reason } => Err(Broken::Final(reason)),
-                    Frame::Refused { retry: true, reason } => Err(Broken::Refused(reason)),
+                    Frame::Refused { retry: false, reason } => Err(ConnectionError::Final(reason)),
+                    Frame::Refused { retry: true, reason } => Err(ConnectionError::Refused(reason)),
                     frame => Ok(frame),
                 };
             }
-            let read = tokio::time::timeout(SILENCE, self.stream.read_buf(&mut self.input));
-            if read.await.map_err(|_| Broken::Silent)?? == 0 {
-                return Err(Broken::Refused("the gateway closed the connection".into()));
+            let read = tokio::time::timeout(READ_TIMEOUT, self.stream.read_buf(&mut self.input));
+            if read.await.map_err(|_| ConnectionError::Silent)?? == 0 {
+                return Err(ConnectionError::Refused("the gateway closed the connection".into()));
             }
         }
     }
 
-    async fn say(&mut self, frame: &Frame) -> Result<(), Broken> {
+    async fn send_frame(&mut self, frame: &Frame) -> Result<(), ConnectionError> {
         frame::encode(frame, &mut self.output);
         self.stream.write_all_buf(&mut self.output).await?;
         Ok(self.stream.flush().await?)
     }
 
-    async fn greet(&mut self, options: &ClientOptions) -> Result<(), Broken> {
+    async fn handshake(&mut self, options: &ClientOptions) -> Result<(), ConnectionError> {
         let (client, incarnation) = (options.client.clone(), options.incarnation);
         let nonce = identity::random()?;
-        self.say(&Frame::Hello { client, incarnation, nonce }).await?;
+        self.send_frame(&Frame::Hello { client, incarnation, nonce }).await?;
         let Frame::Challenge { nonce: challenge } = self.frame().await? else {
-            return Err(Broken::Refused("no challenge".into()));
+            return Err(ConnectionError::Refused("no challenge".into()));
         };
         let claim =
             Claim { client: &options.client, incarnation, client_nonce: &nonce, gateway_nonce: &challenge };
-        self.say(&Frame::Proof { mac: options.secret.prove(&claim) }).await?;
+        self.send_frame(&Frame::Proof { mac: options.secret.prove(&claim) }).await?;
         let Frame::Welcome { acked, window } = self.frame().await? else {
-            return Err(Broken::Refused("no welcome".into()));
+            return Err(ConnectionError::Refused("no welcome".into()));
         };
         if acked > self.lines.len() as u64 {
-            return Err(Broken::Final(format!(
+            return Err(ConnectionError::Final(format!(
                 "{acked} messages of {} are known already, and there are {} to send: is it another run's name?",
                 options.client,
                 self.lines.len()
@@ -270,12 +280,12 @@ impl Talk<'_> {
         }
         self.on_ack(acked, window, Vec::new());
         self.next = acked + 1;
-        if acked > 0 && !self.watched.is_known.load(Ordering::Relaxed) {
+        if acked > 0 && !self.sending.is_known.load(Ordering::Relaxed) {
             let digest = digest_of_lines(&self.lines[..acked as usize]);
             frame::encode(&Frame::Check { upto: acked, digest }, &mut self.output);
         }
-        if let Some(pace) = &mut self.pace {
-            (pace.since, pace.from) = (Instant::now(), acked);
+        if let Some(rate_limit) = &mut self.rate_limit {
+            (rate_limit.since, rate_limit.from) = (Instant::now(), acked);
         }
         Ok(())
     }
@@ -285,18 +295,19 @@ impl Talk<'_> {
         self.window = u64::from(window);
         self.beyond.extend(beyond);
         self.beyond = self.beyond.split_off(&(self.acked + 1));
-        self.watched.acked.fetch_max(self.acked, Ordering::Relaxed);
+        self.sending.acked.fetch_max(self.acked, Ordering::Relaxed);
     }
 
-    /// Puts lines into the output, as many as the window allows.
+    /// Encodes lines into the output, as many as the window allows.
     fn fill(&mut self) {
         let last = self.lines.len() as u64;
-        let until = self.pace.as_ref().map_or(last, Pace::allowed).min(last).min(self.acked + self.window);
+        let until =
+            self.rate_limit.as_ref().map_or(last, RateLimit::allowed).min(last).min(self.acked + self.window);
         let (first, mut written) = (self.next, 0);
         while self.output.len() < CHUNK && self.next <= until {
             let sn = self.next;
             self.next += 1;
-            // Those are few, and none as a rule.
+            // Acknowledged lines beyond a gap are rare.
             if !self.beyond.is_empty() && self.beyond.contains(&sn) {
                 continue;
             }
@@ -304,35 +315,35 @@ impl Talk<'_> {
             written += 1;
         }
         if written > 0 {
-            self.watched.written.fetch_add(written, Ordering::Relaxed);
-            if let Some(latency) = self.watched.latency.get() {
+            self.sending.written.fetch_add(written, Ordering::Relaxed);
+            if let Some(latency) = self.sending.latency.get() {
                 latency.on_sent(self.client, first..self.next);
             }
         }
-        if self.next > last && !self.said_bye && self.output.len() < CHUNK {
-            self.said_bye = true;
+        if self.next > last && !self.bye_sent && self.output.len() < CHUNK {
+            self.bye_sent = true;
             let digest = Some(digest_of_lines(self.lines));
             frame::encode(&Frame::Bye { sent: last, digest }, &mut self.output);
         }
     }
 
-    async fn run(&mut self) -> Result<(), Broken> {
-        let mut heard = Instant::now();
+    async fn run(&mut self) -> Result<(), ConnectionError> {
+        let mut last_frame_at = Instant::now();
         let mut unflushed = false;
         loop {
             self.fill();
             while let Some(frame) = frame::decode(&mut self.input)? {
-                heard = Instant::now();
+                last_frame_at = Instant::now();
                 match frame {
                     Frame::Ack { acked, window, beyond } => self.on_ack(acked, window, beyond),
                     Frame::Done { missing: 0 } => {
-                        self.watched.is_known.store(true, Ordering::Relaxed);
+                        self.sending.is_known.store(true, Ordering::Relaxed);
                         return Ok(());
                     }
-                    Frame::Done { missing } => return Err(Broken::Missing(missing)),
-                    Frame::Refused { retry: false, reason } => return Err(Broken::Final(reason)),
-                    Frame::Refused { retry: true, reason } => return Err(Broken::Refused(reason)),
-                    _ => return Err(Broken::Refused("an unexpected frame".into())),
+                    Frame::Done { missing } => return Err(ConnectionError::Missing(missing)),
+                    Frame::Refused { retry: false, reason } => return Err(ConnectionError::Final(reason)),
+                    Frame::Refused { retry: true, reason } => return Err(ConnectionError::Refused(reason)),
+                    _ => return Err(ConnectionError::Refused("an unexpected frame".into())),
                 }
                 self.fill();
             }
@@ -340,16 +351,16 @@ impl Talk<'_> {
             tokio::select! {
                 read = reader.read_buf(&mut self.input) => {
                     if read? == 0 {
-                        return Err(Broken::Refused("the gateway closed the connection".into()));
+                        return Err(ConnectionError::Refused("the gateway closed the connection".into()));
                     }
                 }
                 written = push(&mut writer, &mut self.output), if unflushed || !self.output.is_empty() => {
                     unflushed = written?;
                 }
-                () = tokio::time::sleep(PACE), if self.pace.is_some() && !self.said_bye => {}
-                // With everything said, the queue may take its time; without, silence is a fault.
-                () = tokio::time::sleep_until(heard + SILENCE), if self.acked < self.lines.len() as u64 => {
-                    return Err(Broken::Silent);
+                () = tokio::time::sleep(RATE_CHECK), if self.rate_limit.is_some() && !self.bye_sent => {}
+                // Once everything is acknowledged, the queue may take its time; before that, silence is a fault.
+                () = tokio::time::sleep_until(last_frame_at + READ_TIMEOUT), if self.acked < self.lines.len() as u64 => {
+                    return Err(ConnectionError::Silent);
                 }
             }
         }

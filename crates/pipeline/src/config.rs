@@ -1,4 +1,4 @@
-//! The settings of a pipeline: every one has a default, an unknown one is an error.
+//! Configuration of a pipeline: every key has a default, an unknown key is an error.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,74 +10,74 @@ use crate::gateway::{Faults, GatewayOptions};
 use crate::queue::QueueOptions;
 use crate::tls::{ServerTls, TlsError};
 
-/// A pipeline, as its file has it.
+/// Configuration of a pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PipelineConfig {
-    /// Put before the names of groups and transactional ids, so that several pipelines can share a queue.
+    /// Prefix of group names and transactional ids, so that several pipelines can share a queue.
     pub name: String,
     /// Kafka's `bootstrap.servers`.
     pub kafka: String,
-    /// Nodes of the Redis Cluster.
+    /// Addresses of Redis Cluster nodes.
     pub redis: String,
-    /// The secret that clients and gateways share; made when it is not there.
+    /// File of the secret shared by clients and gateways; created if it does not exist.
     pub token_file: PathBuf,
-    /// Partitions of the topics, when they are made.
+    /// Partition count of the topics, when they are created.
     pub partitions: i32,
-    /// Copies of the topics, when they are made; 0 is the cluster's default.
+    /// Replication factor of the topics, when they are created; 0 is the cluster's default.
     pub replication_factor: i32,
-    /// The gateways.
+    /// Gateway settings.
     pub gateway: GatewayConfig,
-    /// The counters.
+    /// Counter settings.
     pub counter: CounterConfig,
-    /// The aggregators.
+    /// Aggregator settings.
     pub aggregator: AggregatorConfig,
 }
 
-/// The gateways.
+/// Gateway settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
-    /// How many run in one process.
+    /// Instances per process.
     pub instances: usize,
-    /// Where the first listens; the others take the ports after it. Port 0 picks free ones.
+    /// Listen address of the first instance; the others use the following ports. Port 0 picks free ones.
     pub listen: SocketAddr,
-    /// Messages a client may have under way that are not acknowledged.
+    /// Maximum number of unacknowledged messages per client.
     pub window: u32,
-    /// Memory for one client's messages on their way into the queue.
+    /// Memory limit for one client's messages on their way to the queue.
     pub client_bytes: usize,
-    /// Connections at a time.
+    /// Maximum number of connections.
     pub max_connections: usize,
-    /// A message that the queue does not report on for so long goes out again.
+    /// A message without a delivery report for this long is resent.
     pub report_timeout_ms: u64,
-    /// Acknowledge what is in the queue, not what is in the store: for a store that can lose what it acknowledged, as a
-    /// Redis Cluster can in a failover.
+    /// Acknowledge messages once they are in the queue instead of the store: for a store that can lose acknowledged
+    /// writes, as a Redis Cluster can in a failover.
     pub ack_after_queue: bool,
-    /// Clients that no gateway has served for so long are adopted by another.
+    /// Clients that no gateway has served for this long are adopted by another.
     pub adopt_after_ms: u64,
-    /// The certificate gateways show, PEM, with those that lead to its authority; without it nothing is encrypted.
+    /// The gateways' certificate chain, PEM; without it connections are not encrypted.
     pub tls_cert_file: Option<PathBuf>,
-    /// Its key, PEM.
+    /// The private key, PEM.
     pub tls_key_file: Option<PathBuf>,
 }
 
-/// The counters.
+/// Counter settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CounterConfig {
-    /// How many run in one process.
+    /// Instances per process.
     pub instances: usize,
-    /// At most so many messages in one transaction.
+    /// Maximum number of messages per transaction.
     pub transaction_size: usize,
 }
 
-/// The aggregators.
+/// Aggregator settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AggregatorConfig {
-    /// How many run in one process.
+    /// Instances per process.
     pub instances: usize,
-    /// At most so many messages between two commits.
+    /// Maximum number of messages between two commits.
     pub batch: usize,
 }
 
@@ -128,7 +128,7 @@ impl Default for AggregatorConfig {
 }
 
 impl PipelineConfig {
-    /// The queue.
+    /// Options of the queue.
     pub fn queue(&self) -> QueueOptions {
         QueueOptions {
             brokers: self.kafka.clone(),
@@ -138,7 +138,7 @@ impl PipelineConfig {
         }
     }
 
-    /// The gateway with this number, from 0.
+    /// Options of the gateway with this instance number, from 0.
     pub fn gateway(&self, instance: usize, faults: Faults) -> Result<GatewayOptions, TlsError> {
         let gateway = &self.gateway;
         let tls = match (&gateway.tls_cert_file, &gateway.tls_key_file) {

@@ -1,12 +1,11 @@
-//! What the counter and the aggregator share: a consumer on a thread of its own that gathers batches and knows when
-//! partitions have changed hands.
+//! The consumer shared by counter and aggregator: a thread per instance that gathers batches and detects rebalances.
 //!
-//! The Kafka client's transactional calls block, so each instance has its thread; the store is asked through the
-//! runtime's handle.
+//! The transactional calls of the Kafka client block, so each instance has its own thread; it calls the store through
+//! the runtime's handle.
 //!
-//! Some of those calls may never return: librdkafka 2.12 forgets who waits when the broker it had asked leaves the cluster's
-//! metadata. So every instance has a second thread that watches it ([`run`]); one whose call has outlasted its own timeout is
-//! left behind and another takes its place. The new one's transactional id fences what the old one may still do.
+//! Some of these calls may never return: librdkafka 2.12 drops the waiter when the broker it had asked leaves the
+//! cluster metadata. So every instance has a watchdog thread ([`run`]). An instance whose call exceeds its own
+//! timeout is abandoned and replaced. The replacement's transactional id fences the abandoned instance.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,45 +26,45 @@ use moim_base::{Clock, SystemClock};
 
 use crate::store::StoreError;
 
-/// How long an idle consumer waits for the next message before it looks at anything else.
-const POLL: Duration = Duration::from_millis(50);
-/// At most so many bytes of messages are taken at once, however many messages may be: a megabyte is a message, too.
-const BYTES: usize = 16 << 20;
-const CALL: Duration = Duration::from_secs(10);
-/// Where there is much to do a batch waits so long for more: what a batch costs is the same however large it is. A batch of
-/// [`MUCH`] messages is a sign of that.
+/// How long an idle consumer polls for the next message.
+const POLL_TIMEOUT: Duration = Duration::from_millis(50);
+/// Byte limit of a batch, whatever its message count: a single message can have a megabyte.
+const BATCH_BYTES: usize = 16 << 20;
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a batch waits for more messages under load: the cost of a batch does not depend on its size. A previous
+/// batch of at least [`BUSY_BATCH`] messages indicates load.
 const LINGER: Duration = Duration::from_millis(10);
-const MUCH: usize = 500;
+const BUSY_BATCH: usize = 500;
 
-/// The store may be away for so long before a batch is given up, and with it the place in the group: others may reach it.
-/// Less than the group waits for us.
-const STORE: Duration = Duration::from_secs(20);
-const STORE_PAUSE: Duration = Duration::from_millis(100);
+/// How long the store may be unavailable before the batch, and with it the group membership, is given up: another
+/// member may reach the store. Shorter than `max.poll.interval.ms`.
+const STORE_TIMEOUT: Duration = Duration::from_secs(20);
+const STORE_RETRY: Duration = Duration::from_millis(100);
 
-/// Why a batch was not finished. The consumer goes back to what is committed.
+/// Why a batch failed. The consumer rewinds to the committed offsets.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failed {
+pub(crate) enum BatchError {
     #[error(transparent)]
     Kafka(#[from] KafkaError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("another consumer has this partition by now")]
+    #[error("partition fenced by a newer counter generation")]
     Fenced,
 }
 
-/// Counts changes of the assignment.
+/// Counts rebalances.
 #[derive(Default)]
-pub(crate) struct Hands {
+pub(crate) struct RebalanceCounter {
     changes: Arc<AtomicU64>,
 }
 
-impl ClientContext for Hands {
+impl ClientContext for RebalanceCounter {
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "a consumer of the pipeline");
+        tracing::debug!(%error, reason, "consumer error");
     }
 }
 
-impl ConsumerContext for Hands {
+impl ConsumerContext for RebalanceCounter {
     fn pre_rebalance(&self, _: &BaseConsumer<Self>, _: &Rebalance<'_>) {
         self.changes.fetch_add(1, Ordering::SeqCst);
     }
@@ -73,68 +72,69 @@ impl ConsumerContext for Hands {
 
 /// A consumer of one topic.
 pub(crate) struct Source {
-    pub(crate) consumer: Arc<BaseConsumer<Hands>>,
+    pub(crate) consumer: Arc<BaseConsumer<RebalanceCounter>>,
     changes: Arc<AtomicU64>,
     seen: Cell<u64>,
-    /// Where to begin was asked for, and the answer was an error.
-    is_stranded: Cell<bool>,
+    /// The fetch of the committed offsets failed.
+    needs_offset_refetch: Cell<bool>,
     /// The last batch was a large one.
     is_busy: Cell<bool>,
 }
 
 impl Source {
     pub(crate) fn subscribe(config: &ClientConfig, topic: &str) -> Result<Self, KafkaError> {
-        let hands = Hands::default();
-        let changes = Arc::clone(&hands.changes);
-        let consumer: BaseConsumer<Hands> = config.create_with_context(hands)?;
+        let context = RebalanceCounter::default();
+        let changes = Arc::clone(&context.changes);
+        let consumer: BaseConsumer<RebalanceCounter> = config.create_with_context(context)?;
         consumer.subscribe(&[topic])?;
-        let (seen, is_stranded, is_busy) = (Cell::new(0), Cell::new(false), Cell::new(false));
-        Ok(Self { consumer: Arc::new(consumer), changes, seen, is_stranded, is_busy })
+        let (seen, needs_offset_refetch, is_busy) = (Cell::new(0), Cell::new(false), Cell::new(false));
+        Ok(Self { consumer: Arc::new(consumer), changes, seen, needs_offset_refetch, is_busy })
     }
 
-    /// Whether partitions have changed hands since this was last asked.
-    pub(crate) fn has_changed(&self) -> bool {
+    /// True if a rebalance happened since the last call.
+    pub(crate) fn has_rebalanced(&self) -> bool {
         let now = self.changes.load(Ordering::SeqCst);
         self.seen.replace(now) != now
     }
 
-    /// Up to `at_most` messages; fewer as soon as none is waiting, or a moment later under load. They stay where the client has
-    /// put them.
+    /// Gathers up to `at_most` messages; fewer as soon as none is waiting, or after [`LINGER`] under load. The
+    /// messages borrow the client's buffers.
     pub(crate) fn gather(&self, at_most: usize, shutdown: &Shutdown) -> Vec<BorrowedMessage<'_>> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        if self.is_stranded.take()
-            && let Err(error) = self.begin_again()
+        if self.needs_offset_refetch.take()
+            && let Err(error) = self.refetch_committed_offsets()
         {
-            tracing::debug!(%error, "a consumer of the pipeline does not know where to begin");
-            self.is_stranded.set(true);
+            tracing::debug!(%error, "committed offset fetch failed; retrying");
+            self.needs_offset_refetch.set(true);
         }
         let mut until = None;
-        while batch.len() < at_most && bytes < BYTES && !shutdown.is_stopped() {
+        while batch.len() < at_most && bytes < BATCH_BYTES && !shutdown.is_stopped() {
             match self.next(batch.is_empty(), &mut until) {
                 Some(Ok(message)) => {
                     bytes += message.payload_len();
                     batch.push(message);
                 }
                 Some(Err(error)) => {
-                    tracing::debug!(%error, "a consumer of the pipeline");
-                    self.is_stranded.set(self.is_stranded.get() || strands(&error));
+                    tracing::debug!(%error, "consumer poll error");
+                    self.needs_offset_refetch
+                        .set(self.needs_offset_refetch.get() || leaves_partitions_unread(&error));
                     break;
                 }
                 None => break,
             }
         }
-        self.is_busy.set(batch.len() >= MUCH);
+        self.is_busy.set(batch.len() >= BUSY_BATCH);
         batch
     }
 
-    /// The next message. `until` is when a batch that is not full goes on its way, once it is known.
+    /// The next message. `until` is the deadline of a batch that is not full, once it is set.
     fn next(
         &self,
         is_first: bool,
         until: &mut Option<Instant>,
     ) -> Option<Result<BorrowedMessage<'_>, KafkaError>> {
         if is_first {
-            return self.consumer.poll(POLL);
+            return self.consumer.poll(POLL_TIMEOUT);
         }
         let waiting = self.consumer.poll(Duration::ZERO);
         if waiting.is_some() || !self.is_busy.get() {
@@ -145,58 +145,62 @@ impl Source {
         self.consumer.poll(until.saturating_duration_since(now))
     }
 
-    /// Asks once more where to begin. Only between batches: what was read and is not committed is read again.
-    fn begin_again(&self) -> Result<(), KafkaError> {
+    /// Fetches the committed offsets again. Only between batches: messages that were read and not committed are read
+    /// again.
+    fn refetch_committed_offsets(&self) -> Result<(), KafkaError> {
         let mut partitions = self.consumer.assignment()?;
         if partitions.count() == 0 {
-            return Ok(()); // whoever gets partitions asks anyway
+            return Ok(()); // a new assignment fetches the offsets anyway
         }
         partitions.set_all_offsets(Offset::Stored)?;
         self.consumer.assign(&partitions)
     }
 
-    /// Goes back to what is committed.
+    /// Seeks to the committed offsets.
     pub(crate) fn rewind(&self) -> Result<(), KafkaError> {
-        let committed = self.consumer.committed(CALL)?;
+        let committed = self.consumer.committed(CALL_TIMEOUT)?;
         for partition in committed.elements() {
             let offset = match partition.offset() {
                 Offset::Offset(offset) => Offset::Offset(offset),
                 _ => Offset::Beginning,
             };
-            self.consumer.seek(partition.topic(), partition.partition(), offset, CALL)?;
+            self.consumer.seek(partition.topic(), partition.partition(), offset, CALL_TIMEOUT)?;
         }
         Ok(())
     }
 }
 
-/// Whether partitions may be left unread: librdkafka asks for the committed offsets of what it was assigned once, passes an
-/// answer on that the coordinator has moved, and waits for the next assignment.
-fn strands(error: &KafkaError) -> bool {
+/// True if partitions may stay unread: librdkafka fetches the committed offsets of an assignment once, passes a
+/// NOT_COORDINATOR error on to the application, and waits for the next assignment.
+fn leaves_partitions_unread(error: &KafkaError) -> bool {
     use rdkafka::types::RDKafkaErrorCode::{CoordinatorNotAvailable, NotCoordinator};
     matches!(error.rdkafka_error_code(), Some(NotCoordinator | CoordinatorNotAvailable))
 }
 
-/// Asks the store until it answers, or has not for too long.
-pub(crate) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+/// Retries a store call until it succeeds, or until the store has been unavailable for [`STORE_TIMEOUT`].
+pub(crate) async fn retry_while_unavailable<T, F: Future<Output = Result<T, StoreError>>>(
     shutdown: &Shutdown,
     mut call: impl FnMut() -> F,
 ) -> Result<T, StoreError> {
-    let until = Instant::now() + STORE;
+    let until = Instant::now() + STORE_TIMEOUT;
     loop {
         match call().await {
             Err(StoreError::Unavailable(why)) if Instant::now() < until && !shutdown.is_stopped() => {
-                tracing::debug!(why, "the store does not answer; trying again");
-                tokio::time::sleep(STORE_PAUSE).await;
+                tracing::debug!(why, "store call failed; retrying");
+                tokio::time::sleep(STORE_RETRY).await;
             }
             other => return other,
         }
     }
 }
 
-/// The offsets after a batch.
-pub(crate) fn after(topic: &str, batch: &[BorrowedMessage<'_>]) -> Result<TopicPartitionList, KafkaError> {
+/// The offsets to commit after a batch.
+pub(crate) fn offsets_after(
+    topic: &str,
+    batch: &[BorrowedMessage<'_>],
+) -> Result<TopicPartitionList, KafkaError> {
     let mut next = BTreeMap::new();
-    // Messages of a partition stand together as a rule.
+    // Messages of a partition are usually adjacent.
     for row in batch.chunk_by(|one, other| one.partition() == other.partition()) {
         next.extend(row.last().map(|message| (message.partition(), message.offset() + 1)));
     }
@@ -207,32 +211,32 @@ pub(crate) fn after(topic: &str, batch: &[BorrowedMessage<'_>]) -> Result<TopicP
     Ok(list)
 }
 
-/// How long a call that has its own timeout, of [`CALL`], may take before nobody waits for it any more.
-const OVERDUE: Duration = Duration::from_secs(12);
-/// How often an instance is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// Limit for a call that has its own timeout of [`CALL_TIMEOUT`]; then the watchdog abandons the instance.
+const CALL_LIMIT: Duration = Duration::from_secs(12);
+/// Watchdog interval.
+const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What an instance tells the thread that watches it.
-pub(crate) struct Watch {
+/// State shared between an instance and its watchdog.
+pub(crate) struct Watchdog {
     clock: SystemClock,
-    /// Since when a call has been under way that may not return; 0 for none.
+    /// Start of a blocking call in progress; 0 if absent.
     since_ms: AtomicU64,
-    /// How its place in the group is given up.
-    leave: Mutex<Option<Arc<BaseConsumer<Hands>>>>,
+    /// The consumer through which the watchdog leaves the group.
+    leave_group: Mutex<Option<Arc<BaseConsumer<RebalanceCounter>>>>,
 }
 
-impl Watch {
+impl Watchdog {
     fn new() -> Self {
-        Self { clock: SystemClock::new(), since_ms: AtomicU64::new(0), leave: Mutex::default() }
+        Self { clock: SystemClock::new(), since_ms: AtomicU64::new(0), leave_group: Mutex::default() }
     }
 
-    /// The instance reads from here.
-    pub(crate) fn reads_from(&self, source: &Source) {
-        *self.leave.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&source.consumer));
+    /// Registers the consumer of the instance.
+    pub(crate) fn register_consumer(&self, source: &Source) {
+        *self.leave_group.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&source.consumer));
     }
 
-    /// Makes a call that may not return.
-    pub(crate) fn during<T>(&self, call: impl FnOnce() -> T) -> T {
+    /// Runs a call that may never return.
+    pub(crate) fn guard_call<T>(&self, call: impl FnOnce() -> T) -> T {
         self.since_ms.store(self.clock.monotonic_ms().max(1), Ordering::SeqCst);
         let result = call();
         self.since_ms.store(0, Ordering::SeqCst);
@@ -244,71 +248,83 @@ impl Watch {
         since > 0 && u128::from(self.clock.monotonic_ms().saturating_sub(since)) > limit.as_millis()
     }
 
-    /// Gives up the place in the group. Leaving is a rebalance, which somebody has to hear of.
-    fn leave(&self) {
-        let Some(consumer) = self.leave.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+    /// Leaves the group. Leaving causes a rebalance, which the consumer must poll for.
+    fn leave_group(&self) {
+        let Some(consumer) = self.leave_group.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
         consumer.unsubscribe();
         for _ in 0..10 {
-            // What is read here is read again by whoever gets the partition: nothing of it is committed.
-            let _ = consumer.poll(LOOK);
+            // The next owner of the partition reads these messages again: none of them is committed.
+            let _ = consumer.poll(WATCHDOG_INTERVAL);
         }
     }
 }
 
-/// Runs `work` on a thread until the shutdown, again and again when it fails, with a pause between; and on another one when
-/// it does not come back from a call.
+/// Runs `work` on a thread until the shutdown. Restarts it after a pause when it fails, and on another thread when a
+/// call does not return.
 pub(crate) fn run(
     name: String,
     shutdown: Shutdown,
-    work: impl Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static,
+    work: impl Fn(&Shutdown, &Watchdog) -> Result<(), BatchError> + Send + Sync + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
-    watch_over(name, shutdown, OVERDUE, Arc::new(work))
+    run_with_limit(name, shutdown, CALL_LIMIT, Arc::new(work))
 }
 
-/// [`run`], with another limit for calls.
-pub(crate) fn watch_over<W>(
+/// [`run`] with a given call limit.
+pub(crate) fn run_with_limit<W>(
     name: String,
     shutdown: Shutdown,
     limit: Duration,
     work: Arc<W>,
 ) -> std::io::Result<JoinHandle<()>>
 where
-    W: Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static,
+    W: Fn(&Shutdown, &Watchdog) -> Result<(), BatchError> + Send + Sync + 'static,
 {
     std::thread::Builder::new().name(format!("{name}-watch")).spawn(move || {
         while !shutdown.is_stopped() {
-            let (watch, life) = (Arc::new(Watch::new()), Shutdown::new());
-            let lived = live(name.clone(), life.clone(), Arc::clone(&watch), Arc::clone(&work));
-            let Ok(lived) = lived else {
-                std::thread::sleep(LOOK);
+            let (watchdog, instance_shutdown) = (Arc::new(Watchdog::new()), Shutdown::new());
+            let instance = run_instance(
+                name.clone(),
+                instance_shutdown.clone(),
+                Arc::clone(&watchdog),
+                Arc::clone(&work),
+            );
+            let Ok(instance) = instance else {
+                std::thread::sleep(WATCHDOG_INTERVAL);
                 continue;
             };
-            while !lived.is_finished() && !watch.is_overdue(limit) {
+            while !instance.is_finished() && !watchdog.is_overdue(limit) {
                 if shutdown.is_stopped() {
-                    life.stop();
+                    instance_shutdown.stop();
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(WATCHDOG_INTERVAL);
             }
-            life.stop();
-            if lived.is_finished() {
+            instance_shutdown.stop();
+            if instance.is_finished() {
                 // A panic has been reported by the thread itself.
-                let _ = lived.join();
+                let _ = instance.join();
             } else {
-                tracing::warn!(instance = name, "a call did not come back; another instance takes the place");
-                watch.leave();
+                tracing::warn!(instance = name, "instance hung in a Kafka call; instance replaced");
+                watchdog.leave_group();
             }
         }
     })
 }
 
-fn live<W>(name: String, life: Shutdown, watch: Arc<Watch>, work: Arc<W>) -> std::io::Result<JoinHandle<()>>
+fn run_instance<W>(
+    name: String,
+    instance_shutdown: Shutdown,
+    watchdog: Arc<Watchdog>,
+    work: Arc<W>,
+) -> std::io::Result<JoinHandle<()>>
 where
-    W: Fn(&Shutdown, &Watch) -> Result<(), Failed> + Send + Sync + 'static,
+    W: Fn(&Shutdown, &Watchdog) -> Result<(), BatchError> + Send + Sync + 'static,
 {
     std::thread::Builder::new().name(name.clone()).spawn(move || {
-        while !life.is_stopped() {
-            if let Err(error) = work(&life, &watch) {
-                tracing::info!(instance = name, %error, "beginning anew");
+        while !instance_shutdown.is_stopped() {
+            if let Err(error) = work(&instance_shutdown, &watchdog) {
+                tracing::info!(instance = name, %error, "instance failed; restarting");
                 std::thread::sleep(Duration::from_millis(200));
             }
         }
@@ -326,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_consumer_that_was_not_told_where_to_begin_asks_again() {
+    fn not_coordinator_on_offset_fetch_is_retried() {
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic("t", 1, 1).unwrap();
         let mut config = ClientConfig::new();
@@ -345,35 +361,35 @@ mod tests {
             if let Some(message) = batch.first() {
                 break message.payload().map(<[u8]>::to_vec);
             }
-            assert!(Instant::now() < until, "the partition is not read");
+            assert!(Instant::now() < until, "the partition stayed unread");
         };
         assert_eq!(read.as_deref(), Some(b"found".as_slice()));
     }
 
     #[test]
-    fn an_instance_that_does_not_come_back_is_replaced_and_not_waited_for() {
+    fn hung_instance_is_replaced() {
         let (shutdown, lives) = (Shutdown::new(), Arc::new(AtomicU64::new(0)));
         let (hang, hung) = sync_channel::<()>(0);
         let (hung, began) = (Mutex::new(hung), sync_channel(1));
         let work = {
             let (lives, began) = (Arc::clone(&lives), began.0);
-            move |life: &Shutdown, watch: &Watch| {
+            move |instance_shutdown: &Shutdown, watchdog: &Watchdog| {
                 if lives.fetch_add(1, Ordering::SeqCst) == 0 {
-                    // Until the end of the test.
-                    let _ = watch.during(|| hung.lock().unwrap().recv());
-                    assert!(life.is_stopped(), "it knows that it was replaced");
+                    // Blocks until the end of the test.
+                    let _ = watchdog.guard_call(|| hung.lock().unwrap().recv());
+                    assert!(instance_shutdown.is_stopped(), "the replaced instance is stopped");
                     return Ok(());
                 }
-                watch.during(|| began.send(())).unwrap();
-                while !life.is_stopped() {
+                watchdog.guard_call(|| began.send(())).unwrap();
+                while !instance_shutdown.is_stopped() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Ok(())
             }
         };
         let limit = Duration::from_millis(50);
-        let watched = watch_over("test".to_owned(), shutdown.clone(), limit, Arc::new(work)).unwrap();
-        began.1.recv_timeout(Duration::from_secs(60)).expect("nobody took its place");
+        let watched = run_with_limit("test".to_owned(), shutdown.clone(), limit, Arc::new(work)).unwrap();
+        began.1.recv_timeout(Duration::from_secs(60)).expect("the hung instance was not replaced");
         shutdown.stop();
         watched.join().unwrap();
         assert_eq!(lives.load(Ordering::SeqCst), 2);

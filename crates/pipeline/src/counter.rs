@@ -1,17 +1,18 @@
-//! The counter: counts each client's messages in the store and passes them on, keyed by text, in one transaction with
+//! The counter: counts each client's messages in the store and forwards them, keyed by text, in one transaction with
 //! its offsets.
 //!
-//! A message is counted when it is the client's next (`last + 1`). One that was counted before is passed on again if the
-//! attempt that counted it may not have committed, and left aside otherwise. One behind a gap is left aside only while the
-//! gateway keeps it; otherwise the partition is read again, and what cannot be helped goes to the dead letters with the reason.
-//! What is no text goes to the dead letters with its origin, in the same transaction, and its number counts as done so that the
-//! next one goes on.
+//! A message is counted if it is the client's next one (`last + 1`). A message that was counted before is forwarded
+//! again if the attempt that counted it may not have committed, and skipped otherwise. A message behind a gap is
+//! skipped only while the gateway keeps it; otherwise the partition is re-read, and messages behind a permanent gap
+//! go to the dead-letter topic with the reason. A message that is not text goes to the dead-letter topic with its
+//! origin, in the same transaction, and its sequence number counts as processed so that the next message can be
+//! counted.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `counter/tally.rs` | a batch on its way into the store |
-//! | `counter/gaps.rs` | what to do behind a gap |
-//! | `counter/sizing.rs` | how large a batch is |
+//! | `counter/tally.rs` | counting a batch in the store |
+//! | `counter/gaps.rs` | handling of sequence gaps |
+//! | `counter/sizing.rs` | the batch size |
 
 mod gaps;
 mod sizing;
@@ -31,33 +32,33 @@ use tokio::time::Instant;
 use moim_base::task::Shutdown;
 
 use self::sizing::Sizing;
-use self::tally::{Out, Record, Step, Tally};
-use crate::consume::{self, Failed, Source, Watch, patiently};
+use self::tally::{CountedRecord, Record, Step, Tally};
+use crate::consume::{self, BatchError, Source, Watchdog, retry_while_unavailable};
 use crate::partition;
 use crate::progress::{self, Progress};
 use crate::queue::{self, CLIENT_MESSAGE, DEAD_LETTER, MESSAGE_AGGREGATION, QueueOptions};
-use crate::store::{Store, Verdict, hash_of};
+use crate::store::{CountOutcome, Store, hash_of};
 
-/// A transaction that cannot be carried on for so long is undone: meanwhile the group waits for us.
-const CALL: Duration = Duration::from_secs(10);
-/// Between looks whether everything was stored: only failures are reported.
+/// Timeout of transactional calls. The transaction is then aborted, because the group waits for this member.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Poll interval while waiting for deliveries: only failures are reported.
 const REPORT_POLL: Duration = Duration::from_millis(2);
-/// An idle counter looks so often whether a client is behind, and less and less often while none is.
-const LOOK: Duration = Duration::from_secs(1);
-const LOOK_LEAST: Duration = Duration::from_secs(30);
+/// Interval at which an idle counter checks for clients that are behind; it doubles while none is found.
+const IDLE_CHECK_MIN: Duration = Duration::from_secs(1);
+const IDLE_CHECK_MAX: Duration = Duration::from_secs(30);
 
-/// How a counter works.
+/// Settings of a counter.
 #[derive(Clone, Debug)]
 pub struct CounterOptions {
-    /// The queue.
+    /// The queue to read from and write to.
     pub queue: QueueOptions,
-    /// Which instance; each needs a number of its own.
+    /// Instance number; unique per instance.
     pub instance: usize,
-    /// At most so many messages in one transaction.
+    /// Maximum number of messages per transaction.
     pub transaction_size: usize,
 }
 
-/// Starts a counter on a thread of its own; it ends with `shutdown`.
+/// Starts a counter on its own thread; it ends with `shutdown`.
 pub fn start(
     options: CounterOptions,
     store: Store,
@@ -66,8 +67,9 @@ pub fn start(
     shutdown: Shutdown,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let name = format!("counter-{}", options.instance);
-    consume::run(name, shutdown, move |shutdown, watch| {
-        let mut counter = Counter::open(&options, watch, store.clone(), progress.clone(), runtime.clone())?;
+    consume::run(name, shutdown, move |shutdown, watchdog| {
+        let mut counter =
+            Counter::open(&options, watchdog, store.clone(), progress.clone(), runtime.clone())?;
         while !shutdown.is_stopped() {
             counter.step(shutdown)?;
         }
@@ -76,67 +78,69 @@ pub fn start(
 }
 
 struct Counter<'w> {
-    watch: &'w Watch,
+    watchdog: &'w Watchdog,
     sizing: Sizing,
     source: Source,
     producer: BaseProducer<DefaultProducerContext>,
     tally: Tally,
     runtime: Handle,
-    /// Over how many partitions texts are spread.
-    texts: i32,
-    look_at: Instant,
-    look_every: Duration,
+    /// Partition count over which texts are spread.
+    text_partitions: i32,
+    next_check: Instant,
+    check_interval: Duration,
     progress: Progress,
 }
 
 impl<'w> Counter<'w> {
     fn open(
         options: &CounterOptions,
-        watch: &'w Watch,
+        watchdog: &'w Watchdog,
         store: Store,
         progress: Progress,
         runtime: Handle,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, BatchError> {
         let role = format!("counter-{}", options.instance);
         let producer: BaseProducer<DefaultProducerContext> = options.queue.transactional(&role).create()?;
-        watch.during(|| producer.init_transactions(CALL))?;
-        let there = watch.during(|| queue::partitions(producer.client(), MESSAGE_AGGREGATION))?;
-        let texts = runtime.block_on(patiently(&Shutdown::new(), || store.pin_texts(there)))?;
+        watchdog.guard_call(|| producer.init_transactions(CALL_TIMEOUT))?;
+        let there = watchdog.guard_call(|| queue::partitions(producer.client(), MESSAGE_AGGREGATION))?;
+        let text_partitions =
+            runtime.block_on(retry_while_unavailable(&Shutdown::new(), || store.pin_texts(there)))?;
         let source = Source::subscribe(&options.queue.consumer("counter"), CLIENT_MESSAGE)?;
-        watch.reads_from(&source);
+        watchdog.register_consumer(&source);
         Ok(Self {
-            watch,
+            watchdog,
             sizing: Sizing::up_to(options.transaction_size),
             source,
             producer,
             tally: Tally::new(store),
             runtime,
-            texts,
-            look_at: Instant::now() + LOOK,
-            look_every: LOOK,
+            text_partitions,
+            next_check: Instant::now() + IDLE_CHECK_MIN,
+            check_interval: IDLE_CHECK_MIN,
             progress,
         })
     }
 
-    fn step(&mut self, shutdown: &Shutdown) -> Result<(), Failed> {
+    fn step(&mut self, shutdown: &Shutdown) -> Result<(), BatchError> {
         let batch = self.source.gather(self.sizing.now(), shutdown);
-        if self.source.has_changed() {
-            self.tally.on_change();
+        if self.source.has_rebalanced() {
+            self.tally.on_rebalance();
         }
         if batch.is_empty() {
             return match self.rereads_when_idle()? {
                 rereads if rereads.is_empty() => Ok(()),
-                rereads => self.read_again(&rereads, &rereads),
+                rereads => self.reread(&rereads, &rereads),
             };
         }
-        self.look_at = Instant::now() + LOOK;
-        self.look_every = LOOK;
+        self.next_check = Instant::now() + IDLE_CHECK_MIN;
+        self.check_interval = IDLE_CHECK_MIN;
         let since = Instant::now();
         let records: Vec<Record<'_>> = batch.iter().map(record).collect();
         let outs = match self.runtime.block_on(self.tally.count(&records, shutdown)) {
-            // Another counter has been given the partition and has begun: the next rebalance tells us, or told us.
-            Err(Failed::Fenced) => {
-                self.tally.on_change();
+            // Another counter owns the partition and has begun to count: a rebalance is due, or has already been
+            // announced.
+            Err(BatchError::Fenced) => {
+                self.tally.on_rebalance();
                 return Ok(self.source.rewind()?);
             }
             Ok(Step::Reread(rereads)) => {
@@ -145,17 +149,17 @@ impl<'w> Counter<'w> {
                     seeks.entry(record.partition).or_insert(record.offset);
                 }
                 seeks.extend(&rereads);
-                return self.read_again(&rereads, &seeks);
+                return self.reread(&rereads, &seeks);
             }
-            Ok(Step::PassOn(outs)) => outs,
+            Ok(Step::Forward(outs)) => outs,
             Err(error) => return Err(error),
         };
-        let after = consume::after(CLIENT_MESSAGE, &batch)?;
-        let passed = self.pass_on(&outs, &after);
-        self.sizing.on_end(batch.len(), since.elapsed(), passed.is_ok());
-        match passed {
+        let after = consume::offsets_after(CLIENT_MESSAGE, &batch)?;
+        let forwarded = self.forward(&outs, &after);
+        self.sizing.on_end(batch.len(), since.elapsed(), forwarded.is_ok());
+        match forwarded {
             Ok(()) => {
-                self.note(&outs);
+                self.record_progress(&outs);
                 for at in after.elements() {
                     if let Offset::Offset(next) = at.offset() {
                         self.tally.on_committed(at.partition(), next);
@@ -163,49 +167,49 @@ impl<'w> Counter<'w> {
                 }
                 Ok(())
             }
-            Err(error) => self.undo(error),
+            Err(error) => self.abort(error),
         }
     }
 
-    /// Partitions in which a client is behind although everything was read: the store went back.
-    fn rereads_when_idle(&mut self) -> Result<BTreeMap<i32, i64>, Failed> {
-        if Instant::now() < self.look_at {
+    /// Partitions in which a client is behind although everything was read: the store has lost writes.
+    fn rereads_when_idle(&mut self) -> Result<BTreeMap<i32, i64>, BatchError> {
+        if Instant::now() < self.next_check {
             return Ok(BTreeMap::new());
         }
         let assigned = self.source.consumer.assignment()?;
         let assigned: Vec<i32> = assigned.elements().iter().map(|at| at.partition()).collect();
-        let mut rereads = match self.runtime.block_on(self.tally.behind(&assigned)) {
+        let mut rereads = match self.runtime.block_on(self.tally.find_behind(&assigned)) {
             Ok(rereads) => rereads,
             Err(error) => {
-                tracing::debug!(%error, "cannot look for clients that are behind");
+                tracing::debug!(%error, "idle check failed");
                 BTreeMap::new()
             }
         };
-        self.look_every =
-            if self.tally.has_suspects() { LOOK } else { (self.look_every * 2).min(LOOK_LEAST) };
-        self.look_at = Instant::now() + self.look_every;
+        self.check_interval = if self.tally.has_suspects() {
+            IDLE_CHECK_MIN
+        } else {
+            (self.check_interval * 2).min(IDLE_CHECK_MAX)
+        };
+        self.next_check = Instant::now() + self.check_interval;
         if !rereads.is_empty() {
-            let committed = self.watch.during(|| self.source.consumer.committed(CALL))?;
+            let committed = self.watchdog.guard_call(|| self.source.consumer.committed(CALL_TIMEOUT))?;
             let committed = committed.elements();
             for (partition, from) in &mut rereads {
                 let at = committed.iter().find(|at| at.partition() == *partition).map(|at| at.offset());
                 let committed = if let Some(Offset::Offset(offset)) = at { offset } else { 0 };
-                // What a transaction that was undone has counted is behind the client's position, and not passed on.
+                // Messages counted by an aborted transaction lie before the client's position, and are not forwarded
+                // yet.
                 *from = committed.min(*from);
                 let offset = *from;
-                tracing::warn!(
-                    partition,
-                    offset,
-                    "client counts behind the queue; reading the partition again"
-                );
+                tracing::warn!(partition, offset, "client counts behind the queue; partition re-read");
             }
         }
         Ok(rereads)
     }
 
-    /// Goes back to `seeks`. The offsets of `rereads` are committed first: whatever happens from then on, no counter begins
-    /// behind what has to be read again.
-    fn read_again(&mut self, rereads: &BTreeMap<i32, i64>, seeks: &BTreeMap<i32, i64>) -> Result<(), Failed> {
+    /// Seeks to `seeks`. The offsets of `rereads` are committed first: from then on no counter starts after the
+    /// messages that must be re-read.
+    fn reread(&mut self, rereads: &BTreeMap<i32, i64>, seeks: &BTreeMap<i32, i64>) -> Result<(), BatchError> {
         progress::add(&self.progress.reread, rereads.len() as u64);
         let mut offsets = TopicPartitionList::with_capacity(rereads.len());
         for (partition, offset) in rereads {
@@ -213,15 +217,15 @@ impl<'w> Counter<'w> {
         }
         let committed = self.producer.begin_transaction().and_then(|()| self.commit(&offsets));
         if let Err(error) = committed {
-            self.tally.on_change();
-            return self.undo(error);
+            self.tally.on_rebalance();
+            return self.abort(error);
         }
-        // What lies behind is about to be counted once more, and passed on once more.
+        // The messages from this offset on are about to be counted and forwarded again.
         for (partition, offset) in rereads {
             self.tally.on_committed(*partition, *offset);
         }
         for (partition, offset) in seeks {
-            self.source.consumer.seek(CLIENT_MESSAGE, *partition, Offset::Offset(*offset), CALL)?;
+            self.source.consumer.seek(CLIENT_MESSAGE, *partition, Offset::Offset(*offset), CALL_TIMEOUT)?;
         }
         Ok(())
     }
@@ -238,18 +242,18 @@ fn record<'a>(message: &'a BorrowedMessage<'a>) -> Record<'a> {
 }
 
 impl Counter<'_> {
-    /// Passes the batch on and commits it, in one transaction.
-    fn pass_on(&self, outs: &[Out<'_>], after: &TopicPartitionList) -> Result<(), KafkaError> {
+    /// Forwards the batch and commits its offsets, in one transaction.
+    fn forward(&self, outs: &[CountedRecord<'_>], after: &TopicPartitionList) -> Result<(), KafkaError> {
         self.producer.begin_transaction()?;
         for out in outs {
-            if out.verdict == Verdict::Dropped {
+            if out.outcome == CountOutcome::Dropped {
                 continue;
             }
             let payload = out.record.payload.unwrap_or_default();
             match (&out.dead, out.record.origin) {
                 (None, Some((client, sn))) => {
                     let key = hash_of(payload);
-                    let partition = partition::of(key.as_bytes(), self.texts);
+                    let partition = partition::of(key.as_bytes(), self.text_partitions);
                     let record = BaseRecord::to(MESSAGE_AGGREGATION)
                         .partition(partition)
                         .key(key.as_bytes())
@@ -267,18 +271,18 @@ impl Counter<'_> {
         self.commit(after)
     }
 
-    /// Ends a transaction with these offsets.
+    /// Commits a transaction with these offsets.
     fn commit(&self, offsets: &TopicPartitionList) -> Result<(), KafkaError> {
         let group = self.source.consumer.group_metadata().ok_or(KafkaError::Canceled)?;
-        self.watch.during(|| self.producer.send_offsets_to_transaction(offsets, &group, CALL))?;
-        self.watch.during(|| self.producer.commit_transaction(CALL))
+        self.watchdog
+            .guard_call(|| self.producer.send_offsets_to_transaction(offsets, &group, CALL_TIMEOUT))?;
+        self.watchdog.guard_call(|| self.producer.commit_transaction(CALL_TIMEOUT))
     }
 
-    /// Waits until the queue has everything that was sent. The client's own wait inside of a commit looks up only ten
-    /// times a second, which would be most of a transaction's time; and a look that may wait for less than a millisecond
-    /// spins.
+    /// Waits until all sent records are delivered. The client's own flush inside a commit polls only ten times a
+    /// second, which would be most of a transaction's time; a poll with a timeout below one millisecond spins.
     fn wait_for_reports(&self) -> Result<(), KafkaError> {
-        let rounds = CALL.as_millis() / REPORT_POLL.as_millis();
+        let rounds = CALL_TIMEOUT.as_millis() / REPORT_POLL.as_millis();
         for _ in 0..rounds {
             if self.producer.in_flight_count() == 0 {
                 return Ok(());
@@ -302,22 +306,22 @@ impl Counter<'_> {
         }
     }
 
-    /// After a failed transaction: what was counted is passed on with the next attempt.
-    fn undo(&mut self, error: KafkaError) -> Result<(), Failed> {
+    /// Aborts a failed transaction: its counted messages are forwarded by the next attempt.
+    fn abort(&mut self, error: KafkaError) -> Result<(), BatchError> {
         progress::add(&self.progress.aborted, 1);
         tracing::info!(%error, "transaction aborted");
-        self.watch.during(|| self.producer.abort_transaction(CALL))?;
+        self.watchdog.guard_call(|| self.producer.abort_transaction(CALL_TIMEOUT))?;
         Ok(self.source.rewind()?)
     }
 
-    fn note(&self, outs: &[Out<'_>]) {
-        let counted = outs.iter().filter(|out| out.verdict == Verdict::Counted);
+    fn record_progress(&self, outs: &[CountedRecord<'_>]) {
+        let counted = outs.iter().filter(|out| out.outcome == CountOutcome::Counted);
         if let Some(latency) = self.progress.latency.get() {
             latency.on_counted(counted.clone().filter_map(|out| out.record.origin));
         }
         let (mut fine, mut dead) = (0, 0);
         counted.for_each(|out| if out.dead.is_some() { dead += 1 } else { fine += 1 });
-        let parked = outs.iter().filter(|out| out.verdict == Verdict::Ahead).count();
+        let parked = outs.iter().filter(|out| out.outcome == CountOutcome::Ahead).count();
         progress::add(&self.progress.parked, parked as u64);
         progress::add(&self.progress.transactions, 1);
         progress::add(&self.progress.counted, fine);

@@ -1,109 +1,111 @@
-//! What load clients and gateways say to each other: frames of a four-byte length (big endian) and a body whose first
+//! The protocol between load clients and gateways: frames of a four-byte length (big endian) and a body whose first
 //! byte is the kind.
 //!
-//! A conversation: `Hello` ▶ `Challenge` ▶ `Proof` ▶ `Welcome` or `Refused`; then any number of `Data` from the client
-//! and `Ack` from the gateway; `Bye` from the client when it has sent all, answered by `Done` when all of it is through.
+//! A session: `Hello` ▶ `Challenge` ▶ `Proof` ▶ `Welcome` or `Refused`; then any number of `Data` from the client and
+//! `Ack` from the gateway; `Bye` from the client when it has sent everything, answered by `Done` when all of it is in
+//! the queue.
 //!
-//! Nothing here is allocated for a length that a peer merely claims: a frame is bounded by [`MAX_FRAME`] and its bytes
-//! are waited for before they are looked at.
+//! Memory is never allocated for a length that a peer merely claims: a frame is bounded by [`MAX_FRAME`], and is
+//! decoded only when all its bytes have arrived.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::store::DIGEST;
 
-/// The largest frame, without its length.
+/// Maximum size of a frame, without its length field.
 pub const MAX_FRAME: usize = 1 << 20;
-/// The largest message a client may send.
+/// Maximum size of a message.
 pub const MAX_MESSAGE: usize = MAX_FRAME - 64;
-/// The longest name of a client.
+/// Maximum length of a client name.
 pub const MAX_CLIENT_ID: usize = 128;
-/// Spoken version; the first byte of `Hello`'s body.
+/// Protocol version; the first byte of `Hello`'s body.
 const VERSION: u8 = 1;
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// The client says who it is.
+    /// The client introduces itself.
     Hello {
-        /// Its name.
+        /// Name of the client.
         client: String,
-        /// Which of its lives: a newer one takes over from an older.
+        /// Incarnation of the client: a newer one fences an older one.
         incarnation: u64,
-        /// Makes the proof its own.
+        /// The client's nonce of the proof.
         nonce: [u8; 16],
     },
-    /// What the client must prove its knowledge of the secret over.
+    /// The gateway asks for a proof of the shared secret.
     Challenge {
-        /// Makes the proof the gateway's own.
+        /// The gateway's nonce of the proof.
         nonce: [u8; 16],
     },
-    /// The proof.
+    /// The client proves its knowledge of the secret.
     Proof {
         /// HMAC-SHA-256, see [`crate::identity`].
         mac: [u8; 32],
     },
     /// The client may send.
     Welcome {
-        /// Everything up to here is safe.
+        /// Everything up to this sequence number is acknowledged.
         acked: u64,
-        /// How many messages beyond `acked` may be under way.
+        /// Maximum number of messages in flight beyond `acked`.
         window: u32,
     },
-    /// The conversation ends.
+    /// The gateway ends the session.
     Refused {
-        /// Whether another gateway, or this one later, may answer otherwise.
+        /// True if another gateway, or this one later, may accept the client.
         retry: bool,
-        /// For the client's operator.
+        /// Reason, for the client's operator.
         reason: String,
     },
     /// A message.
     Data {
-        /// Counts from 1, without gaps.
+        /// Sequence number, from 1, without gaps.
         sn: u64,
-        /// Its text.
+        /// Text of the message.
         message: Bytes,
     },
-    /// What is safe by now.
+    /// An acknowledgement.
     Ack {
-        /// Everything up to here.
+        /// Everything up to this sequence number is acknowledged.
         acked: u64,
-        /// How many messages beyond `acked` may be under way from now on.
+        /// Maximum number of messages in flight beyond `acked` from now on.
         window: u32,
-        /// Single messages beyond `acked`: they need not be sent again.
+        /// Single acknowledged messages beyond `acked`: they need not be resent.
         beyond: Vec<u64>,
     },
-    /// The client has sent all it had.
+    /// The client has sent everything.
     Bye {
-        /// Its last sequence number.
+        /// The client's last sequence number.
         sent: u64,
-        /// The digest of all of it ([`crate::store::digest_of_all`]); the frame may end before it.
+        /// The digest of all lines ([`crate::store::digest_of_all`]); optional at the end of the frame.
         digest: Option<[u8; DIGEST]>,
     },
-    /// What the gateways have of the client is what it would send: the digest of that must be this. May follow `Welcome`.
+    /// The client's digest of the messages that the gateways already have under its name; they must match. May follow
+    /// `Welcome`.
     Check {
-        /// Up to which sequence number.
+        /// Last sequence number covered by the digest.
         upto: u64,
         /// The digest of the client's lines up to there.
         digest: [u8; DIGEST],
     },
-    /// All of it is in the queue.
+    /// All messages are in the queue.
     Done {
-        /// A message that is missing there, and because of which those behind it are not counted; 0 for none. The frame ends
-        /// before it when there is none.
+        /// Sequence number of a missing message that blocks the count of the messages after it; 0 if absent.
+        /// Omitted from the frame if 0.
         missing: u64,
     },
 }
 
-/// Why bytes are no frame. The connection has to end.
+/// Why bytes are not a valid frame. The connection must be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Longer than allowed.
+    /// The frame is longer than allowed.
     #[error("a frame of {0} bytes; at most {MAX_FRAME} are allowed")]
     TooLong(usize),
-    /// Not what the kind needs.
+    /// The body does not match the kind.
     #[error("a malformed frame: {0}")]
     Malformed(&'static str),
-    /// Another version.
+    /// The peer speaks another protocol version.
     #[error("version {0} of the protocol is not spoken here; this is version {VERSION}")]
     Version(u8),
 }
@@ -166,7 +168,7 @@ pub fn encode(frame: &Frame, out: &mut BytesMut) {
     out[start..start + 4].copy_from_slice(&length.to_be_bytes());
 }
 
-/// Appends a frame of data: what [`encode`] does, for a message that stays where it is.
+/// Appends a `Data` frame: like [`encode`], without taking ownership of the message.
 pub(crate) fn encode_data(sn: u64, message: &[u8], out: &mut BytesMut) {
     out.put_u32((1 + 8 + message.len()) as u32);
     put_data(sn, message, out);
@@ -178,7 +180,7 @@ fn put_data(sn: u64, message: &[u8], out: &mut BytesMut) {
     out.put_slice(message);
 }
 
-/// Takes the next frame off the front, if it is all there.
+/// Takes the next frame off the front, if it is complete.
 pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
     let Some(head) = input.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_be_bytes(*head) as usize;
@@ -249,7 +251,7 @@ fn array<const N: usize>(body: &mut Bytes) -> Result<[u8; N], FrameError> {
     Ok(array)
 }
 
-/// Names become parts of keys with hash tags, so they are plain.
+/// Names become parts of keys with hash tags, so only plain characters are allowed.
 fn client_id(bytes: &[u8]) -> Result<String, FrameError> {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
     if bytes.is_empty() || bytes.len() > MAX_CLIENT_ID || !bytes.iter().all(plain) {
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_survive_the_wire_in_any_pieces() {
+    fn frames_decode_from_any_fragmentation() {
         let mut wire = BytesMut::new();
         for frame in some() {
             match &frame {
@@ -304,13 +306,13 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_too_long_is_refused_before_its_bytes_come() {
+    fn oversized_frame_is_refused_before_its_body_arrives() {
         let mut input = BytesMut::from(&(MAX_FRAME as u32 + 1).to_be_bytes()[..]);
         assert_eq!(decode(&mut input), Err(FrameError::TooLong(MAX_FRAME + 1)));
     }
 
     #[test]
-    fn names_that_could_leave_their_hash_tag_are_refused() {
+    fn client_names_that_could_escape_the_hash_tag_are_refused() {
         for wrong in ["", "a}b", "a{b", "a b", &"x".repeat(129)] {
             let mut wire = BytesMut::new();
             encode(&Frame::Hello { client: wrong.into(), incarnation: 1, nonce: [0; 16] }, &mut wire);
@@ -320,7 +322,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_give_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_decode_to_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut input = BytesMut::from(&(bytes.len() as u32).to_be_bytes()[..]);
             input.extend_from_slice(&bytes);
             let _ = decode(&mut input);

@@ -1,17 +1,18 @@
-//! The gateway: takes messages from clients, keeps them in the store before it says so, and relays them to the queue.
+//! The gateway: accepts messages from clients, persists them in the store before it acknowledges them, and relays
+//! them to the queue.
 //!
-//! It has no state of its own that matters: any gateway takes over any client, and clients whose gateway is gone are
-//! adopted by another. Who relays for a client is decided by the store (the *attempt*, see [`crate::store`]); one that was
-//! replaced notices at its next step.
+//! A gateway is stateless: any gateway takes over any client, and the clients of a failed gateway are adopted by
+//! another. The store decides which gateway relays for a client (the *attempt*, see [`crate::store`]); a fenced
+//! gateway notices at its next store call.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `gateway/outlet.rs` | the producer they share |
-//! | `gateway/session.rs` | a connection: who it is, what it sends, what it is told |
-//! | `gateway/relaying.rs` | a client's messages on their way into the queue |
+//! | `gateway/producer.rs` | the shared producer |
+//! | `gateway/session.rs` | a connection: authentication, messages, acknowledgements |
+//! | `gateway/relay_task.rs` | the relay of one client's messages to the queue |
 
-mod outlet;
-mod relaying;
+mod producer;
+mod relay_task;
 mod session;
 
 use std::collections::HashMap;
@@ -29,32 +30,33 @@ use crate::identity::Secret;
 use crate::partition;
 use crate::progress::Progress;
 use crate::queue::QueueOptions;
-use crate::store::{Store, StoreError, Taken};
+use crate::store::{Store, StoreError, TakeOver};
 use crate::tls::{ServerTls, TlsError};
 
-use self::outlet::Outlet;
-use self::relaying::{Handle, Relaying};
+use self::producer::SharedProducer;
+use self::relay_task::{RelayHandle, RelayTask};
 
-/// How a gateway works.
+/// Settings of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
-    /// Where to listen; port 0 picks a free one.
+    /// Listen address; port 0 picks a free port.
     pub listen: SocketAddr,
-    /// Messages a client may have under way that are not acknowledged.
+    /// Maximum number of unacknowledged messages per client.
     pub window: u32,
-    /// Memory for one client's messages on their way into the queue; above it the client is not read.
+    /// Memory limit for one client's messages on their way to the queue; above it the client is not read.
     pub client_bytes: usize,
-    /// At most so many connections.
+    /// Maximum number of connections.
     pub max_connections: usize,
-    /// A message that the queue does not report on for so long goes out again.
+    /// A message without a delivery report for this long is resent.
     pub report_timeout: Duration,
-    /// Acknowledge what is in the queue, not what is in the store: for stores that can lose what they acknowledged.
+    /// Acknowledge messages once they are in the queue instead of the store: for stores that can lose acknowledged
+    /// writes.
     pub ack_after_queue: bool,
-    /// Clients that nobody has served for so long are adopted.
+    /// Clients that no gateway has served for this long are adopted.
     pub adopt_after: Duration,
-    /// With what clients are spoken to in secret; none is in the clear.
+    /// TLS of client connections; plain text if none.
     pub tls: Option<ServerTls>,
-    /// What to do wrong, for tests of what puts it right.
+    /// Injected faults, for tests of the recovery.
     pub faults: Faults,
 }
 
@@ -74,28 +76,28 @@ impl Default for GatewayOptions {
     }
 }
 
-/// Faults of a gateway, each once per client.
+/// Injected faults of a gateway, each once per client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// The queue is taken to have failed to store this message.
+    /// The delivery report of this message is turned into a failure.
     pub fail_report_of: Option<u64>,
-    /// The report on this message is lost.
+    /// The delivery report of this message is dropped.
     pub lose_report_of: Option<u64>,
-    /// Room for messages in the producer; 0 for the usual.
+    /// Message capacity of the producer; 0 for the default.
     pub producer_messages: usize,
 }
 
-/// Why there is no gateway.
+/// Why a gateway does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
-    /// The port.
+    /// The listen address cannot be bound.
     #[error("cannot listen on {0}: {1}")]
     Listen(SocketAddr, std::io::Error),
-    /// The certificate.
+    /// The TLS certificate or key is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The queue's client.
-    #[error("cannot make a producer: {0}")]
+    /// The Kafka producer cannot be created.
+    #[error("cannot create a Kafka producer: {0}")]
     Producer(#[from] KafkaError),
 }
 
@@ -105,17 +107,17 @@ pub struct Gateway {
     shutdown: Shutdown,
 }
 
-/// What all connections share.
+/// State shared by all connections.
 struct Shared {
     options: GatewayOptions,
     secret: Secret,
     store: Store,
-    outlet: Outlet,
+    producer: SharedProducer,
     progress: Progress,
     clock: Arc<dyn Clock>,
     scope: Scope,
-    /// Who is relayed for here.
-    relays: Mutex<HashMap<String, Handle>>,
+    /// Relay tasks of this gateway, by client.
+    relays: Mutex<HashMap<String, RelayHandle>>,
 }
 
 impl Gateway {
@@ -135,13 +137,13 @@ impl Gateway {
         if options.faults.producer_messages > 0 {
             config.set("queue.buffering.max.messages", options.faults.producer_messages.to_string());
         }
-        let outlet = Outlet::open(config, options.faults)?;
+        let producer = SharedProducer::open(config, options.faults)?;
         let shutdown = Shutdown::new();
         let shared = Arc::new(Shared {
             options,
             secret,
             store,
-            outlet,
+            producer,
             progress,
             clock: Arc::new(SystemClock::new()),
             scope: Scope::new(shutdown.clone()),
@@ -152,12 +154,12 @@ impl Gateway {
         Ok(Self { address, shutdown })
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends it as a crash would: nothing is finished.
+    /// Stops the gateway as a crash would: work in flight is not finished.
     pub fn stop(&self) {
         self.shutdown.stop();
     }
@@ -170,19 +172,19 @@ impl Drop for Gateway {
 }
 
 async fn accept(shared: Arc<Shared>, listener: TcpListener) {
-    let places = Arc::new(tokio::sync::Semaphore::new(shared.options.max_connections));
+    let permits = Arc::new(tokio::sync::Semaphore::new(shared.options.max_connections));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = shared.scope.shutdown().stopped() => return,
         };
         let Ok((stream, peer)) = accepted else {
-            // Out of descriptors, as a rule: it passes.
+            // Usually out of file descriptors, which is transient.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            tracing::warn!(%peer, "too many connections");
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+            tracing::warn!(%peer, "connection refused: max_connections reached");
             continue;
         };
         let shared_too = Arc::clone(&shared);
@@ -192,12 +194,12 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
                 () = session::run(shared_too, stream, peer) => {}
                 () = stopped.stopped() => {}
             }
-            drop(place);
+            drop(permit);
         });
     }
 }
 
-/// Looks for clients whose messages nobody relays.
+/// Adopts clients whose messages no gateway relays.
 async fn sweep(shared: Arc<Shared>) {
     let every = (shared.options.adopt_after / 2).max(Duration::from_millis(100));
     let idle_ms = u64::try_from(shared.options.adopt_after.as_millis()).unwrap_or(u64::MAX);
@@ -212,14 +214,14 @@ async fn sweep(shared: Arc<Shared>) {
                 continue;
             }
             match shared.store.adopt(&client, idle_ms).await {
-                Ok(Taken::Yes { attempt, acked, stored }) => {
-                    tracing::info!(client, acked, stored, "adopting a client's messages");
+                Ok(TakeOver::Granted { attempt, acked, stored }) => {
+                    tracing::info!(client, acked, stored, "client adopted");
                     if let Err(error) = shared.relay(&client, attempt, acked, stored).await {
-                        tracing::warn!(client, %error, "cannot adopt; trying again");
+                        tracing::warn!(client, %error, "client adoption failed; retrying");
                     }
                 }
-                Ok(Taken::Busy | Taken::Stale { .. }) => {}
-                Err(error) => tracing::debug!(client, %error, "cannot look after a client"),
+                Ok(TakeOver::Busy | TakeOver::Stale { .. }) => {}
+                Err(error) => tracing::debug!(client, %error, "client adoption check failed"),
             }
         }
     }
@@ -235,34 +237,34 @@ impl Shared {
         relays.get(client).is_some_and(|handle| !handle.has_ended())
     }
 
-    /// The partition of a client's messages: chosen when it is first seen, and kept for the life of its run. With the topic's
-    /// number of partitions growing meanwhile, a choice made anew would put messages where they can overtake earlier ones.
+    /// The partition of a client's messages: chosen at first contact and kept for the rest of the run. If it were
+    /// recomputed after the topic's partition count grew, messages could overtake earlier ones in another partition.
     async fn partition_of(self: &Arc<Self>, client: &str) -> Result<i32, StoreError> {
         let shared = Arc::clone(self);
-        let partitions = tokio::task::spawn_blocking(move || shared.outlet.partitions()).await;
+        let partitions = tokio::task::spawn_blocking(move || shared.producer.partitions()).await;
         let partitions = partitions
             .map_err(|error| StoreError::Unavailable(error.to_string()))?
-            .map_err(|error| StoreError::Unavailable(format!("no metadata of the queue: {error}")))?;
+            .map_err(|error| StoreError::Unavailable(format!("topic metadata fetch failed: {error}")))?;
         self.store.pin(client, partition::of(client.as_bytes(), partitions), partitions).await
     }
 
-    /// Relays for a client from now on, in place of whoever did here.
+    /// Starts the relay of a client and replaces an earlier relay of the client in this gateway.
     async fn relay(
         self: &Arc<Self>,
         client: &str,
         attempt: u64,
         acked: u64,
         stored: u64,
-    ) -> Result<Handle, StoreError> {
-        let kept = self.store.kept(client, stored + 1, acked).await?;
+    ) -> Result<RelayHandle, StoreError> {
+        let kept = self.store.load_messages(client, stored + 1, acked).await?;
         if kept.len() as u64 != acked.saturating_sub(stored) {
             let missing = stored + 1 + kept.len() as u64;
-            return Err(StoreError::Strange(format!(
+            return Err(StoreError::UnexpectedReply(format!(
                 "message {missing} of {acked} was acknowledged and is gone"
             )));
         }
         let partition = self.partition_of(client).await?;
-        let handle = Relaying::start(Arc::clone(self), client, (attempt, partition), stored, kept);
+        let handle = RelayTask::start(Arc::clone(self), client, (attempt, partition), stored, kept);
         let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
         relays.retain(|_, handle| !handle.has_ended());
         relays.insert(client.to_owned(), handle.clone());

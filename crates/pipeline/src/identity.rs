@@ -1,7 +1,8 @@
-//! Who a client is: whoever knows the secret of the run, under the name it gives.
+//! Client authentication: a client is authentic under its name if it knows the shared secret of the run.
 //!
-//! The secret is a file of 32 random bytes in hexadecimal that `moim pipeline` makes, readable by its owner alone. It
-//! never travels: the client proves it over both sides' nonces, its name and its incarnation.
+//! The secret is a file of 32 random bytes in hexadecimal, created by `moim pipeline` and readable by its owner
+//! alone. It is never transmitted: the client proves it with an HMAC over both sides' nonces, its name and its
+//! incarnation.
 
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,7 +11,7 @@ use std::path::Path;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// What clients and gateways share.
+/// The secret shared by clients and gateways.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -21,12 +22,12 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A new one, known to nobody.
+    /// Generates a random secret.
     pub fn random() -> io::Result<Self> {
         Ok(Self(random()?))
     }
 
-    /// Reads the secret; a file that is not there is made.
+    /// Reads the secret; creates the file if it does not exist.
     pub fn load_or_create(path: &Path) -> io::Result<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(text.trim()).ok_or_else(|| {
@@ -61,12 +62,12 @@ impl Secret {
         Some(Self(secret))
     }
 
-    /// What the client sends.
+    /// The HMAC that the client sends.
     pub fn prove(&self, claim: &Claim<'_>) -> [u8; 32] {
         self.mac(claim).finalize().into_bytes().into()
     }
 
-    /// Whether what came is that; takes the same time either way.
+    /// Verifies an HMAC in constant time.
     pub fn is_proof(&self, claim: &Claim<'_>, mac: &[u8; 32]) -> bool {
         self.mac(claim).verify_slice(mac).is_ok()
     }
@@ -82,19 +83,19 @@ impl Secret {
     }
 }
 
-/// What is proved.
+/// The values that a proof covers.
 pub struct Claim<'a> {
     /// The client's name.
     pub client: &'a str,
-    /// Its life.
+    /// The client's incarnation.
     pub incarnation: u64,
-    /// The client's part.
+    /// The client's nonce.
     pub client_nonce: &'a [u8; 16],
-    /// The gateway's part.
+    /// The gateway's nonce.
     pub gateway_nonce: &'a [u8; 16],
 }
 
-/// Bytes nobody can guess.
+/// Cryptographically secure random bytes.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_is_worth_something_for_its_own_claim_only() {
+    fn proof_is_valid_for_its_own_claim_only() {
         let secret = Secret::random().unwrap();
         let claim = Claim { client: "a", incarnation: 1, client_nonce: &[1; 16], gateway_nonce: &[2; 16] };
         let mac = secret.prove(&claim);
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_made_once_and_read_by_its_owner_alone() {
+    fn secret_file_is_created_once_and_readable_by_its_owner_only() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/token");

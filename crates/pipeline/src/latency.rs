@@ -1,6 +1,7 @@
-//! How long messages take from a client's first write until a counter has committed them, for runs in one process.
+//! Message latency from a client's first write to the counter's commit, for runs in one process.
 //!
-//! Times are taken on one clock, so clients and counters must live in the same process. Verdicts never come from here.
+//! All times are taken on one clock, so clients and counters must run in the same process. Verdicts are never derived
+//! from it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,30 +11,30 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When messages were sent, and how long each took.
+/// Send times and measured latencies.
 #[derive(Debug)]
 pub struct Latency {
     began: Instant,
-    /// Per client, by sequence number from 1: microseconds since `began`, or 0 for not yet.
+    /// Send times per client, indexed by sequence number from 1, in microseconds since `began`; 0 if not sent yet.
     sent_us: HashMap<String, Box<[AtomicU64]>>,
     took_us: Mutex<Vec<u64>>,
 }
 
-/// What was measured.
+/// Latency percentiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spread {
-    /// How many messages.
+    /// Number of measured messages.
     pub messages: usize,
-    /// Half of them took no longer.
+    /// Median.
     pub p50: Duration,
-    /// 99 of 100 took no longer.
+    /// 99th percentile.
     pub p99: Duration,
-    /// None took longer.
+    /// Maximum.
     pub max: Duration,
 }
 
 impl Latency {
-    /// For these clients, which send so many messages each.
+    /// For these clients, each of which sends `messages` messages.
     pub fn of(clients: impl IntoIterator<Item = String>, messages: usize) -> Self {
         let times = || (0..messages).map(|_| AtomicU64::new(0)).collect();
         let sent_us = clients.into_iter().map(|client| (client, times())).collect();
@@ -44,12 +45,12 @@ impl Latency {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Where it stands when a client sent what; nothing for strangers.
+    /// Send times of a client; empty for an unknown client.
     fn times(&self, client: &str) -> &[AtomicU64] {
         self.sent_us.get(client).map_or(&[], |times| times)
     }
 
-    /// A client writes these messages; only the first time counts.
+    /// A client writes these messages; only the first write of a message counts.
     pub(crate) fn on_sent(&self, client: &str, numbers: Range<u64>) {
         self.sent_by(self.now_us(), client, numbers);
     }
@@ -61,7 +62,7 @@ impl Latency {
         }
     }
 
-    /// A transaction that counted these messages is committed.
+    /// A transaction that counted these messages has committed.
     pub(crate) fn on_counted<'a>(&self, messages: impl Iterator<Item = (&'a str, u64)>) {
         self.counted_by(self.now_us(), messages);
     }
@@ -80,7 +81,7 @@ impl Latency {
         }
     }
 
-    /// What has been measured so far.
+    /// The percentiles measured so far.
     pub fn spread(&self) -> Spread {
         let mut took = self.took_us.lock().unwrap_or_else(PoisonError::into_inner).clone();
         took.sort_unstable();
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_write_counts_and_strangers_do_not() {
+    fn latency_counts_the_first_write_and_ignores_unknown_clients() {
         let latency = Latency::of(["a".to_owned()], 100);
         latency.sent_by(1_000, "a", 1..101);
         for (client, sn) in [("a", 1), ("b", 1), ("a", 101)] {

@@ -1,21 +1,21 @@
-//! The pipeline that proves it: clients send lines to gateways, gateways keep them in the store and relay them to the
-//! queue, counters count them per client in transactions, aggregators count them per text, and a verifier says whether
-//! every message was counted exactly once.
+//! The exactly-once pipeline: clients send lines to gateways, gateways persist them in the store and relay them to
+//! the queue, counters count them per client in transactions, aggregators count them per text, and a verifier decides
+//! whether every message was counted exactly once.
 //!
-//! It is made of clients only: the Kafka protocol to the queue, the Redis protocol to the store. Every hole through which
-//! a message could slip, or come twice, is closed by a rule that docs/pipeline.md explains.
+//! It consists of clients only: the Kafka protocol to the queue, the Redis protocol to the store. For each way in
+//! which a message could be lost or duplicated, docs/pipeline.md gives the rule that prevents it.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`lines`] | the built-in text |
-//! | [`frame`], [`identity`], [`tls`] | what clients and gateways say to each other, how a client proves who it is, and in secret |
+//! | [`lines`] | the built-in input text |
+//! | [`frame`], [`identity`], [`tls`] | the protocol between clients and gateways, client authentication, encryption |
 //! | [`client`] | a load client |
-//! | [`gateway`], [`relay`] | from the client into the store, from the store into the queue |
-//! | [`store`], [`queue`], [`partition`] | the two as the pipeline sees them: keys and scripts, topics and settings, and where a key goes |
+//! | [`gateway`], [`relay`] | from the client to the store, from the store to the queue |
+//! | [`store`], [`queue`], [`partition`] | access to both: keys and scripts, topics and client settings, the partition of a key |
 //! | [`counter`], [`aggregator`] | the consumers |
-//! | [`verify`] | the verdict |
-//! | [`config`], [`run`] | settings, and all roles in one process |
-//! | [`progress`], [`latency`] | counts for people to watch, and how long messages take |
+//! | [`verify`] | the verifier |
+//! | [`config`], [`run`] | configuration, and all roles in one process |
+//! | [`progress`], [`latency`] | progress counts for display, message latency |
 
 #![warn(missing_docs)]
 

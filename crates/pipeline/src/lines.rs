@@ -1,13 +1,13 @@
-//! The lines a load client sends when it is given no file: a small book that always reads the same.
+//! The built-in text that a load client sends if no file is given; it is always the same.
 //!
-//! Invariants: [`COUNT`] lines, all different, [`BYTES`] bytes together without line ends, the same on every machine
-//! and in every version: verdicts of different runs are about the same text.
+//! Invariants: [`COUNT`] distinct lines, [`BYTES`] bytes in total without line ends, the same on every machine and in
+//! every version, so that verdicts of different runs are comparable.
 
 use std::fmt::Write as _;
 
-/// How many lines the built-in text has.
+/// Number of lines of the built-in text.
 pub const COUNT: usize = 4_422;
-/// How many bytes they have together.
+/// Total bytes of all lines.
 pub const BYTES: usize = 283_052;
 
 const SUBJECTS: [&str; 16] = [
@@ -65,13 +65,13 @@ const OBJECTS: [&str; 16] = [
     "a borrowed coat",
 ];
 
-/// All lines, in their order.
+/// All lines, in order.
 pub fn all() -> Vec<String> {
     let mut left = BYTES;
     let mut lines = Vec::with_capacity(COUNT);
     for at in 0..COUNT {
         let mut line = sentence(at);
-        // What is left is shared out evenly, so that the sum comes out exactly; lengths still differ from line to line.
+        // The remaining bytes are distributed evenly, so that the total is exact; line lengths still vary.
         let share = left / (COUNT - at);
         let wanted = if at + 1 == COUNT { left } else { share + at % 17 - 8 };
         let mut filler = at;
@@ -92,7 +92,7 @@ pub fn all() -> Vec<String> {
     lines
 }
 
-/// Begins with its number, so that no two are the same.
+/// A sentence that starts with its line number, so that all lines are distinct.
 fn sentence(at: usize) -> String {
     let mut line = String::new();
     let word = |list: &[&'static str; 16], by: usize| list[(at / by) % 16];
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_has_the_size_the_reference_run_has() {
+    fn built_in_text_has_the_reference_size() {
         let lines = all();
         assert_eq!(lines.len(), COUNT);
         assert_eq!(lines.iter().map(String::len).sum::<usize>(), BYTES);

@@ -1,12 +1,12 @@
-//! Which partition a key goes to: what Kafka's own clients compute (murmur2), so that a partition chosen here is the one that an
-//! ordinary producer would have chosen at that number of partitions.
+//! The partition of a key, computed with murmur2 as Kafka's default partitioner does: a partition chosen here is the
+//! one that an ordinary producer chooses with the same partition count.
 //!
-//! The choice is made once and kept (see [`crate::store::Store::pin`]): a topic whose number of partitions grows would otherwise
-//! move a client's messages in the middle of its run, away from those that are still to be read.
+//! The choice is made once and kept (see [`crate::store::Store::pin`]). Otherwise a growing partition count would
+//! move a client's messages in the middle of its run, away from its unread messages.
 
-/// The partition of a key among so many.
+/// The partition of a key, given the partition count.
 pub fn of(key: &[u8], partitions: i32) -> i32 {
-    // Kafka clears the sign.
+    // Kafka's `toPositive`: clears the sign bit.
     (murmur2(key).cast_signed() & 0x7fff_ffff) % partitions.max(1)
 }
 
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_of_kafka() {
+    fn murmur2_matches_kafka() {
         for (key, hash) in [
             ("21", -973_932_308),
             ("foobar", -790_332_482),

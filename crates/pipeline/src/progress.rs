@@ -1,4 +1,4 @@
-//! Counts of what each stage has done in this process, for people to watch. Verdicts never come from here.
+//! Counts of what each stage has done in this process, for display only. Verdicts are never derived from them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,31 +8,31 @@ use crate::latency::Latency;
 /// One count per stage.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Messages clients have handed over, repeats included.
+    /// Messages received from clients, resends included.
     pub sent: AtomicU64,
-    /// Messages that are safe in the store.
+    /// Messages persisted in the store.
     pub kept: AtomicU64,
-    /// Messages that are in the queue.
+    /// Messages stored in the queue.
     pub relayed: AtomicU64,
     /// Messages that were counted for their client.
     pub counted: AtomicU64,
     /// Messages that were counted by their text.
     pub aggregated: AtomicU64,
-    /// Messages that went to the dead letters.
+    /// Messages written to the dead-letter topic.
     pub dead: AtomicU64,
-    /// Messages that went to the dead letters because one before them is missing.
+    /// Messages written to the dead-letter topic because a predecessor is missing.
     pub parked: AtomicU64,
-    /// Partitions that were read again because of a gap.
+    /// Partitions re-read because of a gap.
     pub reread: AtomicU64,
-    /// Messages that went out a second time.
+    /// Messages sent to the queue again.
     pub resent: AtomicU64,
-    /// Transactions of counters.
+    /// Transactions committed by counters.
     pub transactions: AtomicU64,
-    /// Batches of aggregators.
+    /// Batches committed by aggregators.
     pub steps: AtomicU64,
-    /// Transactions that had to be undone.
+    /// Aborted transactions.
     pub aborted: AtomicU64,
-    /// How long messages take, where somebody measures it.
+    /// Message latency, if it is measured.
     pub latency: OnceLock<Arc<Latency>>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn add(count: &AtomicU64, n: u64) {
 }
 
 impl Counts {
-    /// What a count shows.
+    /// The current value of a count.
     pub fn get(count: &AtomicU64) -> u64 {
         count.load(Ordering::Relaxed)
     }

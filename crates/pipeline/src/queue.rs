@@ -1,6 +1,6 @@
-//! The queue as the pipeline sees it: its topics, and how its producers and consumers are set.
+//! Kafka access of the pipeline: its topics, and the configuration of its producers and consumers.
 //!
-//! Only the Kafka protocol is used, so any Kafka will do.
+//! Only the Kafka protocol is used, so any Kafka broker works.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,23 +13,23 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
 use tokio::time::Instant;
 
-/// What clients sent, keyed by client.
+/// Messages of clients, keyed by client.
 pub const CLIENT_MESSAGE: &str = "client_message";
-/// What was counted, keyed by message.
+/// Counted messages, keyed by text.
 pub const MESSAGE_AGGREGATION: &str = "message_aggregation";
-/// What could not be processed, with where it came from.
+/// Messages that could not be processed, with their origin.
 pub const DEAD_LETTER: &str = "pipeline_dead_letter";
 
-/// How the queue is reached, and what its topics are made with.
+/// Connection to the queue, and the settings of new topics.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
     /// Kafka's `bootstrap.servers`.
     pub brokers: String,
     /// Partitions of each topic.
     pub partitions: i32,
-    /// Copies; none is what the cluster does by itself.
+    /// Replication factor; none for the cluster's default.
     pub factor: Option<i32>,
-    /// Put before the names of groups and transactional ids, so that several runs can share a cluster.
+    /// Prefix of group names and transactional ids, so that several runs can share a cluster.
     pub name: String,
 }
 
@@ -46,36 +46,37 @@ impl QueueOptions {
         config
     }
 
-    /// A producer that keeps order and repeats nothing.
+    /// An idempotent producer: keeps order and writes no duplicates.
     pub(crate) fn idempotent(&self, role: &str, report_timeout: Duration) -> ClientConfig {
         let mut config = self.base(role);
         config
             .set("enable.idempotence", "true")
             .set("acks", "all")
-            // Messages that come together go together: what a batch costs is paid on three nodes.
+            // Messages that arrive together are batched: the cost of a batch is paid on three nodes.
             .set("linger.ms", "5")
             .set("partitioner", "murmur2_random")
             .set("message.timeout.ms", report_timeout.as_millis().to_string());
         config
     }
 
-    /// A producer whose records count only with the offsets they came from.
+    /// A transactional producer: its records are committed together with the consumed offsets.
     pub(crate) fn transactional(&self, role: &str) -> ClientConfig {
         let mut config = self.base(role);
         config
             .set("transactional.id", format!("{}-{role}", self.name))
             .set("linger.ms", "4")
-            // A message that was not stored undoes the transaction; of all others nobody needs to hear.
+            // A failed delivery aborts the transaction; successful deliveries need no report.
             .set("delivery.report.only.error", "true")
             .set("partitioner", "murmur2_random")
-            // The next transaction may begin before the last one's markers are written: it is told to try again.
+            // The next transaction may begin before the markers of the last one are written: the broker then answers
+            // with a retriable error.
             .set("retry.backoff.ms", "5")
             .set("transaction.timeout.ms", "15000")
             .set("message.timeout.ms", "9000");
         config
     }
 
-    /// A consumer of the group of `role`, which reads what is committed and commits by itself nothing.
+    /// A `read_committed` consumer of the group of `role`, without auto-commit.
     pub(crate) fn consumer(&self, role: &str) -> ClientConfig {
         let mut config = self.base(role);
         config
@@ -84,7 +85,8 @@ impl QueueOptions {
             .set("auto.offset.reset", "earliest")
             .set("isolation.level", "read_committed")
             .set("session.timeout.ms", "6000")
-            // One that hangs in a call, because the queue or the store does not answer it, holds up a rebalance for so long.
+            // An instance that blocks in a call, because the queue or the store does not answer, delays a rebalance
+            // by this long.
             .set("max.poll.interval.ms", "30000")
             .set("heartbeat.interval.ms", "1000")
             .set("fetch.wait.max.ms", "100")
@@ -97,21 +99,21 @@ impl QueueOptions {
     }
 }
 
-/// A queue that does not answer, or whose brokers are not all there yet, is asked again for so long.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an unavailable queue, or one without enough brokers, is retried.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes the topics that are not there. Waits for a cluster that is only just starting, or in the middle of a failover, and
-/// tells `on_wait` for what, once for each reason.
+/// Creates the missing topics. Waits for a cluster that is starting or in a failover, and calls `on_wait` with the
+/// reason, once per reason.
 pub async fn create_topics(options: &QueueOptions, mut on_wait: impl FnMut(&str)) -> Result<(), KafkaError> {
-    let until = Instant::now() + PATIENCE;
-    let mut told = None;
+    let until = Instant::now() + RETRY_TIMEOUT;
+    let mut last_reason = None;
     loop {
         match try_create_topics(options).await {
-            Err(error) if passes(&error) && Instant::now() < until => {
-                tracing::debug!(%error, "cannot make the topics; trying again");
+            Err(error) if is_retriable(&error) && Instant::now() < until => {
+                tracing::debug!(%error, "topic creation failed; retrying");
                 let code = code_of(&error);
-                if told.replace(code) != Some(code) {
-                    on_wait(&wanting(options, &error));
+                if last_reason.replace(code) != Some(code) {
+                    on_wait(&wait_reason(options, &error));
                 }
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
@@ -120,9 +122,9 @@ pub async fn create_topics(options: &QueueOptions, mut on_wait: impl FnMut(&str)
     }
 }
 
-/// What is waited for, for people.
-fn wanting(options: &QueueOptions, error: &KafkaError) -> String {
-    let seconds = PATIENCE.as_secs();
+/// What the call waits for, as text for the user.
+fn wait_reason(options: &QueueOptions, error: &KafkaError) -> String {
+    let seconds = RETRY_TIMEOUT.as_secs();
     match (code_of(error), options.factor) {
         (Some(RDKafkaErrorCode::InvalidReplicationFactor), Some(factor)) => {
             format!("waiting up to {seconds} s for more brokers: the topics are to have {factor} copies")
@@ -141,23 +143,23 @@ fn code_of(error: &KafkaError) -> Option<RDKafkaErrorCode> {
     }
 }
 
-/// Whether the next try may go better.
-fn passes(error: &KafkaError) -> bool {
+/// True if the error is retriable.
+fn is_retriable(error: &KafkaError) -> bool {
     use RDKafkaErrorCode::{
         AllBrokersDown, BrokerTransportFailure, InvalidReplicationFactor, NetworkException, NotController,
         OperationTimedOut, RequestTimedOut,
     };
-    let passing = [
+    let retriable = [
         AllBrokersDown,
         BrokerTransportFailure,
-        // Brokers join one after the other; until enough of them are there, a topic cannot have its copies.
+        // Brokers join one after the other; until enough have joined, the replication factor is invalid.
         InvalidReplicationFactor,
         NetworkException,
         NotController,
         OperationTimedOut,
         RequestTimedOut,
     ];
-    code_of(error).is_some_and(|code| passing.contains(&code))
+    code_of(error).is_some_and(|code| retriable.contains(&code))
 }
 
 async fn try_create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
@@ -165,8 +167,8 @@ async fn try_create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
     let factor = options.factor.unwrap_or(-1);
     let topic = |name| NewTopic::new(name, options.partitions, TopicReplication::Fixed(factor));
     let topics = [topic(CLIENT_MESSAGE), topic(MESSAGE_AGGREGATION), topic(DEAD_LETTER)];
-    let asked = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
-    for result in admin.create_topics(&topics, &asked).await? {
+    let admin_options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
+    for result in admin.create_topics(&topics, &admin_options).await? {
         match result {
             Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
             Err((_, code)) => return Err(KafkaError::AdminOp(code)),
@@ -175,12 +177,12 @@ async fn try_create_topics(options: &QueueOptions) -> Result<(), KafkaError> {
     Ok(())
 }
 
-/// Deletes the topics with all that is in them, and the groups that read them.
+/// Deletes the topics with their records, and the consumer groups that read them.
 pub async fn delete_topics(options: &QueueOptions) -> Result<(), KafkaError> {
     let admin = options.admin()?;
-    let asked = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
+    let admin_options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
     let topics = [CLIENT_MESSAGE, MESSAGE_AGGREGATION, DEAD_LETTER];
-    for result in admin.delete_topics(&topics, &asked).await? {
+    for result in admin.delete_topics(&topics, &admin_options).await? {
         match result {
             Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)) => {}
             Err((_, code)) => return Err(KafkaError::AdminOp(code)),
@@ -188,14 +190,14 @@ pub async fn delete_topics(options: &QueueOptions) -> Result<(), KafkaError> {
     }
     let groups = ["counter", "aggregator"].map(|role| format!("{}-{role}", options.name));
     let names: Vec<&str> = groups.iter().map(String::as_str).collect();
-    // A group that is not there, or still has members, is no reason to fail: its offsets went with the topics. Nor is it one
-    // to wait for: a Kafka that never had a group makes a topic for them first.
-    let asked = asked.request_timeout(Some(Duration::from_secs(10)));
-    let _ = admin.delete_groups(&names, &asked).await;
+    // A group that does not exist, or still has members, is not an error: its offsets were deleted with the topics.
+    // The timeout is short, because a Kafka cluster that never had a group first creates the offsets topic.
+    let admin_options = admin_options.request_timeout(Some(Duration::from_secs(10)));
+    let _ = admin.delete_groups(&names, &admin_options).await;
     Ok(())
 }
 
-/// Whether the topics are there.
+/// True if the topics exist.
 pub async fn has_topics(options: &QueueOptions) -> Result<bool, KafkaError> {
     let admin = options.admin()?;
     let resources = [CLIENT_MESSAGE, MESSAGE_AGGREGATION].map(ResourceSpecifier::Topic);
@@ -203,7 +205,7 @@ pub async fn has_topics(options: &QueueOptions) -> Result<bool, KafkaError> {
     Ok(described.iter().all(Result::is_ok))
 }
 
-/// How many partitions a topic has. Blocks.
+/// Partition count of a topic. Blocks.
 pub(crate) fn partitions<C: rdkafka::ClientContext>(
     client: &rdkafka::client::Client<C>,
     topic: &str,
@@ -239,7 +241,7 @@ pub(crate) fn headers(client: &str, sn: u64) -> OwnedHeaders {
         .insert(Header { key: "sn", value: Some(&sn) })
 }
 
-/// Whose message a record is: client and sequence number. None when it does not say so as it should.
+/// Origin of a record: client and sequence number. None if the headers are missing or malformed.
 pub(crate) fn origin(record: &impl Message) -> Option<(&str, u64)> {
     let (mut client, mut sn) = (None, None);
     for header in record.headers()?.iter() {

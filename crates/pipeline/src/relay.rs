@@ -1,43 +1,43 @@
-//! One client's way from the store into the queue, as a plain state machine: messages go out strictly in the order of
-//! their sequence numbers, and when one of them fails or is not heard of again, it and everything after it goes out
-//! again (go-back-N). The counter takes only the next number, so what went out behind a gap counts for nothing there.
+//! State machine of one client's relay from the store to the queue. Messages are sent strictly in sequence order. If
+//! one fails, or has no delivery report in time, it and every later message are resent (go-back-N). The counter
+//! accepts only the next sequence number, so a message that was sent behind a gap is not counted.
 //!
-//! Invariants: `stored <= next - 1 <= acked`; a report of an earlier round changes nothing, because in the topic the
-//! message it speaks of may stand behind a gap.
+//! Invariants: `stored <= next - 1 <= acked`; a delivery report of an earlier round changes nothing, because its
+//! message may stand behind a gap in the topic.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-/// What a client's messages are waiting for.
+/// Relay state of one client.
 #[derive(Debug)]
 pub struct Relay {
-    /// Everything up to here is in the queue, and marked as such in the store.
+    /// Everything up to this sequence number is in the queue, and marked as such in the store.
     stored: u64,
-    /// What goes out next.
+    /// Sequence number to send next.
     next: u64,
-    /// Rises whenever messages go out again.
+    /// Incremented by every resend.
     round: u64,
     /// Messages from `stored + 1` on, without a gap.
     messages: VecDeque<Bytes>,
     bytes: usize,
-    /// Reported and not marked yet.
+    /// Reported as delivered and not yet marked in the store.
     reported: Vec<u64>,
-    /// Since when the first message that is out has not been heard of.
+    /// When the oldest outstanding message began to wait for its delivery report.
     waiting_since_ms: u64,
 }
 
-/// What became of a message that went out.
+/// Outcome of a sent message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reported {
-    /// It is in the queue.
+pub enum Delivery {
+    /// The message is in the queue.
     Delivered,
-    /// It may not be.
+    /// The message may not be in the queue.
     Failed,
 }
 
 impl Relay {
-    /// Everything up to `stored` is through.
+    /// A relay whose messages up to `stored` are in the queue.
     pub fn new(stored: u64) -> Self {
         Self {
             stored,
@@ -50,32 +50,32 @@ impl Relay {
         }
     }
 
-    /// Everything up to here is through.
+    /// Everything up to this sequence number is in the queue.
     pub fn stored(&self) -> u64 {
         self.stored
     }
 
-    /// The last message it has.
+    /// Sequence number of the last message.
     pub fn last(&self) -> u64 {
         self.stored + self.messages.len() as u64
     }
 
-    /// How much memory the messages take.
+    /// Memory used by the messages.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The present round.
+    /// The current round.
     pub fn round(&self) -> u64 {
         self.round
     }
 
-    /// Whether nothing is left to do.
+    /// True if no message is left to relay.
     pub fn is_done(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// The store has the next message.
+    /// Adds the next message, which the store has.
     pub fn push(&mut self, sn: u64, message: Bytes) {
         if sn <= self.last() {
             return;
@@ -85,13 +85,13 @@ impl Relay {
         self.messages.push_back(message);
     }
 
-    /// What to send now. Say `on_sent` once the producer has taken it; if it has not, ask again later.
+    /// The message to send next. Call `on_sent` once the producer has accepted it; otherwise ask again later.
     pub fn peek(&self) -> Option<(u64, &Bytes)> {
         let at = usize::try_from(self.next - self.stored - 1).ok()?;
         self.messages.get(at).map(|message| (self.next, message))
     }
 
-    /// The producer has taken what `peek` showed.
+    /// The producer has accepted the message that `peek` returned.
     pub fn on_sent(&mut self, now_ms: u64) {
         if self.next == self.stored + 1 {
             self.waiting_since_ms = now_ms;
@@ -99,34 +99,34 @@ impl Relay {
         self.next += 1;
     }
 
-    /// The producer reports. True when everything from the first message not through goes out again.
-    pub fn on_report(&mut self, round: u64, sn: u64, what: Reported) -> bool {
+    /// Takes a delivery report. True if everything from the first unstored message on must be resent.
+    pub fn on_report(&mut self, round: u64, sn: u64, what: Delivery) -> bool {
         if round != self.round || sn <= self.stored {
             return false;
         }
         match what {
-            Reported::Delivered => {
+            Delivery::Delivered => {
                 self.reported.push(sn);
                 false
             }
-            Reported::Failed => {
-                self.go_back();
+            Delivery::Failed => {
+                self.start_round();
                 true
             }
         }
     }
 
-    /// Whether messages are out that nothing was heard of.
+    /// True if sent messages have no delivery report yet.
     pub fn awaits_reports(&self) -> bool {
         (self.reported.len() as u64) < self.next - 1 - self.stored
     }
 
-    /// Reports to be marked in the store; they are given out once.
+    /// Takes the reports that must be marked in the store; each is returned once.
     pub fn take_reported(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.reported)
     }
 
-    /// The store says up to where everything is through.
+    /// The store has marked everything up to `stored`.
     pub fn on_marked(&mut self, stored: u64, now_ms: u64) {
         while self.stored < stored {
             let Some(message) = self.messages.pop_front() else { break };
@@ -137,13 +137,13 @@ impl Relay {
         self.next = self.next.max(self.stored + 1);
     }
 
-    /// Whether the first message that is out has not been heard of for too long.
-    pub fn is_late(&self, now_ms: u64, timeout_ms: u64) -> bool {
+    /// True if the delivery report of the oldest outstanding message is overdue.
+    pub fn is_overdue(&self, now_ms: u64, timeout_ms: u64) -> bool {
         self.next > self.stored + 1 && now_ms.saturating_sub(self.waiting_since_ms) > timeout_ms
     }
 
-    /// Everything that is not through goes out again.
-    pub fn go_back(&mut self) {
+    /// Starts a new round: every unstored message is resent.
+    pub fn start_round(&mut self) {
         self.round += 1;
         self.next = self.stored + 1;
         self.reported.clear();
@@ -170,13 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn messages_go_out_in_order_and_leave_once_marked() {
+    fn messages_are_sent_in_order_and_removed_once_marked() {
         let mut relay = with(3);
         assert_eq!(send_all(&mut relay), [1, 2, 3]);
-        assert!(!relay.on_report(0, 1, Reported::Delivered));
-        assert!(!relay.on_report(0, 3, Reported::Delivered));
+        assert!(!relay.on_report(0, 1, Delivery::Delivered));
+        assert!(!relay.on_report(0, 3, Delivery::Delivered));
         assert!(relay.awaits_reports());
-        assert!(!relay.on_report(0, 2, Reported::Delivered));
+        assert!(!relay.on_report(0, 2, Delivery::Delivered));
         assert!(!relay.awaits_reports());
         assert_eq!(relay.take_reported(), [1, 3, 2]);
         relay.on_marked(1, 0);
@@ -186,33 +186,33 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_it_and_all_after_it_go_out_again() {
+    fn failed_delivery_resends_from_the_failed_message() {
         let mut relay = with(5);
         send_all(&mut relay);
-        relay.on_report(0, 1, Reported::Delivered);
+        relay.on_report(0, 1, Delivery::Delivered);
         relay.on_marked(1, 0);
-        assert!(relay.on_report(0, 2, Reported::Failed));
+        assert!(relay.on_report(0, 2, Delivery::Failed));
         assert_eq!(send_all(&mut relay), [2, 3, 4, 5]);
-        // The first 3 stands before the second 2 in the topic: its report is worth nothing.
-        relay.on_report(0, 3, Reported::Delivered);
+        // The first 3 stands before the second 2 in the topic, so its delivery report is ignored.
+        relay.on_report(0, 3, Delivery::Delivered);
         assert_eq!(relay.take_reported(), Vec::<u64>::new());
-        relay.on_report(1, 2, Reported::Delivered);
+        relay.on_report(1, 2, Delivery::Delivered);
         assert_eq!(relay.take_reported(), [2]);
     }
 
     #[test]
-    fn a_report_that_does_not_come_is_noticed() {
+    fn missing_delivery_report_is_overdue() {
         let mut relay = with(2);
-        assert!(!relay.is_late(10_000, 1_000), "nothing is out");
+        assert!(!relay.is_overdue(10_000, 1_000), "nothing is out");
         relay.on_sent(5_000);
-        assert!(!relay.is_late(6_000, 1_000));
-        assert!(relay.is_late(6_001, 1_000));
-        relay.go_back();
+        assert!(!relay.is_overdue(6_000, 1_000));
+        assert!(relay.is_overdue(6_001, 1_000));
+        relay.start_round();
         assert_eq!(relay.peek().map(|(sn, _)| sn), Some(1));
     }
 
     #[test]
-    fn what_is_pushed_twice_is_there_once() {
+    fn duplicate_push_is_ignored() {
         let mut relay = with(2);
         relay.push(2, Bytes::from_static(b"again"));
         assert_eq!(relay.last(), 2);

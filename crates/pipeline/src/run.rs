@@ -1,4 +1,4 @@
-//! A pipeline in one process: gateways, counters and aggregators, started together and ended together.
+//! A pipeline in one process: gateways, counters and aggregators, started and stopped together.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,10 +19,10 @@ use crate::store::Store;
 /// Why a pipeline does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A gateway.
+    /// A gateway failed to start.
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    /// A thread.
+    /// A thread could not be spawned.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
 }
@@ -41,28 +41,28 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Finishes what it is at, and ends. Blocks.
+    /// Finishes the current batch and stops. Blocks.
     pub fn stop(&mut self) {
         self.shutdown.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic of the worker has been reported by the thread itself.
+            // A panic of the worker is reported by the thread itself.
             let _ = thread.join();
         }
     }
 }
 
-/// Which parts to start.
+/// The roles to start.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
-    /// Gateways.
+    /// Start gateways.
     pub gateways: bool,
-    /// Counters.
+    /// Start counters.
     pub counters: bool,
-    /// Aggregators.
+    /// Start aggregators.
     pub aggregators: bool,
-    /// The number of the first counter and aggregator of this process.
+    /// Instance number of the first counter and aggregator of this process.
     pub first_instance: usize,
-    /// What the gateways do wrong.
+    /// Injected faults of the gateways.
     pub faults: Faults,
 }
 
@@ -79,7 +79,7 @@ impl Default for Parts {
 }
 
 impl Pipeline {
-    /// Starts. The topics are there: [`crate::queue::create_topics`].
+    /// Starts the pipeline. The topics must exist: [`crate::queue::create_topics`].
     pub async fn start(
         config: &PipelineConfig,
         parts: Parts,
@@ -128,17 +128,17 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Where clients connect to.
+    /// The addresses that clients connect to.
     pub fn gateways(&self) -> Vec<SocketAddr> {
         self.gateways.iter().map(Gateway::address).collect()
     }
 
-    /// What has been done so far.
+    /// Progress counts of this process.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Ends everything. The runtime must go on meanwhile: not to be called on its thread.
+    /// Stops everything. Must not be called on the runtime's thread: the runtime has to keep running meanwhile.
     pub fn stop(mut self) {
         self.gateways.iter().for_each(Gateway::stop);
         self.workers.iter().for_each(|worker| worker.shutdown.stop());

@@ -1,28 +1,28 @@
-//! What the pipeline keeps in the store, and the scripts that change it.
+//! The pipeline's keys in the store, and the Lua scripts that change them.
 //!
-//! Everything about one client stands under its hash tag, everything about one message under the message's, so each
-//! step is one atomic script on one slot. Scripts are idempotent: one whose answer was lost is run again.
+//! All keys of a client share the client's hash tag, all keys of a text share the text's, so each step is one atomic
+//! script on one slot. Scripts are idempotent: a script whose reply was lost is run again.
 //!
 //! | key | holds |
 //! |---|---|
-//! | `producer:{cid}:state` | incarnation, attempt (who relays, in which round), sent, acked, stored, when it was last touched, the partition of its messages |
-//! | `producer:{cid}:messages` | messages that are not known to be in the queue: rows of them by their first and last sequence number (see [`row`]), single ones by their own |
-//! | `producer:{cid}:lines` | what was accepted of it: the digests of its messages, in rows and single ones like the messages; they stay |
-//! | `producer:{cid}:stored_msg_sn_tmp_list` | delivery reports that came before an earlier one |
-//! | `producer:index:{0..15}` | the clients there are |
-//! | `consumer:{cid}:last_msg_sn`, `:msg_cnt` | the last message that was counted, and how many were |
-//! | `consumer:{cid}:position` | where that message stands in the topic, who counted it, how many were dead-lettered, which one is missing, up to where messages were passed on by committed transactions (base) and by the last one (pass), and the last offset of that (upto) |
-//! | `consumer:{aggregator}:state` | over how many partitions texts are spread |
-//! | `message:{hash}:count`, `:text`, `:at` | how often a message was sent, its text, up to which place of which partition it was counted (see [`texts`]) |
-//! | `consumer:{aggregator-p}:reading`, `:last` | up to where an aggregator has read a partition, and the last number of each client there (a sorted set) |
+//! | `producer:{cid}:state` | incarnation, attempt (the relaying gateway and its round), sent, acked, stored, last access time, the partition of its messages |
+//! | `producer:{cid}:messages` | messages not yet confirmed by the queue: runs of messages by their first and last sequence number (see [`row`]), single ones by their own |
+//! | `producer:{cid}:lines` | digests of the accepted messages, in rows and single ones like the messages; never deleted |
+//! | `producer:{cid}:stored_msg_sn_tmp_list` | delivery reports that arrived before an earlier one |
+//! | `producer:index:{0..15}` | the names of all clients |
+//! | `consumer:{cid}:last_msg_sn`, `:msg_cnt` | the last counted message, and how many were counted |
+//! | `consumer:{cid}:position` | the offset of that message, the counter's generation, the number of dead-lettered messages, the missing message, the sequence numbers up to which messages were forwarded by committed transactions (base) and by the last one (pass), and the last offset of that (upto) |
+//! | `consumer:{aggregator}:state` | the partition count over which texts are spread |
+//! | `message:{hash}:count`, `:text`, `:at` | the count of a text, the text, the position of each partition up to which it was counted (see [`texts`]) |
+//! | `consumer:{aggregator-p}:reading`, `:last` | the position up to which a partition was read by aggregators, and the last sequence number of each client there (a sorted set) |
 //!
-//! Invariants: acked never goes back; nothing is deleted from `messages` before the queue has it; rows in `messages` lie at
-//! or before `acked` and do not overlap; `last_msg_sn` grows by one at a time.
+//! Invariants: acked never decreases; nothing is deleted from `messages` before the queue has it; rows in `messages`
+//! lie at or before `acked` and do not overlap; `last_msg_sn` grows by one at a time.
 //!
-//! Earlier versions kept every message on its own, which single messages still are, and with each text the last number of each
-//! client: a sorted set `message:{hash}:last`, before that a hash `:by`. Texts that have one of them are counted by it as long
-//! as they are there. Those versions do not read what this one writes: all gateways and aggregators are stopped before the first
-//! new one starts, and there is no way back.
+//! Compatibility: earlier versions kept every message on its own, as single messages still are, and with each text
+//! the last sequence number of each client: a sorted set `message:{hash}:last`, before that a hash `:by`. Texts with
+//! one of these keys are counted by it as long as it exists. Earlier versions cannot read what this version writes:
+//! stop all gateways and aggregators before the first new one starts. A downgrade is not possible.
 
 mod row;
 mod script;
@@ -42,26 +42,26 @@ use sha2::{Digest, Sha256};
 
 pub use self::script::Script;
 pub use self::slots::connect;
-pub use self::texts::{Aggregated, CountedFor, Placed, ReadTo, Text};
+pub use self::texts::{Aggregated, CountedFor, PositionedMessage, ReadTo, Text};
 
 /// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// An answer of the store.
+/// A reply of the store.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
-    /// Nothing there.
+    /// No value.
     Nil,
     /// A number.
     Int(i64),
-    /// A string of any kind.
+    /// A string, bulk or simple.
     Bytes(Bytes),
-    /// Several.
+    /// A list of replies.
     Array(Vec<Reply>),
 }
 
 impl Reply {
-    /// As a number, also where it comes as digits.
+    /// The reply as a number, also if it is a string of digits.
     pub fn int(&self) -> Option<i64> {
         match self {
             Reply::Int(n) => Some(*n),
@@ -70,7 +70,7 @@ impl Reply {
         }
     }
 
-    /// As bytes.
+    /// The reply as bytes.
     pub fn bytes(&self) -> Option<&Bytes> {
         match self {
             Reply::Bytes(bytes) => Some(bytes),
@@ -78,7 +78,7 @@ impl Reply {
         }
     }
 
-    /// As a list.
+    /// The reply as a list.
     pub fn list(&self) -> &[Reply] {
         match self {
             Reply::Array(list) => list,
@@ -87,159 +87,160 @@ impl Reply {
     }
 }
 
-/// Why the store gave no answer.
+/// Why a store call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// Not reachable, or no answer in time: what was asked may have been done, and may be asked again.
+    /// Unreachable, or no reply in time: the command may have been executed, and may be retried.
     #[error("the store does not answer: {0}")]
     Unavailable(String),
-    /// It answered with an error.
+    /// The store replied with an error.
     #[error("the store refused: {0}")]
     Refused(String),
-    /// It answered something that was not expected.
-    #[error("the store answered something strange: {0}")]
-    Strange(String),
+    /// The store replied with an unexpected type or value.
+    #[error("unexpected reply of the store: {0}")]
+    UnexpectedReply(String),
 }
 
 /// A client of a Redis Cluster.
 pub trait Commands: Send + Sync + 'static {
-    /// Runs a command; its first key says where.
+    /// Runs a command; its first key selects the node.
     fn call<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Reply, StoreError>>;
     /// Runs a command on every primary.
     fn call_all<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>>;
-    /// Every key that matches, wherever it is; a key may come twice.
+    /// Every matching key on all nodes; a key may appear twice.
     fn keys<'a>(&'a self, pattern: &'a str) -> BoxFuture<'a, Result<Vec<Bytes>, StoreError>>;
 }
 
-/// So many messages go into one step where they go one by one: Lua has room for a few thousand arguments.
+/// Messages per script call where they are passed one by one: Lua accepts a few thousand arguments.
 const SINGLES: usize = 1_024;
 
-/// How many sets the names of clients are spread over.
+/// Number of sets that hold the client names.
 const INDEX: u64 = 16;
 
-/// The store as the pipeline sees it.
+/// The pipeline's access to the store.
 #[derive(Clone)]
 pub struct Store {
     commands: Arc<dyn Commands>,
 }
 
-/// What is known of a client when a gateway begins to relay for it.
+/// Result of a gateway's attempt to relay for a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakeOver {
     /// The gateway relays from now on, under this attempt.
-    Yes {
-        /// Whoever relays with an older one is refused.
+    Granted {
+        /// Fences every gateway with an older attempt.
         attempt: u64,
-        /// Everything up to here is in the store or through.
+        /// Everything up to this sequence number is in the store or the queue.
         acked: u64,
-        /// Everything up to here is in the queue.
+        /// Everything up to this sequence number is in the queue.
         stored: u64,
     },
-    /// A newer life of the client has been seen.
+    /// A newer incarnation of the client has connected.
     Stale {
-        /// That one.
+        /// The newer incarnation.
         incarnation: u64,
     },
-    /// Nothing is left to do, or another gateway is at it.
+    /// Nothing is left to relay, or another gateway serves the client.
     Busy,
 }
 
-/// Somebody else has taken over.
+/// Another gateway or counter has taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fenced;
 
-/// What to do with a message that was counted.
+/// Outcome of counting one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It was counted now: pass it on.
+pub enum CountOutcome {
+    /// Counted now: forward it.
     Counted,
-    /// It was counted before, by an attempt that may not have committed: pass it on, do not count it.
+    /// Counted before, by an attempt that may not have committed: forward it, do not count it.
     Repeated,
-    /// It was counted before, and passed on: leave it.
+    /// Counted before, and forwarded: skip it.
     Dropped,
-    /// A message before it was not counted.
+    /// A predecessor was not counted.
     Ahead,
 }
 
-/// What the store knows of a client whose messages are counted.
+/// The store's state of a client whose messages are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    /// The last message that was counted.
+pub struct CountState {
+    /// Sequence number of the last counted message.
     pub last: u64,
-    /// Where it stands; none when that is another partition, or nowhere.
+    /// Offset of that message; none if it is in another partition, or if nothing was counted.
     pub offset: Option<i64>,
-    /// Up to where the gateway knows the queue to have everything. What is beyond is kept until it does.
+    /// Everything up to this sequence number is confirmed by the queue. Later messages are kept until it confirms
+    /// them.
     pub stored: u64,
-    /// Up to where the gateway has kept messages.
+    /// Everything up to this sequence number is kept by the gateway.
     pub acked: u64,
 }
 
-/// Who shows messages to the store, and of which batch they are.
+/// Identifies the counter and the batch of counted messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// The generation under which the partition is counted.
     pub generation: u64,
-    /// The partition.
+    /// The partition of the batch.
     pub partition: i32,
-    /// Where the batch begins there. It begins where the last committed one ended.
+    /// Offset at which the batch begins: the committed offset of the previous one.
     pub from: i64,
 }
 
-/// What became of messages that were shown to the store.
+/// Outcome of counting messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// One for each.
-    pub verdicts: Vec<Verdict>,
-    /// The client, after them.
-    pub standing: Standing,
+    /// One outcome per message.
+    pub outcomes: Vec<CountOutcome>,
+    /// The client's state after them.
+    pub count_state: CountState,
 }
 
-/// What the store says of a client.
+/// The store's counts of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientObserved {
     /// The largest sequence number it has sent.
     pub sent: u64,
-    /// Up to where messages were accepted.
+    /// Everything up to this sequence number was accepted.
     pub acked: u64,
-    /// Up to where they are in the queue.
+    /// Everything up to this sequence number is in the queue.
     pub stored: u64,
-    /// The last that was counted.
+    /// Sequence number of the last counted message.
     pub last: u64,
     /// How many were counted.
     pub counted: u64,
-    /// How many went to the dead letters.
+    /// How many were written to the dead-letter topic.
     pub dead: u64,
-    /// The message whose absence keeps the next ones from being counted; 0 for none.
+    /// Sequence number of the missing message that blocks the client's count; 0 if absent.
     pub blocked: u64,
-    /// Up to where the client has said what it sent, and the digest of it.
+    /// The sequence number up to which the client has declared what it sent, and the digest of those lines.
     pub digest: Option<(u64, String)>,
 }
 
-/// A message as the counter shows it to the store.
+/// A message to be counted.
 #[derive(Clone, Copy, Debug)]
 pub struct Counting {
     /// The client's sequence number.
     pub sn: u64,
-    /// Where it stands in the topic.
+    /// Offset in the topic.
     pub offset: i64,
-    /// Whether it goes to the dead letters.
+    /// True if it goes to the dead-letter topic.
     pub dead: bool,
 }
 
 impl Counting {
-    /// Whether the store can look at both as one row.
+    /// True if both messages belong to one row.
     fn is_followed_by(&self, next: &Counting) -> bool {
         next.sn == self.sn + 1 && next.offset > self.offset && next.dead == self.dead
     }
 }
 
 impl Store {
-    /// Over a client.
+    /// A store on top of a Redis Cluster client.
     pub fn new(commands: Arc<dyn Commands>) -> Self {
         Self { commands }
     }
 
-    /// The client, for commands that are not here.
+    /// The underlying client, for other commands.
     pub fn commands(&self) -> &dyn Commands {
         &*self.commands
     }
@@ -248,12 +249,12 @@ impl Store {
         self.commands.call(command).await
     }
 
-    /// Makes a client known to sweepers and verifiers.
-    pub async fn enrol(&self, client: &str) -> Result<(), StoreError> {
+    /// Registers a client, so that the sweep and the verifier find it.
+    pub async fn register_client(&self, client: &str) -> Result<(), StoreError> {
         self.call(&[b"SADD", index_of(client).as_bytes(), client.as_bytes()]).await.map(drop)
     }
 
-    /// Every client there is.
+    /// The names of all registered clients.
     pub async fn clients(&self) -> Result<Vec<String>, StoreError> {
         let keys: Vec<String> = (0..INDEX).map(|at| format!("producer:index:{{{at}}}")).collect();
         let names = keys.iter().map(|key| async move { self.call(&[b"SMEMBERS", key.as_bytes()]).await });
@@ -266,31 +267,34 @@ impl Store {
         Ok(clients)
     }
 
-    /// Begins to relay for a client that has connected.
-    pub async fn take(&self, client: &str, incarnation: u64) -> Result<Taken, StoreError> {
-        self.taken(client, &[&number(incarnation), "0"]).await
+    /// Takes over the relay of a client that has connected.
+    pub async fn take_over(&self, client: &str, incarnation: u64) -> Result<TakeOver, StoreError> {
+        self.run_take_over(client, &[&number(incarnation), "0"]).await
     }
 
-    /// Begins to relay for a client that nobody has served for `idle_ms`, if it has messages waiting.
-    pub async fn adopt(&self, client: &str, idle_ms: u64) -> Result<Taken, StoreError> {
-        self.taken(client, &["0", &number(idle_ms)]).await
+    /// Takes over the relay of a client that no gateway has served for `idle_ms`, if it has messages waiting.
+    pub async fn adopt(&self, client: &str, idle_ms: u64) -> Result<TakeOver, StoreError> {
+        self.run_take_over(client, &["0", &number(idle_ms)]).await
     }
 
-    async fn taken(&self, client: &str, args: &[&str]) -> Result<Taken, StoreError> {
-        let reply = script::TAKE.run(self, &[&state(client), &early(client)], args).await?;
+    async fn run_take_over(&self, client: &str, args: &[&str]) -> Result<TakeOver, StoreError> {
+        let reply = script::TAKE_OVER.run(self, &[&state(client), &early(client)], args).await?;
         let field = |at: usize| reply.list().get(at).and_then(Reply::int).map(i64::unsigned_abs);
         match (word(&reply), field(1), field(2), field(3)) {
-            (b"ok", Some(attempt), Some(acked), Some(stored)) => Ok(Taken::Yes { attempt, acked, stored }),
-            (b"stale", Some(incarnation), ..) => Ok(Taken::Stale { incarnation }),
-            (b"busy", ..) => Ok(Taken::Busy),
-            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+            (b"ok", Some(attempt), Some(acked), Some(stored)) => {
+                Ok(TakeOver::Granted { attempt, acked, stored })
+            }
+            (b"stale", Some(incarnation), ..) => Ok(TakeOver::Stale { incarnation }),
+            (b"busy", ..) => Ok(TakeOver::Busy),
+            _ => Err(StoreError::UnexpectedReply(format!("{reply:?}"))),
         }
     }
 
-    /// Keeps messages; answers up to where there is no gap.
+    /// Persists messages; returns the sequence number up to which there is no gap.
     ///
-    /// Those that follow what the store has, and each other, are one value: what a message costs there is paid for the row.
-    pub async fn keep(
+    /// Messages that continue the stored sequence without a gap are one value: the cost per value is paid once per
+    /// row.
+    pub async fn persist(
         &self,
         client: &str,
         attempt: u64,
@@ -304,7 +308,7 @@ impl Store {
             let (first, last) = (number(*row.numbers.start()), number(*row.numbers.end()));
             let args: [&[u8]; 5] =
                 [attempt.as_bytes(), first.as_bytes(), last.as_bytes(), &row.packed, &digests];
-            let reply = script::KEEP_ROW.run_bytes(self, &keys, &args).await?;
+            let reply = script::PERSIST_ROW.run_bytes(self, &keys, &args).await?;
             if word(&reply) != b"apart" {
                 return fenced_or_number(&reply);
             }
@@ -317,7 +321,7 @@ impl Store {
             for (((_, message), sn), digest) in singles {
                 args.extend([sn.as_bytes(), &message[..], *digest]);
             }
-            match fenced_or_number(&script::KEEP.run_bytes(self, &keys, &args).await?)? {
+            match fenced_or_number(&script::PERSIST.run_bytes(self, &keys, &args).await?)? {
                 Ok(number) => acked = number,
                 Err(Fenced) => return Ok(Err(Fenced)),
             }
@@ -325,8 +329,8 @@ impl Store {
         Ok(Ok(acked))
     }
 
-    /// Notes what the client has sent in all, with its digest ([`digest_of_all`]).
-    pub async fn note_sent(
+    /// Records the last sequence number that the client has sent, with the digest ([`digest_of_all`]).
+    pub async fn record_sent(
         &self,
         client: &str,
         sent: u64,
@@ -336,7 +340,7 @@ impl Store {
         script::SENT.run(self, &[&state(client)], &[&number(sent), &digest]).await.map(drop)
     }
 
-    /// The digests of a client's lines that were accepted, by sequence number; those behind a gap are among them.
+    /// Digests of a client's accepted lines, by sequence number, including those behind a gap.
     pub async fn lines(&self, client: &str) -> Result<BTreeMap<u64, [u8; DIGEST]>, StoreError> {
         let key = lines(client);
         let reply = self.call(&[b"HGETALL", key.as_bytes()]).await?;
@@ -349,12 +353,12 @@ impl Store {
                 numbers.zip(digests.chunks_exact(DIGEST).filter_map(|digest| digest.try_into().ok())),
             );
         }
-        // A row was kept after a single message of the same number.
+        // A row overrides a single message of the same number, because it was written later.
         singles.append(&mut rows);
         Ok(singles)
     }
 
-    /// What the store says of a client, all of one moment.
+    /// Reads the store's counts of a client atomically.
     pub async fn observe(&self, client: &str) -> Result<ClientObserved, StoreError> {
         let consumer = |part: &str| format!("consumer:{{{client}}}:{part}");
         let keys = [state(client), consumer("last_msg_sn"), consumer("msg_cnt"), consumer("position")];
@@ -368,16 +372,21 @@ impl Store {
                 let digest = digest.map(|digest| (digest_to, digest));
                 Ok(ClientObserved { sent, acked, stored, last, counted, dead, blocked, digest })
             }
-            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+            _ => Err(StoreError::UnexpectedReply(format!("{reply:?}"))),
         }
     }
 
-    /// Messages from `from` to `until`, both included, as they were kept. One that is gone ends the list.
-    pub async fn kept(&self, client: &str, from: u64, until: u64) -> Result<Vec<(u64, Bytes)>, StoreError> {
+    /// Messages from `from` to `until`, inclusive, as they were persisted. The list ends at a missing message.
+    pub async fn load_messages(
+        &self,
+        client: &str,
+        from: u64,
+        until: u64,
+    ) -> Result<Vec<(u64, Bytes)>, StoreError> {
         if until < from {
             return Ok(Vec::new());
         }
-        /// Rows are of half a megabyte and more.
+        /// A row can have half a megabyte and more.
         const AT_ONCE: usize = 32;
         let key = waiting(client);
         let fields = self.call(&[b"HKEYS", key.as_bytes()]).await?;
@@ -387,7 +396,8 @@ impl Store {
             .filter_map(|field| Some((row::numbers(field.bytes()?)?, field.bytes()?)))
             .filter(|(numbers, _)| *numbers.start() <= until && *numbers.end() >= from)
             .collect();
-        // A row before a single message of the same number: it was kept later, and it is what the client was told.
+        // A row comes before a single message of the same number: it was written later, and it is the one that was
+        // acknowledged to the client.
         fields.sort_by_key(|(numbers, _)| (*numbers.start(), Reverse(*numbers.end())));
         let mut messages = Vec::new();
         for fields in fields.chunks(AT_ONCE) {
@@ -395,10 +405,10 @@ impl Store {
             command.extend(fields.iter().map(|(_, field)| &field[..]));
             let reply = self.call(&command).await?;
             for ((numbers, field), value) in fields.iter().zip(reply.list()) {
-                // It went through meanwhile: so did all before it.
+                // The queue confirmed it meanwhile, and all messages before it.
                 let Some(value) = value.bytes() else { continue };
                 let unpacked = row::unpack(numbers, field, value)
-                    .ok_or_else(|| StoreError::Strange(format!("{key}, {numbers:?}: not a row")))?;
+                    .ok_or_else(|| StoreError::UnexpectedReply(format!("{key}, {numbers:?}: not a row")))?;
                 messages.extend(unpacked);
             }
         }
@@ -410,8 +420,9 @@ impl Store {
         Ok(messages)
     }
 
-    /// Notes that the queue has these messages; answers up to where it has all. They are deleted.
-    pub async fn mark(
+    /// Marks messages as stored in the queue and deletes them; returns the sequence number up to which all are
+    /// stored.
+    pub async fn mark_stored(
         &self,
         client: &str,
         attempt: u64,
@@ -423,22 +434,22 @@ impl Store {
         }
         let args: Vec<&str> = numbers.iter().map(String::as_str).collect();
         let keys = [state(client), waiting(client), early(client)];
-        let reply = script::MARK.run(self, &[&keys[0], &keys[1], &keys[2]], &args).await?;
+        let reply = script::MARK_STORED.run(self, &[&keys[0], &keys[1], &keys[2]], &args).await?;
         fenced_or_number(&reply)
     }
 
-    /// Forgets reports of messages that will be sent again: the queue has them in the wrong order.
+    /// Drops the delivery reports of messages that will be resent: the queue has them in the wrong order.
     pub async fn rewind(&self, client: &str, attempt: u64) -> Result<Result<u64, Fenced>, StoreError> {
         let keys = [state(client), early(client)];
         let reply = script::REWIND.run(self, &[&keys[0], &keys[1]], &[&number(attempt)]).await?;
         fenced_or_number(&reply)
     }
 
-    /// A number for the owner of a partition, larger than that of every owner before it.
+    /// The next generation of a partition's owner, larger than that of every earlier owner.
     pub async fn next_generation(&self, group: &str, partition: i32) -> Result<u64, StoreError> {
         let key = format!("consumer:{{{group}-{partition}}}:generation");
         let reply = self.call(&[b"INCR", key.as_bytes()]).await?;
-        reply.int().map(i64::unsigned_abs).ok_or_else(|| StoreError::Strange(format!("{reply:?}")))
+        reply.int().map(i64::unsigned_abs).ok_or_else(|| StoreError::UnexpectedReply(format!("{reply:?}")))
     }
 
     /// Counts messages of one client, in their order in the topic.
@@ -463,30 +474,31 @@ impl Store {
             b"fenced" => Ok(Err(Fenced)),
             b"ok" => match counted(&rows, &reply.list()[1..]) {
                 Some(counted) => Ok(Ok(counted)),
-                None => Err(StoreError::Strange(format!("{} rows: {reply:?}", rows.len()))),
+                None => Err(StoreError::UnexpectedReply(format!("{} rows: {reply:?}", rows.len()))),
             },
-            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+            _ => Err(StoreError::UnexpectedReply(format!("{reply:?}"))),
         }
     }
 
-    /// Where a client stands, and in which partition its messages are; none when no gateway and no counter knows.
-    pub async fn standing(&self, client: &str) -> Result<Option<(i32, Standing)>, StoreError> {
+    /// A client's partition and counting state; none if no gateway and no counter knows the client.
+    pub async fn count_state(&self, client: &str) -> Result<Option<(i32, CountState)>, StoreError> {
         let consumer = |part: &str| format!("consumer:{{{client}}}:{part}");
         let (last, position, state) = (consumer("last_msg_sn"), consumer("position"), state(client));
-        let reply = script::STANDING.run(self, &[&last, &position, &state], &[]).await?;
+        let reply = script::COUNT_STATE.run(self, &[&last, &position, &state], &[]).await?;
         let numbers: Option<Vec<i64>> = reply.list().iter().skip(1).map(Reply::int).collect();
         match (word(&reply), numbers.as_deref()) {
             (b"ok", Some([partition, rest @ ..])) => {
                 let partition = i32::try_from(*partition).ok().filter(|partition| *partition >= 0);
-                Ok(partition.zip(standing(rest)))
+                Ok(partition.zip(count_state(rest)))
             }
-            _ => Err(StoreError::Strange(format!("{reply:?}"))),
+            _ => Err(StoreError::UnexpectedReply(format!("{reply:?}"))),
         }
     }
 
-    /// Notes that the counter of this generation has committed all that it passed on. Without that, what stood in the topic before
-    /// its predecessor is taken for one that overtakes when both are read once more in one batch. Answers whether the client
-    /// was counted by that counter last; of another one's work it knows nothing.
+    /// Records that the counter of this generation has committed everything it forwarded. Otherwise, when both are
+    /// re-read in one batch, a message that stood in the topic before its predecessor is taken for an overtaking one.
+    /// Returns whether this counter was the last to count the client; about another counter's messages it has no
+    /// information.
     pub async fn settle(&self, client: &str, partition: i32, generation: u64) -> Result<bool, StoreError> {
         let position = format!("consumer:{{{client}}}:position");
         let args = [number(generation), partition.to_string()];
@@ -494,26 +506,27 @@ impl Store {
         Ok(reply.list().get(1).and_then(Reply::int) == Some(1))
     }
 
-    /// Notes that a client's message is missing, and what follows it not counted. Ends when the message is counted.
+    /// Records that a client's message is missing, which blocks the count of the messages after it. Cleared when the
+    /// message is counted.
     pub async fn block(&self, client: &str, missing: u64) -> Result<(), StoreError> {
         let consumer = |part: &str| format!("consumer:{{{client}}}:{part}");
         let keys = [consumer("last_msg_sn"), consumer("position")];
         script::BLOCK.run(self, &[&keys[0], &keys[1]], &[&number(missing)]).await.map(drop)
     }
 
-    /// The message whose absence keeps a client's messages from being counted; none as a rule.
+    /// Sequence number of the missing message that blocks a client's count; usually none.
     pub async fn blocked(&self, client: &str) -> Result<Option<u64>, StoreError> {
         let blocked = self.numbers(&format!("consumer:{{{client}}}:position"), &["blocked"]).await?;
         Ok(blocked.first().copied().filter(|missing| *missing > 0))
     }
 
-    /// The partition of a client's messages, for as long as the store knows the client: the one that was chosen first. One that
-    /// the topic does not have, because it was made anew with fewer, is chosen again.
+    /// The partition of a client's messages, as chosen first, for as long as the store knows the client. A partition
+    /// that the topic does not have, because it was recreated with fewer, is chosen again.
     pub async fn pin(&self, client: &str, proposed: i32, partitions: i32) -> Result<i32, StoreError> {
         self.pinned(&state(client), proposed, partitions - 1).await
     }
 
-    /// The number of partitions that texts are spread over, for as long as the run lasts: the one that was seen first.
+    /// The partition count over which texts are spread, as seen first in the run.
     pub async fn pin_texts(&self, partitions: i32) -> Result<i32, StoreError> {
         self.pinned("consumer:{aggregator}:state", partitions, partitions).await
     }
@@ -522,10 +535,10 @@ impl Store {
         let args = [proposed.to_string(), limit.to_string()];
         let reply = script::PIN.run(self, &[key], &[&args[0], &args[1]]).await?;
         let pinned = reply.list().get(1).and_then(Reply::int).and_then(|n| i32::try_from(n).ok());
-        pinned.ok_or_else(|| StoreError::Strange(format!("{reply:?}")))
+        pinned.ok_or_else(|| StoreError::UnexpectedReply(format!("{reply:?}")))
     }
 
-    /// Deletes everything a pipeline keeps; answers how many keys there were.
+    /// Deletes all keys of the pipeline; returns how many there were.
     pub async fn wipe(&self) -> Result<u64, StoreError> {
         const AT_ONCE: usize = 256;
         let mut deleted = 0;
@@ -540,7 +553,7 @@ impl Store {
         Ok(deleted)
     }
 
-    /// Several fields of a hash, as numbers; 0 where there is none.
+    /// Several fields of a hash, as numbers; 0 for a missing field.
     pub async fn numbers(&self, key: &str, fields: &[&str]) -> Result<Vec<u64>, StoreError> {
         let mut command: Vec<&[u8]> = vec![b"HMGET", key.as_bytes()];
         command.extend(fields.iter().map(|field| field.as_bytes()));
@@ -548,7 +561,7 @@ impl Store {
         Ok(reply.list().iter().map(|field| field.int().map_or(0, i64::unsigned_abs)).collect())
     }
 
-    /// A key's number; 0 when there is none.
+    /// A key's value as a number; 0 for a missing key.
     pub async fn number_at(&self, key: &str) -> Result<u64, StoreError> {
         let reply = self.call(&[b"GET", key.as_bytes()]).await?;
         Ok(reply.int().map_or(0, i64::unsigned_abs))
@@ -560,7 +573,7 @@ impl Store {
     }
 }
 
-/// The state of a client.
+/// The state key of a client.
 pub fn state(client: &str) -> String {
     format!("producer:{{{client}}}:state")
 }
@@ -583,22 +596,22 @@ fn index_of(client: &str) -> String {
     format!("producer:index:{{{bucket}}}")
 }
 
-/// The name a message goes by: the first half of its SHA-256, in hexadecimal digits.
+/// The hash of a text: the first half of its SHA-256, in hexadecimal.
 pub fn hash_of(text: &[u8]) -> String {
     hex(&digest_of(text))
 }
 
-/// Bytes of a digest.
+/// Length of a digest in bytes.
 pub const DIGEST: usize = 16;
 
-/// The same as bytes.
+/// The hash of a text, as bytes.
 pub fn digest_of(text: &[u8]) -> [u8; DIGEST] {
     let mut digest = [0; DIGEST];
     digest.copy_from_slice(&Sha256::digest(text)[..DIGEST]);
     digest
 }
 
-/// The digest of lines in their order: that of their digests.
+/// The digest of a sequence of lines: the digest of their digests.
 pub fn digest_of_all<'a>(digests: impl IntoIterator<Item = &'a [u8; DIGEST]>) -> [u8; DIGEST] {
     let mut all = Sha256::new();
     digests.into_iter().for_each(|digest| all.update(digest));
@@ -607,14 +620,14 @@ pub fn digest_of_all<'a>(digests: impl IntoIterator<Item = &'a [u8; DIGEST]>) ->
     digest
 }
 
-/// Hexadecimal digits.
+/// Hexadecimal encoding.
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |n: u8| char::from(DIGITS[usize::from(n)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// Numbers in any order as rows that have no gaps.
+/// Groups numbers in any order into ranges without gaps.
 fn rows_of(numbers: &[u64]) -> Vec<RangeInclusive<u64>> {
     let mut numbers = numbers.to_vec();
     numbers.sort_unstable();
@@ -623,33 +636,33 @@ fn rows_of(numbers: &[u64]) -> Vec<RangeInclusive<u64>> {
     rows.filter_map(|row| Some(*row.first()?..=*row.last()?)).collect()
 }
 
-/// What the store's answer about rows means for each message. None when it is no such answer.
+/// Translates the reply of the count script into one outcome per message. None if the reply is malformed.
 fn counted(rows: &[&[Counting]], answer: &[Reply]) -> Option<Counted> {
     let numbers: Vec<i64> = answer.iter().map(Reply::int).collect::<Option<_>>()?;
     let (standing_of, answer) = numbers.split_at_checked(4)?;
-    let standing = standing(standing_of)?;
+    let count_state = count_state(standing_of)?;
     if answer.len() != 3 * rows.len() {
         return None;
     }
-    let mut verdicts = Vec::new();
+    let mut outcomes = Vec::new();
     for (row, answer) in rows.iter().zip(answer.chunks_exact(3)) {
         let (old, new) = (usize::try_from(answer[0]).ok()?, usize::try_from(answer[1]).ok()?);
         let again = usize::try_from(answer[2]).ok()?;
-        verdicts.extend(row.iter().enumerate().map(|(at, message)| match message {
-            _ if (old..old + new).contains(&at) => Verdict::Counted,
-            _ if (again..old).contains(&at) => Verdict::Repeated,
-            // Behind a gap that the batch itself has closed, it was counted further on.
-            message if message.sn > standing.last => Verdict::Ahead,
-            _ => Verdict::Dropped,
+        outcomes.extend(row.iter().enumerate().map(|(at, message)| match message {
+            _ if (old..old + new).contains(&at) => CountOutcome::Counted,
+            _ if (again..old).contains(&at) => CountOutcome::Repeated,
+            // Behind a gap that the batch itself closes: it was counted further on.
+            message if message.sn > count_state.last => CountOutcome::Ahead,
+            _ => CountOutcome::Dropped,
         }));
     }
-    Some(Counted { verdicts, standing })
+    Some(Counted { outcomes, count_state })
 }
 
-fn standing(numbers: &[i64]) -> Option<Standing> {
+fn count_state(numbers: &[i64]) -> Option<CountState> {
     let [last, offset, stored, acked] = numbers else { return None };
     let (last, stored, acked) = (last.unsigned_abs(), stored.unsigned_abs(), acked.unsigned_abs());
-    Some(Standing { last, offset: Some(*offset).filter(|offset| *offset >= 0), stored, acked })
+    Some(CountState { last, offset: Some(*offset).filter(|offset| *offset >= 0), stored, acked })
 }
 
 fn number(n: u64) -> String {
@@ -664,7 +677,7 @@ fn fenced_or_number(reply: &Reply) -> Result<Result<u64, Fenced>, StoreError> {
     match (word(reply), reply.list().get(1).and_then(Reply::int)) {
         (b"fenced", _) => Ok(Err(Fenced)),
         (b"ok", Some(n)) => Ok(Ok(n.unsigned_abs())),
-        _ => Err(StoreError::Strange(format!("{reply:?}"))),
+        _ => Err(StoreError::UnexpectedReply(format!("{reply:?}"))),
     }
 }
 

@@ -1,7 +1,7 @@
-//! TLS between clients and gateways, where it is configured: the gateway shows a certificate, the client trusts one
-//! authority. Who the client is stays a matter of the shared secret ([`crate::identity`]).
+//! Optional TLS between clients and gateways: the gateway presents a certificate, the client trusts one authority.
+//! Client authentication remains the shared secret ([`crate::identity`]).
 //!
-//! The cryptography is graviola's: Rust and assembler, nothing for a C or C++ compiler to build.
+//! The cryptography is graviola's: Rust and assembler, no C or C++ compiler needed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,35 +17,35 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Why TLS cannot be had.
+/// Why TLS cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file that cannot be read, or holds something else.
+    /// A PEM file cannot be read or parsed.
     #[error("{0}: {1}")]
     File(PathBuf, rustls::pki_types::pem::Error),
-    /// A file with nothing in it that is needed.
+    /// A PEM file without a certificate.
     #[error("{0}: there is no certificate in it")]
     Empty(PathBuf),
     /// A certificate without a key, or a key without a certificate.
     #[error("tls_cert_file and tls_key_file belong together")]
     Half,
-    /// Not the name of a host.
+    /// An invalid host name.
     #[error("`{0}` is not a name that a certificate can have")]
     Name(String),
-    /// Certificate and key do not fit, or are not understood.
+    /// Certificate and key do not match, or are not supported.
     #[error("certificate and key cannot be used: {0}")]
     Unusable(#[from] rustls::Error),
 }
 
-/// A gateway's side.
+/// TLS of a gateway.
 #[derive(Clone)]
 pub struct ServerTls(TlsAcceptor);
 
-/// A client's side.
+/// TLS of a client.
 #[derive(Clone)]
 pub struct ClientTls {
     connector: TlsConnector,
-    /// The name the certificate must be for; none is the address that was connected to.
+    /// The name that the certificate must be valid for; none for the connected address.
     name: Option<ServerName<'static>>,
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Debug for ClientTls {
 }
 
 impl ServerTls {
-    /// From a chain of certificates and a key, both PEM.
+    /// Loads a certificate chain and a private key, both PEM.
     pub fn load(certificates: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain = read_certificates(certificates)?;
         let key = PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::File(key.to_owned(), error))?;
@@ -79,7 +79,7 @@ impl ServerTls {
 }
 
 impl ClientTls {
-    /// Trusts what the authorities in this file have signed, for `name` or for the address connected to.
+    /// Trusts certificates signed by the authorities in this file, for `name` or for the connected address.
     pub fn load(authorities: &Path, name: Option<&str>) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in read_certificates(authorities)? {

@@ -1,15 +1,15 @@
-//! The verifier: reads what the store and the topics hold and says whether every message was counted once.
+//! The verifier: reads the store and the topics and decides whether every message was counted exactly once.
 //!
-//! It compares identities, not sums. The sources (what gateways accepted of each client, line by line, and what the client says
-//! it sent) and the sinks (every client's count, every text's) must agree one by one; a message that is missing is on its way
-//! only if it stands somewhere. Reading and judging are apart: [`judge()`] is a pure function, so the verifier itself can be tested
-//! with losses and duplicates that are known.
+//! It compares identities, not sums. Sources (the lines that gateways accepted of each client, and what the client
+//! says it sent) and sinks (every client's count, every text's count) must agree one by one. A missing message is in
+//! flight only if it is found at a known stage. Reading and judging are separate: [`judge()`] is a pure function, so
+//! the verifier itself is tested with known losses and duplicates.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `verify/judge.rs` | the verdict |
-//! | `verify/unread.rs` | what the topics hold that is not through |
-//! | `verify/trace.rs` | where a message went wrong |
+//! | `verify/unread.rs` | records of the topics that are not yet processed |
+//! | `verify/trace.rs` | the stage at which a message was lost or duplicated |
 
 mod judge;
 mod trace;
@@ -26,35 +26,35 @@ pub use self::judge::{MAX_WRONG, judge};
 pub use self::trace::{Finding, Passed, Seen, Stage, locate, locate_text, trace, trace_text};
 pub use self::unread::{Committed, Unread, committed, unread};
 
-/// What the store says of one client.
+/// The store's counts of one client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ClientCounts {
     /// The largest sequence number it has sent.
     pub sent: u64,
     /// How many were counted.
     pub counted: u64,
-    /// How many went to the dead letters.
+    /// How many were written to the dead-letter topic.
     pub dead_lettered: u64,
-    /// Up to where the store acknowledged.
+    /// Everything up to this sequence number was acknowledged by the store.
     pub acked: u64,
-    /// Up to where the queue has them.
+    /// Everything up to this sequence number is in the queue.
     pub relayed: u64,
-    /// The last that was counted.
+    /// Sequence number of the last counted message.
     pub last: u64,
-    /// The message whose absence keeps the next ones from being counted; 0 for none.
+    /// Sequence number of the missing message that blocks the client's count; 0 if absent.
     pub blocked: u64,
-    /// Up to where the client has said what it sent, and the digest of it.
+    /// The sequence number up to which the client has declared what it sent, and the digest of those lines.
     #[serde(skip)]
     pub digest: Option<(u64, String)>,
 }
 
 impl ClientCounts {
-    /// Sent and not through.
+    /// Messages sent and not yet processed.
     pub fn in_flight(&self) -> u64 {
         self.sent.saturating_sub(self.counted + self.dead_lettered)
     }
 
-    /// How many have to be counted in the end.
+    /// How many messages must be counted at the end.
     fn expected(&self) -> u64 {
         self.sent.saturating_sub(self.dead_lettered)
     }
@@ -75,24 +75,25 @@ impl From<ClientObserved> for ClientCounts {
     }
 }
 
-/// The texts of a client's lines, by their hashes.
+/// Hashes of a client's lines, by sequence number.
 pub type Lines = BTreeMap<u64, String>;
 
-/// What is known of everything.
+/// Everything that was read from the store and the topics.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
-    /// By client.
+    /// Counts by client.
     pub clients: BTreeMap<String, ClientCounts>,
-    /// What gateways accepted of each client.
+    /// Lines that gateways accepted, by client.
     pub lines: BTreeMap<String, Lines>,
-    /// How often each message was counted, by its hash.
+    /// Count of each text, by its hash.
     pub messages: BTreeMap<String, u64>,
-    /// What is on its way in the topics; none when it was not read, or has moved while the store was.
+    /// Unprocessed records of the topics. None if they were not read, or if offsets were committed while the store
+    /// was read.
     pub unread: Option<Unread>,
 }
 
 impl Observed {
-    /// Clients of which messages were accepted that the store has no lines of.
+    /// Clients with accepted messages whose lines the store does not have.
     pub fn unknown(&self) -> std::collections::BTreeSet<String> {
         let is_unknown = |(client, counts): &(&String, &ClientCounts)| {
             let known = self.lines.get(*client).map_or(0, |lines| lines.range(1..=counts.acked).count());
@@ -102,7 +103,7 @@ impl Observed {
     }
 }
 
-/// The digest of a client's first lines; none when one of them is not known.
+/// The digest of a client's first lines. None if one of them is unknown.
 fn digest_of_lines(lines: &Lines, until: u64) -> Option<String> {
     let mut digests = Vec::new();
     for sn in 1..=until {
@@ -122,22 +123,22 @@ fn parse(hash: &str) -> Option<[u8; DIGEST]> {
 /// A client with a wrong count.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WrongClient {
-    /// Its name.
+    /// Name of the client.
     pub client: String,
     /// How many were counted.
     pub counted: u64,
-    /// How many should be.
+    /// How many should have been counted.
     pub expected: u64,
-    /// In words.
+    /// Description of the difference.
     pub detail: String,
 }
 
 /// A message with the wrong count.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WrongMessage {
-    /// Its name in the store.
+    /// Hash of the text.
     pub hash: String,
-    /// Its text, where the store has it.
+    /// The text, if the store has it.
     pub text: Option<String>,
     /// How often it was counted.
     pub count: u64,
@@ -148,59 +149,59 @@ pub struct WrongMessage {
 /// Counts of messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Messages {
-    /// Different ones.
+    /// Number of distinct texts.
     pub distinct: u64,
-    /// How often each was sent, where that is known.
+    /// How often each text was sent, if that is known.
     pub expected_each: Option<u64>,
-    /// Those with another count; at most [`MAX_WRONG`].
+    /// Texts with a wrong count; at most [`MAX_WRONG`].
     pub wrong: Vec<WrongMessage>,
 }
 
-/// How it came out.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// By client.
+    /// Counts by client.
     pub clients: BTreeMap<String, ClientCounts>,
     /// Clients whose counts are wrong; at most [`MAX_WRONG`].
     pub wrong_clients: Vec<WrongClient>,
-    /// By message.
+    /// Counts by text.
     pub messages: Messages,
-    /// Sent in all.
+    /// Total messages sent.
     pub sent: u64,
-    /// Counted in all.
+    /// Total messages counted.
     pub counted: u64,
-    /// Sent, not counted, and known to be on their way.
+    /// Messages sent, not counted, and found in flight.
     pub in_flight: u64,
-    /// Sent, and neither counted nor on their way nor among the dead letters.
+    /// Messages sent that are neither counted nor in flight nor dead-lettered.
     pub lost: u64,
-    /// Counted more often than sent.
+    /// Messages counted more often than they were sent.
     pub duplicated: u64,
-    /// Set aside with their origin: they cannot be processed.
+    /// Messages in the dead-letter topic that cannot be processed.
     pub dead_lettered: u64,
-    /// Set aside with their origin: a message before them is missing. They count as lost until they are counted.
+    /// Messages in the dead-letter topic whose predecessor is missing. They are lost until they are counted.
     pub parked: u64,
     /// `ok`, `pending` or `failed`.
     pub verdict: &'static str,
-    /// The first record that went wrong, and where.
+    /// The first wrong record, and its stage.
     pub first_wrong: Option<Finding>,
 }
 
-/// Questions to the store at a time.
+/// Concurrent requests to the store.
 const AT_ONCE: usize = 128;
 
 impl Verdict {
-    /// Whether every message was counted once.
+    /// True if every message was counted exactly once.
     pub fn is_ok(&self) -> bool {
         self.verdict == "ok"
     }
 
-    /// Whether nothing is wrong, and messages are on their way.
+    /// True if nothing is wrong and messages are in flight.
     pub fn is_pending(&self) -> bool {
         self.verdict == "pending"
     }
 }
 
-/// Reads everything from the store: the sinks before the sources, so that nothing looks counted that was not sent.
+/// Reads everything from the store: the sinks before the sources, so that no message appears counted but not sent.
 pub async fn observe(store: &Store) -> Result<Observed, StoreError> {
     let mut observed = Observed::default();
     let mut keys = store.commands().keys("message:{*}:count").await?;
@@ -226,7 +227,7 @@ pub async fn observe(store: &Store) -> Result<Observed, StoreError> {
     Ok(observed)
 }
 
-/// Reads what the store says of the clients.
+/// Reads the store's counts of all clients.
 pub async fn observe_clients(store: &Store) -> Result<BTreeMap<String, ClientCounts>, StoreError> {
     let clients = store.clients().await?.into_iter();
     let counts =
@@ -234,7 +235,7 @@ pub async fn observe_clients(store: &Store) -> Result<BTreeMap<String, ClientCou
     futures_util::stream::iter(counts).buffer_unordered(AT_ONCE).try_collect().await
 }
 
-/// Adds the texts of wrong messages, for people.
+/// Adds the texts of messages with a wrong count, for display.
 pub async fn name_wrong(store: &Store, verdict: &mut Verdict) -> Result<(), StoreError> {
     for wrong in &mut verdict.messages.wrong {
         let text = store.value_at(&format!("message:{{{}}}:text", wrong.hash)).await?;

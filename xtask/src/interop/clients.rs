@@ -1,18 +1,18 @@
-//! The clients with a small program of ours each: how they are installed and started.
+//! The third-party clients with a small test program each: installation and start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
 
-use super::{Bench, Speaks, Suite, Trouble, check, install, need};
+use super::{Bench, Protocol, Suite, SuiteError, check, install, require_tool};
 
-/// Versions are pinned, so that a failure is ours and not theirs of yesterday.
+/// Versions are pinned, so that a failure is ours and not a new release's.
 const PYTHON: [(&str, &str); 3] =
     [("confluent-kafka", "2.16.1"), ("kafka-python", "3.0.12"), ("aiokafka", "0.14.0")];
 
 pub(super) fn suites() -> Vec<Suite> {
-    let suite = |name, install, run| Suite { name, speaks: Speaks::Kafka, install, run, settings: &[] };
+    let suite = |name, install, run| Suite { name, protocol: Protocol::Kafka, install, run, settings: &[] };
     vec![
         suite("kcat", install_kcat, run_kcat),
         suite(
@@ -38,10 +38,10 @@ pub(super) fn suites() -> Vec<Suite> {
 }
 
 /// kcat from the machine, or its Debian packages unpacked below `target`.
-fn install_kcat(bench: &Bench) -> Result<String, Trouble> {
-    if need("kcat").is_err() && !bench.home.join("kcat/usr/bin/kcat").exists() {
-        need("apt-get")?;
-        need("dpkg-deb")?;
+fn install_kcat(bench: &Bench) -> Result<String, SuiteError> {
+    if require_tool("kcat").is_err() && !bench.home.join("kcat/usr/bin/kcat").exists() {
+        require_tool("apt-get")?;
+        require_tool("dpkg-deb")?;
         let dir = bench.dir("kcat")?;
         install(
             Command::new("apt-get").args(["download", "kcat", "librdkafka1", "libyajl2"]).current_dir(&dir),
@@ -57,7 +57,7 @@ fn install_kcat(bench: &Bench) -> Result<String, Trouble> {
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let version =
         text.split_whitespace().find_map(|word| word.strip_prefix("1.").map(|rest| format!("1.{rest}")));
-    version.ok_or_else(|| Trouble::Missing("kcat does not start".to_owned()))
+    version.ok_or_else(|| SuiteError::Missing("kcat does not start".to_owned()))
 }
 
 fn kcat(bench: &Bench) -> PathBuf {
@@ -71,7 +71,7 @@ fn kcat_libraries(bench: &Bench) -> PathBuf {
     machine.map_or(lib, |dir| dir.path())
 }
 
-fn run_kcat(bench: &Bench, address: &str) -> Result<usize, Trouble> {
+fn run_kcat(bench: &Bench, address: &str) -> Result<usize, SuiteError> {
     check(
         Command::new("bash")
             .arg(bench.programs("kcat").join("check.sh"))
@@ -81,15 +81,19 @@ fn run_kcat(bench: &Bench, address: &str) -> Result<usize, Trouble> {
     )
 }
 
-fn install_python(bench: &Bench, which: usize) -> Result<String, Trouble> {
+fn install_python(bench: &Bench, which: usize) -> Result<String, SuiteError> {
     let (package, version) = PYTHON[which];
     install_packages(bench, "python", &[&format!("{package}=={version}")])?;
     Ok(version.to_owned())
 }
 
-/// Packages of Python's index, in an environment of their own.
-pub(super) fn install_packages(bench: &Bench, environment: &str, packages: &[&str]) -> Result<(), Trouble> {
-    need("python3")?;
+/// Packages from PyPI, in a separate virtual environment.
+pub(super) fn install_packages(
+    bench: &Bench,
+    environment: &str,
+    packages: &[&str],
+) -> Result<(), SuiteError> {
+    require_tool("python3")?;
     let venv = bench.dir(environment)?;
     let python = venv.join("bin/python");
     if !python.exists() {
@@ -98,14 +102,14 @@ pub(super) fn install_packages(bench: &Bench, environment: &str, packages: &[&st
     install(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))
 }
 
-fn run_python(bench: &Bench, program: &str, address: &str) -> Result<usize, Trouble> {
+fn run_python(bench: &Bench, program: &str, address: &str) -> Result<usize, SuiteError> {
     let python = bench.dir("python")?.join("bin/python");
     check(Command::new(python).arg(bench.programs("python").join(program)).arg(address))
 }
 
-fn install_node(bench: &Bench) -> Result<String, Trouble> {
-    need("node")?;
-    need("npm")?;
+fn install_node(bench: &Bench) -> Result<String, SuiteError> {
+    require_tool("node")?;
+    require_tool("npm")?;
     let dir = bench.dir("node")?;
     bench.copy("node", &dir)?;
     install(Command::new("npm").args(["install", "--silent", "--no-audit", "--no-fund"]).current_dir(&dir))?;
@@ -113,29 +117,29 @@ fn install_node(bench: &Bench) -> Result<String, Trouble> {
     version_of(&manifest)
 }
 
-pub(super) fn version_of(manifest: &Path) -> Result<String, Trouble> {
+pub(super) fn version_of(manifest: &Path) -> Result<String, SuiteError> {
     let text = std::fs::read_to_string(manifest).context("package.json")?;
     let json: serde_json::Value = serde_json::from_str(&text).context("package.json")?;
     Ok(json["version"].as_str().unwrap_or_default().to_owned())
 }
 
-fn run_node(bench: &Bench, address: &str) -> Result<usize, Trouble> {
+fn run_node(bench: &Bench, address: &str) -> Result<usize, SuiteError> {
     check(Command::new("node").arg("check_kafkajs.mjs").arg(address).current_dir(bench.dir("node")?))
 }
 
-fn install_java(bench: &Bench) -> Result<String, Trouble> {
+fn install_java(bench: &Bench) -> Result<String, SuiteError> {
     install_maven(bench, "java", "Check.java", "kafka-clients-")
 }
 
-/// A program of ours and its libraries from Maven; the version is the one in the name of the library.
+/// A test program and its libraries from Maven; the version is the one in the name of the library.
 pub(super) fn install_maven(
     bench: &Bench,
     name: &str,
     program: &str,
     library: &str,
-) -> Result<String, Trouble> {
-    need("javac")?;
-    need("mvn")?;
+) -> Result<String, SuiteError> {
+    require_tool("javac")?;
+    require_tool("mvn")?;
     let dir = bench.dir(name)?;
     bench.copy(name, &dir)?;
     let copy = ["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"];
@@ -148,12 +152,12 @@ pub(super) fn install_maven(
     Ok(version.unwrap_or_default())
 }
 
-fn run_java(bench: &Bench, address: &str) -> Result<usize, Trouble> {
+fn run_java(bench: &Bench, address: &str) -> Result<usize, SuiteError> {
     check(Command::new("java").args(["-cp", "lib/*:out", "Check", address]).current_dir(bench.dir("java")?))
 }
 
-pub(super) fn install_go(bench: &Bench, name: &str) -> Result<String, Trouble> {
-    need("go")?;
+pub(super) fn install_go(bench: &Bench, name: &str) -> Result<String, SuiteError> {
+    require_tool("go")?;
     let dir = bench.dir(&format!("go-{name}"))?;
     bench.copy(&format!("go/{name}"), &dir)?;
     install(Command::new("go").args(["mod", "tidy"]).current_dir(&dir))?;
@@ -165,7 +169,7 @@ pub(super) fn install_go(bench: &Bench, name: &str) -> Result<String, Trouble> {
     Ok(version.unwrap_or_default().trim_start_matches('v').to_owned())
 }
 
-pub(super) fn run_go(bench: &Bench, name: &str, address: &str) -> Result<usize, Trouble> {
+pub(super) fn run_go(bench: &Bench, name: &str, address: &str) -> Result<usize, SuiteError> {
     let program = bench.dir(&format!("go-{name}"))?.join("check");
     check(Command::new(program).arg(address))
 }

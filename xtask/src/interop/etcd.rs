@@ -1,4 +1,4 @@
-//! The clients of etcd: its own command line, Python, Go with the recipes, Java.
+//! The clients of etcd: etcdctl, Python, Go with the recipes, Java.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,14 +6,14 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::clients::{install_go, install_maven, install_packages, run_go};
-use super::{Bench, Speaks, Suite, Trouble, check, install, need};
+use super::{Bench, Protocol, Suite, SuiteError, check, install, require_tool};
 
-/// The older client needs the library for retries of its time.
+/// The older client needs an old version of its retry library.
 const ETCD3: [&str; 2] = ["etcd3==0.12.0", "tenacity==6.3.1"];
 const AETCD: [&str; 1] = ["aetcd==1.0.0"];
 
 pub(super) fn suites() -> Vec<Suite> {
-    let suite = |name, install, run| Suite { name, speaks: Speaks::Etcd, install, run, settings: &[] };
+    let suite = |name, install, run| Suite { name, protocol: Protocol::Etcd, install, run, settings: &[] };
     vec![
         suite("etcdctl", install_etcdctl, run_etcdctl),
         suite(
@@ -39,11 +39,11 @@ pub(super) fn suites() -> Vec<Suite> {
 }
 
 /// etcdctl from the machine, or its Debian package unpacked below `target`.
-fn install_etcdctl(bench: &Bench) -> Result<String, Trouble> {
-    need("python3")?; // the script reads JSON with it
-    if need("etcdctl").is_err() && !unpacked(bench).exists() {
-        need("apt-get")?;
-        need("dpkg-deb")?;
+fn install_etcdctl(bench: &Bench) -> Result<String, SuiteError> {
+    require_tool("python3")?; // the script reads JSON with it
+    if require_tool("etcdctl").is_err() && !unpacked(bench).exists() {
+        require_tool("apt-get")?;
+        require_tool("dpkg-deb")?;
         let dir = bench.dir("etcdctl")?;
         install(Command::new("apt-get").args(["download", "etcd-client"]).current_dir(&dir))?;
         let packages = std::fs::read_dir(&dir).context("the package")?;
@@ -56,7 +56,7 @@ fn install_etcdctl(bench: &Bench) -> Result<String, Trouble> {
     let output = Command::new(etcdctl(bench)).arg("version").env("ETCDCTL_API", "3").output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let version = text.lines().find_map(|line| line.strip_prefix("etcdctl version: "));
-    version.map(str::to_owned).ok_or_else(|| Trouble::Missing("etcdctl does not start".to_owned()))
+    version.map(str::to_owned).ok_or_else(|| SuiteError::Missing("etcdctl does not start".to_owned()))
 }
 
 fn unpacked(bench: &Bench) -> PathBuf {
@@ -67,23 +67,23 @@ fn etcdctl(bench: &Bench) -> PathBuf {
     if unpacked(bench).exists() { unpacked(bench) } else { PathBuf::from("etcdctl") }
 }
 
-fn run_etcdctl(bench: &Bench, addresses: &str) -> Result<usize, Trouble> {
+fn run_etcdctl(bench: &Bench, addresses: &str) -> Result<usize, SuiteError> {
     let script = bench.programs("etcdctl").join("check.sh");
     check(Command::new("bash").arg(script).arg(etcdctl(bench)).arg(addresses))
 }
 
-fn install_python(bench: &Bench, environment: &str, packages: &[&str]) -> Result<String, Trouble> {
+fn install_python(bench: &Bench, environment: &str, packages: &[&str]) -> Result<String, SuiteError> {
     install_packages(bench, environment, packages)?;
     Ok(packages[0].rsplit("==").next().unwrap_or_default().to_owned())
 }
 
-fn run_python(bench: &Bench, environment: &str, program: &str, addresses: &str) -> Result<usize, Trouble> {
+fn run_python(bench: &Bench, environment: &str, program: &str, addresses: &str) -> Result<usize, SuiteError> {
     let python = bench.dir(environment)?.join("bin/python");
     check(
         Command::new(python)
             .arg(bench.programs("python").join(program))
             .arg(addresses)
-            // What these clients were generated with is older than the compiled library they get.
+            // The generated code of these clients is older than the installed protobuf library.
             .env("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python"),
     )
 }

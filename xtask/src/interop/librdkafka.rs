@@ -1,4 +1,4 @@
-//! librdkafka's own test suite, out of the sources that the `rdkafka-sys` crate brings along.
+//! librdkafka's own test suite, from the sources in the `rdkafka-sys` crate.
 //!
 //! `crates/interop/librdkafka-allow.txt` lists the tests that pass. It only grows: a listed test that fails is our
 //! failure, and `--rdkafka-tests all` shows which others have started to pass.
@@ -9,28 +9,28 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, Speaks, Suite, Trouble, capture, install, need};
+use super::{Bench, Protocol, Suite, SuiteError, capture, install, require_tool};
 
-/// One test may take this long on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(240);
-/// The version of Apache Kafka whose behaviour the suite should expect.
-const AS_KAFKA: &str = "3.9.0";
+/// Timeout of one test on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(240);
+/// The version of Apache Kafka whose behaviour the suite expects.
+const KAFKA_VERSION: &str = "3.9.0";
 
 pub(super) fn suite() -> Suite {
     Suite {
         name: "librdkafka",
-        speaks: Speaks::Kafka,
+        protocol: Protocol::Kafka,
         install: build,
         run,
-        // What the suite's own cluster is configured with.
+        // The configuration of the suite's own cluster.
         settings: &[("kafka.num_partitions", "4"), ("kafka.group_min_session_timeout_ms", "1000")],
     }
 }
 
 /// Copies the sources below `target` and builds the test program there, once per version.
-fn build(bench: &Bench) -> Result<String, Trouble> {
-    need("cc")?;
-    need("make")?;
+fn build(bench: &Bench) -> Result<String, SuiteError> {
+    require_tool("cc")?;
+    require_tool("make")?;
     let source = sources(&bench.root)?;
     let version = version(&source)?;
     let home = bench.dir("librdkafka")?.join(&version);
@@ -50,7 +50,7 @@ fn build(bench: &Bench) -> Result<String, Trouble> {
     Ok(version)
 }
 
-/// Where cargo keeps the sources of `rdkafka-sys`.
+/// Path of the `rdkafka-sys` sources in cargo's registry.
 fn sources(root: &Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -77,7 +77,7 @@ fn version(source: &Path) -> Result<String> {
     Ok(format!("{}.{}.{}", part(0), part(2), part(4)))
 }
 
-fn run(bench: &Bench, address: &str) -> Result<usize, Trouble> {
+fn run(bench: &Bench, address: &str) -> Result<usize, SuiteError> {
     let version = version(&sources(&bench.root)?)?;
     let tests = bench.home.join("librdkafka").join(version).join("tests");
     std::fs::write(
@@ -93,71 +93,71 @@ fn run(bench: &Bench, address: &str) -> Result<usize, Trouble> {
     let (mut passed, mut failed) = (0, Vec::new());
     for test in &wanted {
         let mut end = run_one(&tests, test)?;
-        if end == End::Failed {
-            // Some measure time and lose on a busy machine; what is really broken fails twice.
+        if end == TestResult::Failed {
+            // Some tests measure time and fail on a busy machine; a real defect fails twice.
             end = run_one(&tests, test)?;
         }
         eprintln!("    {test} {end:?}");
         match end {
-            End::Passed => passed += 1,
-            // With the allow-list a test that no longer runs proves nothing any more.
-            End::Skipped if !bench.rdkafka_tests.is_empty() => {}
-            End::Skipped | End::Failed => failed.push(test.as_str()),
+            TestResult::Passed => passed += 1,
+            // A listed test that no longer runs proves nothing.
+            TestResult::Skipped if !bench.rdkafka_tests.is_empty() => {}
+            TestResult::Skipped | TestResult::Failed => failed.push(test.as_str()),
         }
     }
     if failed.is_empty() {
         return Ok(passed);
     }
-    Err(Trouble::Failed { passed, reason: format!("failed: {}", failed.join(" ")) })
+    Err(SuiteError::Failed { passed, reason: format!("failed: {}", failed.join(" ")) })
 }
 
-/// How one test ended.
+/// Result of one test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
+enum TestResult {
     Passed,
-    /// It wants what is not here (another version, a Kafka installation) and did nothing.
+    /// It needs something unavailable (another version, a Kafka installation) and was skipped.
     Skipped,
     Failed,
 }
 
-fn run_one(tests: &Path, test: &str) -> Result<End, Trouble> {
+fn run_one(tests: &Path, test: &str) -> Result<TestResult, SuiteError> {
     let mut command = Command::new("./test-runner");
     command
         .args(["-p1", "-Q", "-E"])
         .current_dir(tests)
         .env("TESTS", test)
-        .env("TEST_KAFKA_VERSION", AS_KAFKA)
+        .env("TEST_KAFKA_VERSION", KAFKA_VERSION)
         .env("LD_LIBRARY_PATH", "../src:../src-cpp");
     let log = tests.join(format!("{test}.log"));
-    match capture(&mut command, PATIENCE) {
+    match capture(&mut command, TIMEOUT) {
         Ok(output) => {
             let text = [output.stdout, output.stderr].concat();
-            let end = end_of(&String::from_utf8_lossy(&text), test);
+            let end = result_of(&String::from_utf8_lossy(&text), test);
             std::fs::write(log, text).context("its log")?;
-            Ok(if output.status.success() { end } else { End::Failed })
+            Ok(if output.status.success() { end } else { TestResult::Failed })
         }
-        Err(Trouble::Failed { reason, .. }) => {
+        Err(SuiteError::Failed { reason, .. }) => {
             std::fs::write(log, reason).context("its log")?;
-            Ok(End::Failed)
+            Ok(TestResult::Failed)
         }
         Err(missing) => Err(missing),
     }
 }
 
-/// What the line about this test in the summary says. No such line: it did not run.
-fn end_of(output: &str, test: &str) -> End {
+/// The test's line in the summary. Without such a line it did not run.
+fn result_of(output: &str, test: &str) -> TestResult {
     for line in output.lines() {
         let plain = strip_colours(line);
         if plain.split('|').any(|cell| cell.trim().starts_with(test)) {
             if plain.contains("PASSED") {
-                return End::Passed;
+                return TestResult::Passed;
             }
             if plain.contains("FAILED") {
-                return End::Failed;
+                return TestResult::Failed;
             }
         }
     }
-    End::Skipped
+    TestResult::Skipped
 }
 
 fn strip_colours(line: &str) -> String {
@@ -174,14 +174,14 @@ fn allow_list(root: &Path) -> PathBuf {
     root.join("crates/interop/librdkafka-allow.txt")
 }
 
-/// The tests an allow-list names: the first word of each line that is no comment.
+/// The tests of an allow-list: the first word of each line that is not a comment.
 fn allowed(text: &str) -> Vec<String> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-/// Every test there is, by the number in its file's name. From 1000 on they are not meant to end by themselves.
-fn numbers(tests: &Path) -> Result<Vec<String>, Trouble> {
+/// All tests, by the number in their file name. Tests from 1000 on do not terminate by design.
+fn numbers(tests: &Path) -> Result<Vec<String>, SuiteError> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(tests).context("the tests")? {
         let name = entry.context("a file")?.file_name().to_string_lossy().into_owned();
@@ -203,12 +203,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_allow_list_is_read_without_its_comments() {
+    fn allow_list_comments_are_ignored() {
         assert_eq!(allowed("# why\n0001  # produces\n\n0011\n"), ["0001", "0011"]);
     }
 
     #[test]
-    fn the_list_is_sorted_and_names_each_test_once() {
+    fn allow_list_is_sorted_and_unique() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let listed = allowed(&std::fs::read_to_string(allow_list(root)).unwrap());
         let mut sorted = listed.clone();
@@ -224,9 +224,15 @@ mod tests {
     #[test]
     fn only_a_test_that_ran_has_passed() {
         let passed = "| \u{1b}[32m0011_produce_batch                      |   PASSED |   1.234s |\u{1b}[0m\n";
-        assert_eq!(end_of(passed, "0011"), End::Passed);
-        assert_eq!(end_of(passed, "0012"), End::Skipped);
-        assert_eq!(end_of("| 0011_produce_batch   |  SKIPPED |   0.000s | why |", "0011"), End::Skipped);
-        assert_eq!(end_of("| 0011_produce_batch   |  FAILED |   0.000s | why |", "0011"), End::Failed);
+        assert_eq!(result_of(passed, "0011"), TestResult::Passed);
+        assert_eq!(result_of(passed, "0012"), TestResult::Skipped);
+        assert_eq!(
+            result_of("| 0011_produce_batch   |  SKIPPED |   0.000s | why |", "0011"),
+            TestResult::Skipped
+        );
+        assert_eq!(
+            result_of("| 0011_produce_batch   |  FAILED |   0.000s | why |", "0011"),
+            TestResult::Failed
+        );
     }
 }

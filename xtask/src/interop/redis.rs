@@ -1,4 +1,5 @@
-//! The clients of Redis Cluster (Python, Node, Go, Java) on three nodes, and Redis's own suite on one that has every slot.
+//! The clients of Redis Cluster (Python, Node, Go, Java) on three nodes, and Redis's own test suite on one node with
+//! all slots.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,18 +8,18 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::clients::{install_go, install_maven, install_packages, run_go};
-use super::{Bench, Speaks, Suite, Trouble, capture, check, install, last_words, need};
+use super::{Bench, Protocol, Suite, SuiteError, capture, check, install, output_tail, require_tool};
 
 const PYTHON: [&str; 1] = ["redis==8.1.0"];
-/// Names a checkout of Redis 7.0, whose suite is run.
+/// Environment variable with the path of a Redis 7.0 checkout, whose test suite is run.
 const SOURCES: &str = "MOIM_TEST_REDIS_SOURCES";
-/// What needs a command that stops the server, forks, or looks at what only Redis has inside.
+/// Excludes tests that need a command which stops the server, forks, or inspects Redis internals.
 const TAGS: &str = "-slow -needs:debug -needs:repl -needs:save";
 /// A unit that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn suites() -> Vec<Suite> {
-    let suite = |name, install, run| Suite { name, speaks: Speaks::Redis, install, run, settings: &[] };
+    let suite = |name, install, run| Suite { name, protocol: Protocol::Redis, install, run, settings: &[] };
     vec![
         suite("redis-py", install_python, run_python),
         suite(
@@ -41,7 +42,7 @@ pub(super) fn suites() -> Vec<Suite> {
         super::redis_tools::suite(),
         Suite {
             name: "redis-tcl",
-            speaks: Speaks::RedisAlone,
+            protocol: Protocol::RedisAlone,
             install: find_suite,
             run: run_suite,
             settings: &[],
@@ -49,60 +50,60 @@ pub(super) fn suites() -> Vec<Suite> {
     ]
 }
 
-fn install_python(bench: &Bench) -> Result<String, Trouble> {
+fn install_python(bench: &Bench) -> Result<String, SuiteError> {
     install_packages(bench, "python-redis", &PYTHON)?;
     Ok(PYTHON[0].rsplit("==").next().unwrap_or_default().to_owned())
 }
 
-fn run_python(bench: &Bench, addresses: &str) -> Result<usize, Trouble> {
+fn run_python(bench: &Bench, addresses: &str) -> Result<usize, SuiteError> {
     let python = bench.dir("python-redis")?.join("bin/python");
     check(Command::new(python).arg(bench.programs("python").join("check_redis.py")).arg(addresses))
 }
 
-fn install_node(bench: &Bench, package: &str) -> Result<String, Trouble> {
-    need("node")?;
-    need("npm")?;
+fn install_node(bench: &Bench, package: &str) -> Result<String, SuiteError> {
+    require_tool("node")?;
+    require_tool("npm")?;
     let dir = bench.dir("node")?;
     bench.copy("node", &dir)?;
     install(Command::new("npm").args(["install", "--silent", "--no-audit", "--no-fund"]).current_dir(&dir))?;
     super::clients::version_of(&dir.join("node_modules").join(package).join("package.json"))
 }
 
-fn run_node(bench: &Bench, program: &str, addresses: &str) -> Result<usize, Trouble> {
+fn run_node(bench: &Bench, program: &str, addresses: &str) -> Result<usize, SuiteError> {
     check(Command::new("node").arg(program).arg(addresses).current_dir(bench.dir("node")?))
 }
 
-fn install_java(bench: &Bench, library: &str) -> Result<String, Trouble> {
+fn install_java(bench: &Bench, library: &str) -> Result<String, SuiteError> {
     install_maven(bench, "redis-java", "CheckRedis.java", library)
 }
 
-fn run_java(bench: &Bench, client: &str, addresses: &str) -> Result<usize, Trouble> {
+fn run_java(bench: &Bench, client: &str, addresses: &str) -> Result<usize, SuiteError> {
     let dir = bench.dir("redis-java")?;
     check(Command::new("java").args(["-cp", "lib/*:out", "CheckRedis", client, addresses]).current_dir(dir))
 }
 
-fn sources() -> Result<PathBuf, Trouble> {
-    let missing = || Trouble::Missing(format!("{SOURCES} names no checkout of Redis 7.0"));
+fn sources() -> Result<PathBuf, SuiteError> {
+    let missing = || SuiteError::Missing(format!("{SOURCES} names no checkout of Redis 7.0"));
     let path = PathBuf::from(std::env::var_os(SOURCES).ok_or_else(missing)?);
     if path.join("tests/test_helper.tcl").is_file() { Ok(path) } else { Err(missing()) }
 }
 
-fn find_suite(_: &Bench) -> Result<String, Trouble> {
-    need("tclsh")?;
+fn find_suite(_: &Bench) -> Result<String, SuiteError> {
+    require_tool("tclsh")?;
     let version = std::fs::read_to_string(sources()?.join("src/version.h")).context("version.h")?;
     Ok(version.split('"').nth(1).unwrap_or_default().to_owned())
 }
 
-/// A unit of Redis's suite.
+/// A unit of Redis's test suite.
 struct Unit {
     name: String,
-    /// How many of its tests must pass: it only grows.
+    /// Minimum number of passing tests: it only grows.
     wanted: usize,
-    /// Tests that are left out, because they would end the unit.
+    /// Excluded tests, because they would abort the unit.
     without: Vec<String>,
 }
 
-/// The units that pass. A line that begins with `- ` names a test of the unit above it that is left out.
+/// The units that pass. A line that begins with `- ` names an excluded test of the unit above it.
 fn units(text: &str) -> anyhow::Result<Vec<Unit>> {
     let mut units: Vec<Unit> = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -116,7 +117,7 @@ fn units(text: &str) -> anyhow::Result<Vec<Unit>> {
     Ok(units)
 }
 
-fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
+fn run_suite(bench: &Bench, address: &str) -> Result<usize, SuiteError> {
     let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
     let (mut passed, mut short) = (0, Vec::new());
     let sources = sources()?;
@@ -139,17 +140,17 @@ fn run_suite(bench: &Bench, address: &str) -> Result<usize, Trouble> {
             ])
             .args(without.iter().flat_map(|test| ["--skiptest", test]))
             .current_dir(&sources);
-        let output = capture(&mut command, PATIENCE)?;
+        let output = capture(&mut command, TIMEOUT)?;
         let fine = String::from_utf8_lossy(&output.stdout).lines().filter(|line| is_ok(line)).count();
         eprintln!("    {unit} {fine} of {wanted}");
         std::fs::write(bench.home.join(format!("redis-{}.log", unit.replace('/', "-"))), &output.stdout)
             .context("its log")?;
         passed += fine;
         if fine < wanted {
-            short.push(format!("{unit} {fine} of {wanted}: {}", last_words(&output)));
+            short.push(format!("{unit} {fine} of {wanted}: {}", output_tail(&output)));
         }
     }
-    if short.is_empty() { Ok(passed) } else { Err(Trouble::Failed { passed, reason: short.join("\n") }) }
+    if short.is_empty() { Ok(passed) } else { Err(SuiteError::Failed { passed, reason: short.join("\n") }) }
 }
 
 /// A line like `[ok]: name (3 ms)`, coloured or not.
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_are_left_out_of_the_unit_above_them() {
+    fn excluded_tests_belong_to_the_unit_above_them() {
         let units = units("# why\nunit/a 3\n  - one test\n\nunit/b 4\n").unwrap();
         assert_eq!((units[0].wanted, units[0].without.as_slice()), (3, &["one test".to_owned()][..]));
         assert!(units[1].name == "unit/b" && units[1].without.is_empty());

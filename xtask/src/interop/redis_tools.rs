@@ -1,4 +1,4 @@
-//! Redis's own tools on a live cluster: `redis-cli --cluster` looks at it, moves slots and evens them out while
+//! Redis's own tools on a live cluster: `redis-cli --cluster` checks it, moves slots and rebalances them while
 //! `redis-benchmark --cluster` writes and reads.
 
 use std::fs::File;
@@ -7,26 +7,26 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{Bench, Speaks, Suite, Trouble, capture, last_words, need};
+use super::{Bench, Protocol, Suite, SuiteError, capture, output_tail, require_tool};
 
-/// For one command.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// What redis-cli says of a cluster that is as it should be.
+/// Timeout of one command.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// The output of redis-cli for a healthy cluster.
 const COVERED: &str = "[OK] All 16384 slots covered.";
 
 pub(super) fn suite() -> Suite {
-    Suite { name: "redis-cli", speaks: Speaks::Redis, install: find, run, settings: &[] }
+    Suite { name: "redis-cli", protocol: Protocol::Redis, install: find, run, settings: &[] }
 }
 
-fn find(_: &Bench) -> Result<String, Trouble> {
-    need("redis-benchmark")?;
-    need("redis-cli")?;
-    let output = capture(Command::new("redis-cli").arg("--version"), PATIENCE)?;
+fn find(_: &Bench) -> Result<String, SuiteError> {
+    require_tool("redis-benchmark")?;
+    require_tool("redis-cli")?;
+    let output = capture(Command::new("redis-cli").arg("--version"), TIMEOUT)?;
     let version = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(version.split_whitespace().nth(1).unwrap_or_default().to_owned())
 }
 
-/// Clients that write and read all the time; they end with the suite at the latest.
+/// Clients that write and read continuously; they are stopped with the suite at the latest.
 struct Load {
     child: Child,
     said: File,
@@ -40,7 +40,7 @@ impl Drop for Load {
 }
 
 impl Load {
-    fn start(host: &str, port: &str) -> Result<Self, Trouble> {
+    fn start(host: &str, port: &str) -> Result<Self, SuiteError> {
         let said = tempfile::tempfile().context("a file for its output")?;
         let child = Command::new("redis-benchmark")
             .args(["--cluster", "-h", host, "-p", port, "-t", "set,get"])
@@ -53,7 +53,7 @@ impl Load {
         Ok(Self { child, said })
     }
 
-    /// Waits for its end; what went wrong.
+    /// Waits for the exit; returns its failure.
     fn end(mut self) -> Result<(), String> {
         use std::io::{Read as _, Seek as _};
         let ended = self.child.wait().map_err(|error| error.to_string())?;
@@ -68,31 +68,31 @@ impl Load {
     }
 }
 
-/// Steps that passed, and the one that did not.
+/// Number of passed steps, and the failed one.
 struct Steps<'a> {
     address: &'a str,
     passed: usize,
 }
 
 impl Steps<'_> {
-    /// Runs `redis-cli --cluster WHAT`, which must succeed and say something.
-    fn cluster(&mut self, what: &str, args: &[&str], says: &str) -> Result<(), Trouble> {
+    /// Runs `redis-cli --cluster WHAT`, which must succeed and print `says`.
+    fn cluster(&mut self, what: &str, args: &[&str], says: &str) -> Result<(), SuiteError> {
         let mut command = Command::new("redis-cli");
         command.args(["--cluster", what, self.address]).args(args);
-        let output = capture(&mut command, PATIENCE)?;
+        let output = capture(&mut command, TIMEOUT)?;
         if !output.status.success() || !String::from_utf8_lossy(&output.stdout).contains(says) {
-            return Err(self.failed(format!("{what}: {}", last_words(&output))));
+            return Err(self.failed(format!("{what}: {}", output_tail(&output))));
         }
         self.passed += 1;
         Ok(())
     }
 
-    fn failed(&self, reason: String) -> Trouble {
-        Trouble::Failed { passed: self.passed, reason }
+    fn failed(&self, reason: String) -> SuiteError {
+        SuiteError::Failed { passed: self.passed, reason }
     }
 }
 
-fn run(_: &Bench, addresses: &str) -> Result<usize, Trouble> {
+fn run(_: &Bench, addresses: &str) -> Result<usize, SuiteError> {
     let address = addresses.split(',').next().unwrap_or(addresses);
     let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
     let mut steps = Steps { address, passed: 0 };
@@ -100,7 +100,7 @@ fn run(_: &Bench, addresses: &str) -> Result<usize, Trouble> {
     steps.cluster("info", &[], "[OK]")?;
     let primaries = primaries(host, port)?;
     let [one, two, ..] = primaries.as_slice() else {
-        // One node: there is nothing to move, but the load must pass.
+        // One node: no slot can be moved, but the load must succeed.
         let load = Load::start(host, port)?;
         load.end().map_err(|why| steps.failed(why))?;
         return Ok(steps.passed + 1);
@@ -118,9 +118,9 @@ fn run(_: &Bench, addresses: &str) -> Result<usize, Trouble> {
 }
 
 /// The ids of the nodes that own slots.
-fn primaries(host: &str, port: &str) -> Result<Vec<String>, Trouble> {
+fn primaries(host: &str, port: &str) -> Result<Vec<String>, SuiteError> {
     let output =
-        capture(Command::new("redis-cli").args(["-h", host, "-p", port, "cluster", "nodes"]), PATIENCE)?;
+        capture(Command::new("redis-cli").args(["-h", host, "-p", port, "cluster", "nodes"]), TIMEOUT)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let id = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();

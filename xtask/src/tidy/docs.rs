@@ -1,8 +1,8 @@
-//! Rules about the documents: links that lead somewhere, a crate map that is true.
+//! Rules for the documents: links have existing targets, and the crate map is complete.
 
 use super::Finding;
 
-/// Documents a newcomer looks for.
+/// Required documents.
 const NEEDED: [&str; 7] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -13,13 +13,13 @@ const NEEDED: [&str; 7] = [
     "docs/journal.md",
 ];
 
-/// Which of the needed documents are not there.
+/// The required documents that are missing.
 pub(crate) fn missing(paths: &[String]) -> Vec<Finding> {
     let absent = NEEDED.iter().filter(|needed| !paths.iter().any(|path| path == *needed));
     absent.map(|needed| Finding::at(needed, 0, "this document is missing")).collect()
 }
 
-/// Relative links whose target is not there. `exists` is asked for paths from the workspace root.
+/// Relative links whose target does not exist. `exists` gets paths from the workspace root.
 pub(crate) fn broken_links(path: &str, text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (number, line) in prose(text) {
@@ -36,8 +36,8 @@ pub(crate) fn broken_links(path: &str, text: &str, exists: &dyn Fn(&str) -> bool
     findings
 }
 
-/// Crates that the map names and nobody has, and crates that it forgets. A crate is named by
-/// `crates/<name>` or by the first cell of a table row under a heading cell `crate`.
+/// Crates that the map names and that do not exist, and crates that it omits. A crate is named by `crates/<name>` or
+/// by the first cell of a table row under a heading cell `crate`.
 pub(crate) fn crate_map(path: &str, text: &str, crates: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut named = Vec::new();
@@ -80,12 +80,12 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What stands in the round brackets of `[text](target)`.
+/// The targets in the round brackets of `[text](target)`.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target.trim())
 }
 
-/// The path a link means, from the workspace root; none when it leaves the workspace.
+/// The path of a link, from the workspace root; none if it leaves the workspace.
 fn resolve(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = match target.strip_prefix('/') {
         Some(_) => Vec::new(),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_is_compared_both_ways() {
+    fn crate_map_is_compared_both_ways() {
         let crates = ["base".to_owned(), "queue".to_owned()];
         let check = |text| {
             crate_map("ARCHITECTURE.md", text, &crates).iter().map(ToString::to_string).collect::<Vec<_>>()

@@ -1,11 +1,11 @@
-//! Rules about one file: shape, leftovers, and what must not leave a developer's machine.
+//! Rules for one file: shape, leftovers, and machine-specific paths and hosts.
 
 use super::Finding;
 
-/// More lines than this, tests apart, and a file probably hides two things.
+/// Maximum number of lines without tests; a longer file probably does two things.
 const MAX_LINES: usize = 800;
 
-/// Unfinished work. Cut in two so that this file does not find itself.
+/// Markers of unfinished work. Split in two so that this file does not match itself.
 const LEFTOVERS: [(&str, &str); 4] = [
     (concat!("to", "do!("), "unfinished code: finish it or write an issue"),
     (concat!("unimple", "mented!("), "unfinished code: finish it or write an issue"),
@@ -13,7 +13,7 @@ const LEFTOVERS: [(&str, &str); 4] = [
     (concat!("#[ig", "nore"), "a test that never runs proves nothing: fix it or delete it"),
 ];
 
-/// Folders of one person's machine.
+/// Paths of a developer's machine.
 const MACHINE_PATHS: [&str; 5] = [
     concat!("/ro", "ot/"),
     concat!("/ho", "me/"),
@@ -22,10 +22,10 @@ const MACHINE_PATHS: [&str; 5] = [
     concat!("C:\\Us", "ers"),
 ];
 
-/// The only registry a lock file may name.
+/// The only registry that a lock file may name.
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Every finding in one text file.
+/// All findings in one text file.
 pub(crate) fn check(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     if path.ends_with(".rs") {
@@ -109,14 +109,14 @@ fn product_lines(text: &str) -> usize {
 
 fn machine_path(line: &str) -> Option<&str> {
     let (at, found) = MACHINE_PATHS.iter().find_map(|path| Some((line.find(path)?, path)))?;
-    // `https://host/home/` is an address and `crates/x/root/` a path of ours: a machine path begins here.
+    // `https://host/home/` is a URL and `crates/x/root/` a path of ours: a machine path begins here.
     let before = line[..at].chars().next_back();
     let begins =
         before.is_none_or(|c| !(c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | '/' | '}' | '~')));
     begins.then_some(*found)
 }
 
-/// An address that only resolves inside somebody's network.
+/// A host name that only resolves inside a private network.
 fn private_host(line: &str) -> Option<&str> {
     let (_, after) = line.split_once("://")?;
     let host = after.split(['/', ':', '"', '\'', ' ', ')', '`', '>', '?', ',']).next()?;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_file_is_found_but_its_tests_are_apart() {
+    fn long_file_is_found_without_counting_its_tests() {
         let long = format!("//! Doc.\n{}", "//\n".repeat(800));
         assert_eq!(found("src/a.rs", &long).len(), 1);
         assert_eq!(found("src/a/tests.rs", &long).len(), 0);

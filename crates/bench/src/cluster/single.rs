@@ -1,4 +1,4 @@
-//! Metrics 31 and 32: the plan, a pure function; and how soon a member that was killed is known to be gone.
+//! Metrics 31 and 32: the assignment plan, a pure function; and the detection time of a killed member.
 
 use std::collections::HashMap;
 use std::process::{Command, Stdio};
@@ -14,12 +14,13 @@ use super::{Options, Running, store};
 use crate::report::{Aim, Figure, Metric};
 use crate::slices::median;
 
-/// How often a plan is made.
+/// Number of computed plans.
 const PLANS: usize = 7;
-/// How long a member may take to be seen, or seen to be gone.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout until a member is seen, or seen as gone.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The least moves of any plan that is balanced within one: an owner keeps at most a large share, and only so many keep one.
+/// The minimum number of moves of any plan that is balanced within one: an owner keeps at most a large share, and
+/// only a limited number keep one.
 fn least_moves(nodes: &[PlanNode], partitions: &[PlanPartition]) -> usize {
     let (share, larger) = (partitions.len() / nodes.len(), partitions.len() % nodes.len());
     let mut have: HashMap<&str, usize> = nodes.iter().map(|node| (node.id.as_str(), 0)).collect();
@@ -44,7 +45,7 @@ pub(super) fn plans(options: &Options) -> Result<Metric> {
     let mut random = fastrand::Rng::with_seed(26);
     let zone = |at: usize| format!("z{}", at % 3);
     let fresh: Vec<_> = (0..count).map(|at| PlanPartition { owner: None, zone: zone(at) }).collect();
-    // Owners at random: far from balanced. A twentieth of the nodes is gone, as many are new.
+    // Random owners, far from balanced. A twentieth of the nodes is gone, as many are new.
     let gone = (servers / 20).max(1);
     let scattered: Vec<_> = (0..count)
         .map(|at| PlanPartition { owner: Some(format!("n{}", random.usize(0..servers))), zone: zone(at) })
@@ -79,7 +80,7 @@ fn config(etcd: &str, node: &str) -> ClusterConfig {
     ClusterConfig { node_id: node.into(), store, ..ClusterConfig::default() }
 }
 
-/// A member with the default settings, until it is killed: what [`Options::member`] must run.
+/// Runs a member with default settings until it is killed: the program of [`Options::member`].
 pub fn member(etcd: &str) -> Result<()> {
     crate::load::runtime()?.block_on(async {
         let _cluster = Cluster::start(config(etcd, "victim")).await?;
@@ -105,12 +106,12 @@ pub(super) async fn detection(options: &Options, progress: &mut dyn FnMut(&str))
             .spawn()
             .context("starting a member")?;
         let mut victim = Running(child);
-        seen(&observer, MemberStatus::Up).await.context("the member does not come")?;
-        // Somewhere between two heartbeats.
+        await_status(&observer, MemberStatus::Up).await.context("the member does not come")?;
+        // At a random point between two heartbeats.
         tokio::time::sleep(Duration::from_millis(fastrand::u64(200..700))).await;
         let killed = Instant::now();
         victim.0.kill()?;
-        seen(&observer, MemberStatus::Down).await.context("the member does not go")?;
+        await_status(&observer, MemberStatus::Down).await.context("the member does not go")?;
         times.push(killed.elapsed().as_secs_f64());
     }
     let worst = times.iter().copied().fold(0.0, f64::max);
@@ -124,15 +125,15 @@ pub(super) async fn detection(options: &Options, progress: &mut dyn FnMut(&str))
     Ok(Metric { number: 32, title, figures, ..Metric::default() })
 }
 
-/// Waits until the victim is seen to be so.
-async fn seen(observer: &Cluster, status: MemberStatus) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+/// Waits until the victim has this status.
+async fn await_status(observer: &Cluster, status: MemberStatus) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
     let is_so = || {
         let view = observer.members().view();
         view.iter().any(|member| member.info.id == "victim" && member.status == status)
     };
     while !is_so() {
-        ensure!(Instant::now() < deadline, "not within {PATIENCE:?}");
+        ensure!(Instant::now() < deadline, "not within {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Ok(())
@@ -143,10 +144,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_moves_are_what_is_above_a_share_and_what_nobody_owns() {
+    fn least_moves_are_the_excess_over_a_share_and_the_unassigned() {
         let own = |owner: &str| PlanPartition { owner: Some(owner.into()), zone: String::new() };
         let partitions = [own("n0"), own("n0"), own("n0"), own("gone"), own("n1")];
-        // Five over two: three and two. n0 keeps three, n1 one, one is free.
+        // Five partitions over two nodes: three and two. n0 keeps three, n1 one, one is unassigned.
         assert_eq!(least_moves(&nodes(0..2), &partitions), 1);
         assert_eq!(plan(&nodes(0..2), &partitions).moves, 1);
         assert_eq!(least_moves(&nodes(5..6), &partitions), 5);

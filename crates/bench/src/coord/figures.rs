@@ -1,6 +1,6 @@
 //! Metrics 14, 17 and 18: memory, failover, and the queue as a noisy neighbour.
 //!
-//! Owns the servers it starts. Nothing here alternates: each figure is of one server at a time.
+//! Owns the servers it starts. Nothing alternates here: each figure measures one server at a time.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -18,15 +18,15 @@ use crate::procfs;
 use crate::report::{Aim, Figure, Metric};
 use crate::slices::median;
 
-/// Time a fresh server gets before its memory is read.
-const AT_REST: Duration = Duration::from_secs(2);
-/// Load before the leader dies, so that connections and caches are warm.
-const WARM: Duration = Duration::from_millis(1500);
-/// A cluster that has not answered for this long has failed to fail over.
+/// Idle time of a fresh server before its memory is read.
+const IDLE_TIME: Duration = Duration::from_secs(2);
+/// Duration of the load before the leader is killed, so that connections and caches are warm.
+const WARM_UP: Duration = Duration::from_millis(1500);
+/// Timeout of a failover.
 const FAILOVER_LIMIT: Duration = Duration::from_secs(30);
-/// What a client waits for an answer before it asks the next node.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// How long the neighbour is loud.
+/// Request timeout of a client before it tries the next node.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(250);
+/// Duration of the noisy produce load.
 const ISOLATION: Duration = Duration::from_secs(10);
 /// Puts of the memory test: each of the load's keys ten times.
 const HISTORY: u64 = 100_000;
@@ -42,7 +42,7 @@ pub(super) fn memory(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     for maker in &bench.makers {
         progress(&format!("metric 14: memory of {}", maker.label));
         let running = maker.start(1)?;
-        std::thread::sleep(AT_REST);
+        std::thread::sleep(IDLE_TIME);
         let pid = running.cluster.pids()[0];
         let at_rest = mib(procfs::memory_of(pid)?.resident);
         figures.push(Figure::new(maker.label, "memory at rest", at_rest, "MiB", None));
@@ -61,7 +61,7 @@ pub(super) fn memory(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     Ok(Metric { number: 14, title: "memory of coordination".into(), figures, ..Metric::default() })
 }
 
-/// Metric 17: from kill -9 of the leader to the next acknowledged put, with default timers.
+/// Metric 17: from SIGKILL of the leader to the next acknowledged put, with default timers.
 pub(super) fn failover(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
     let mut figures = Vec::new();
     for maker in &bench.makers {
@@ -101,15 +101,16 @@ async fn leader_of(running: &Running) -> Result<usize> {
 
 async fn one_failover(running: &mut Running) -> Result<Duration> {
     let leader = leader_of(running).await?;
-    // The client does not sit on the node that dies: it measures the cluster, not its own reconnecting.
+    // The client is not connected to the node that dies: it measures the cluster, not its own reconnect.
     let mut addrs = running.addrs()?;
     addrs.rotate_left(leader + 1);
     let stop = Rc::new(Cell::new(false));
     let local = LocalSet::new();
-    let hammer = local.spawn_local(loads::hammer(addrs, PATIENCE, Rc::clone(&stop)));
+    let put_until_stopped =
+        local.spawn_local(loads::put_until_stopped(addrs, REQUEST_TIMEOUT, Rc::clone(&stop)));
     let killed = local
         .run_until(async {
-            tokio::time::sleep(WARM).await;
+            tokio::time::sleep(WARM_UP).await;
             running.cluster.kill(leader)?;
             let killed = Instant::now();
             tokio::time::sleep(Duration::from_secs(4)).await;
@@ -117,17 +118,17 @@ async fn one_failover(running: &mut Running) -> Result<Duration> {
             Ok::<_, anyhow::Error>(killed)
         })
         .await?;
-    let acknowledged = local.run_until(hammer).await.context("the client panicked")??;
+    let acknowledged = local.run_until(put_until_stopped).await.context("the client panicked")??;
     let first = acknowledged.iter().find(|at| **at > killed + Duration::from_millis(1));
     let first = *first.context("no put was acknowledged within 4 s of the kill")?;
     running.cluster.restart(leader)?;
     tokio::time::sleep(Duration::from_secs(1)).await; // the restarted node catches up
-    // What counts is the pause: the last acknowledgement before it may have come after the signal.
+    // The pause counts: the last acknowledgement before it may have arrived after the signal.
     let before = acknowledged.iter().filter(|at| **at < first).max().copied().unwrap_or(killed);
     Ok(first - before.max(killed))
 }
 
-/// Metric 18: puts beside a produce load that takes all the disk and processor it can get.
+/// Metric 18: puts beside a produce load that saturates disk and CPU.
 pub(super) fn isolation(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
     let mut figures = Vec::new();
     for nodes in [1, 3] {
@@ -138,7 +139,7 @@ pub(super) fn isolation(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Re
         let before = bench.runtime.block_on(loads::status(addr))?.raft_term;
         let quiet = bench.runtime.block_on(loads::puts(addr, 1, Until::Elapsed(Duration::from_secs(3))))?;
         let kafka: SocketAddr = running.cluster.server(0).context("our server")?.kafka().parse()?;
-        let loud = bench.runtime.block_on(beside_produce(addr, kafka))?;
+        let loud = bench.runtime.block_on(during_produce(addr, kafka))?;
         let after = bench.runtime.block_on(loads::status(addr))?.raft_term;
         let p99 = |work: &crate::slices::Work| {
             work.latency.as_ref().map_or(0.0, |latency| latency.value_at_quantile(0.99) as f64 / 1e6)
@@ -167,7 +168,7 @@ pub(super) fn isolation(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Re
     Ok(Metric { number: 18, title, figures, ..Metric::default() })
 }
 
-async fn beside_produce(
+async fn during_produce(
     addr: SocketAddr,
     kafka: SocketAddr,
 ) -> Result<(crate::slices::Work, crate::slices::Work)> {

@@ -1,4 +1,4 @@
-//! The sides of the coordination metrics: each server under each load.
+//! The subjects of the coordination metrics: each server under each load.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::load::Until;
 use crate::load::coord::{self as loads, Watchers};
 use crate::slices::{Subject, Work};
 
-/// The time between two updates of the fan-out.
-const PACE: Duration = Duration::from_millis(100);
+/// Interval between two updates of the fan-out.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a server is, whatever the load.
+/// A server, independent of the load.
 struct Server<'a> {
     bench: &'a Bench<'a>,
     label: &'static str,
@@ -95,7 +95,7 @@ impl Subject for GetSubject<'_> {
     }
 }
 
-/// Watchers of one key that is updated at a steady pace.
+/// Watchers of one key that is updated at a fixed rate.
 pub(super) struct WatchSubject<'a> {
     server: Server<'a>,
     count: usize,
@@ -129,7 +129,7 @@ impl Subject for WatchSubject<'_> {
 
     fn run(&mut self, slice: Duration) -> Result<Work> {
         let watchers = self.watchers.as_mut().context("the watchers are there")?;
-        self.server.bench.runtime.block_on(watchers.run(slice, PACE))
+        self.server.bench.runtime.block_on(watchers.run(slice, UPDATE_INTERVAL))
     }
 
     fn settle(&mut self) -> Result<()> {

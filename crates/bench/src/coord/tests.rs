@@ -1,4 +1,4 @@
-//! The loads on a real etcd, where there is one: what they count is what a server did.
+//! The loads on a real etcd, if installed: the counted operations equal those the server executed.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn real() -> Option<(Runtime, Running)> {
 }
 
 #[test]
-fn every_put_counted_is_a_revision() {
+fn every_counted_put_is_a_revision() {
     let Some((runtime, running)) = real() else { return };
     let addr = running.addr(0).unwrap();
     let revision = || runtime.block_on(loads::status(addr)).unwrap().header.unwrap().revision;

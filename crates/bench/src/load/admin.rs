@@ -1,4 +1,4 @@
-//! What a load needs besides its hot path: make a topic, wait until it serves, ask for its end, delete it.
+//! Topic administration for the loads: create a topic, wait for its leaders, list its end offset, delete it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -22,18 +22,18 @@ const METADATA_VERSION: i16 = 9;
 const LIST_OFFSETS_VERSION: i16 = 5;
 const LATEST: i64 = -1;
 
-/// A topic to make.
+/// A topic to create.
 #[derive(Clone, Debug)]
 pub struct NewTopic {
-    /// Its name.
+    /// Topic name.
     pub name: String,
-    /// How many partitions.
+    /// Partition count.
     pub partitions: i32,
-    /// Settings that differ from the server's defaults.
+    /// Topic configs that differ from the server's defaults.
     pub configs: Vec<(String, String)>,
 }
 
-/// Whether a server answers requests already.
+/// True if a server answers requests.
 pub async fn serves(addr: SocketAddr) -> bool {
     let ask = async {
         let mut connection = Connection::open(addr).await?;
@@ -47,12 +47,12 @@ pub async fn serves(addr: SocketAddr) -> bool {
     matches!(tokio::time::timeout(Duration::from_secs(1), ask).await, Ok(Ok(())))
 }
 
-/// Makes topics, one replica each, and waits until every partition has a leader.
+/// Creates topics with replication factor 1, and waits until every partition has a leader.
 pub async fn create(addr: SocketAddr, topics: &[NewTopic]) -> Result<()> {
     create_somewhere(addr, topics, None).await
 }
 
-/// The same, with every partition on one broker of several: the one at the address.
+/// Creates topics with every partition on one broker of several: the one at the address.
 pub async fn create_on(addr: SocketAddr, broker: i32, topics: &[NewTopic]) -> Result<()> {
     create_somewhere(addr, topics, Some(broker)).await
 }
@@ -93,8 +93,8 @@ async fn create_somewhere(addr: SocketAddr, topics: &[NewTopic], broker: Option<
     Ok(())
 }
 
-/// Whether the broker leads every partition of the topics. Metadata may name a leader that does not know it yet, so the
-/// leader itself is asked, for the end of each partition.
+/// True if the broker leads every partition of the topics. Metadata may name a leader that is not aware of it yet, so
+/// the leader itself is asked for the end offset of each partition.
 async fn led(connection: &mut Connection, topics: &[NewTopic]) -> Result<bool> {
     let latest =
         |partition_index| ListOffsetsPartition { partition_index, timestamp: LATEST, ..Default::default() };
@@ -119,8 +119,8 @@ pub async fn delete(addr: SocketAddr, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Makes a topic with this many replicas; waits until every partition has a leader and all of them in sync, and answers
-/// where the leaders are.
+/// Creates a topic with this replication factor; waits until every partition has a leader and all replicas are in
+/// sync, and returns the leaders' addresses.
 pub async fn create_replicated(addr: SocketAddr, topic: &NewTopic, factor: i16) -> Result<Vec<SocketAddr>> {
     let configs = topic.configs.iter().map(|(name, value)| CreatableTopicConfig {
         name: KString::from(name.as_str()),
@@ -150,7 +150,7 @@ pub async fn create_replicated(addr: SocketAddr, topic: &NewTopic, factor: i16) 
     }
 }
 
-/// Where the leaders of the first partitions are, as far as they have `in_sync` replicas in sync.
+/// The leaders' addresses of the first partitions, as far as they have `in_sync` in-sync replicas.
 pub async fn leaders(addr: SocketAddr, topic: &str, in_sync: usize) -> Result<Vec<SocketAddr>> {
     let asked = MetadataRequestTopic { name: Some(KString::from(topic)), ..Default::default() };
     let question = MetadataRequest { topics: Some(vec![asked]), ..Default::default() };
@@ -171,7 +171,7 @@ pub async fn leaders(addr: SocketAddr, topic: &str, in_sync: usize) -> Result<Ve
     Ok(leaders)
 }
 
-/// Where the controller is, as a server says.
+/// The controller's address, according to a server.
 pub async fn controller(addr: SocketAddr) -> Result<SocketAddr> {
     let question = MetadataRequest { topics: Some(Vec::new()), ..Default::default() };
     let answer: MetadataResponse = Connection::open(addr).await?.call(METADATA_VERSION, &question).await?;

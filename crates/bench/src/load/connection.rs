@@ -1,7 +1,7 @@
-//! One connection: frames out, frames in.
+//! One Kafka connection: request frames out, response frames in.
 //!
-//! Owns the socket and one input buffer that is reused as long as nobody holds on to a received frame. Answers come in the
-//! order of the questions, as the protocol promises, so nothing is matched by correlation id on the way back.
+//! Owns the socket and one input buffer, which is reused as long as no received frame is held. Responses arrive in
+//! request order, as the protocol guarantees, so they are not matched by correlation id.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -13,17 +13,17 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// What the load client calls itself.
+/// `client.id` of the load client.
 const CLIENT_ID: &str = "moim-bench";
-/// Largest response believed.
+/// Maximum accepted response size.
 const MAX_FRAME: usize = 256 << 20;
 const READ_BYTES: usize = 64 << 10;
 
 /// A connection to a broker.
 pub struct Connection {
-    /// The way out.
+    /// The write half.
     pub sender: Sender,
-    /// The way in.
+    /// The read half.
     pub receiver: Receiver,
 }
 
@@ -46,7 +46,7 @@ impl Connection {
         Ok(Connection { sender: Sender(write), receiver })
     }
 
-    /// One question, one answer.
+    /// Sends one request and reads its response.
     pub async fn call<Q: Message, A: Message>(&mut self, version: i16, question: &Q) -> Result<A> {
         self.sender.send(&request(version, question)?, 1).await?;
         let frame = self.receiver.frame().await?;
@@ -54,7 +54,7 @@ impl Connection {
     }
 }
 
-/// A request frame ready to send, size and all.
+/// An encoded request frame, with its length prefix.
 pub fn request<Q: Message>(version: i16, question: &Q) -> Result<Bytes> {
     let client_id = Some(KString::from(CLIENT_ID));
     let header = RequestHeader { api_key: Q::KEY as i16, api_version: version, correlation_id: 1, client_id };
@@ -62,7 +62,7 @@ pub fn request<Q: Message>(version: i16, question: &Q) -> Result<Bytes> {
 }
 
 impl Sender {
-    /// Sends the same frame `times` times with as few system calls as the socket takes.
+    /// Sends the same frame `times` times with as few system calls as the socket allows.
     pub async fn send(&mut self, frame: &[u8], times: usize) -> io::Result<()> {
         let mut slices = vec![IoSlice::new(frame); times];
         let mut left = slices.as_mut_slice();
@@ -78,7 +78,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The next frame without its size. Drop it before asking again, or the buffer cannot be reused.
+    /// The next frame without its length prefix. Drop it before the next call, or the buffer cannot be reused.
     pub async fn frame(&mut self) -> Result<Bytes> {
         loop {
             if let Some(frame) = self.buffered()? {
@@ -90,7 +90,7 @@ impl Receiver {
         }
     }
 
-    /// The next frame, if it has arrived already.
+    /// The next frame, if it has already arrived.
     pub fn buffered(&mut self) -> Result<Option<Bytes>> {
         match self.size()? {
             Some(size) if self.input.len() >= size + 4 => {
@@ -101,7 +101,7 @@ impl Receiver {
         }
     }
 
-    /// The size the frame at the front says it has.
+    /// The length of the frame at the front, from its prefix.
     fn size(&self) -> Result<Option<usize>> {
         let Some(prefix) = self.input.first_chunk::<4>() else { return Ok(None) };
         let size = u32::from_be_bytes(*prefix) as usize;
@@ -109,7 +109,7 @@ impl Receiver {
         Ok(Some(size))
     }
 
-    /// Reads up to `want` bytes and throws them away.
+    /// Reads up to `want` bytes and discards them.
     pub async fn discard(&mut self, want: u64) -> Result<u64> {
         self.input.clear();
         self.input.reserve(usize::try_from(want).unwrap_or(READ_BYTES));

@@ -1,6 +1,6 @@
-//! Loads of a server that speaks etcd v3: puts, linearizable gets, watchers.
+//! Loads for a server that speaks etcd v3: puts, linearizable gets, watches.
 //!
-//! A client has one request under way. Clients share connections, sixteen on each, as the clients of one process do.
+//! A client has one request in flight. Sixteen clients share a connection, as the clients of one process do.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -19,11 +19,11 @@ use super::grpc::{Call, Channel, Stream};
 use super::{Tally, Until, all};
 use crate::slices::{Work, latencies};
 
-/// Clients on one connection.
-const SHARE: usize = 16;
-/// Keys that puts go round in.
+/// Clients per connection.
+const CLIENTS_PER_CONNECTION: usize = 16;
+/// Number of keys that puts cycle through.
 const KEYS: u64 = 10_000;
-/// The size of a value.
+/// Size of a value.
 const VALUE_BYTES: usize = 256;
 
 /// The key of a number.
@@ -31,7 +31,7 @@ fn key(number: u64) -> Bytes {
     Bytes::from(format!("bench/{number:08}"))
 }
 
-/// A put, ready to be sent.
+/// An encoded put request.
 #[must_use]
 pub fn put_frame(key: Bytes, value: Bytes) -> Bytes {
     encode_frame(&PutRequest { key, value, ..PutRequest::default() })
@@ -39,13 +39,13 @@ pub fn put_frame(key: Bytes, value: Bytes) -> Bytes {
 
 async fn channels(addr: SocketAddr, clients: usize) -> Result<Vec<Channel>> {
     let mut channels = Vec::new();
-    for _ in 0..clients.div_ceil(SHARE) {
+    for _ in 0..clients.div_ceil(CLIENTS_PER_CONNECTION) {
         channels.push(Channel::open(addr).await?);
     }
     Ok(channels)
 }
 
-/// Puts of 256 bytes, each client over a part of the keys.
+/// Puts of 256 bytes, each client on a part of the keys.
 pub async fn puts(addr: SocketAddr, clients: usize, until: Until) -> Result<Work> {
     let channels = channels(addr, clients).await?;
     let mut tasks = Vec::new();
@@ -71,12 +71,12 @@ async fn put_loop(call: Call, client: u64, clients: u64, until: Until) -> Result
     Ok(tally)
 }
 
-/// Puts every key once, so that gets find something.
+/// Puts every key once, so that gets hit existing keys.
 pub async fn fill(addr: SocketAddr) -> Result<()> {
     puts(addr, 64, Until::Operations(KEYS.div_ceil(64))).await.map(drop)
 }
 
-/// Linearizable gets of single keys that exist.
+/// Linearizable gets of single existing keys.
 pub async fn gets(addr: SocketAddr, clients: usize, until: Until) -> Result<Work> {
     let channels = channels(addr, clients).await?;
     let mut tasks = Vec::new();
@@ -112,7 +112,7 @@ pub async fn status(addr: SocketAddr) -> Result<StatusResponse> {
     Ok(decode(call.unary(encode_frame(&StatusRequest::default())).await?)?)
 }
 
-/// Watchers of one key, each on a stream of its own, and one who writes to it.
+/// Watchers of one key, each on its own stream, and one writer.
 pub struct Watchers {
     streams: Vec<Stream>,
     writer: Call,
@@ -120,11 +120,11 @@ pub struct Watchers {
     epoch: Instant,
 }
 
-/// The most a watch message may have here.
+/// Maximum size of a watch message.
 const MAX_MESSAGE: usize = 4 << 20;
 
 impl Watchers {
-    /// Creates this many.
+    /// Creates `count` watchers.
     pub async fn create(addr: SocketAddr, count: usize) -> Result<Watchers> {
         let key = Bytes::from_static(b"bench-watched");
         let create = WatchCreateRequest { key: key.clone(), ..WatchCreateRequest::default() };
@@ -148,7 +148,7 @@ impl Watchers {
         Ok(Watchers { streams, writer, key, epoch: Instant::now() })
     }
 
-    /// Puts at a steady pace until the slice ends. The work is events seen, each with its time from put to sight.
+    /// Puts at a fixed rate until the slice ends. The work is the received events, each with its time since the put.
     pub async fn run(&mut self, slice: Duration, pace: Duration) -> Result<Work> {
         let updates = u64::try_from(slice.as_nanos() / pace.as_nanos().max(1))?.max(1);
         let started = Instant::now();
@@ -156,7 +156,7 @@ impl Watchers {
         let local = LocalSet::new();
         let mut readers = JoinSet::new();
         for stream in self.streams.drain(..) {
-            readers.spawn_local_on(see(stream, epoch, updates), &local);
+            readers.spawn_local_on(read_events(stream, epoch, updates), &local);
         }
         let (writer, key) = (self.writer.clone(), self.key.clone());
         let mut streams = Vec::new();
@@ -190,8 +190,8 @@ impl Watchers {
     }
 }
 
-/// Reads events until this many were seen; answers how old each was.
-async fn see(mut stream: Stream, epoch: Instant, wanted: u64) -> Result<(Stream, Vec<u64>)> {
+/// Reads events until `wanted` were received; returns the age of each.
+async fn read_events(mut stream: Stream, epoch: Instant, wanted: u64) -> Result<(Stream, Vec<u64>)> {
     let mut reader = FrameReader::new(MAX_MESSAGE);
     let mut seen = Vec::new();
     while (seen.len() as u64) < wanted {
@@ -210,9 +210,9 @@ async fn see(mut stream: Stream, epoch: Instant, wanted: u64) -> Result<(Stream,
     Ok((stream, seen))
 }
 
-/// One client that puts without pause until told to stop, and asks the next server when one does not answer: the times at
-/// which a put was acknowledged.
-pub async fn hammer(
+/// One client that puts without pause until the stop flag is set, and switches to the next server when one does not
+/// answer: returns the times at which a put was acknowledged.
+pub async fn put_until_stopped(
     addrs: Vec<SocketAddr>,
     patience: Duration,
     stop: Rc<std::cell::Cell<bool>>,

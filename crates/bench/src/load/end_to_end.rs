@@ -1,7 +1,7 @@
-//! From producer to consumer: one record at a steady pace, a consumer in a long poll, the time between.
+//! End-to-end latency: one record at a fixed rate, a consumer in a long poll, the time between.
 //!
-//! Owns the pace. The sender never waits for the server (acknowledgements are read beside it), so a stall shows in the
-//! latency of every record sent meanwhile instead of slowing the load. A record carries the moment it was sent in its value.
+//! Owns the rate. The sender never waits for the server (acknowledgements are read concurrently), so a stall shows in
+//! the latency of every record sent meanwhile instead of slowing the load. The value of a record is its send time.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,29 +20,29 @@ use crate::slices::Work;
 const VALUE_BYTES: usize = 100;
 const MAX_WAIT_MS: i32 = 500;
 const MAX_BYTES: i32 = 1 << 20;
-/// How long the consumer may wait for the last records after the sender has stopped.
+/// How long the consumer waits for the last records after the sender has stopped.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// What to send.
+/// An end-to-end load.
 #[derive(Clone, Debug)]
 pub struct EndToEnd {
     /// The broker.
     pub addr: SocketAddr,
-    /// A topic of one partition.
+    /// A topic with one partition.
     pub topic: String,
-    /// Offset of the next record: the topic's end.
+    /// Offset of the next record: the topic's log end offset.
     pub from: i64,
-    /// Time between two records.
+    /// Interval between two records.
     pub every: Duration,
 }
 
-/// Sends for `slice` and waits until every record has been seen.
+/// Sends for `slice` and waits until every record was consumed.
 pub async fn end_to_end(load: &EndToEnd, slice: Duration) -> Result<Work> {
     let wanted = u64::try_from(slice.as_nanos() / load.every.as_nanos().max(1))?;
     let Connection { mut sender, receiver } = Connection::open(load.addr).await?;
     let consumer = Connection::open(load.addr).await?;
     let epoch = Instant::now();
-    // The sender outlives the sending: dropping it would end the connection before the last acknowledgements.
+    // The sender outlives the sending: dropping it would close the connection before the last acknowledgements.
     let sending = send(&mut sender, load, epoch, wanted);
     let acknowledging = acknowledge(receiver, wanted);
     let consuming = async {

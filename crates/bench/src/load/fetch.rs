@@ -1,8 +1,8 @@
-//! Fetch as fast as the server sends: one connection per partition, requests for consecutive ranges under way on each.
+//! Fetch at full rate: one connection per partition, requests for consecutive ranges in flight on each.
 //!
-//! Owns the walk over a partition that was filled with equal batches: since every batch has the same size and the same
-//! number of records, each request is known beforehand and is encoded once. The walk starts again at its end, so the data
-//! is hot. A response that does not begin at the asked offset ends the run.
+//! Owns the walk over a partition of equal batches: because every batch has the same size and record count, each
+//! request is known in advance and is encoded once. The walk restarts at the end of the partition, so the data is
+//! hot. A response that does not begin at the requested offset ends the run.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,23 +17,23 @@ use super::connection::{Connection, request};
 use super::{Tally, Until, all, expect_ok};
 use crate::slices::Work;
 
-/// The last version that names topics instead of giving their ids.
+/// The last version with topic names instead of topic ids.
 pub(crate) const FETCH_VERSION: i16 = 12;
 
-/// What to fetch.
+/// A fetch load.
 #[derive(Clone, Debug)]
 pub struct FetchLoad {
     /// The broker.
     pub addr: SocketAddr,
     /// The topic; every partition holds `batches` equal batches.
     pub topic: String,
-    /// Partitions 0..n, each on a connection of its own.
+    /// Partitions 0..n, one connection each.
     pub partitions: i32,
-    /// Requests under way on each connection.
+    /// Requests in flight on each connection.
     pub window: usize,
-    /// Batches in a partition.
+    /// Batches per partition.
     pub batches: usize,
-    /// Batches asked for in one request.
+    /// Batches per fetch request.
     pub batches_per_fetch: usize,
     /// Size of a batch.
     pub batch_bytes: usize,
@@ -41,7 +41,7 @@ pub struct FetchLoad {
     pub batch_records: usize,
 }
 
-/// A question for at most `max_bytes` of one partition; it waits up to `max_wait_ms` for the first byte.
+/// A fetch request for at most `max_bytes` of one partition; it waits up to `max_wait_ms` for the first byte.
 pub fn fetch_request(
     topic: &str,
     partition: i32,
@@ -66,7 +66,7 @@ pub fn fetch_request(
     request(FETCH_VERSION, &question)
 }
 
-/// The records of a response about one partition; empty when nothing came in time.
+/// The records of a response for one partition; empty after a timeout.
 pub(crate) fn records_of(frame: Bytes) -> Result<Bytes> {
     let (_, response) = decode_response::<FetchResponse>(frame, FETCH_VERSION).context("fetch response")?;
     expect_ok("fetch", response.error_code)?;

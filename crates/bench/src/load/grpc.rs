@@ -1,7 +1,7 @@
-//! The gRPC client of the load tool: HTTP/2 by the crate `h2` and nothing above it.
+//! The gRPC client of the load tool: HTTP/2 through the `h2` crate, without a framework.
 //!
-//! A framework would cost more than the servers under test. Requests are frames made beforehand; of a response only the
-//! status is checked and the bytes are handed on. Calls of one [`Channel`] share its connection.
+//! A framework would cost more than the servers under test. Requests are pre-encoded frames; of a response only the
+//! status is checked, and the bytes are returned. Calls of one [`Channel`] share its connection.
 
 use std::net::SocketAddr;
 
@@ -14,28 +14,28 @@ use tokio::net::TcpStream;
 
 const WINDOW: u32 = 4 << 20;
 
-/// One connection.
+/// One HTTP/2 connection.
 #[derive(Clone)]
 pub struct Channel {
     sender: SendRequest<Bytes>,
     authority: String,
 }
 
-/// A method on a channel, with its address made once.
+/// A method on a channel, with its URI built once.
 #[derive(Clone)]
 pub struct Call {
     sender: SendRequest<Bytes>,
     uri: Uri,
 }
 
-/// A call whose answers keep coming and whose requests may too.
+/// A streaming call.
 pub struct Stream {
     requests: h2::SendStream<Bytes>,
     answers: RecvStream,
 }
 
 impl Channel {
-    /// Connects. The connection ends with the last handle on it.
+    /// Connects. The connection closes with its last handle.
     pub async fn open(addr: SocketAddr) -> Result<Channel> {
         let socket = TcpStream::connect(addr).await.with_context(|| format!("connecting to {addr}"))?;
         socket.set_nodelay(true)?;
@@ -47,7 +47,7 @@ impl Channel {
             .await
             .context("HTTP/2 handshake")?;
         tokio::spawn(async move {
-            let _ = connection.await; // whoever calls learns of it
+            let _ = connection.await; // the caller gets the error
         });
         Ok(Channel { sender, authority: addr.to_string() })
     }
@@ -60,7 +60,7 @@ impl Channel {
 }
 
 impl Call {
-    /// One request, one answer: the answer's message.
+    /// A unary call; returns the response message.
     pub async fn unary(&self, frame: Bytes) -> Result<Bytes> {
         let mut stream = self.begin(frame, true).await?;
         let mut message = BytesMut::new();
@@ -77,7 +77,7 @@ impl Call {
         Ok(message.split_off(5).freeze())
     }
 
-    /// A stream that begins with this request.
+    /// Starts a stream with this request.
     pub async fn stream(&self, frame: Bytes) -> Result<Stream> {
         self.begin(frame, false).await
     }
@@ -106,7 +106,7 @@ impl Stream {
         self.requests.send_data(frame, false).context("sending")
     }
 
-    /// The next piece of what the server sends; frames may begin and end anywhere in it.
+    /// The next chunk of the response stream; frames may begin and end anywhere in it.
     pub async fn piece(&mut self) -> Result<Bytes> {
         let piece =
             self.answers.data().await.context("the stream has ended")?.context("reading the stream")?;
@@ -115,7 +115,7 @@ impl Stream {
     }
 }
 
-/// An error unless the call went well.
+/// An error unless the gRPC status is OK.
 fn check(trailers: Option<&HeaderMap>) -> Result<()> {
     let text = |name: &str| {
         trailers

@@ -1,6 +1,6 @@
-//! Many consumers with nothing to read: each waits in a long poll and asks again when told that nothing came.
+//! Many idle consumers: each waits in a long poll and fetches again after an empty response.
 //!
-//! Owns the waiting. The server's CPU during it is what idling costs.
+//! Owns the waiting. The server's CPU time meanwhile is the cost of idle consumers.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,22 +12,22 @@ use super::fetch::{fetch_request, records_of};
 use super::{Tally, all};
 use crate::slices::Work;
 
-/// Who waits.
+/// Idle consumers.
 #[derive(Clone, Debug)]
 pub struct Idle {
     /// The broker.
     pub addr: SocketAddr,
     /// An empty topic.
     pub topic: String,
-    /// Its partitions; the consumers are spread over them.
+    /// Its partition count; the consumers are spread over the partitions.
     pub partitions: i32,
-    /// Consumers, each on a connection of its own.
+    /// Number of consumers, one connection each.
     pub consumers: i32,
-    /// What each allows the server to wait.
+    /// `max_wait_ms` of each fetch.
     pub max_wait_ms: i32,
 }
 
-/// Connected consumers, before they wait: connecting a thousand of them is not what is measured.
+/// Connected consumers, before they wait: connecting a thousand of them is not measured.
 pub struct Waiting {
     connections: Vec<Connection>,
 }
@@ -41,19 +41,19 @@ pub async fn connect(idle: &Idle) -> Result<Waiting> {
     Ok(Waiting { connections })
 }
 
-/// The answer to one consumer that does not wait, without its size.
+/// The response to one consumer that does not wait, without its length prefix.
 pub async fn sample(idle: &Idle) -> Result<bytes::Bytes> {
     let mut connection = Connection::open(idle.addr).await?;
     connection.sender.send(&fetch_request(&idle.topic, 0, 0, 1 << 20, 0)?, 1).await?;
     connection.receiver.frame().await
 }
 
-/// Waits for `slice`; the polls under way at its end are finished.
+/// Waits for `slice`; polls in flight at its end are finished.
 pub async fn wait(idle: &Idle, waiting: Waiting, slice: Duration) -> Result<Work> {
     let mut tasks = Vec::new();
     for (connection, number) in waiting.connections.into_iter().zip(0..) {
         let question = fetch_request(&idle.topic, number % idle.partitions, 0, 1 << 20, idle.max_wait_ms)?;
-        // Consumers do not start in step; spread over one wait, neither do these.
+        // Real consumers do not start in step; these are spread over one wait.
         let offset =
             Duration::from_millis(u64::try_from(idle.max_wait_ms)?) / u32::try_from(idle.consumers.max(1))?;
         let late = offset * u32::try_from(number)?;

@@ -1,7 +1,8 @@
-//! Produce as fast as the server acknowledges: one connection per partition, a window of requests under way on each.
+//! Produce at full rate: one connection per partition, a window of requests in flight on each.
 //!
-//! Owns the batch every request carries. The request is encoded once per connection; the same bytes are sent every time,
-//! which a server cannot tell from a producer with unlucky data: batches carry no producer id and random values.
+//! Owns the batch that every request carries. The request is encoded once per connection; the same bytes are sent
+//! every time, which a server cannot distinguish from a producer with repetitive data: batches carry no producer id
+//! and random values.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,33 +19,33 @@ use super::connection::{Connection, request};
 use super::{Tally, Until, all, expect_ok};
 use crate::slices::Work;
 
-/// The last version that names topics instead of giving their ids.
+/// The last version with topic names instead of topic ids.
 pub(crate) const PRODUCE_VERSION: i16 = 12;
 
-/// What clients wait by default before they try again.
+/// The default retry backoff of clients.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// What to produce.
+/// A produce load.
 #[derive(Clone, Debug)]
 pub struct ProduceLoad {
     /// The broker.
     pub addr: SocketAddr,
-    /// The topic; it exists.
+    /// The topic; it must exist.
     pub topic: String,
-    /// Partitions 0..n, each on a connection of its own.
+    /// Partitions 0..n, one connection each.
     pub partitions: i32,
-    /// Requests under way on each connection.
+    /// Requests in flight on each connection.
     pub window: usize,
     /// The batch in every request.
     pub batch: Bytes,
 }
 
-/// A batch of `records` records that is `bytes` long as near as whole records allow.
+/// A batch of `records` records of about `bytes` bytes, as close as whole records allow.
 #[must_use]
 pub fn batch(bytes: usize, records: usize) -> Bytes {
     let mut rng = fastrand::Rng::with_seed(7);
     let now_ms = wall_ms();
-    // 61 bytes of batch header, about 10 around each value.
+    // 61 bytes of batch header, about 10 bytes of overhead per value.
     let value_len = (bytes.saturating_sub(61) / records).saturating_sub(10).max(1);
     let mut builder = BatchBuilder::new(Compression::None);
     let mut value = vec![0; value_len];
@@ -60,7 +61,7 @@ pub(crate) fn wall_ms() -> i64 {
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The request that carries `batch` to one partition, acknowledged by all in-sync replicas.
+/// The produce request with `batch` for one partition, acks=all.
 pub fn produce_request(topic: &str, partition: i32, batch: &Bytes) -> Result<Bytes> {
     let partition_data =
         vec![PartitionProduceData { index: partition, records: Some(Records::Bytes(batch.clone())) }];
@@ -70,8 +71,8 @@ pub fn produce_request(topic: &str, partition: i32, batch: &Bytes) -> Result<Byt
     request(PRODUCE_VERSION, &question)
 }
 
-/// Whether the response acknowledges what it answers. False when the storage could not keep up, which may be tried again;
-/// any other refusal is an error.
+/// True if the response acknowledges the request. False if the storage could not keep up, which is retriable; any
+/// other error code is an error.
 pub(crate) fn acknowledged(frame: Bytes) -> Result<bool> {
     let (_, response) =
         decode_response::<ProduceResponse>(frame, PRODUCE_VERSION).context("produce response")?;
@@ -89,7 +90,7 @@ pub async fn produce(load: &ProduceLoad, until: Until) -> Result<Work> {
     produce_to(load, &vec![load.addr; usize::try_from(load.partitions)?], until).await
 }
 
-/// The same, every partition at the broker that leads it.
+/// Produces on all connections at once, every partition at its leader.
 pub async fn produce_to(load: &ProduceLoad, leaders: &[SocketAddr], until: Until) -> Result<Work> {
     let mut tasks = Vec::new();
     for (partition, leader) in (0..load.partitions).zip(leaders) {
@@ -129,7 +130,7 @@ async fn one(
         let now = Instant::now();
         let mut refused = 0;
         while let Some(frame) = answer {
-            let asked = under_way.pop_front().context("an answer nobody asked for")?;
+            let asked = under_way.pop_front().context("a response without a request")?;
             if acknowledged(frame)? {
                 tally.count(bytes, now - asked);
             } else {
@@ -140,7 +141,7 @@ async fn one(
             answer = connection.receiver.buffered()?;
         }
         if refused > 0 {
-            ensure!(tally.refused < 1000 + tally.ops, "the server refuses more than it takes");
+            ensure!(tally.refused < 1000 + tally.ops, "the server refuses more requests than it accepts");
             tokio::time::sleep(RETRY_AFTER).await;
         }
     }

@@ -1,7 +1,7 @@
-//! Loads of a server that speaks the Redis protocol: GET, SET and INCR, in batches of any depth.
+//! Loads for a server that speaks the Redis protocol: GET, SET and INCR, with any pipeline depth.
 //!
-//! Batches are encoded once and go round; answers are counted by their lines and every line is looked at: an error ends the
-//! run. A client has one batch under way.
+//! Batches are encoded once and sent cyclically; replies are counted by their lines and every line is checked: an
+//! error ends the run. A client has one batch in flight.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,26 +16,26 @@ use tokio::net::TcpStream;
 use super::{Tally, Until, all};
 use crate::slices::Work;
 
-/// Keys that loads go round in.
+/// Number of keys that the loads cycle through.
 pub const KEYS: u64 = 100_000;
-/// The size of a value.
+/// Size of a value.
 pub const VALUE_BYTES: usize = 64;
-/// Different batches of a client.
+/// Number of distinct batches of a client.
 const BATCHES: u64 = 64;
 
-/// What a client does.
+/// The command of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Reads a key that exists.
+    /// Reads an existing key.
     Get,
     /// Writes 64 bytes.
     Set,
-    /// Adds 1 to a counter.
+    /// Increments a counter.
     Incr,
 }
 
 impl Command {
-    /// How many lines an answer has.
+    /// Number of lines of a reply.
     fn lines(self) -> usize {
         match self {
             Self::Get => 2,
@@ -43,7 +43,7 @@ impl Command {
         }
     }
 
-    /// What the first line of an answer begins with.
+    /// The first byte of a reply.
     fn mark(self) -> u8 {
         match self {
             Self::Get => b'$',
@@ -65,14 +65,14 @@ fn key(number: u64) -> String {
     format!("key:{number:012}")
 }
 
-/// A load.
+/// A load on the store.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Every client does this.
+    /// The command of every client.
     pub command: Command,
-    /// Connections.
+    /// Number of connections.
     pub clients: usize,
-    /// Commands sent at once.
+    /// Pipeline depth: commands sent at once.
     pub depth: usize,
 }
 
@@ -80,8 +80,8 @@ pub struct Load {
 pub async fn run(addr: SocketAddr, load: Load, until: Until) -> Result<Work> {
     let mut tasks = Vec::new();
     for client in 0..load.clients {
-        // Readers and writers go round in keys of their own choice: with the same seeds, every reader would follow a writer
-        // from key to key, which nobody's clients do.
+        // Readers and writers choose keys independently: with the same seeds, every reader would follow a writer from
+        // key to key, which real clients do not do.
         let seed = (load.command as u64) << 32 | client as u64;
         tasks.push(batches(connect(addr).await?, load, seed, until));
     }
@@ -97,7 +97,7 @@ pub async fn reads_beside_writes(addr: SocketAddr, clients: usize, until: Until)
     reads
 }
 
-/// Writes keys `0..count` once, so that reads find something.
+/// Writes keys `0..count` once, so that reads hit existing keys.
 pub async fn fill(addr: SocketAddr, count: u64) -> Result<()> {
     let mut stream = connect(addr).await?;
     let mut answers = Vec::new();
@@ -110,7 +110,7 @@ pub async fn fill(addr: SocketAddr, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sends one command and returns the first line of its answer.
+/// Sends one command and returns the first line of the reply.
 pub async fn ask(addr: SocketAddr, words: &[&str]) -> Result<String> {
     let mut stream = connect(addr).await?;
     let mut frame = BytesMut::new();
@@ -151,14 +151,14 @@ async fn batches(mut stream: TcpStream, load: Load, seed: u64, until: Until) -> 
         exchange(&mut stream, batch, load.command, load.depth, &mut answers).await?;
         let took: Duration = asked.elapsed();
         tally.count(VALUE_BYTES * load.depth, took);
-        // A batch is as many operations as it has commands; its latency is one observation.
+        // A batch counts as many operations as it has commands; its latency is one observation.
         tally.ops += load.depth as u64 - 1;
         sent += 1;
     }
     Ok(tally)
 }
 
-/// Sends a batch and reads its answers.
+/// Sends a batch and reads its replies.
 async fn exchange(
     stream: &mut TcpStream,
     batch: &[u8],
@@ -178,7 +178,7 @@ async fn exchange(
             let refused = at == line_start && *byte != command.mark();
             let missing = command == Command::Get && at == line_start + 1 && *byte == b'-';
             if first_line && (refused || missing) {
-                bail!("not what was asked for: {}", String::from_utf8_lossy(&answers[line_start..]));
+                bail!("unexpected reply: {}", String::from_utf8_lossy(&answers[line_start..]));
             }
             if *byte == b'\n' {
                 lines += 1;

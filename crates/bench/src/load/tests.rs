@@ -1,4 +1,5 @@
-//! The load client against a server with canned answers: it counts what was acknowledged and believes no refusal.
+//! The load client against a server with canned responses: it counts what was acknowledged and fails on an error
+//! code.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use super::produce::{PRODUCE_VERSION, ProduceLoad, batch, produce};
 use super::*;
 use crate::probes::floor::{Floor, Keep};
 
-/// A server that answers every request with the same bytes, and its folder.
+/// A server that answers every request with the same bytes, and its directory.
 struct Canned(Floor, PathBuf);
 
 impl Canned {
@@ -63,7 +64,7 @@ fn fetch_load(addr: SocketAddr, batches: usize) -> FetchLoad {
 }
 
 #[test]
-fn batches_are_nearly_as_long_as_asked() {
+fn batches_have_about_the_requested_size() {
     for (bytes, records) in [(4096, 4), (65536, 64), (1_000_000, 1000)] {
         let len = batch(bytes, records).len();
         assert!(len <= bytes && len > bytes - bytes / 50, "{bytes} asked, {len} made");
@@ -83,7 +84,7 @@ fn every_acknowledged_batch_is_counted_once() {
 }
 
 #[test]
-fn a_refused_batch_ends_the_run_with_its_reason() {
+fn error_code_ends_the_run() {
     let server = Canned::start("refused", produced(ErrorCode::NotLeaderOrFollower));
     let load = produce_load(server.0.addr);
     let error = runtime().unwrap().block_on(produce(&load, Until::Operations(10))).unwrap_err();
@@ -91,7 +92,7 @@ fn a_refused_batch_ends_the_run_with_its_reason() {
 }
 
 #[test]
-fn storage_that_never_keeps_up_is_not_waited_for_for_ever() {
+fn permanently_overloaded_storage_ends_the_run() {
     let server = Canned::start("busy", produced(ErrorCode::KafkaStorageError));
     let load =
         ProduceLoad { partitions: 1, window: 500, batch: batch(100, 1), ..produce_load(server.0.addr) };
@@ -106,13 +107,13 @@ fn fetched_bytes_are_counted_and_offsets_checked() {
     let runtime = runtime().unwrap();
     let work = runtime.block_on(fetch(&fetch_load(server.0.addr, 1), Until::Operations(50))).unwrap();
     assert_eq!((work.ops, work.bytes), (100, 100 * records.len() as u64));
-    // The second range must not begin at offset 0 again.
+    // The second range must not start at offset 0 again.
     let error = runtime.block_on(fetch(&fetch_load(server.0.addr, 2), Until::Operations(50))).unwrap_err();
     assert!(error.to_string().contains("asked for offset 4"), "{error}");
 }
 
 #[test]
-fn nobody_at_the_address_is_an_error() {
+fn connection_refused_is_an_error() {
     let error =
         runtime().unwrap().block_on(produce(&produce_load(([127, 0, 0, 1], 1).into()), Until::Operations(1)));
     assert!(error.unwrap_err().to_string().contains("connecting to 127.0.0.1:1"));

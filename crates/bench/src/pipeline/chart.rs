@@ -1,4 +1,4 @@
-//! A measured curve as a picture: throughput above, latency below, one point per setting. Plain SVG, no library.
+//! A measured curve as an SVG image, without a library: throughput above, latency below, one point per setting.
 
 use std::fmt::Write as _;
 
@@ -16,17 +16,17 @@ pub(super) struct Chart {
 }
 
 impl Chart {
-    /// An empty one; `setting` is what the points are of.
+    /// An empty chart; `setting` names the varied setting.
     pub(super) fn new(setting: &str) -> Self {
         Self { setting: setting.into(), points: Vec::new() }
     }
 
-    /// With this value, so many messages a second and so many milliseconds.
+    /// Adds a point: the value of the setting, messages per second, and milliseconds.
     pub(super) fn point(&mut self, value: &str, rate: f64, ms: f64) {
         self.points.push((value.into(), rate, ms));
     }
 
-    /// The picture.
+    /// The chart as SVG.
     pub(super) fn svg(&self) -> String {
         let height = TOP + 2.0 * PANEL + GAP + 60.0;
         let mut out = format!(

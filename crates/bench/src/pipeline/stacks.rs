@@ -1,5 +1,5 @@
-//! What the pipeline runs on: three nodes of Moim; or Kafka and a Redis Cluster, each with its own defaults, three copies of
-//! every partition and one replica of every shard; or the same two set to have on disk what they acknowledge.
+//! The stacks under the pipeline: three nodes of Moim; or Kafka and a Redis Cluster, each with its own defaults,
+//! replication factor 3 and one replica per shard; or the same two configured to sync what they acknowledge.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::load::{self, admin};
 use crate::peers::{self, Server};
 
-/// What Kafka and Redis have on their disks when they acknowledge.
+/// Durability of Kafka's and Redis's acknowledgements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// What they have by default: Kafka writes to the system's memory, Redis to its own.
+    /// Their defaults: Kafka writes to the page cache, Redis to its memory.
     Default,
-    /// Everything, as Moim has.
+    /// Everything is synced, as in Moim.
     Synced,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Stack {
     pub(super) kafka: String,
     /// `host:port,…`
     pub(super) redis: String,
-    /// What the pipeline is told besides.
+    /// Additional flags of the pipeline.
     pub(super) flags: &'static [&'static str],
     brokers: Vec<Server>,
     stores: Vec<RedisNode>,
@@ -72,12 +72,12 @@ impl Stack {
         })
     }
 
-    /// Its processes.
+    /// Process ids of the servers.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.brokers.iter().map(Server::pid).chain(self.stores.iter().map(|node| node.child.id())).collect()
     }
 
-    /// Ends the servers, and keeps the name.
+    /// Stops the servers, and keeps the name.
     pub(super) fn ended(mut self) -> Self {
         self.brokers.clear();
         self.stores.clear();
@@ -89,7 +89,7 @@ fn kafka(brokers: &[Server]) -> String {
     brokers.iter().map(|server| server.addr.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// A redis-server; ended and its folder removed with it.
+/// A redis-server; stopped and its directory removed on drop.
 struct RedisNode {
     child: Child,
     port: u16,
@@ -107,7 +107,7 @@ impl Drop for RedisNode {
 fn start_redis(program: &Path, settings: &[&str], folder: &Path) -> Result<Vec<RedisNode>> {
     let mut nodes = Vec::new();
     for at in 1..=REDIS_NODES {
-        // Its bus listens 10,000 above.
+        // The cluster bus listens on the port plus 10,000.
         let port = low_port()?;
         let data = folder.join(format!("redis-{at}"));
         fs::create_dir_all(&data)?;
@@ -160,7 +160,7 @@ fn wait(until: Instant, mut ready: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// A free port with a free one 10,000 above it.
+/// A free port whose port plus 10,000 is free as well.
 fn low_port() -> Result<u16> {
     for _ in 0..200 {
         let port = fastrand::u16(10_000..22_000);

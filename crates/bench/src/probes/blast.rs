@@ -1,7 +1,7 @@
-//! A server that sends one file over and over with `sendfile` to whoever connects: the limit of a fetch.
+//! A server that sends one file repeatedly with `sendfile` to every connection: the upper limit of a fetch.
 //!
-//! Owns one thread, named so that its CPU time can be read. It never looks at what it receives; a connection ends when the
-//! peer closes it, the thread when the probe is dropped.
+//! Owns one thread, named so that its CPU time can be read. It never reads what it receives; a connection ends when
+//! the peer closes it, the thread when the probe is dropped.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,17 +18,17 @@ pub const THREAD: &str = "blast-sendfile";
 
 /// The running probe.
 pub struct Blast {
-    /// Connect here to be sent to.
+    /// Listen address.
     pub addr: SocketAddr,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Blast {
-    /// Starts it over a hot file of `file_bytes`, sent in pieces of `piece` bytes.
+    /// Starts the probe over a hot file of `file_bytes`, sent in chunks of `piece` bytes.
     pub fn start(dir: &Path, file_bytes: u64, piece: usize) -> io::Result<Blast> {
         let scratch = Scratch::prewritten(dir, "blast", file_bytes)?;
-        // Alike pages are as good as any for a loopback; a random head only keeps the file from being one pattern.
+        // Identical pages are fine for a loopback; the random head only prevents a file of a single pattern.
         scratch.file.write_all_at(&random_bytes(1 << 16), 0)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let addr = listener.local_addr()?;
@@ -55,7 +55,7 @@ fn send_until_closed(stream: &TcpStream, scratch: &Scratch, file_bytes: u64, pie
         let want = piece.min(usize::try_from(file_bytes - at).unwrap_or(piece));
         match rustix::fs::sendfile(stream, &scratch.file, Some(&mut at), want) {
             Ok(sent) if sent > 0 => {}
-            // Only a closed connection ends a sendfile of a file that is there.
+            // The only error of a sendfile from an existing file is a closed connection.
             _ => return,
         }
     }
@@ -64,7 +64,7 @@ fn send_until_closed(stream: &TcpStream, scratch: &Scratch, file_bytes: u64, pie
 impl Drop for Blast {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Wakes the accept; if even that fails the listener is gone and the thread with it.
+        // Wakes the accept; if this fails, the listener and its thread are gone.
         let _ = TcpStream::connect(self.addr);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -78,7 +78,7 @@ mod tests {
     use std::io::Read as _;
 
     #[test]
-    fn sends_the_file_in_a_circle_and_ends_with_the_probe() {
+    fn sends_the_file_repeatedly_and_stops_with_the_probe() {
         let dir = std::env::temp_dir().join(format!("moim-bench-blast-{}", std::process::id()));
         let blast = Blast::start(&dir, 1 << 20, 300_000).unwrap();
         let mut got = vec![0; 3 << 20];

@@ -1,8 +1,9 @@
-//! The smallest server that could acknowledge a produce: read a frame, checksum it, write it, answer with canned bytes.
+//! The smallest server that can acknowledge a produce request: read a frame, checksum it, write it, answer with
+//! canned bytes.
 //!
-//! Owns one event loop thread and, for the shared sync, one disk thread; both are named so that their CPU time can be read.
-//! It is driven by the same client as the brokers, so what it reaches is what the client, the loopback and the disk allow
-//! together. It must never learn the protocol: the answer is given to it, and only the correlation id is patched.
+//! Owns one event loop thread and, for the shared sync, one disk thread; both are named so that their CPU time can be
+//! read. It is driven by the same client as the brokers, so its result is the combined limit of client, loopback and
+//! disk. It must never learn the protocol: the response is given to it, and only the correlation id is patched.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,25 +22,26 @@ use tokio::task::{JoinSet, LocalSet};
 
 use super::{RECYCLED_BYTES, ROLL_BYTES, Scratch};
 
-/// The names of its threads begin with this.
+/// Prefix of its thread names.
 pub const THREADS: &str = "floor-";
 const ALIGN: usize = 4096;
 const READ_BYTES: usize = 256 << 10;
 
-/// When a frame is answered.
+/// When a frame is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// After the checksum and the write into a growing file.
+    /// After the checksum and the write to a growing file.
     PageCache,
-    /// After its own write and sync in a prewritten file.
+    /// After its own write and fdatasync of a preallocated file.
     SyncEach,
-    /// After a sync in a prewritten file that it shares with all frames that arrived during the sync before.
+    /// After an fdatasync of a preallocated file that it shares with all frames that arrived during the previous sync
+    /// (group commit).
     SyncShared,
 }
 
 /// The running server.
 pub struct Floor {
-    /// Where it listens.
+    /// Listen address.
     pub addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     commit: Arc<Commit>,
@@ -47,7 +49,8 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Starts it. `answer` is a whole response frame, size and all; its correlation id is replaced.
+    /// Starts the server. `answer` is a complete response frame with its length prefix; its correlation id is
+    /// replaced.
     pub fn start(dir: &Path, keep: Keep, answer: Vec<u8>) -> io::Result<Floor> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -64,14 +67,14 @@ impl Floor {
             Backing::Inline(RefCell::new(log))
         };
         let (stop, stopped) = oneshot::channel();
-        threads.push(named("floor-loop", move || serve_until_told(listener, stopped, backing, &answer))?);
+        threads.push(named("floor-loop", move || serve_until_stopped(listener, stopped, backing, &answer))?);
         Ok(Floor { addr, stop: Some(stop), commit, threads })
     }
 }
 
 impl Drop for Floor {
     fn drop(&mut self) {
-        // Dropping the sender tells the event loop.
+        // Dropping the sender stops the event loop.
         self.stop.take();
         self.commit.lock().ended = true;
         self.commit.arrived.notify_all();
@@ -85,7 +88,7 @@ fn named(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     std::thread::Builder::new().name(name.into()).spawn(body)
 }
 
-/// The file frames go to.
+/// The file that frames are written to.
 struct Log {
     file: Scratch,
     dir: PathBuf,
@@ -120,7 +123,7 @@ impl Log {
     }
 }
 
-/// Where the event loop leaves frames for the disk thread.
+/// Queue from the event loop to the disk thread.
 #[derive(Default)]
 struct Commit {
     pending: Mutex<Pending>,
@@ -130,7 +133,7 @@ struct Commit {
 #[derive(Default)]
 struct Pending {
     bytes: Vec<u8>,
-    /// Number of the sync that will cover what is in `bytes`.
+    /// Number of the sync that will cover `bytes`.
     round: u64,
     ended: bool,
 }
@@ -140,7 +143,7 @@ impl Commit {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves a frame and returns the number of the sync that will cover it.
+    /// Queues a frame and returns the number of the sync that will cover it.
     fn add(&self, frame: &[u8]) -> u64 {
         let mut pending = self.lock();
         pending.bytes.extend_from_slice(frame);
@@ -148,7 +151,7 @@ impl Commit {
         pending.round + 1
     }
 
-    /// The disk thread: whatever arrived during one sync goes into the next.
+    /// The disk thread: everything that arrives during one sync goes into the next (group commit).
     fn run(&self, log: &mut Log, done: &watch::Sender<u64>) {
         let mut taken = Vec::new();
         loop {
@@ -171,13 +174,13 @@ impl Commit {
     }
 }
 
-/// What the event loop does with a frame.
+/// How the event loop persists a frame.
 enum Backing {
     Inline(RefCell<Log>),
     Shared(Arc<Commit>, watch::Receiver<u64>),
 }
 
-fn serve_until_told(
+fn serve_until_stopped(
     listener: std::net::TcpListener,
     stopped: oneshot::Receiver<()>,
     backing: Backing,
@@ -201,7 +204,7 @@ fn serve_until_told(
     });
 }
 
-/// One connection: keeps every whole frame that has arrived, then answers them together.
+/// Serves one connection: persists every complete frame that has arrived, then answers them together.
 async fn serve(mut stream: TcpStream, backing: Rc<Backing>, answer: Rc<[u8]>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut synced = match &*backing {
@@ -238,7 +241,7 @@ async fn serve(mut stream: TcpStream, backing: Rc<Backing>, answer: Rc<[u8]>) ->
     }
 }
 
-/// Length of the frame at the front, if all of it is there. Nobody but our own client connects.
+/// Length of the frame at the front, if it is complete. Not validated: only the load client connects.
 fn whole_frame(input: &[u8]) -> Option<usize> {
     let size = u32::from_be_bytes(input.get(..4)?.try_into().ok()?) as usize + 4;
     (size >= 12 && input.len() >= size).then_some(size)
@@ -250,7 +253,7 @@ mod tests {
     use std::io::{Read as _, Write as _};
 
     #[test]
-    fn every_way_of_keeping_answers_each_frame_with_its_correlation_id() {
+    fn every_mode_answers_each_frame_with_its_correlation_id() {
         let dir = std::env::temp_dir().join(format!("moim-bench-floor-{}", std::process::id()));
         for keep in [Keep::PageCache, Keep::SyncEach, Keep::SyncShared] {
             let floor = Floor::start(&dir, keep, vec![0, 0, 0, 6, 9, 9, 9, 9, 1, 2]).unwrap();

@@ -1,7 +1,7 @@
-//! The smallest server that could keep consumers waiting: read a question, answer with canned bytes when the wait is over.
+//! The smallest server for long polls: read a request, answer with canned bytes when the wait is over.
 //!
-//! Owns one thread with one epoll; answers leave together, on a grid as coarse as a broker's. It looks at nothing and keeps
-//! nothing, so what it costs is what the kernel takes for one read and one write on each of so many connections.
+//! Owns one thread with one epoll; responses are sent together, on a timer grid as coarse as a broker's. It validates
+//! and stores nothing, so its cost is that of one read and one write system call per connection.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read as _, Write as _};
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-/// The names of its threads begin with this.
+/// Prefix of its thread names.
 pub const THREADS: &str = "wait-floor";
-/// Answers leave at multiples of this.
+/// Timer resolution: responses are sent at multiples of this.
 const GRID: Duration = Duration::from_millis(64);
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 
 /// The running server.
 pub struct Waiting {
-    /// Where it listens.
+    /// Listen address.
     pub addr: SocketAddr,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl Waiting {
-    /// Starts it. `answer` is a whole response without its size; its correlation id is replaced.
+    /// Starts the server. `answer` is a complete response without its length prefix; its correlation id is replaced.
     pub fn start(wait: Duration, answer: &[u8]) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let addr = listener.local_addr()?;
@@ -59,7 +59,7 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, wait: Duration, mut answer: Vec
     epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), readable)?;
     epoll::add(&epoll, stop, epoll::EventData::new_u64(STOP), readable)?;
     let mut connections: HashMap<u64, TcpStream> = HashMap::new();
-    // By the grid's number of the moment at which they are answered: connection and correlation id.
+    // Due responses by timer tick: connection and correlation id.
     let mut due: BTreeMap<u128, Vec<(u64, [u8; 4])>> = BTreeMap::new();
     let (began, mut input) = (Instant::now(), [0; 4096]);
     let mut events = Vec::with_capacity(1024);
@@ -84,7 +84,7 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, wait: Duration, mut answer: Vec
                 number => {
                     let Some(stream) = connections.get_mut(&number) else { continue };
                     if stream.read(&mut input)? < 12 {
-                        // Gone; nobody else takes its number.
+                        // The connection is closed; its number is not reused.
                         epoll::delete(&epoll, &*stream)?;
                         continue;
                     }
@@ -98,7 +98,7 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, wait: Duration, mut answer: Vec
             for (number, correlation) in entry.remove() {
                 let Some(stream) = connections.get_mut(&number) else { continue };
                 answer[4..8].copy_from_slice(&correlation);
-                // A client that has left shows in its reading.
+                // A closed connection is detected by the read.
                 let _ = stream.write(&answer);
             }
         }

@@ -1,8 +1,8 @@
-//! Metrics 14 and 15: memory at rest, and everything about starting.
+//! Metrics 14 and 15: memory at rest, and start-up.
 //!
-//! Owns the servers it starts, each on a folder of its own. A start is timed from the creation of the process to its ready
-//! line (for Kafka: to the first answered request). After kill -9 every acknowledged batch must still be there, or the
-//! recovery time is not reported at all.
+//! Owns the servers it starts, each with its own data directory. A start is timed from the creation of the process to
+//! its ready line (for Kafka: to the first answered request). After SIGKILL every acknowledged batch must still be
+//! there, or the recovery time is not reported at all.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ const PARTITIONS_PER_TOPIC: usize = 100;
 const RECOVERED_BYTES: usize = 1 << 30;
 const IDLE_CONSUMERS: i32 = 1000;
 const IDLE_FOR: Duration = Duration::from_secs(10);
-/// Time a fresh server gets before its memory is read: lazy initialisation is part of being idle.
-const AT_REST: Duration = Duration::from_secs(2);
+/// Idle time of a fresh server before its memory is read: lazy initialisation is part of being idle.
+const IDLE_TIME: Duration = Duration::from_secs(2);
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
@@ -40,7 +40,7 @@ pub(super) fn idle_memory(bench: &Bench<'_>, kafka: bool, progress: &mut dyn FnM
     progress("metric 14: idle memory");
     let mut figures = Vec::new();
     let ours = bench.start_moim("idle-moim")?;
-    std::thread::sleep(AT_REST);
+    std::thread::sleep(IDLE_TIME);
     let memory = procfs::memory_of(ours.pid())?;
     figures.push(Figure::new(
         "Moim",
@@ -53,7 +53,7 @@ pub(super) fn idle_memory(bench: &Bench<'_>, kafka: bool, progress: &mut dyn FnM
     drop(ours);
     if kafka {
         let theirs = bench.start_kafka("idle-kafka")?;
-        std::thread::sleep(AT_REST);
+        std::thread::sleep(IDLE_TIME);
         let memory = procfs::memory_of(theirs.pid())?;
         figures.push(Figure::new("Kafka", "idle memory, resident", mib(memory.resident), "MiB", None));
     }
@@ -110,7 +110,7 @@ fn many_partitions(bench: &Bench<'_>, figures: &mut Vec<Figure>) -> Result<()> {
     let server = bench.start_moim("many-moim")?;
     let ready = ms(server.ready_after);
     figures.push(Figure::new("Moim", &say("restart"), ready, "ms", Some(Aim::AtMost(2000.0))));
-    std::thread::sleep(AT_REST);
+    std::thread::sleep(IDLE_TIME);
     let memory = procfs::memory_of(server.pid())?;
     figures.push(Figure::new("Moim", &say("memory after restart"), mib(memory.resident), "MiB", Some(limit)));
     let descriptors = procfs::descriptors_of(server.pid())? as f64;
@@ -122,7 +122,7 @@ fn many_partitions(bench: &Bench<'_>, figures: &mut Vec<Figure>) -> Result<()> {
     Ok(())
 }
 
-/// kill -9 right after a GiB was acknowledged, for both durabilities.
+/// SIGKILL right after one GiB was acknowledged, for both durabilities.
 fn recovery(bench: &Bench<'_>, figures: &mut Vec<Figure>) -> Result<()> {
     for durability in ["fsync", "replicated"] {
         let name = format!("recover-{durability}");
@@ -153,7 +153,7 @@ fn recovery(bench: &Bench<'_>, figures: &mut Vec<Figure>) -> Result<()> {
     Ok(())
 }
 
-/// What a thousand waiting consumers cost.
+/// The cost of a thousand idle consumers.
 fn idle_consumers(bench: &Bench<'_>, max_wait_ms: i32, figures: &mut Vec<Figure>) -> Result<()> {
     let server: Server = bench.start_moim("waiting-moim")?;
     let load = Idle {

@@ -1,9 +1,10 @@
-//! Metrics 19 to 21 and 27: clusters of several processes on this machine, every partition on all of them, acks=all.
+//! Metrics 19 to 21 and 27: clusters of several processes on this machine, every partition replicated to all of them,
+//! acks=all.
 //!
-//! 19 and 20 alternate slices between our cluster and Kafka's, under both meanings an acknowledgement can have; beside the
-//! rates they tell how many bytes crossed the loopback for each byte acknowledged (client, replication and all). 21 kills
-//! the leader of a partition and tells for how long nothing was acknowledged. 27 kills the controller of a cluster with many
-//! partitions and tells how long it takes until every one of them is led by somebody who is there.
+//! 19 and 20 alternate slices between our cluster and Kafka's, for both durabilities of an acknowledgement; besides
+//! the rates they report how many bytes crossed the loopback per acknowledged byte (client, replication and all). 21
+//! kills the leader of a partition and reports the time without an acknowledgement. 27 kills the controller of a
+//! cluster with many partitions and reports the time until every partition has a live leader.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -26,14 +27,14 @@ use crate::slices::{Subject, Work, alternate, median};
 /// Every metric of clusters.
 pub const METRICS: [u8; 4] = [19, 20, 21, 27];
 
-/// How often a leader is killed.
+/// Number of leader kills.
 const FAILOVERS: usize = 3;
-/// Partitions of the cluster whose controller is killed.
-const CONTROLLED: i32 = 10_000;
-/// A cluster that does not take writes again by then does not count as one.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Partition count of the cluster whose controller is killed.
+const PARTITIONS: i32 = 10_000;
+/// Timeout until the cluster accepts writes again.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often a slice is begun when leaders move under it, and how long they get to settle.
+/// Maximum attempts of a slice during which leaders move, and the pause between them.
 const ATTEMPTS: u32 = 5;
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -197,7 +198,7 @@ impl Bench<'_> {
             for round in 0..FAILOVERS {
                 let what = format!("failover-{ours}-{round}");
                 let cluster = if ours { self.start_moim(&what)? } else { self.start_kafka(&what)? };
-                let gap = self.runtime.block_on(kill_the_leader(cluster, &self.topic()))?;
+                let gap = self.runtime.block_on(kill_leader(cluster, &self.topic()))?;
                 progress(&format!("failover {round}: {:.0} ms", gap.as_secs_f64() * 1e3));
                 gaps.push(gap.as_secs_f64() * 1e3);
             }
@@ -217,7 +218,7 @@ impl Bench<'_> {
         let mut gaps = Vec::new();
         for round in 0..FAILOVERS {
             let cluster = self.start_moim(&format!("controller-{round}"))?;
-            let gap = self.runtime.block_on(kill_the_controller(cluster, &self.topic()))?;
+            let gap = self.runtime.block_on(kill_controller(cluster, &self.topic()))?;
             progress(&format!("controller failover {round}: {:.0} ms", gap.as_secs_f64() * 1e3));
             gaps.push(gap.as_secs_f64() * 1e3);
         }
@@ -229,19 +230,19 @@ impl Bench<'_> {
             Figure::new("Moim", "the same, worst", worst, "ms", None),
         ];
         let title =
-            format!("kill -9 of the controller, {} nodes, {CONTROLLED} partitions on each", self.nodes);
+            format!("kill -9 of the controller, {} nodes, {PARTITIONS} partitions on each", self.nodes);
         Ok(Metric { number: 27, title, figures, ..Metric::default() })
     }
 }
 
-/// A cluster that is produced to, every partition at its leader.
+/// A cluster under a produce load, every partition at its leader.
 struct Produce<'a> {
     bench: &'a Bench<'a>,
     cluster: &'a Cluster,
     shape: Shape,
     load: ProduceLoad,
     leaders: Vec<SocketAddr>,
-    /// Bytes acknowledged, and bytes that crossed the loopback meanwhile.
+    /// Acknowledged bytes, and bytes that crossed the loopback meanwhile.
     moved: &'a Cell<(u64, u64)>,
 }
 
@@ -302,7 +303,7 @@ impl Subject for Produce<'_> {
             match self.bench.runtime.block_on(produced) {
                 Ok(work) => break work,
                 Err(error) if attempts == ATTEMPTS => return Err(error),
-                // Leaders move in a cluster that is short of cores; whoever lost them gets the slice again.
+                // Leaders move in a cluster that is short of cores; the slice is then repeated.
                 Err(_) => std::thread::sleep(SETTLE),
             }
             let leaders = admin::leaders(self.load.addr, &self.load.topic, 1);
@@ -325,7 +326,7 @@ impl Subject for Produce<'_> {
     }
 }
 
-/// What the loopback has carried since the machine started.
+/// Bytes carried by the loopback since boot.
 fn loopback_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/net/dev").context("/proc/net/dev")?;
     let line = text.lines().find_map(|line| line.trim().strip_prefix("lo:")).context("no loopback")?;
@@ -333,8 +334,8 @@ fn loopback_bytes() -> Result<u64> {
     first.parse().context("the loopback's counter")
 }
 
-/// Produces one small batch after the other, kills the leader, and answers how long nothing was acknowledged.
-async fn kill_the_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> {
+/// Produces one small batch after the other, kills the leader, and returns the time without an acknowledgement.
+async fn kill_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> {
     let new = NewTopic { name: topic.to_owned(), partitions: 1, configs: Vec::new() };
     let factor = i16::try_from(cluster.servers.len())?;
     let leader = admin::create_replicated(cluster.addr(), &new, factor).await?[0];
@@ -350,7 +351,7 @@ async fn kill_the_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> 
     let killed = Instant::now();
     cluster.servers.remove(at).kill()?;
     loop {
-        ensure!(killed.elapsed() < PATIENCE, "no write was taken within {PATIENCE:?} of the leader's death");
+        ensure!(killed.elapsed() < TIMEOUT, "no write was taken within {TIMEOUT:?} of the leader's death");
         if try_once(&cluster, &load, leader).await.is_some() {
             return Ok(killed.elapsed());
         }
@@ -358,10 +359,10 @@ async fn kill_the_leader(mut cluster: Cluster, topic: &str) -> Result<Duration> 
     }
 }
 
-/// Kills the node that is the controller, and leads its share, and answers how long it takes until every partition is led
-/// by another.
-async fn kill_the_controller(mut cluster: Cluster, topic: &str) -> Result<Duration> {
-    let new = NewTopic { name: topic.to_owned(), partitions: CONTROLLED, configs: Vec::new() };
+/// Kills the controller node, which leads its share of the partitions, and returns the time until every partition has
+/// another leader.
+async fn kill_controller(mut cluster: Cluster, topic: &str) -> Result<Duration> {
+    let new = NewTopic { name: topic.to_owned(), partitions: PARTITIONS, configs: Vec::new() };
     let factor = i16::try_from(cluster.servers.len())?;
     admin::create_replicated(cluster.addr(), &new, factor).await?;
     let controller = admin::controller(cluster.addr()).await?;
@@ -370,17 +371,17 @@ async fn kill_the_controller(mut cluster: Cluster, topic: &str) -> Result<Durati
     let killed = Instant::now();
     cluster.servers.remove(at).kill()?;
     loop {
-        ensure!(killed.elapsed() < PATIENCE, "not all is led within {PATIENCE:?} of the controller's death");
+        ensure!(killed.elapsed() < TIMEOUT, "not all is led within {TIMEOUT:?} of the controller's death");
         let asked = Instant::now();
         let leaders = admin::leaders(cluster.addr(), topic, 1).await.unwrap_or_default();
-        if leaders.len() == usize::try_from(CONTROLLED)? && !leaders.contains(&controller) {
+        if leaders.len() == usize::try_from(PARTITIONS)? && !leaders.contains(&controller) {
             return Ok(asked - killed);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// What a client does: asks who leads, and writes there.
+/// Acts as a client: fetches the metadata, and produces to the leader.
 async fn try_once(cluster: &Cluster, load: &ProduceLoad, dead: SocketAddr) -> Option<()> {
     let attempt = async {
         for server in &cluster.servers {

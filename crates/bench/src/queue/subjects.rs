@@ -1,7 +1,7 @@
-//! The sides of the queue's comparisons: each broker under each load, and the probes beside them.
+//! The subjects of the queue's comparisons: each broker under each load, and the probes.
 //!
-//! Owns what happens around a slice. A produce slice gets a fresh topic, which is deleted and the disk settled before the
-//! neighbour's turn: otherwise one side would pay for the other's write-back.
+//! Owns preparation and cleanup of a slice. A produce slice gets a fresh topic, which is deleted and the disk settled
+//! before the next subject's slice: otherwise one side would pay for the other's write-back.
 
 use std::time::Duration;
 
@@ -22,22 +22,22 @@ use crate::probes::floor::{self, Floor, Keep};
 use crate::procfs;
 use crate::slices::{Subject, Work};
 
-/// What an acknowledgement must mean.
+/// Durability of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ack {
     /// Written to the page cache.
     Written,
-    /// On the disk.
+    /// Synced to disk.
     Synced,
 }
 
 impl Ack {
-    /// The topic settings that ask a broker for it.
+    /// The topic configs that request this durability from a broker.
     pub(super) fn configs(self, broker: &str) -> Vec<(String, String)> {
         let pair = match (broker, self) {
             ("Moim", Ack::Written) => ("durability", "replicated"),
             ("Moim", Ack::Synced) => ("durability", "fsync"),
-            // Without it Kafka leaves the data to the kernel.
+            // Without it Kafka leaves the data in the page cache.
             (_, Ack::Synced) => ("flush.messages", "1"),
             (_, Ack::Written) => return vec![("file.delete.delay.ms".into(), "100".into())],
         };
@@ -69,28 +69,28 @@ pub(super) struct Shape {
     pub(super) ack: Ack,
 }
 
-/// Kafka compiles its hot path while it runs; it gets longer to do so.
+/// Number of warm-up slices. Kafka JIT-compiles its hot path, so it gets more.
 fn warm_up_of(server: &Server) -> u32 {
     if server.name() == "Kafka" { 3 } else { 1 }
 }
 
-/// Lets the disk finish what a slice left behind.
+/// Waits until the disk has finished the write-back of a slice.
 pub(super) fn settle_disk() {
     rustix::fs::sync();
 }
 
-/// Deletes a slice's topic and waits until the server has dealt with it: unlinking gigabytes takes a broker a while, and
-/// the neighbour's slice must not pay for it.
-fn clear_away(bench: &Bench<'_>, server: &Server, topic: &str) -> Result<()> {
-    const LOOK: Duration = Duration::from_millis(100);
-    const LOOKS: u32 = 50;
+/// Deletes a slice's topic and waits until the server has processed it: unlinking gigabytes takes a broker a while,
+/// and the next subject's slice must not pay for it.
+fn delete_topic(bench: &Bench<'_>, server: &Server, topic: &str) -> Result<()> {
+    const POLL_INTERVAL: Duration = Duration::from_millis(100);
+    const MAX_POLLS: u32 = 50;
     bench.runtime.block_on(admin::delete(server.addr, &[topic.to_owned()]))?;
     let mut quiet = 0;
     let mut before = procfs::cpu_of(server.pid())?;
-    for _ in 0..LOOKS {
-        std::thread::sleep(LOOK);
+    for _ in 0..MAX_POLLS {
+        std::thread::sleep(POLL_INTERVAL);
         let now = procfs::cpu_of(server.pid())?;
-        quiet = if now.saturating_sub(before) <= LOOK / 10 { quiet + 1 } else { 0 };
+        quiet = if now.saturating_sub(before) <= POLL_INTERVAL / 10 { quiet + 1 } else { 0 };
         before = now;
         if quiet >= 3 {
             break;
@@ -100,7 +100,7 @@ fn clear_away(bench: &Bench<'_>, server: &Server, topic: &str) -> Result<()> {
     Ok(())
 }
 
-/// A broker that is produced to.
+/// A broker under a produce load.
 pub(super) struct ProduceSubject<'a> {
     bench: &'a Bench<'a>,
     server: &'a Server,
@@ -161,7 +161,7 @@ impl Subject for ProduceSubject<'_> {
     }
 }
 
-/// A broker that is fetched from.
+/// A broker under a fetch load.
 pub(super) struct FetchSubject<'a> {
     bench: &'a Bench<'a>,
     server: &'a Server,
@@ -229,7 +229,7 @@ impl Subject for FetchSubject<'_> {
     }
 }
 
-/// A broker between a steady producer and a waiting consumer.
+/// A broker between a fixed-rate producer and a waiting consumer.
 pub(super) struct EndToEndSubject<'a> {
     bench: &'a Bench<'a>,
     server: &'a Server,
@@ -276,11 +276,11 @@ impl Subject for EndToEndSubject<'_> {
     }
 
     fn settle(&mut self) -> Result<()> {
-        clear_away(self.bench, self.server, &self.load.topic)
+        delete_topic(self.bench, self.server, &self.load.topic)
     }
 }
 
-/// The smallest server under the same produce load.
+/// The floor probe under the same produce load.
 pub(super) struct FloorSubject<'a> {
     bench: &'a Bench<'a>,
     keep: Keep,
@@ -302,7 +302,7 @@ impl<'a> FloorSubject<'a> {
     }
 }
 
-/// An acknowledgement of one batch, whatever was asked.
+/// A response that acknowledges one batch, whatever the request.
 fn canned_answer() -> Result<Bytes> {
     let partition_responses = vec![PartitionProduceResponse::default()];
     let topic =
@@ -352,7 +352,7 @@ impl Subject for FloorSubject<'_> {
     }
 }
 
-/// A file sent without a question.
+/// The sendfile probe.
 pub(super) struct BlastSubject<'a> {
     bench: &'a Bench<'a>,
     server: Blast,
@@ -385,7 +385,7 @@ impl Subject for BlastSubject<'_> {
     }
 }
 
-/// A loop inside this process.
+/// A probe loop inside this process.
 pub(super) struct RawSubject {
     label: &'static str,
     durability: &'static str,

@@ -1,7 +1,8 @@
-//! Metric 22: the client itself, against the crates `redis` and `fred` and a raw connection that does the least a client can do.
+//! Metric 22: the client itself, against the crates `redis` and `fred` and a raw connection with the minimum work of
+//! a client.
 //!
-//! What is measured is the client's CPU per command: it shares the machine with the server, so its rate says more about the
-//! server.
+//! The client's CPU time per command is measured: the client shares the machine with the server, so its rate depends
+//! mainly on the server.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::load::Until;
 use crate::procfs;
 use crate::report::{Figure, Metric};
 
-/// Tasks that share the client.
+/// Numbers of tasks that share the client.
 const TASKS: [usize; 3] = [1, 64, 512];
 
 pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Metric> {
@@ -45,15 +46,15 @@ pub(super) fn clients(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resu
     Ok(Metric { number: 22, title: "the client".into(), figures, ..Metric::default() })
 }
 
-/// GETs by many tasks through one client: operations a second, microseconds of CPU for each.
+/// GETs by many tasks through one client: operations per second, microseconds of CPU time per operation.
 async fn shared(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)> {
     let client = Client::connect(addr).await?;
     let get =
         async |key: String| -> Result<bool> { Ok(client.get::<Option<bytes::Bytes>>(key).await?.is_some()) };
-    everybody(tasks, slice, get).await
+    run_tasks(tasks, slice, get).await
 }
 
-/// The same through one connection of the `redis` crate, which is what it has for many tasks.
+/// GETs through one multiplexed connection of the `redis` crate, its way of sharing a connection between tasks.
 async fn multiplexed(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)> {
     let client = redis::Client::open(format!("redis://{addr}/"))?;
     let connection = client.get_multiplexed_async_connection().await?;
@@ -62,10 +63,10 @@ async fn multiplexed(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, 
         let value: Option<Vec<u8>> = command.query_async(&mut connection.clone()).await?;
         Ok(value.is_some())
     };
-    everybody(tasks, slice, get).await
+    run_tasks(tasks, slice, get).await
 }
 
-/// The same through one client of the crate `fred`.
+/// GETs through one client of the `fred` crate.
 async fn through_fred(addr: &str, tasks: usize, slice: Duration) -> Result<(f64, f64)> {
     let client = fred::types::Builder::from_config(Config::from_url(&format!("redis://{addr}/"))?).build()?;
     client.init().await?;
@@ -73,12 +74,12 @@ async fn through_fred(addr: &str, tasks: usize, slice: Duration) -> Result<(f64,
         let value: Option<bytes::Bytes> = client.get(key).await?;
         Ok(value.is_some())
     };
-    let measured = everybody(tasks, slice, get).await;
+    let measured = run_tasks(tasks, slice, get).await;
     client.quit().await?;
     measured
 }
 
-async fn everybody(
+async fn run_tasks(
     tasks: usize,
     slice: Duration,
     get: impl AsyncFn(String) -> Result<bool>,

@@ -1,8 +1,9 @@
-//! Metric 33: a primary is killed under clients of three kinds: ours, and the crates `redis` and `fred`. How long nobody's write is acknowledged, and
-//! what the callers hear of it.
+//! Metric 33: a primary is killed under three kinds of clients: ours, and the crates `redis` and `fred`. Measures the
+//! time without an acknowledged write, and the errors that callers see.
 //!
-//! All have their defaults but for the patience of a call, which is the same, and that `fred` is told to connect again. The Redis Cluster beside Moim has a node timeout of 1.5 s instead of
-//! its default of 15 s, and counts.
+//! All clients have their defaults except for the request timeout, which is the same, and the reconnect policy of
+//! `fred`. The Redis Cluster for comparison has a node timeout of 1.5 s instead of its default of 15 s, and is
+//! included in the comparison.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -25,15 +26,15 @@ use super::Bench;
 use crate::report::{Aim, Figure, Metric};
 
 const ROUNDS: usize = 3;
-/// What a call may take in all.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the clients go on.
+/// Total timeout of a call.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the clients run before and after the kill.
 const BEFORE: Duration = Duration::from_secs(1);
 const AFTER: Duration = Duration::from_secs(8);
-/// Keys of the shard whose primary dies; each has a task of each client.
+/// Keys of the shard whose primary is killed; each has one task per client.
 const KEYS: usize = 4;
 
-/// Who is killed.
+/// The cluster under test.
 enum Subject {
     Moim(Cluster),
     Redis(RedisCluster),
@@ -55,24 +56,24 @@ impl Subject {
         match self {
             Self::Moim(cluster) => {
                 let node = cluster.pids().iter().position(|pid| listens(*pid, port));
-                cluster.kill(node.context("nobody listens at the primary's port")?)
+                cluster.kill(node.context("no node listens on the primary's port")?)
             }
             Self::Redis(cluster) => {
-                let node = cluster.node_at(port).context("nobody listens at the primary's port")?;
+                let node = cluster.node_at(port).context("no node listens on the primary's port")?;
                 cluster.kill(node)
             }
         }
     }
 }
 
-/// What the tasks of one client saw.
+/// What the tasks of one client observed.
 #[derive(Default)]
-struct Seen {
+struct Observed {
     worst: Cell<Duration>,
     errors: Cell<u64>,
 }
 
-impl Seen {
+impl Observed {
     fn note(&self, worst: Duration, errors: u64) {
         self.worst.set(self.worst.get().max(worst));
         self.errors.set(self.errors.get() + errors);
@@ -86,7 +87,7 @@ pub(super) fn failover(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Res
         for round in 1..=ROUNDS {
             progress(&format!("metric 33: {side}, round {round}"));
             let Some(subject) = start(bench.options.moim.as_deref(), side)? else { break };
-            let (mine, other, third) = (Seen::default(), Seen::default(), Seen::default());
+            let (mine, other, third) = (Observed::default(), Observed::default(), Observed::default());
             bench.runtime.block_on(kill_a_primary(subject, &mine, &other, &third))?;
             gaps.push(mine.worst.get());
             ours += mine.errors.get();
@@ -118,10 +119,15 @@ fn start(moim: Option<&Path>, side: &str) -> Result<Option<Subject>> {
     Ok(Some(Subject::Moim(Cluster::moim(3, &options, false)?)))
 }
 
-async fn kill_a_primary(mut subject: Subject, mine: &Seen, other: &Seen, third: &Seen) -> Result<()> {
+async fn kill_a_primary(
+    mut subject: Subject,
+    mine: &Observed,
+    other: &Observed,
+    third: &Observed,
+) -> Result<()> {
     let seeds = subject.seeds();
-    let client = Client::builder(&seeds.join(",")).timeout(PATIENCE).connect().await?;
-    let deadline = Instant::now() + PATIENCE;
+    let client = Client::builder(&seeds.join(",")).timeout(TIMEOUT).connect().await?;
+    let deadline = Instant::now() + TIMEOUT;
     while client.uncovered_slots() > 0 {
         ensure!(Instant::now() < deadline, "not every slot has a primary");
         client.refresh();
@@ -129,8 +135,8 @@ async fn kill_a_primary(mut subject: Subject, mine: &Seen, other: &Seen, third: 
     }
     let urls = seeds.iter().map(|seed| format!("redis://{seed}/"));
     let theirs = ClusterClientBuilder::new(urls)
-        .response_timeout(PATIENCE / 4)
-        .overall_response_timeout(Some(PATIENCE))
+        .response_timeout(TIMEOUT / 4)
+        .overall_response_timeout(Some(TIMEOUT))
         .build()?
         .get_async_connection()
         .await?;
@@ -152,7 +158,7 @@ async fn kill_a_primary(mut subject: Subject, mine: &Seen, other: &Seen, third: 
         subject.kill(port)
     };
     let (_, killed) = tokio::join!(futures_util::future::join_all(workers), killed);
-    // It is done with; whether it says goodbye properly is nobody's business.
+    // The client is no longer needed; a failed QUIT does not matter.
     let _ = third_client.quit().await;
     killed
 }
@@ -165,44 +171,44 @@ async fn fred(seeds: &[String]) -> Result<Fred> {
     let hosts = seeds.iter().map(server).collect::<Result<Vec<_>>>()?;
     let server = ServerConfig::Clustered { hosts, policy: Default::default() };
     let client = Builder::from_config(Config { server, ..Config::default() })
-        .with_performance_config(|settings| settings.default_command_timeout = PATIENCE)
+        .with_performance_config(|settings| settings.default_command_timeout = TIMEOUT)
         .set_policy(ReconnectPolicy::default())
         .build()?;
     client.init().await?;
     Ok(client)
 }
 
-async fn write_ours(client: &Client, key: &str, end: Instant, seen: &Seen) {
+async fn write_ours(client: &Client, key: &str, end: Instant, observed: &Observed) {
     let mut number = 0u64;
     while Instant::now() < end {
         let asked = Instant::now();
         let answer = client.set(format!("{{{key}}}ours"), number).await;
-        seen.note(asked.elapsed(), u64::from(answer.is_err()));
+        observed.note(asked.elapsed(), u64::from(answer.is_err()));
         number += 1;
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-async fn write_freds(client: &Fred, key: &str, end: Instant, seen: &Seen) {
+async fn write_freds(client: &Fred, key: &str, end: Instant, observed: &Observed) {
     let mut number = 0u64;
     while Instant::now() < end {
         let asked = Instant::now();
         let text = number.to_string();
         let answer: Result<(), fred::error::Error> =
             client.set(format!("{{{key}}}freds"), text, None, None, false).await;
-        seen.note(asked.elapsed(), u64::from(answer.is_err()));
+        observed.note(asked.elapsed(), u64::from(answer.is_err()));
         number += 1;
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-async fn write_theirs(mut connection: ClusterConnection, key: &str, end: Instant, seen: &Seen) {
+async fn write_theirs(mut connection: ClusterConnection, key: &str, end: Instant, observed: &Observed) {
     let mut number = 0u64;
     while Instant::now() < end {
         let asked = Instant::now();
         let command = redis::cmd("SET").arg(format!("{{{key}}}theirs")).arg(number).to_owned();
         let answer: redis::RedisResult<()> = command.query_async(&mut connection).await;
-        seen.note(asked.elapsed(), u64::from(answer.is_err()));
+        observed.note(asked.elapsed(), u64::from(answer.is_err()));
         number += 1;
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

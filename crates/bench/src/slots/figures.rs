@@ -1,4 +1,4 @@
-//! Metric 14, the store's part: what a key costs in memory.
+//! Metric 14, the store's part: memory per key.
 
 use anyhow::Result;
 

@@ -1,10 +1,11 @@
-//! Metric 34: a gibibyte of keys moves from one shard to another and back while clients use them. How fast it goes, what the clients
-//! wait, and whether they hear of it.
+//! Metric 34: a slot migration of one gibibyte of keys to another shard and back under load. Measures the throughput
+//! of the migration, the clients' latency, and their errors.
 //!
-//! All three nodes need a gibibyte of memory more while it lasts, and as much for their files. A virtual machine may have to get that
-//! from its host, page by page, which takes longer than the move, and gives back what is free after some seconds. So the memory is
-//! touched right before each way; how fast that went is reported, too: the slowest gibibyte tells what the host's costs.
-//! All of it is on three processes of this machine: every byte is written by both primaries and four replicas.
+//! All three nodes need an additional gibibyte of memory during the migration, and as much for their files. A virtual
+//! machine may have to get that from its host, page by page, which takes longer than the migration, and it returns
+//! free memory after some seconds. So the memory is touched right before each direction; the speed of that is
+//! reported as well: the slowest gibibyte shows the cost of the host's memory. Everything runs on three processes of
+//! this machine: every byte is written by both primaries and four replicas.
 
 use std::cell::{Cell, RefCell};
 use std::process::{Command, Stdio};
@@ -19,47 +20,47 @@ use moim_slot_client::Client;
 use super::Bench;
 use crate::report::{Aim, Figure, Metric};
 
-/// Bytes of a value.
+/// Size of a value.
 const VALUE: usize = 1_000;
-/// Keys that are written at once.
-const AT_ONCE: u64 = 500;
-/// Tasks that read and write keys on the move, one after the other.
+/// Keys per write.
+const KEYS_PER_WRITE: u64 = 500;
+/// Tasks that read and write migrating keys, one after the other.
 const TASKS: u64 = 8;
-/// What the first of three shards has in the beginning.
+/// Initial slots of the first of three shards.
 const SLOTS: &str = "0-5460";
-/// How long the clients are watched before anything moves.
-const CALM: Duration = Duration::from_secs(5);
-/// How often, at most, until they wait no longer than this many times what they did before the first move: snapshots are written
-/// behind a move.
-const CALMS: u32 = 6;
-const CALM_TIMES: f64 = 2.0;
-/// Memory that is touched before a move, for each byte that moves: three nodes keep it and write it down. No more than half of what
-/// is free.
+/// How long the clients are observed before a migration.
+const OBSERVE: Duration = Duration::from_secs(5);
+/// Number of observations, at most, until the clients' latency is at most this multiple of the latency before the
+/// first migration: snapshots are written after a migration.
+const OBSERVATIONS: u32 = 6;
+const OBSERVED_FACTOR: f64 = 2.0;
+/// Memory that is touched before a migration, per migrated byte: three nodes keep it and write it to disk. At most
+/// half of the free memory.
 const TOUCHED: u64 = 8;
-/// What the machine gives at a time.
+/// Page size.
 const PAGE: usize = 4 << 10;
-/// For everything that may take long.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of every long operation.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What the clients saw.
-struct Seen {
-    /// In microseconds.
-    waits: RefCell<Histogram<u64>>,
+/// What the clients observed.
+struct Observed {
+    /// Latencies in microseconds.
+    latencies: RefCell<Histogram<u64>>,
     errors: Cell<u64>,
     stop: Cell<bool>,
 }
 
-impl Seen {
+impl Observed {
     fn new() -> Result<Self> {
-        let waits = RefCell::new(Histogram::new(3)?);
-        Ok(Self { waits, errors: Cell::new(0), stop: Cell::new(false) })
+        let latencies = RefCell::new(Histogram::new(3)?);
+        Ok(Self { latencies, errors: Cell::new(0), stop: Cell::new(false) })
     }
 
-    /// The 99th percentile since the last look, and the worst, in milliseconds.
-    fn look(&self) -> (f64, f64) {
-        let mut waits = self.waits.borrow_mut();
-        let (p99, worst) = (waits.value_at_quantile(0.99) as f64 / 1e3, waits.max() as f64 / 1e3);
-        waits.reset();
+    /// The 99th percentile since the last call, and the maximum, in milliseconds.
+    fn take_percentiles(&self) -> (f64, f64) {
+        let mut latencies = self.latencies.borrow_mut();
+        let (p99, worst) = (latencies.value_at_quantile(0.99) as f64 / 1e3, latencies.max() as f64 / 1e3);
+        latencies.reset();
         (p99, worst)
     }
 }
@@ -71,7 +72,7 @@ pub(super) fn moving(bench: &Bench<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     let admin = cluster.server(0).context("a node")?.admin().to_owned();
     let stores: Vec<String> =
         (0..cluster.len()).filter_map(|node| Some(cluster.server(node)?.redis().to_owned())).collect();
-    // A third of all slots, which is what the first shard has.
+    // A third of all slots: those of the first shard.
     let moves = [("there", "0", "1"), ("back", "1", "0")].map(|(way, from, to)| {
         let mut command = Command::new(&program);
         command.args(["slots", "move", "--from", from, "--to", to, "--slots", SLOTS, "--timeout", "2m"]);
@@ -87,8 +88,8 @@ async fn measure(
     moves: [(&str, Command); 2],
     progress: &mut dyn FnMut(&str),
 ) -> Result<Metric> {
-    let client = Client::builder(stores).timeout(PATIENCE).connect().await?;
-    let deadline = Instant::now() + PATIENCE;
+    let client = Client::builder(stores).timeout(TIMEOUT).connect().await?;
+    let deadline = Instant::now() + TIMEOUT;
     while client.uncovered_slots() > 0 {
         ensure!(Instant::now() < deadline, "not every slot has a primary");
         client.refresh();
@@ -101,68 +102,69 @@ async fn measure(
     progress(&format!("metric 34: writing {wanted} keys"));
     let mut keys = (0..).map(|number: u64| format!("key:{number:012}")).filter(own);
     let value = "v".repeat(VALUE);
-    for _ in (0..wanted).step_by(AT_ONCE as usize) {
+    for _ in (0..wanted).step_by(KEYS_PER_WRITE as usize) {
         let mut pipeline = client.pipeline();
-        for key in keys.by_ref().take(AT_ONCE as usize) {
+        for key in keys.by_ref().take(KEYS_PER_WRITE as usize) {
             pipeline.set(key, value.as_str());
         }
         ensure!(pipeline.run().await.iter().all(Result::is_ok), "a key could not be written");
     }
     let hot: Vec<String> =
         (0..).map(|number: u64| format!("key:{number:012}")).filter(own).take(1_000).collect();
-    let mut moved = Moved { client: &client, hot: &hot, value: &value, bytes, normal: None };
+    let mut moved = Migration { client: &client, hot: &hot, value: &value, bytes, normal: None };
     let mut figures = Vec::new();
     for (way, command) in moves {
-        figures.extend(moved.one_way(way, command, progress).await?);
+        figures.extend(moved.migrate(way, command, progress).await?);
     }
     let title = format!("{} MiB of keys move on three nodes", bytes >> 20);
     Ok(Metric { number: 34, title, figures, ..Metric::default() })
 }
 
-/// What moves, and who uses it meanwhile.
-struct Moved<'a> {
+/// A migration and its concurrent clients.
+struct Migration<'a> {
     client: &'a Client,
     hot: &'a [String],
     value: &'a str,
     bytes: u64,
-    /// The 99th percentile before anything moved, in milliseconds.
+    /// The 99th percentile before the first migration, in milliseconds.
     normal: Option<f64>,
 }
 
-impl Moved<'_> {
-    async fn one_way(
+impl Migration<'_> {
+    async fn migrate(
         &mut self,
         way: &str,
         mut command: Command,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Vec<Figure>> {
         let (client, bytes, normal) = (self.client, self.bytes, self.normal);
-        // What was written before is on disk: the machine would write it behind while the keys move.
+        // Earlier writes are synced first: otherwise the kernel would write them back during the migration.
         tokio::task::spawn_blocking(rustix::fs::sync).await.context("sync")?;
-        let seen = Seen::new()?;
-        let workers = (0..TASKS).map(|task| work(client, self.hot, task, &seen, self.value));
+        let observed = Observed::new()?;
+        let workers = (0..TASKS).map(|task| work(client, self.hot, task, &observed, self.value));
         let watch = async {
             let (mut calm, mut calms) = (f64::INFINITY, 0);
-            while calms < CALMS && normal.map_or(calms == 0, |normal| calm > normal * CALM_TIMES) {
-                tokio::time::sleep(CALM).await;
-                (calm, calms) = (seen.look().0, calms + 1);
+            while calms < OBSERVATIONS && normal.map_or(calms == 0, |normal| calm > normal * OBSERVED_FACTOR)
+            {
+                tokio::time::sleep(OBSERVE).await;
+                (calm, calms) = (observed.take_percentiles().0, calms + 1);
             }
             progress(&format!("metric 34: moving {way}"));
             let memory =
                 tokio::task::spawn_blocking(move || touch(bytes * TOUCHED)).await.context("memory")?;
-            seen.look();
+            observed.take_percentiles();
             let began = Instant::now();
             let moved = tokio::task::spawn_blocking(move || command.output()).await;
             let took = began.elapsed();
-            seen.stop.set(true);
+            observed.stop.set(true);
             Ok::<_, anyhow::Error>((calm, memory, took, moved.context("the command")??))
         };
         let (_, watched) = tokio::join!(futures_util::future::join_all(workers), watch);
         let (calm, memory, took, output) = watched?;
         let normal = *self.normal.get_or_insert(calm);
-        // Those who still waited when it was over are counted, too.
-        let answered = seen.waits.borrow().len() as f64 / took.as_secs_f64();
-        let during = seen.look();
+        // Requests still in flight at the end are counted as well.
+        let answered = observed.latencies.borrow().len() as f64 / took.as_secs_f64();
+        let during = observed.take_percentiles();
         ensure!(output.status.success(), "the move failed: {}", String::from_utf8_lossy(&output.stderr));
         client.refresh();
         let speed = bytes as f64 / f64::from(1 << 20) / took.as_secs_f64();
@@ -182,12 +184,17 @@ impl Moved<'_> {
             ),
             figure("longest wait during the move", during.1, "ms", None),
             figure("GET and SET answered in a second during the move", answered, "op/s", None),
-            figure("errors that slot-client showed", seen.errors.get() as f64, "", Some(Aim::AtMost(0.0))),
+            figure(
+                "errors that slot-client showed",
+                observed.errors.get() as f64,
+                "",
+                Some(Aim::AtMost(0.0)),
+            ),
         ])
     }
 }
 
-/// Takes memory from the machine, page by page, and gives it back. Answers how fast it came at its slowest, in MiB a second.
+/// Touches memory page by page and frees it. Returns the slowest rate, in MiB per second.
 fn touch(bytes: u64) -> f64 {
     let bytes = bytes.min(crate::procfs::available_memory().unwrap_or(0) / 2);
     let mut memory = vec![0u8; usize::try_from(bytes).unwrap_or(0)];
@@ -201,9 +208,9 @@ fn touch(bytes: u64) -> f64 {
     slowest
 }
 
-async fn work(client: &Client, keys: &[String], task: u64, seen: &Seen, value: &str) {
+async fn work(client: &Client, keys: &[String], task: u64, observed: &Observed, value: &str) {
     let mut turn = task * 131;
-    while !seen.stop.get() {
+    while !observed.stop.get() {
         let key = keys[(turn as usize) % keys.len()].as_str();
         let asked = Instant::now();
         let is_fine = match turn % 2 {
@@ -211,9 +218,9 @@ async fn work(client: &Client, keys: &[String], task: u64, seen: &Seen, value: &
             _ => client.get::<Option<bytes::Bytes>>(key).await.is_ok_and(|found| found.is_some()),
         };
         let waited = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
-        // It grows with what it is given, so that there is nothing it could refuse.
-        let _ = seen.waits.borrow_mut().record(waited);
-        seen.errors.set(seen.errors.get() + u64::from(!is_fine));
+        // The histogram resizes itself, so recording cannot fail.
+        let _ = observed.latencies.borrow_mut().record(waited);
+        observed.errors.set(observed.errors.get() + u64::from(!is_fine));
         turn += 1;
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

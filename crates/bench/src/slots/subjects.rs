@@ -1,4 +1,4 @@
-//! The sides of the store's metrics: each server under each load.
+//! The subjects of the store's metrics: each server under each load.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl Subject for LoadSubject<'_> {
     }
 }
 
-/// Reads of a server that others write to.
+/// Reads from a server under concurrent writes.
 pub(super) struct BesideSubject<'a> {
     pub(super) bench: &'a Bench<'a>,
     pub(super) server: &'a Running,

@@ -1,4 +1,4 @@
-//! The loads on a real Redis, where there is one: what they count is what a server did.
+//! The loads on a real Redis, if installed: the counted operations equal those the server executed.
 
 use super::*;
 use crate::load::Until;
@@ -25,7 +25,7 @@ fn options() -> Option<Options> {
 }
 
 #[test]
-fn every_operation_counted_is_one_the_server_did() {
+fn counted_operations_equal_the_servers_count() {
     let Some(options) = options() else { return };
     let bench = Bench { options: &options, runtime: load::runtime().unwrap() };
     let server = bench.start_redis(options.redis.as_ref().unwrap(), "always").unwrap();
@@ -41,7 +41,7 @@ fn every_operation_counted_is_one_the_server_did() {
     let size = bench.runtime.block_on(loads::ask(server.addr, &["DBSIZE"])).unwrap();
     let size: u64 = size.trim_start_matches(':').parse().unwrap();
     assert!(size > loads::KEYS && size <= loads::KEYS + 60, "{size}");
-    // A server that refuses is no fast server.
+    // A server that replies with errors is not a fast server.
     bench.runtime.block_on(loads::ask(server.addr, &["CONFIG", "SET", "maxmemory", "1"])).unwrap();
     assert!(run(Doing::Set, 1).unwrap_err().to_string().contains("OOM"));
     let _ = fs::remove_dir_all(&options.scratch);

@@ -177,7 +177,7 @@ public class CheckRedis {
     sync.zadd(tag + "z", 2.5, "two");
     check(sync.zrangeWithScores(tag + "z", 0, -1).get(1).getScore() == 2.5, "a score");
     sync.geoadd(run + "geo", 13.361389, 38.115556, "Palermo", 15.087269, 37.502669, "Catania");
-    check(sync.geopos(run + "geo", "Palermo", "nobody").size() == 2, "places");
+    check(sync.geopos(run + "geo", "Palermo", "unknown").size() == 2, "places");
     ok(label + "hashes, lists, sets, sorted sets, places");
 
     String first = sync.xadd(tag + "stream", Map.of("n", "1"));

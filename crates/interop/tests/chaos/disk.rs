@@ -1,5 +1,5 @@
-//! A small disk of its own for one node, so that it can be filled without harm to anybody: a file system in memory.
-//! Mounting needs rights that not every machine gives; without them no disk is ever full.
+//! A small memory file system for one node, which can be filled without affecting the machine. Mounting needs
+//! privileges that not every machine grants; without them the disk-full fault is skipped.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -33,7 +33,7 @@ impl SmallDisk {
         self.path().join("filler")
     }
 
-    /// Leaves a megabyte or so.
+    /// Fills the disk except for about a megabyte.
     pub(super) fn fill(&self) {
         let mut file = File::create(self.filler()).unwrap();
         let block = vec![1; 1 << 20];
@@ -47,7 +47,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // The node on it may still be ending.
+        // The node on it may still be exiting.
         let _ = Command::new("umount").arg("-l").arg(self.path()).status();
     }
 }

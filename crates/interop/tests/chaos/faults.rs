@@ -1,4 +1,4 @@
-//! What goes wrong, and how it is put right.
+//! The faults, and how each is healed.
 
 use std::time::Duration;
 
@@ -6,31 +6,31 @@ use moim_interop::cluster::{Cluster, http_post};
 
 use super::disk::SmallDisk;
 
-/// A fault, from its beginning to its end.
+/// A fault, from injection to healing.
 #[derive(Clone, Debug)]
 pub(super) enum Fault {
-    /// kill -9, and a start after a while.
+    /// SIGKILL, and a restart after a while.
     Kill { node: usize, away_ms: u64 },
-    /// kill -9 of two: no quorum for a while.
+    /// SIGKILL of two nodes: no quorum for a while.
     KillTwo { spared: usize, away_ms: u64 },
-    /// kill -9 of all.
+    /// SIGKILL of all nodes.
     KillAll,
     /// SIGSTOP and SIGCONT, shorter or longer than a lease.
     Pause { node: usize, away_ms: u64 },
-    /// Nobody reaches it and it reaches nobody; clients do.
+    /// Isolated from the other nodes in both directions; clients reach it.
     Isolate { node: usize, away_ms: u64 },
-    /// One way between two nodes is cut.
+    /// One direction between two nodes is cut.
     CutOneWay { from: usize, to: usize, away_ms: u64 },
-    /// SIGTERM and start, one node after the other.
+    /// SIGTERM and restart, one node after the other.
     RollingRestart,
-    /// A disk takes nothing for a while.
+    /// A disk is full for a while.
     DiskFull { away_ms: u64 },
-    /// kill -9, and the data folder is lost.
+    /// SIGKILL, and the data directory is lost.
     Wipe { node: usize },
 }
 
 impl Fault {
-    /// This many faults: every kind in turn, in an order of the seed's.
+    /// A schedule of faults: every kind in turn, in an order derived from the seed.
     pub(super) fn schedule(rng: &mut fastrand::Rng, rounds: usize, can_fill: bool) -> Vec<Self> {
         let mut faults = Vec::new();
         while faults.len() < rounds {
@@ -57,7 +57,7 @@ impl Fault {
         }
     }
 
-    /// Lets it happen, and ends it.
+    /// Injects the fault, and heals it.
     pub(super) fn strike(&self, cluster: &mut Cluster, disk: Option<&SmallDisk>, rng: &mut fastrand::Rng) {
         let away = |ms: &u64| std::thread::sleep(Duration::from_millis(*ms));
         match self {
@@ -102,7 +102,7 @@ impl Fault {
                 disk.fill();
                 away(away_ms);
                 disk.free();
-                // What could not be written may have ended the process.
+                // A failed write may have stopped the process.
                 if !cluster.is_running(2) {
                     cluster.restart(2).unwrap();
                 }
@@ -112,7 +112,7 @@ impl Fault {
     }
 }
 
-/// The folder is lost; the cluster is told so, and the node comes back empty.
+/// The data directory is lost: the node is replaced and comes back empty.
 fn wipe(cluster: &mut Cluster, node: usize) {
     cluster.kill(node).unwrap();
     std::fs::remove_dir_all(cluster.server(node).unwrap().data()).unwrap();

@@ -1,5 +1,4 @@
-//! Clients that go on whatever happens: one that writes and remembers what was acknowledged, one that copies in
-//! transactions.
+//! Clients that continue through every fault: a producer that records acknowledgements, and a transactional copier.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,14 +19,14 @@ use rdkafka::{ClientContext, Statistics};
 
 use super::{COPY, ORIGINAL, PARTITIONS, WRITER_PAUSE};
 
-/// For one call of a client.
-const CALL: Duration = Duration::from_secs(20);
-/// For the clients to get somewhere after a fault has ended.
-const PROGRESS: Duration = Duration::from_secs(30);
-/// A copier that does nothing for so long hangs: longer than any of its calls may take.
-const HANGS: Duration = Duration::from_secs(35);
+/// Timeout of one client call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit for clients to make progress after a fault has ended.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+/// A copier without progress for this long hangs: longer than any of its calls may take.
+const HANG_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// What every client has: patience that is shorter than the faults are long.
+/// Settings of every client: timeouts that are shorter than the faults.
 pub(super) fn client(brokers: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
     config
@@ -41,7 +40,7 @@ pub(super) fn client(brokers: &str) -> ClientConfig {
     config
 }
 
-/// Makes a topic with so many replicas; -1: as many as the cluster gives of its own accord.
+/// Creates a topic with this replication factor; -1 is the cluster's default.
 pub(super) fn topic(brokers: &str, name: &str, partitions: i32, replicas: i32) {
     let admin: AdminClient<DefaultClientContext> = client(brokers).create().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -50,22 +49,22 @@ pub(super) fn topic(brokers: &str, name: &str, partitions: i32, replicas: i32) {
     assert!(matches!(&made[0], Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))), "{made:?}");
 }
 
-/// What became of every record.
+/// Outcome of every record.
 #[derive(Default)]
 pub(super) struct Written {
-    /// By partition and number: the offset it was acknowledged with.
+    /// Offset of each acknowledged record, by partition and number.
     pub(super) acked: BTreeMap<(i32, u64), i64>,
-    /// Nobody knows whether these are there.
+    /// Records whose outcome is unknown.
     pub(super) unknown: Vec<(i32, u64)>,
-    /// Errors a client cannot live with.
+    /// Fatal client errors.
     pub(super) fatal: Vec<String>,
-    /// What made the copier begin anew, each time.
+    /// Errors that made the copier restart.
     pub(super) copier_failures: Vec<String>,
-    /// How often it hung, and another took its place.
+    /// How often the copier hung and was replaced.
     pub(super) copier_hung: u32,
 }
 
-/// The clients.
+/// The running clients.
 pub(super) struct Load {
     written: Arc<Mutex<Written>>,
     writer: JoinHandle<()>,
@@ -82,7 +81,7 @@ impl Load {
         let writer = std::thread::spawn(move || write(&brokers_of_writer, &stop, reports));
         let (brokers_of_copier, ends) = (brokers.to_owned(), Arc::clone(&copier_stop));
         let failures = Arc::clone(&written);
-        let copier = std::thread::spawn(move || keep_copying(&brokers_of_copier, &ends, &failures));
+        let copier = std::thread::spawn(move || supervise_copier(&brokers_of_copier, &ends, &failures));
         Self { written, writer, copier, copier_stop, brokers: brokers.to_owned() }
     }
 
@@ -90,7 +89,7 @@ impl Load {
         self.written.lock().unwrap().acked.len()
     }
 
-    /// Waits until something was acknowledged after `before`.
+    /// Waits until records were acknowledged after `before`.
     pub(super) fn await_progress(&self, before: usize, cluster: &Cluster) -> usize {
         let began = Instant::now();
         loop {
@@ -98,27 +97,27 @@ impl Load {
             if acked > before {
                 return acked;
             }
-            let late = began.elapsed() > PROGRESS;
+            let late = began.elapsed() > PROGRESS_TIMEOUT;
             assert!(!late, "nothing is acknowledged any more\n{}", cluster.log_tails());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Waits until the copier has committed something.
+    /// Waits until the copier has committed a transaction.
     pub(super) fn await_copied(&self, cluster: &Cluster) {
         let began = Instant::now();
         while super::verify::copied(&self.brokers) == 0 {
-            assert!(began.elapsed() < PROGRESS, "nothing is copied\n{}", cluster.log_tails());
+            assert!(began.elapsed() < PROGRESS_TIMEOUT, "nothing is copied\n{}", cluster.log_tails());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// Ends the clients when all is written and copied.
+    /// Stops the clients once everything is produced and copied.
     pub(super) fn finish(self, cluster: &Cluster) -> Written {
         self.writer.join().unwrap();
         let began = Instant::now();
         while super::verify::lag(&self.brokers) > 0 {
-            let late = began.elapsed() > HANGS + 2 * PROGRESS;
+            let late = began.elapsed() > HANG_TIMEOUT + 2 * PROGRESS_TIMEOUT;
             assert!(!late, "the copy does not get done\n{}", cluster.log_tails());
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -152,7 +151,7 @@ impl ProducerContext for Reports {
     }
 }
 
-/// Writes numbers to every partition, in order, until told to stop.
+/// Produces numbers to every partition, in order, until the stop flag is set.
 fn write(brokers: &str, stop: &AtomicBool, reports: Arc<Mutex<Written>>) {
     let producer: BaseProducer<Reports> = client(brokers)
         .set("enable.idempotence", "true")
@@ -171,7 +170,7 @@ fn write(brokers: &str, stop: &AtomicBool, reports: Arc<Mutex<Written>>) {
                 .payload(&value);
             let mut refused = producer.send(record).err();
             while let Some((_, record)) = refused {
-                // The queue is full: somebody is away.
+                // The producer's queue is full: a leader is unavailable.
                 producer.poll(Duration::from_millis(20));
                 refused = producer.send(record).err();
             }
@@ -182,17 +181,17 @@ fn write(brokers: &str, stop: &AtomicBool, reports: Arc<Mutex<Written>>) {
     producer.flush(Duration::from_secs(120)).unwrap();
 }
 
-/// Keeps one copier going. A call of librdkafka may never return: a request for the coordinator of a group waits for a
-/// connection to a broker object that was given up when its node was away from the metadata, whatever the timeout of the
-/// call. Then another copier begins under the same name. That fences the one that hangs, as it would a process that was
-/// paused: should it wake up, its transaction is refused.
-fn keep_copying(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>) {
+/// Supervises the copier. A call of librdkafka may never return: a FindCoordinator request waits for a connection to
+/// a broker object that was dropped when its node was missing from the metadata, whatever the timeout of the call.
+/// Then another copier starts with the same transactional id. That fences the hung one, as it would a paused process:
+/// if it resumes, its transaction is rejected.
+fn supervise_copier(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>) {
     while !stop.load(Ordering::SeqCst) {
         let copier = Arc::new(Copier::default());
         let (working, brokers, reports) = (Arc::clone(&copier), brokers.to_owned(), Arc::clone(written));
         let thread = std::thread::spawn(move || working.run(&brokers, &reports));
         let (mut steps, mut since) = (0, Instant::now());
-        while !stop.load(Ordering::SeqCst) && since.elapsed() < HANGS {
+        while !stop.load(Ordering::SeqCst) && since.elapsed() < HANG_TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
             let now = copier.steps.load(Ordering::SeqCst);
             if now != steps {
@@ -200,7 +199,7 @@ fn keep_copying(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>)
             }
         }
         copier.stop.store(true, Ordering::SeqCst);
-        if since.elapsed() < HANGS {
+        if since.elapsed() < HANG_TIMEOUT {
             thread.join().unwrap();
         } else {
             println!("the copier hangs; another takes its place");
@@ -209,19 +208,19 @@ fn keep_copying(brokers: &str, stop: &AtomicBool, written: &Arc<Mutex<Written>>)
     }
 }
 
-/// Copies the original, a transaction at a time. Whatever goes wrong, everything begins anew under the same name, which
-/// ends the transaction that was open.
+/// Copies the source, one transaction at a time. After any error the copier restarts with the same transactional id,
+/// which aborts the open transaction.
 #[derive(Default)]
 struct Copier {
     stop: AtomicBool,
-    /// Counts what it does.
+    /// Progress counter.
     steps: AtomicU64,
 }
 
 impl Copier {
     fn run(&self, brokers: &str, written: &Mutex<Written>) {
         while !self.stop.load(Ordering::SeqCst) {
-            if let Err(error) = self.copy_until_it_fails(brokers) {
+            if let Err(error) = self.run_copier(brokers) {
                 if std::env::var_os("MOIM_CHAOS_VERBOSE").is_some() {
                     println!("the copier begins anew: {error}");
                 }
@@ -235,14 +234,14 @@ impl Copier {
         self.steps.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn copy_until_it_fails(&self, brokers: &str) -> KafkaResult<()> {
+    fn run_copier(&self, brokers: &str) -> KafkaResult<()> {
         let producer: BaseProducer = client(brokers)
             .set("transactional.id", "copier")
             .set("transaction.timeout.ms", "20000")
             .set("linger.ms", "2")
             .create()?;
         self.step();
-        producer.init_transactions(CALL)?;
+        producer.init_transactions(CALL_TIMEOUT)?;
         self.step();
         let consumer: BaseConsumer = client(brokers)
             .set("group.id", "copier")
@@ -250,7 +249,7 @@ impl Copier {
             .set("enable.auto.commit", "false")
             .set("auto.offset.reset", "earliest")
             .set("session.timeout.ms", "6000")
-            // One that hangs does not keep its partitions.
+            // A hung member loses its partitions after this time.
             .set("max.poll.interval.ms", "30000")
             .create()?;
         consumer.subscribe(&[ORIGINAL])?;
@@ -260,7 +259,7 @@ impl Copier {
             producer.begin_transaction()?;
             let mut next = BTreeMap::new();
             let mut message = first?;
-            // Whatever was polled is in the transaction: the next one begins after it.
+            // Every polled record is in the transaction: the next one starts after it.
             for left in (0..500).rev() {
                 send(&producer, &message)?;
                 next.insert(message.partition(), message.offset() + 1);
@@ -275,9 +274,9 @@ impl Copier {
                 offsets.add_partition_offset(ORIGINAL, partition, Offset::Offset(offset))?;
             }
             let group = consumer.group_metadata().expect("it is subscribed");
-            producer.send_offsets_to_transaction(&offsets, &group, CALL)?;
+            producer.send_offsets_to_transaction(&offsets, &group, CALL_TIMEOUT)?;
             self.step();
-            producer.commit_transaction(CALL)?;
+            producer.commit_transaction(CALL_TIMEOUT)?;
         }
         Ok(())
     }

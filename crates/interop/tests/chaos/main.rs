@@ -1,13 +1,13 @@
-//! Three real nodes that are killed, paused, cut off, filled up, emptied and restarted while librdkafka writes to them,
-//! reads from them and copies from one topic to another in transactions.
+//! Three real nodes that are killed, paused, isolated, filled up, wiped and restarted while librdkafka produces to
+//! them, consumes from them and copies from one topic to another in transactions.
 //!
-//! Checked: nothing acknowledged is lost, moved or doubled; the copy is the original, exactly once and in order; after
-//! every fault the cluster is whole again within [`whole_within`]. And without a fault (`moves.rs`): every partition is
-//! moved from node to node, and no client hears of it. `cargo xtask chaos --rounds N --seed S` runs more of
-//! it; the same seed gives the same faults, at times that differ as machines do.
+//! Checked: no acknowledged record is lost, moved or duplicated; the copy equals the original, exactly once and in
+//! order; after every fault the cluster is fully replicated again within [`whole_within`]. And without a fault
+//! (`moves.rs`): every partition is reassigned from node to node, and no client sees an error. `cargo xtask chaos
+//! --rounds N --seed S` runs more of it; the same seed gives the same faults, at times that depend on the machine.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // all of it is test, and somebody watches a long run
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // all of it is test; a long run prints its progress
 
 mod disk;
 mod faults;
@@ -26,26 +26,26 @@ use self::disk::SmallDisk;
 use self::faults::Fault;
 use self::load::{Load, topic};
 
-/// The topic that is written to.
+/// The source topic.
 const ORIGINAL: &str = "original";
-/// The topic that it is copied to.
+/// The topic that the source is copied to.
 const COPY: &str = "copy";
-/// Partitions of both.
+/// Partition count of both.
 const PARTITIONS: i32 = 6;
-/// Between two records of a partition.
+/// Pause between two records of a partition.
 const WRITER_PAUSE: Duration = Duration::from_millis(4);
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// One cluster at a time: each wants the machine for itself.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Serialises the tests: each cluster needs the whole machine.
+fn exclusive() -> MutexGuard<'static, ()> {
+    static EXCLUSIVE: Mutex<()> = Mutex::new(());
+    EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long the cluster may take to be whole after a fault has ended.
+/// Time limit until the cluster is fully replicated after a fault.
 fn whole_within() -> Duration {
     Duration::from_secs(number("MOIM_CHAOS_WHOLE_S", 10))
 }
@@ -60,8 +60,8 @@ fn options() -> Options {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_and_nothing_happens_twice() {
-    let _alone = alone();
+fn acknowledged_records_are_neither_lost_nor_duplicated_under_faults() {
+    let _alone = exclusive();
     let (rounds, seed) = (number("MOIM_CHAOS_ROUNDS", 3), number("MOIM_CHAOS_SEED", 1));
     let mut rng = fastrand::Rng::with_seed(seed);
     let small = SmallDisk::mount();
@@ -96,7 +96,7 @@ fn brokers(cluster: &Cluster) -> String {
     all.join(",")
 }
 
-/// Waits until every node runs, every partition is led and everybody is in sync; says how long that took.
+/// Waits until every node runs, every partition has a leader and all replicas are in sync; returns how long it took.
 fn await_whole(cluster: &mut Cluster, after: &str, patience: Duration) -> Duration {
     let began = Instant::now();
     loop {

@@ -1,9 +1,9 @@
-//! Every partition is moved from node to node while clients write, read and copy in transactions: none of them may hear an
-//! error, and nothing may be lost, doubled or reordered.
+//! Partition reassignment under load: every partition is moved from node to node while clients produce, consume and
+//! copy in transactions. No client may see an error, and no record may be lost, duplicated or reordered.
 //!
-//! The topics have two replicas on three nodes, so that each move takes a copy, and a leadership, to another node. The
-//! topics of groups and transactions have a replica everywhere; their leaderships go round. `MOIM_CHAOS_MOVES` says how
-//! many times.
+//! The topics have two replicas on three nodes, so that each reassignment moves a replica, and a leadership, to
+//! another node. The topics of groups and transactions have a replica on every node; their leaderships rotate.
+//! `MOIM_CHAOS_MOVES` sets the number of rounds.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -13,21 +13,23 @@ use moim_interop::cluster::Cluster;
 use moim_interop::moim_binary;
 
 use super::load::{Load, topic};
-use super::{COPY, ORIGINAL, PARTITIONS, alone, await_whole, brokers, number, options, verify, whole_within};
+use super::{
+    COPY, ORIGINAL, PARTITIONS, await_whole, brokers, exclusive, number, options, verify, whole_within,
+};
 
-/// Where a partition is sent in a round: two nodes, never those of the round before.
+/// The replicas of a partition in a round: two nodes, never the pair of the previous round.
 fn pair(round: u64, partition: i32) -> [u64; 2] {
     let first = (round + partition as u64) % 3;
     [first + 1, (first + 1) % 3 + 1]
 }
 
-/// The same for a partition that has a replica everywhere.
+/// The replicas of a partition with a replica on every node, rotated by round.
 fn ring(round: u64, partition: i32) -> [u64; 3] {
     let first = (round + partition as u64) % 3;
     [first + 1, (first + 1) % 3 + 1, (first + 2) % 3 + 1]
 }
 
-/// A plan for every partition there is, as Kafka's own tool writes it.
+/// A reassignment of every partition, in the JSON format of Kafka's own tool.
 fn plan(round: u64) -> String {
     let one = |topic: &str, partition: i32, replicas: &[u64]| {
         format!("{{\"topic\":\"{topic}\",\"partition\":{partition},\"replicas\":{replicas:?}}}")
@@ -43,13 +45,13 @@ fn plan(round: u64) -> String {
     format!("{{\"version\":1,\"partitions\":[{}]}}", all.join(","))
 }
 
-/// Partitions of the topic of groups, and of that of transactions: few, so that a round is about the topics' data.
+/// Partition counts of the topics of groups and of transactions: few, so that a round is about the topics' data.
 const GROUPS: i32 = 4;
 const TRANSACTIONS: i32 = 4;
 
 #[test]
-fn every_partition_is_moved_under_load_and_no_client_hears_of_it() {
-    let _alone = alone();
+fn reassignment_of_every_partition_under_load_causes_no_client_error() {
+    let _alone = exclusive();
     let options = options()
         .set("kafka.offsets_topic_partitions", GROUPS)
         .set("kafka.transaction_topic_partitions", TRANSACTIONS);
@@ -60,7 +62,7 @@ fn every_partition_is_moved_under_load_and_no_client_hears_of_it() {
     topic(&brokers, COPY, PARTITIONS, 2);
     let stop = Arc::new(AtomicBool::new(false));
     let load = Load::start(&brokers, &stop);
-    // The copier has its group and its transaction before anything moves.
+    // The copier has its group and its transactional id before any reassignment.
     load.await_copied(&cluster);
 
     for round in 1..=number("MOIM_CHAOS_MOVES", 3) {
@@ -78,7 +80,7 @@ fn every_partition_is_moved_under_load_and_no_client_hears_of_it() {
     verify::check(&brokers, &written, &cluster);
 }
 
-/// Sends a plan and waits until it is carried out.
+/// Submits a reassignment and waits until it is complete.
 fn reassign(brokers: &str, plan: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");

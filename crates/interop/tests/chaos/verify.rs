@@ -1,4 +1,4 @@
-//! What is there in the end, against what was promised.
+//! Verification at the end of a run: compares the topics with the acknowledged records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::{COPY, ORIGINAL, PARTITIONS};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Everything committed in a topic, by partition: offset and number, in order.
+/// All committed records of a topic, by partition: offset and number, in order.
 fn read(brokers: &str, topic: &str) -> BTreeMap<i32, Vec<(i64, u64)>> {
     let consumer: BaseConsumer = client(brokers)
         .set("group.id", "verifier")
@@ -46,7 +46,7 @@ fn read(brokers: &str, topic: &str) -> BTreeMap<i32, Vec<(i64, u64)>> {
     found
 }
 
-/// How many records of the original the copier has committed; 0 also when nobody says.
+/// Number of source records that the copier has committed; also 0 if the group coordinator does not answer.
 pub(super) fn copied(brokers: &str) -> i64 {
     let consumer: BaseConsumer = client(brokers).set("group.id", "copier").create().unwrap();
     let mut all = TopicPartitionList::new();
@@ -57,7 +57,7 @@ pub(super) fn copied(brokers: &str) -> i64 {
     committed.elements().iter().filter_map(|one| one.offset().to_raw()).map(|offset| offset.max(0)).sum()
 }
 
-/// How many records of the original the copier has not committed.
+/// Number of source records that the copier has not committed.
 pub(super) fn lag(brokers: &str) -> i64 {
     let consumer: BaseConsumer = client(brokers).set("group.id", "copier").create().unwrap();
     let mut all = TopicPartitionList::new();
@@ -74,9 +74,9 @@ pub(super) fn lag(brokers: &str) -> i64 {
     lag
 }
 
-/// What stands twice in a partition, and what stands behind something younger; with the offsets, so that the logs of the
-/// nodes can be asked about them.
-fn out_of_place(topic: &str, partition: i32, records: &[(i64, u64)]) -> Vec<String> {
+/// Duplicates in a partition, and records after a later one; with their offsets, to look them up in the logs of the
+/// nodes.
+fn find_misplaced(topic: &str, partition: i32, records: &[(i64, u64)]) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut first_at = BTreeMap::new();
     let mut newest: Option<(i64, u64)> = None;
@@ -98,9 +98,9 @@ fn out_of_place(topic: &str, partition: i32, records: &[(i64, u64)]) -> Vec<Stri
 }
 
 #[test]
-fn doubles_and_reordering_are_told_apart() {
+fn duplicates_and_reordering_are_distinguished() {
     let check = |records: &[(i64, u64)], expected: &[&str]| {
-        let found = out_of_place("t", 3, records);
+        let found = find_misplaced("t", 3, records);
         assert_eq!(found, expected);
     };
     check(&[(0, 1), (1, 2), (4, 5)], &[]);
@@ -111,20 +111,20 @@ fn doubles_and_reordering_are_told_apart() {
     check(&[(0, 2), (1, 1), (2, 3)], &["t 3: 1 at 1 stands behind 2 at 0"]);
 }
 
-/// Compares; panics with what is wrong.
+/// Compares; panics with the differences.
 pub(super) fn check(brokers: &str, written: &Written, cluster: &Cluster) {
     let mut wrong = Vec::new();
     wrong.extend(written.fatal.iter().map(|error| format!("the writer could not go on: {error}")));
     let original = read(brokers, ORIGINAL);
     let mut places = BTreeMap::new();
     for (partition, records) in &original {
-        wrong.extend(out_of_place("the original", *partition, records));
+        wrong.extend(find_misplaced("the original", *partition, records));
         places.extend(records.iter().map(|(offset, number)| ((*partition, *number), *offset)));
     }
     for (id, offset) in &written.acked {
         match places.get(id) {
             None => wrong.push(format!("lost: {id:?}, acknowledged at {offset}")),
-            // A repeat of what was written long ago is acknowledged without its place.
+            // A duplicate of an old batch is acknowledged without its offset.
             Some(found) if found != offset && *offset >= 0 => {
                 wrong.push(format!("moved: {id:?} from {offset} to {found}"));
             }
@@ -133,13 +133,13 @@ pub(super) fn check(brokers: &str, written: &Written, cluster: &Cluster) {
     }
     let maybe: BTreeSet<&(i32, u64)> = written.unknown.iter().collect();
     let unasked = places.keys().filter(|id| !written.acked.contains_key(id) && !maybe.contains(id));
-    wrong.extend(unasked.map(|id| format!("nobody was told of {id:?}")));
+    wrong.extend(unasked.map(|id| format!("no client sent {id:?}")));
     let copy = read(brokers, COPY);
     let numbers = |records: Option<&Vec<(i64, u64)>>| -> Vec<u64> {
         records.into_iter().flatten().map(|(_, number)| *number).collect()
     };
     for (partition, records) in &copy {
-        wrong.extend(out_of_place("the copy", *partition, records));
+        wrong.extend(find_misplaced("the copy", *partition, records));
     }
     for partition in 0..PARTITIONS {
         let (from, to) = (numbers(original.get(&partition)), numbers(copy.get(&partition)));

@@ -1,4 +1,4 @@
-//! What is forgotten is refused, what is current stays.
+//! Compaction: compacted revisions are refused, current ones stay.
 
 use etcd_client::{CompactionOptions, GetOptions, Txn, TxnOp, WatchOptions};
 
@@ -6,7 +6,7 @@ use crate::support::*;
 
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 
-pub(crate) async fn what_is_compacted_is_refused(t: &mut Scene) {
+pub(crate) async fn compacted_revision_is_refused(t: &mut Scene) {
     let first = t.put("k", "1").await;
     let second = t.put("k", "2").await;
     let third = t.put("k", "3").await;
@@ -14,7 +14,7 @@ pub(crate) async fn what_is_compacted_is_refused(t: &mut Scene) {
     let key = t.key("k");
     let at = |revision| Some(GetOptions::new().with_revision(revision));
     for mut node in t.nodes().await {
-        // A read of one's own catches the node up before it is asked about the past.
+        // A linearizable read lets the node catch up before it is asked for a past revision.
         node.get(key.clone(), None).await.unwrap();
         refused(node.get(key.clone(), at(first)).await, OUT_OF_RANGE, COMPACTED);
         for (revision, value) in [(second, "2"), (third, "3")] {
@@ -26,7 +26,7 @@ pub(crate) async fn what_is_compacted_is_refused(t: &mut Scene) {
     refused(t.client.txn(txn).await, OUT_OF_RANGE, COMPACTED);
 }
 
-pub(crate) async fn compaction_keeps_what_is_current(t: &mut Scene) {
+pub(crate) async fn compaction_keeps_current_values(t: &mut Scene) {
     for i in 0..20 {
         t.put(&format!("k{:02}", i % 10), &i.to_string()).await;
     }
@@ -45,7 +45,7 @@ pub(crate) async fn compaction_keeps_what_is_current(t: &mut Scene) {
     assert_eq!(t.get("k00").await.unwrap().version(), 1);
 }
 
-pub(crate) async fn bad_compactions_are_refused(t: &mut Scene) {
+pub(crate) async fn invalid_compaction_revisions_are_refused(t: &mut Scene) {
     t.put("k", "1").await;
     let now = t.put("k", "2").await;
     t.client.compact(now - 1, None).await.unwrap();
@@ -56,7 +56,7 @@ pub(crate) async fn bad_compactions_are_refused(t: &mut Scene) {
     t.client.compact(now, None).await.unwrap();
 }
 
-pub(crate) async fn a_watch_from_before_is_cancelled(t: &mut Scene) {
+pub(crate) async fn watch_from_a_compacted_revision_is_cancelled(t: &mut Scene) {
     let first = t.put("k", "1").await;
     let second = t.put("k", "2").await;
     let third = t.put("k", "3").await;
@@ -70,7 +70,7 @@ pub(crate) async fn a_watch_from_before_is_cancelled(t: &mut Scene) {
         let end = next(&mut watch).await;
         assert!(end.canceled(), "{end:?}");
         assert_eq!((end.watch_id(), end.compact_revision()), (id, second));
-        // The stream goes on for others.
+        // The stream continues for other watches.
         watch.watch(key.clone(), from(second)).await.unwrap();
         created(&mut watch).await;
         let seen = events(&mut watch, &t.prefix(), 2).await;

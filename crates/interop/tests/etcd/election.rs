@@ -1,4 +1,4 @@
-//! The election service: one leader, its word, and its successor.
+//! The election service: one leader, its proclaimed value, and its successor.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use etcd_client::{LeaderKey, ProclaimOptions, ResignOptions};
 
 use crate::support::*;
 
-pub(crate) async fn a_leader_campaigns_proclaims_and_resigns(t: &mut Scene) {
+pub(crate) async fn leader_campaigns_proclaims_and_resigns(t: &mut Scene) {
     let name = t.key("election");
     refused(t.client.leader(name.clone()).await, UNKNOWN, "election: no leader");
     let lease = t.client.lease_grant(60, None).await.unwrap().id();
@@ -26,7 +26,7 @@ pub(crate) async fn a_leader_campaigns_proclaims_and_resigns(t: &mut Scene) {
     refused(t.client.proclaim("three", Some(options)).await, UNKNOWN, "election: not leader");
 }
 
-pub(crate) async fn the_next_candidate_follows(t: &mut Scene) {
+pub(crate) async fn next_candidate_is_elected_after_resign(t: &mut Scene) {
     let name = t.key("election");
     let first = t.client.lease_grant(60, None).await.unwrap().id();
     let second = t.client.lease_grant(60, None).await.unwrap().id();
@@ -44,9 +44,9 @@ pub(crate) async fn the_next_candidate_follows(t: &mut Scene) {
     assert_eq!(kv.value(), b"second");
 }
 
-pub(crate) async fn observers_see_every_leader(t: &mut Scene) {
+pub(crate) async fn observe_returns_every_leader(t: &mut Scene) {
     let name = t.key("election");
-    // A stream begins with its first message: without a leader the call would wait for one.
+    // An observe stream starts with its first message: without a leader the call would block.
     let mut observer = None;
     let mut words = Vec::new();
     for i in 0..3 {
@@ -70,13 +70,13 @@ pub(crate) async fn observers_see_every_leader(t: &mut Scene) {
     assert_eq!(words, ["leader 0", "word 0", "leader 1", "word 1", "leader 2", "word 2"]);
 }
 
-pub(crate) async fn who_does_not_lead_cannot_speak(t: &mut Scene) {
+pub(crate) async fn proclaim_by_a_non_leader_is_refused(t: &mut Scene) {
     let missing = "\"leader\" field must be provided";
     refused(t.client.proclaim("x", None).await, UNKNOWN, missing);
     refused(t.client.resign(None).await, UNKNOWN, missing);
     let name = t.key("election");
-    let nobody =
+    let unknown_leader =
         LeaderKey::new().with_name(name.clone()).with_key(format!("{name}/1")).with_rev(1).with_lease(1);
-    let options = ProclaimOptions::new().with_leader(nobody);
+    let options = ProclaimOptions::new().with_leader(unknown_leader);
     refused(t.client.proclaim("x", Some(options)).await, UNKNOWN, "election: not leader");
 }

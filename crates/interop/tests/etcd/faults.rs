@@ -1,8 +1,9 @@
-//! Real processes that die, stop and lose each other under load: what clients saw must be what one correct store can
-//! show, nothing acknowledged is lost, no watcher misses anything, and no two holders of a lock are both certain.
+//! Real processes that crash, stop and lose their connections under load: the client-observed history must be
+//! linearizable, no acknowledged write is lost, no watcher misses an event, and no two clients rely on the same lock
+//! at the same time.
 //!
-//! `INTEROP_FAULT_ROUNDS` sets the number of rounds (CI: a few; the proof: a hundred), `INTEROP_SEED` repeats the choice
-//! of faults. With `MOIM_TEST_ETCD` naming a program the same runs on three nodes of that etcd.
+//! `INTEROP_FAULT_ROUNDS` sets the number of rounds (CI: a few; the proof: a hundred), `INTEROP_SEED` repeats the
+//! sequence of faults. With `MOIM_TEST_ETCD` naming a binary the same test runs on three nodes of that etcd.
 
 mod clients;
 mod injector;
@@ -20,23 +21,23 @@ use moim_interop::{moim_binary, serves_etcd};
 
 use crate::support::{connect, options, revision};
 
-/// Clients of the store, of the lock, and watchers.
+/// Number of key-value clients, lock clients and watchers.
 const WRITERS: usize = 6;
 const LOCKERS: usize = 3;
-/// Between two operations of a writer.
+/// Pause between two operations of a writer.
 const PAUSE: Duration = Duration::ZERO;
 
-/// What the load and the injector share.
+/// State shared by the load and the injector.
 pub(crate) struct World {
     pub(crate) endpoints: Vec<String>,
     pub(crate) recorder: Recorder,
     pub(crate) locks: Locks,
-    /// What the lock guards: the highest token it has seen.
+    /// The register that the lock guards: the highest fencing token it has seen.
     pub(crate) register: Mutex<i64>,
-    /// The keys in use: new ones in every round keep the search for an order short.
+    /// The current round: new keys in every round keep the linearizability check short.
     pub(crate) round: AtomicUsize,
     pub(crate) stop: AtomicBool,
-    /// Operations that went well, to see that the cluster serves.
+    /// Completed operations, to detect that the cluster serves.
     pub(crate) done: AtomicUsize,
 }
 
@@ -51,7 +52,7 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn three_nodes_keep_their_promises_under_faults() {
+fn three_nodes_stay_linearizable_under_faults() {
     if !serves_etcd(moim_binary().unwrap()).unwrap() {
         eprintln!("SKIPPED: this moim has no etcd port");
         return;
@@ -60,9 +61,9 @@ fn three_nodes_keep_their_promises_under_faults() {
     run(cluster, number("INTEROP_FAULT_ROUNDS", 6));
 }
 
-/// Whether the test itself is fair: a real etcd passes it.
+/// Validates the test itself: a real etcd passes it.
 #[test]
-fn a_real_etcd_passes_the_same_test() {
+fn real_etcd_passes_the_same_test() {
     match (std::env::var_os("MOIM_TEST_ETCD"), RealEtcd::find()) {
         (Some(_), Some(real @ RealEtcd::Program(_))) => {
             let cluster = Cluster::etcd(&real, 3, true).unwrap_or_else(|error| panic!("{error:#}"));
@@ -106,7 +107,7 @@ fn run(cluster: Cluster, rounds: u64) {
     watchers::check(&histories, &history);
 }
 
-/// Runs every client until the injector has had its rounds, then reads all that is left.
+/// Runs all clients until the injector has finished, then reads all keys.
 async fn load(world: &Arc<World>, seed: u64) -> Vec<watchers::Events> {
     let mut tasks = tokio::task::JoinSet::new();
     for client in 0..WRITERS {

@@ -1,10 +1,10 @@
-//! Put, range, delete: options, revisions, refusals.
+//! Put, range, delete: options, revisions, errors.
 
 use etcd_client::{DeleteOptions, GetOptions, PutOptions, SortOrder, SortTarget};
 
 use crate::support::*;
 
-pub(crate) async fn a_key_has_revisions_and_a_version(t: &mut Scene) {
+pub(crate) async fn put_sets_revisions_and_version(t: &mut Scene) {
     assert!(t.get("k").await.is_none());
     let first = t.put("k", "1").await;
     let kv = t.get("k").await.unwrap();
@@ -21,7 +21,7 @@ pub(crate) async fn a_key_has_revisions_and_a_version(t: &mut Scene) {
     assert_eq!((kv.create_revision(), kv.mod_revision(), kv.version()), (third, third, 1));
 }
 
-pub(crate) async fn revisions_count_changes_only(t: &mut Scene) {
+pub(crate) async fn only_changes_increment_the_revision(t: &mut Scene) {
     let start = t.put("k", "0").await;
     assert_eq!(t.put("k", "1").await, start + 1);
     assert_eq!(t.put("k", "1").await, start + 2, "an equal value is a change");
@@ -38,7 +38,7 @@ pub(crate) async fn revisions_count_changes_only(t: &mut Scene) {
     assert_eq!(t.put("k", "3").await, start + 5, "nor is its end, without keys");
 }
 
-pub(crate) async fn keys_and_values_are_any_bytes(t: &mut Scene) {
+pub(crate) async fn keys_and_values_are_arbitrary_bytes(t: &mut Scene) {
     let base = t.prefix().into_bytes();
     let tails: [&[u8]; 6] = [b"", b"\0", b"\0\0", b"\xff", b"\xff\xff", b"a\xffb"];
     for tail in tails {
@@ -53,7 +53,7 @@ pub(crate) async fn keys_and_values_are_any_bytes(t: &mut Scene) {
     sorted.sort();
     let found: Vec<&[u8]> = all.kvs().iter().map(|kv| &kv.key()[base.len()..]).collect();
     assert_eq!(found, sorted, "keys are ordered as bytes");
-    // The prefix of a key that ends in 0xff ends at the next shorter one.
+    // The range end of a prefix that ends in 0xff is the next shorter one.
     let high =
         t.client.get([&base[..], b"\xff"].concat(), Some(GetOptions::new().with_prefix())).await.unwrap();
     assert_eq!(high.count(), 2);
@@ -86,7 +86,7 @@ pub(crate) async fn ranges_by_prefix_end_and_from_key(t: &mut Scene) {
     );
 }
 
-pub(crate) async fn a_limit_cuts_the_answer_and_says_so(t: &mut Scene) {
+pub(crate) async fn range_limit_sets_more(t: &mut Scene) {
     for i in 0..5 {
         t.put(&format!("k{i}"), "x").await;
     }
@@ -105,9 +105,9 @@ pub(crate) async fn every_sort_target_and_order(t: &mut Scene) {
     t.put("a", "3").await;
     t.put("b", "2").await;
     t.put("c", "1").await;
-    t.put("b", "2").await; // version 2, changed last
+    t.put("b", "2").await; // version 2, modified last but one
     t.put("a", "3").await;
-    t.put("a", "3").await; // version 3, changed last of all
+    t.put("a", "3").await; // version 3, modified last
     let cases = [
         (SortTarget::Key, ["a", "b", "c"]),
         (SortTarget::Version, ["c", "b", "a"]),
@@ -124,7 +124,8 @@ pub(crate) async fn every_sort_target_and_order(t: &mut Scene) {
         let options = GetOptions::new().with_prefix().with_sort(target, SortOrder::Descend);
         assert_eq!(t.names("", options).await, expected, "{target:?} descending");
     }
-    // An order sorts all and then cuts; no order cuts to one more than the limit, sorts, and cuts again.
+    // With a sort order the whole range is sorted and then limited; without one it is cut to one more than the limit,
+    // sorted, and cut again.
     t.put("d", "0").await;
     t.put("e", "0").await;
     let first = |order| GetOptions::new().with_prefix().with_sort(SortTarget::Value, order).with_limit(2);
@@ -207,7 +208,7 @@ pub(crate) async fn old_revisions_are_readable(t: &mut Scene) {
     );
 }
 
-pub(crate) async fn put_returns_what_was_before(t: &mut Scene) {
+pub(crate) async fn put_returns_prev_kv(t: &mut Scene) {
     let key = t.key("k");
     let with = || Some(PutOptions::new().with_prev_key());
     let first = t.client.put(key.clone(), "1", with()).await.unwrap();
@@ -219,7 +220,7 @@ pub(crate) async fn put_returns_what_was_before(t: &mut Scene) {
     assert!(t.client.put(key, "3", None).await.unwrap().prev_key().is_none(), "only if asked");
 }
 
-pub(crate) async fn put_keeps_value_or_lease_if_asked(t: &mut Scene) {
+pub(crate) async fn put_ignore_value_and_ignore_lease(t: &mut Scene) {
     let lease = t.client.lease_grant(60, None).await.unwrap().id();
     let key = t.key("k");
     let missing = "etcdserver: key not found";
@@ -252,7 +253,7 @@ pub(crate) async fn put_keeps_value_or_lease_if_asked(t: &mut Scene) {
     refused(t.client.put(key, "x", Some(both)).await, INVALID_ARGUMENT, "etcdserver: lease is provided");
 }
 
-pub(crate) async fn delete_counts_and_returns_what_was_before(t: &mut Scene) {
+pub(crate) async fn delete_returns_count_and_prev_kvs(t: &mut Scene) {
     for name in ["a", "b", "b/1", "c", "d"] {
         t.put(name, name).await;
     }
@@ -284,7 +285,7 @@ pub(crate) async fn malformed_requests_are_refused(t: &mut Scene) {
     assert!(t.get("k").await.is_none());
 }
 
-pub(crate) async fn requests_have_a_size_limit(t: &mut Scene) {
+pub(crate) async fn oversized_requests_are_refused(t: &mut Scene) {
     let key = t.key("k");
     t.client.put(key.clone(), vec![1; 1 << 20], None).await.unwrap();
     assert_eq!(t.get("k").await.unwrap().value().len(), 1 << 20);
@@ -300,7 +301,7 @@ pub(crate) async fn requests_have_a_size_limit(t: &mut Scene) {
     t.put("k", "small").await;
 }
 
-pub(crate) async fn what_one_node_took_every_node_has(t: &mut Scene) {
+pub(crate) async fn write_on_one_node_is_readable_on_every_node(t: &mut Scene) {
     let mut nodes = t.nodes().await;
     let key = t.key("k");
     for round in 0..10 {
@@ -316,7 +317,7 @@ pub(crate) async fn what_one_node_took_every_node_has(t: &mut Scene) {
     }
 }
 
-pub(crate) async fn serializable_reads_catch_up(t: &mut Scene) {
+pub(crate) async fn serializable_reads_become_current(t: &mut Scene) {
     t.put("k", "new").await;
     let key = t.key("k");
     for mut node in t.nodes().await {

@@ -1,4 +1,4 @@
-//! Leases: granted, renewed, ended, and the keys that hang on them.
+//! Leases: grant, keep-alive, expiry, revocation, and the attached keys.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use etcd_client::{Error, GetOptions, LeaseGrantOptions, LeaseTimeToLiveOptions, 
 use crate::support::*;
 
 const NOT_FOUND_TEXT: &str = "etcdserver: requested lease not found";
-/// No lease of the real etcd is shorter.
+/// The minimum lease TTL of the real etcd.
 const SHORTEST_S: i64 = 2;
 
-pub(crate) async fn a_lease_has_an_id_and_a_time(t: &mut Scene) {
+pub(crate) async fn lease_grant_returns_id_and_ttl(t: &mut Scene) {
     let granted = t.client.lease_grant(60, None).await.unwrap();
     assert_eq!((granted.ttl(), granted.error()), (60, ""));
     assert!(granted.id() > 0);
@@ -27,7 +27,7 @@ pub(crate) async fn a_lease_has_an_id_and_a_time(t: &mut Scene) {
     refused(t.client.lease_grant(9_000_000_001, None).await, OUT_OF_RANGE, "etcdserver: too large lease TTL");
 }
 
-pub(crate) async fn a_given_id_is_taken_once(t: &mut Scene) {
+pub(crate) async fn duplicate_lease_id_is_refused(t: &mut Scene) {
     let id = fastrand::i64(1..i64::MAX);
     let with = || Some(LeaseGrantOptions::new().with_id(id));
     assert_eq!(t.client.lease_grant(60, with()).await.unwrap().id(), id);
@@ -36,7 +36,7 @@ pub(crate) async fn a_given_id_is_taken_once(t: &mut Scene) {
     assert_eq!(t.client.lease_grant(60, with()).await.unwrap().id(), id);
 }
 
-pub(crate) async fn keys_end_with_their_lease(t: &mut Scene) {
+pub(crate) async fn lease_revoke_deletes_attached_keys(t: &mut Scene) {
     let lease = t.client.lease_grant(60, None).await.unwrap().id();
     for name in ["a", "b", "c"] {
         let key = t.key(name);
@@ -62,7 +62,7 @@ pub(crate) async fn keys_end_with_their_lease(t: &mut Scene) {
     assert!(at <= revision(revoked.header()));
 }
 
-pub(crate) async fn a_lease_that_is_not_renewed_ends(t: &mut Scene) {
+pub(crate) async fn lease_without_keep_alive_expires(t: &mut Scene) {
     let mut watch = t.client.watch(t.key("k"), None).await.unwrap();
     created(&mut watch).await;
     let start = Instant::now();
@@ -78,7 +78,7 @@ pub(crate) async fn a_lease_that_is_not_renewed_ends(t: &mut Scene) {
     assert_eq!(t.client.lease_time_to_live(granted.id(), None).await.unwrap().ttl(), -1);
 }
 
-pub(crate) async fn a_renewed_lease_lives(t: &mut Scene) {
+pub(crate) async fn keep_alive_prolongs_a_lease(t: &mut Scene) {
     let granted = t.client.lease_grant(SHORTEST_S, None).await.unwrap();
     let key = t.key("k");
     t.client.put(key, "x", Some(PutOptions::new().with_lease(granted.id()))).await.unwrap();
@@ -98,7 +98,7 @@ pub(crate) async fn a_renewed_lease_lives(t: &mut Scene) {
     assert_eq!((answer.id(), answer.ttl()), (granted.id(), 0), "an ended lease is not renewed");
 }
 
-pub(crate) async fn a_key_can_change_its_lease(t: &mut Scene) {
+pub(crate) async fn key_can_change_its_lease(t: &mut Scene) {
     let first = t.client.lease_grant(60, None).await.unwrap().id();
     let second = t.client.lease_grant(60, None).await.unwrap().id();
     let with = |lease| Some(PutOptions::new().with_lease(lease));
@@ -118,7 +118,7 @@ pub(crate) async fn a_key_can_change_its_lease(t: &mut Scene) {
     assert_eq!(t.names("", GetOptions::new().with_prefix()).await, ["back", "freed"]);
 }
 
-pub(crate) async fn unknown_leases(t: &mut Scene) {
+pub(crate) async fn unknown_lease_is_not_found(t: &mut Scene) {
     let unknown = fastrand::i64(1..i64::MAX);
     refused(t.client.lease_revoke(unknown).await, NOT_FOUND, NOT_FOUND_TEXT);
     let info = t.client.lease_time_to_live(unknown, None).await.unwrap();
@@ -151,7 +151,7 @@ pub(crate) async fn leases_are_listed(t: &mut Scene) {
     .await;
 }
 
-pub(crate) async fn every_node_renews(t: &mut Scene) {
+pub(crate) async fn keep_alive_works_on_every_node(t: &mut Scene) {
     let lease = t.client.lease_grant(60, None).await.unwrap().id();
     for mut node in t.nodes().await {
         let (mut keeper, mut answers) = node.lease_keep_alive(lease).await.unwrap();

@@ -1,4 +1,4 @@
-//! The lock service: one holder at a time, in the order of asking.
+//! The lock service: one holder at a time, in the order of the requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use etcd_client::{GetOptions, LockOptions};
 
 use crate::support::*;
 
-pub(crate) async fn the_next_in_line_waits(t: &mut Scene) {
+pub(crate) async fn lock_is_granted_in_request_order(t: &mut Scene) {
     let name = t.key("lock");
     let first = t.client.lease_grant(60, None).await.unwrap().id();
     let second = t.client.lease_grant(60, None).await.unwrap().id();
@@ -36,7 +36,7 @@ pub(crate) async fn the_next_in_line_waits(t: &mut Scene) {
     assert_eq!(in_line(&mut client).await, 0);
 }
 
-pub(crate) async fn the_end_of_a_lease_frees_its_lock(t: &mut Scene) {
+pub(crate) async fn lease_expiry_releases_the_lock(t: &mut Scene) {
     let name = t.key("lock");
     let first = t.client.lease_grant(60, None).await.unwrap().id();
     let second = t.client.lease_grant(60, None).await.unwrap().id();
@@ -51,7 +51,7 @@ pub(crate) async fn the_end_of_a_lease_frees_its_lock(t: &mut Scene) {
     t.client.unlock(next.key()).await.unwrap();
 }
 
-pub(crate) async fn a_lock_needs_no_lease(t: &mut Scene) {
+pub(crate) async fn lock_without_a_lease(t: &mut Scene) {
     let name = t.key("lock");
     let held = t.client.lock(name.clone(), None).await.unwrap();
     let kv = t.client.get(held.key(), None).await.unwrap().take_kvs().pop().unwrap();
@@ -62,7 +62,7 @@ pub(crate) async fn a_lock_needs_no_lease(t: &mut Scene) {
     refused(unknown, UNKNOWN, "etcdserver: requested lease not found");
 }
 
-pub(crate) async fn never_two_holders(t: &mut Scene) {
+pub(crate) async fn lock_has_one_holder_at_a_time(t: &mut Scene) {
     const HOLDERS: usize = 5;
     let name = t.key("lock");
     let nodes = t.nodes().await;

@@ -1,8 +1,8 @@
-//! The etcd v3 API as the crate `etcd-client` uses it: one suite, run on one node of Moim, on three, and on a real etcd.
+//! The etcd v3 API through the `etcd-client` crate: one suite, run on one Moim node, on three, and on a real etcd.
 //!
-//! The real etcd says what is right: `MOIM_TEST_ETCD` names its program or its servers, or an installed `etcd` is
-//! started. Where there is none, its part says so and does nothing. Every case has keys of its own, so cases share a
-//! cluster; those that compact, raise alarms or count revisions have it alone for their time.
+//! The real etcd is the reference: `MOIM_TEST_ETCD` names its binary or its servers, or an installed `etcd` is
+//! started. Without one, its part prints that and is skipped. Every case has its own keys, so cases share a cluster;
+//! cases that compact, raise alarms or count revisions use it exclusively.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test
@@ -19,7 +19,7 @@ mod support;
 mod txn;
 mod watch;
 
-/// Every case once per target. A case that is missing here is dead code, and the compiler says so.
+/// Runs every case once per target. A case that is missing here is dead code, and the compiler reports it.
 macro_rules! suite {
     ($($list:tt)*) => {
         on_target!(on_etcd, Etcd, $($list)*);
@@ -49,112 +49,112 @@ macro_rules! on_target {
 suite! {
     kv {
         shared:
-            a_key_has_revisions_and_a_version
-            keys_and_values_are_any_bytes
+            put_sets_revisions_and_version
+            keys_and_values_are_arbitrary_bytes
             ranges_by_prefix_end_and_from_key
-            a_limit_cuts_the_answer_and_says_so
+            range_limit_sets_more
             every_sort_target_and_order
             keys_only_and_count_only
             revision_bounds_filter_keys
             old_revisions_are_readable
-            put_returns_what_was_before
-            put_keeps_value_or_lease_if_asked
-            delete_counts_and_returns_what_was_before
+            put_returns_prev_kv
+            put_ignore_value_and_ignore_lease
+            delete_returns_count_and_prev_kvs
             malformed_requests_are_refused
-            requests_have_a_size_limit
-            what_one_node_took_every_node_has
-            serializable_reads_catch_up;
+            oversized_requests_are_refused
+            write_on_one_node_is_readable_on_every_node
+            serializable_reads_become_current;
         alone:
-            revisions_count_changes_only;
+            only_changes_increment_the_revision;
     }
     txn {
         shared:
             every_comparison
-            a_missing_key_compares_as_nothing
-            a_range_is_compared_key_by_key
-            operations_see_those_before_them
+            missing_key_compares_as_zero
+            range_compare_holds_for_every_key
+            operations_see_earlier_operations_of_the_transaction
             nested_transactions
-            all_changes_have_one_revision
-            a_refused_step_refuses_the_whole
-            a_read_of_the_future_refuses_the_whole
+            transaction_has_one_mod_revision
+            refused_operation_refuses_the_transaction
+            future_revision_read_refuses_the_transaction
             duplicate_keys_are_refused
-            operations_are_counted
-            counters_lose_no_increment;
+            max_txn_ops_is_enforced
+            concurrent_increments_are_not_lost;
         alone:;
     }
     compaction {
         shared:;
         alone:
-            what_is_compacted_is_refused
-            compaction_keeps_what_is_current
-            bad_compactions_are_refused
-            a_watch_from_before_is_cancelled;
+            compacted_revision_is_refused
+            compaction_keeps_current_values
+            invalid_compaction_revisions_are_refused
+            watch_from_a_compacted_revision_is_cancelled;
     }
     lease {
         shared:
-            a_lease_has_an_id_and_a_time
-            a_given_id_is_taken_once
-            keys_end_with_their_lease
-            a_lease_that_is_not_renewed_ends
-            a_renewed_lease_lives
-            a_key_can_change_its_lease
-            unknown_leases
+            lease_grant_returns_id_and_ttl
+            duplicate_lease_id_is_refused
+            lease_revoke_deletes_attached_keys
+            lease_without_keep_alive_expires
+            keep_alive_prolongs_a_lease
+            key_can_change_its_lease
+            unknown_lease_is_not_found
             leases_are_listed
-            every_node_renews;
+            keep_alive_works_on_every_node;
         alone:;
     }
     watch {
         shared:
-            changes_arrive_in_order
-            history_is_replayed_from_a_revision
-            a_future_revision_is_awaited
-            a_transaction_arrives_whole
-            the_value_before_is_sent_if_asked
-            filters_leave_out_kinds
-            one_stream_has_many_watchers
-            a_cancelled_watcher_is_silent
-            own_ids_are_kept_and_not_shared
-            an_empty_range_is_refused
-            progress_is_told_on_request
-            a_large_revision_is_split_only_if_asked
-            nothing_is_missed_across_nodes
-            a_range_of_keys_and_all_from_a_key;
+            events_arrive_in_revision_order
+            watch_replays_history_from_a_revision
+            watch_from_a_future_revision_waits
+            transaction_events_arrive_in_one_response
+            watch_returns_prev_kv_on_request
+            filters_exclude_event_types
+            one_stream_carries_many_watches
+            cancelled_watch_sends_no_events
+            client_chosen_watch_ids_are_unique
+            empty_range_is_refused
+            progress_request_is_answered
+            large_revision_is_fragmented_only_on_request
+            watch_misses_no_event_across_nodes
+            watch_of_a_range_and_from_a_key;
         alone:;
     }
     lock {
         shared:
-            the_next_in_line_waits
-            the_end_of_a_lease_frees_its_lock
-            a_lock_needs_no_lease
-            never_two_holders;
+            lock_is_granted_in_request_order
+            lease_expiry_releases_the_lock
+            lock_without_a_lease
+            lock_has_one_holder_at_a_time;
         alone:;
     }
     election {
         shared:
-            a_leader_campaigns_proclaims_and_resigns
-            the_next_candidate_follows
-            observers_see_every_leader
-            who_does_not_lead_cannot_speak;
+            leader_campaigns_proclaims_and_resigns
+            next_candidate_is_elected_after_resign
+            observe_returns_every_leader
+            proclaim_by_a_non_leader_is_refused;
         alone:;
     }
     members {
         shared:
-            every_node_lists_all
+            every_node_lists_all_members
             headers_name_cluster_and_member
             unknown_members
             authentication_is_off
-            plain_http_answers;
+            plain_http_endpoints_answer;
         alone:
-            a_learner_comes_and_goes;
+            learner_is_added_and_removed;
     }
     maintenance {
         shared:
-            status_tells_leader_and_progress
-            nodes_agree_on_the_hash
-            a_snapshot_ends_with_its_checksum
+            status_reports_leader_and_raft_index
+            hash_kv_is_equal_on_all_nodes
+            snapshot_ends_with_its_checksum
             defragment_changes_nothing;
         alone:
-            no_space_refuses_what_grows
-            leadership_moves_on_request;
+            nospace_alarm_refuses_writes_that_grow
+            move_leader_transfers_leadership;
     }
 }

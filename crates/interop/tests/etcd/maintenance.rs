@@ -1,10 +1,10 @@
-//! Status, hashes, snapshots, alarms, leadership.
+//! Status, hashes, snapshots, alarms, leader transfer.
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, GetOptions, PutOptions, Txn, TxnOp};
 
 use crate::support::*;
 
-pub(crate) async fn status_tells_leader_and_progress(t: &mut Scene) {
+pub(crate) async fn status_reports_leader_and_raft_index(t: &mut Scene) {
     t.put("k", "1").await;
     let listed = t.client.member_list().await.unwrap();
     let ids: Vec<u64> = listed.members().iter().map(|member| member.id()).collect();
@@ -24,13 +24,13 @@ pub(crate) async fn status_tells_leader_and_progress(t: &mut Scene) {
     assert_eq!(leaders.len(), 1);
 }
 
-pub(crate) async fn nodes_agree_on_the_hash(t: &mut Scene) {
+pub(crate) async fn hash_kv_is_equal_on_all_nodes(t: &mut Scene) {
     t.put("a", "1").await;
     let at = t.put("b", "1").await;
     let key = t.key("b");
     let mut hashes = Vec::new();
     for mut node in t.nodes().await {
-        node.get(key.clone(), None).await.unwrap(); // it has caught up
+        node.get(key.clone(), None).await.unwrap(); // the node has caught up
         hashes.push(node.hash_kv(at).await.unwrap().hash());
         node.hash().await.unwrap();
     }
@@ -45,7 +45,7 @@ pub(crate) async fn nodes_agree_on_the_hash(t: &mut Scene) {
     refused(future, OUT_OF_RANGE, "etcdserver: mvcc: required revision is a future revision");
 }
 
-pub(crate) async fn a_snapshot_ends_with_its_checksum(t: &mut Scene) {
+pub(crate) async fn snapshot_ends_with_its_checksum(t: &mut Scene) {
     for i in 0..50 {
         t.put(&format!("{i}"), &"x".repeat(1000)).await;
     }
@@ -74,7 +74,7 @@ pub(crate) async fn defragment_changes_nothing(t: &mut Scene) {
     assert_eq!(t.value("k").await.as_deref(), Some("1"));
 }
 
-pub(crate) async fn no_space_refuses_what_grows(t: &mut Scene) {
+pub(crate) async fn nospace_alarm_refuses_writes_that_grow(t: &mut Scene) {
     t.put("k", "1").await;
     let member = t.client.member_list().await.unwrap().members()[0].id();
     let on_member = || {
@@ -112,7 +112,7 @@ pub(crate) async fn no_space_refuses_what_grows(t: &mut Scene) {
     .await;
 }
 
-pub(crate) async fn leadership_moves_on_request(t: &mut Scene) {
+pub(crate) async fn move_leader_transfers_leadership(t: &mut Scene) {
     let mut nodes = t.nodes().await;
     let mut ids = Vec::new();
     for node in &mut nodes {

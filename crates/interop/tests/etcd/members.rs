@@ -1,4 +1,4 @@
-//! The members of a cluster as clients see them.
+//! Cluster membership as clients see it.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use moim_interop::cluster::http_get;
 
 use crate::support::*;
 
-pub(crate) async fn every_node_lists_all(t: &mut Scene) {
+pub(crate) async fn every_node_lists_all_members(t: &mut Scene) {
     let endpoints = t.cluster.endpoints();
     let mut lists = Vec::new();
     for mut node in t.nodes().await {
@@ -67,10 +67,10 @@ pub(crate) async fn unknown_members(t: &mut Scene) {
     refused(promoted, FAILED_PRECONDITION, "etcdserver: can only promote a learner member");
 }
 
-pub(crate) async fn a_learner_comes_and_goes(t: &mut Scene) {
+pub(crate) async fn learner_is_added_and_removed(t: &mut Scene) {
     let before = t.client.member_list().await.unwrap().members().len();
     let url = "http://127.0.0.1:1";
-    // A cluster that has just started may not take members yet.
+    // A cluster that has just started may reject member changes.
     let mut added = None;
     eventually("a learner to be added", async || {
         let options = MemberAddOptions::new().with_is_learner();
@@ -81,7 +81,7 @@ pub(crate) async fn a_learner_comes_and_goes(t: &mut Scene) {
     let added = added.unwrap();
     let id = added.member().unwrap().id();
     assert_eq!(added.member_list().len(), before + 1);
-    // A list that is not asked to be linearizable may be another member's, and a moment old.
+    // A non-linearizable member list may come from another member and be stale.
     let mut learner = None;
     eventually("the learner to be listed", async || {
         let listed = t.client.member_list().await.unwrap();
@@ -94,13 +94,14 @@ pub(crate) async fn a_learner_comes_and_goes(t: &mut Scene) {
     assert_eq!((learner.name(), learner.peer_urls()), ("", &[url.to_owned()][..]));
     let options = MemberAddOptions::new().with_is_learner();
     let (code, text) = refusal(t.client.member_add([url], Some(options)).await);
-    // etcd makes ids of addresses and seconds: within the same second the id is found taken first.
+    // etcd derives member ids from addresses and seconds: within the same second the id is reported as a duplicate
+    // first.
     let taken = ["etcdserver: Peer URLs already exists", "etcdserver: member ID already exist"];
     assert!(code == FAILED_PRECONDITION && taken.contains(&text.as_str()), "{code} {text}");
     let early = t.client.member_promote(id).await;
     let text = "etcdserver: can only promote a learner member which is in sync with leader";
     refused(early, FAILED_PRECONDITION, text);
-    t.put("k", "a learner that is away stops nobody").await;
+    t.put("k", "an unavailable learner blocks no write").await;
     let removed = t.client.member_remove(id).await.unwrap();
     assert_eq!(removed.members().len(), before);
     refused(t.client.member_remove(id).await, NOT_FOUND, "etcdserver: member not found");
@@ -113,7 +114,7 @@ pub(crate) async fn authentication_is_off(t: &mut Scene) {
     refused(Err::<(), _>(error), FAILED_PRECONDITION, "etcdserver: authentication is not enabled");
 }
 
-pub(crate) async fn plain_http_answers(t: &mut Scene) {
+pub(crate) async fn plain_http_endpoints_answer(t: &mut Scene) {
     for endpoint in t.cluster.endpoints() {
         let health = http_get(&endpoint, "/health").unwrap();
         assert!(health.starts_with("HTTP/1.1 200 ") && health.contains("\"health\":\"true\""), "{health}");

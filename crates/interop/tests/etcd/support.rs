@@ -1,4 +1,4 @@
-//! What the areas share: clusters, keys of a case's own, and answers within a deadline.
+//! Shared support: clusters, per-case key prefixes, and responses with a deadline.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -9,9 +9,9 @@ use etcd_client::{
 use moim_interop::cluster::{Cluster, RealEtcd};
 use moim_interop::{Options, moim_binary, serves_etcd};
 
-/// Long enough for a busy machine, short enough to notice.
+/// Timeout: long enough for a busy machine, short enough to notice.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// No case takes longer.
+/// Timeout of a case.
 const CASE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// gRPC status codes.
@@ -22,7 +22,7 @@ pub(crate) const RESOURCE_EXHAUSTED: i32 = 8;
 pub(crate) const FAILED_PRECONDITION: i32 = 9;
 pub(crate) const OUT_OF_RANGE: i32 = 11;
 
-/// What the suite runs on.
+/// The system that the suite runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     Etcd,
@@ -30,14 +30,14 @@ pub(crate) enum Target {
     ThreeNodes,
 }
 
-/// Whether other cases may use the cluster meanwhile.
+/// Whether other cases may use the cluster at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
     Shared,
     Alone,
 }
 
-/// One case on one target: a client of all nodes, and a prefix nobody else has.
+/// One case on one target: a client of all nodes, and a unique key prefix.
 pub(crate) struct Scene {
     pub(crate) target: Target,
     pub(crate) client: Client,
@@ -45,7 +45,7 @@ pub(crate) struct Scene {
     prefix: String,
 }
 
-/// Runs a case, unless its target is not to be had.
+/// Runs a case, unless its target is unavailable.
 pub(crate) fn run<F: AsyncFnOnce(&mut Scene)>(target: Target, with: Use, case: F) {
     static GATES: [RwLock<()>; 3] = [const { RwLock::new(()) }; 3];
     let gate = &GATES[target as usize];
@@ -61,7 +61,7 @@ pub(crate) fn run<F: AsyncFnOnce(&mut Scene)>(target: Target, with: Use, case: F
     });
 }
 
-/// The cluster that cases share. It ends with the last case that holds it.
+/// The shared cluster. It stops with the last case that holds it.
 fn cluster(target: Target) -> Option<Arc<Cluster>> {
     static SHARED: [Mutex<Weak<Cluster>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
     let mut shared = SHARED[target as usize].lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,12 +88,12 @@ fn cluster(target: Target) -> Option<Arc<Cluster>> {
     Some(cluster)
 }
 
-/// How many nodes the real etcd has: `INTEROP_ETCD_NODES`, to see that the suite is fair to three.
+/// Number of nodes of the real etcd: `INTEROP_ETCD_NODES`, to check that the suite is valid for three.
 fn etcd_nodes() -> usize {
     std::env::var("INTEROP_ETCD_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// The configuration of every node here.
+/// The configuration of every node.
 pub(crate) fn options() -> Options {
     Options::new().set("node.log_level", std::env::var("INTEROP_LOG").unwrap_or("info".to_owned()))
 }
@@ -109,7 +109,7 @@ fn unique() -> String {
 }
 
 impl Scene {
-    /// A key of this case.
+    /// A key of this case, with its prefix.
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
@@ -133,13 +133,13 @@ impl Scene {
         clients
     }
 
-    /// Puts and answers the revision.
+    /// Puts a key and returns the revision.
     pub(crate) async fn put(&mut self, name: &str, value: &str) -> i64 {
         let key = self.key(name);
         revision(self.client.put(key, value, None).await.unwrap().header())
     }
 
-    /// Deletes one key and answers the revision.
+    /// Deletes a key and returns the revision.
     pub(crate) async fn delete(&mut self, name: &str) -> i64 {
         let key = self.key(name);
         let response = self.client.delete(key, None).await.unwrap();
@@ -147,7 +147,7 @@ impl Scene {
         revision(response.header())
     }
 
-    /// One key as it is now.
+    /// Reads one key.
     pub(crate) async fn get(&mut self, name: &str) -> Option<KeyValue> {
         let key = self.key(name);
         self.client.get(key, None).await.unwrap().take_kvs().pop()
@@ -158,7 +158,7 @@ impl Scene {
         self.get(name).await.map(|kv| kv.value_str().unwrap().to_owned())
     }
 
-    /// The names (without prefix) that a range answers, in its order.
+    /// The names (without prefix) that a range returns, in order.
     pub(crate) async fn names(&mut self, from: &str, options: GetOptions) -> Vec<String> {
         let key = self.key(from);
         let response = self.client.get(key, Some(options)).await.unwrap();
@@ -178,7 +178,7 @@ pub(crate) fn revision(header: Option<&ResponseHeader>) -> i64 {
     revision
 }
 
-/// The status code and text of a refusal.
+/// The status code and message of an error.
 #[track_caller]
 pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> (i32, String) {
     match result {
@@ -187,19 +187,19 @@ pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> (i32, Str
     }
 }
 
-/// Checks a refusal.
+/// Asserts an error.
 #[track_caller]
 pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Error>, code: i32, text: &str) {
     assert_eq!(refusal(result), (code, text.to_owned()));
 }
 
-/// The next message of a watch, in time.
+/// The next message of a watch, within the timeout.
 pub(crate) async fn next(watch: &mut WatchStream) -> WatchResponse {
     let message = tokio::time::timeout(PATIENCE, watch.message()).await.expect("a message in time");
     message.unwrap().expect("the stream goes on")
 }
 
-/// A new watch and the answer to its creation.
+/// Creates a watch and returns the response to its creation.
 pub(crate) async fn created(watch: &mut WatchStream) -> WatchResponse {
     let response = next(watch).await;
     assert!(response.created(), "{response:?}");
@@ -207,7 +207,7 @@ pub(crate) async fn created(watch: &mut WatchStream) -> WatchResponse {
     response
 }
 
-/// The next `count` events, as `+key=value@revision` and `-key@revision` with keys short of `prefix`.
+/// The next `count` events, as `+key=value@revision` and `-key@revision`, without `prefix`.
 pub(crate) async fn events(watch: &mut WatchStream, prefix: &str, count: usize) -> Vec<String> {
     let mut seen = Vec::new();
     while seen.len() < count {
@@ -235,11 +235,11 @@ pub(crate) fn described(response: &WatchResponse, prefix: &str) -> Vec<String> {
     response.events().iter().map(describe).collect()
 }
 
-/// Asks again and again until the answer is yes.
+/// Polls until the condition holds.
 pub(crate) async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut ask: F) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !ask().await {
-        assert!(tokio::time::Instant::now() < deadline, "waited {PATIENCE:?} in vain for {what}");
+        assert!(tokio::time::Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Transactions: comparisons, branches, nesting, limits, all or nothing.
+//! Transactions: comparisons, branches, nesting, limits, atomicity.
 
 use etcd_client::{
     Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse,
@@ -6,7 +6,7 @@ use etcd_client::{
 
 use crate::support::*;
 
-/// Whether a transaction with these conditions takes its first branch.
+/// True if a transaction with these comparisons executes its success branch.
 async fn holds(t: &mut Scene, compares: Vec<Compare>) -> bool {
     let txn = Txn::new().when(compares);
     t.client.txn(txn).await.unwrap().succeeded()
@@ -26,7 +26,7 @@ pub(crate) async fn every_comparison(t: &mut Scene) {
         (Less, [false, false, true]),
     ];
     for (op, expected) in orders {
-        // The key's number is 2, the lease's, …; compared with one less, itself, one more.
+        // Each numeric field (the version is 2) is compared with its value minus one, its value, and its value plus one.
         for (with, expected) in [-1, 0, 1].into_iter().zip(expected) {
             let of_number = [
                 Compare::version(key.clone(), op, 2 + with),
@@ -49,7 +49,7 @@ pub(crate) async fn every_comparison(t: &mut Scene) {
     assert!(holds(t, vec![]).await, "no condition holds");
 }
 
-pub(crate) async fn a_missing_key_compares_as_nothing(t: &mut Scene) {
+pub(crate) async fn missing_key_compares_as_zero(t: &mut Scene) {
     use CompareOp::{Equal, Greater, Less, NotEqual};
     let key = t.key("missing");
     for (op, expected) in [(Equal, true), (NotEqual, false), (Greater, false), (Less, false)] {
@@ -68,7 +68,7 @@ pub(crate) async fn a_missing_key_compares_as_nothing(t: &mut Scene) {
     assert!(!holds(t, vec![Compare::value(key, Equal, "")]).await);
 }
 
-pub(crate) async fn a_range_is_compared_key_by_key(t: &mut Scene) {
+pub(crate) async fn range_compare_holds_for_every_key(t: &mut Scene) {
     let first = t.put("a", "1").await;
     t.put("b", "1").await;
     let last = t.put("c", "2").await;
@@ -89,7 +89,7 @@ pub(crate) async fn a_range_is_compared_key_by_key(t: &mut Scene) {
     assert!(!holds(t, all(Compare::version(nothing, CompareOp::Greater, 0))).await);
 }
 
-/// What each operation of a transaction answered, as text.
+/// The response of each operation of a transaction, as text.
 fn answers(response: &TxnResponse) -> Vec<String> {
     let answer = |op: TxnOpResponse| match op {
         TxnOpResponse::Put(put) => {
@@ -105,7 +105,7 @@ fn answers(response: &TxnResponse) -> Vec<String> {
     response.op_responses().into_iter().map(answer).collect()
 }
 
-pub(crate) async fn operations_see_those_before_them(t: &mut Scene) {
+pub(crate) async fn operations_see_earlier_operations_of_the_transaction(t: &mut Scene) {
     t.put("a", "old").await;
     let (a, b) = (t.key("a"), t.key("b"));
     let prev = || Some(PutOptions::new().with_prev_key());
@@ -136,7 +136,7 @@ pub(crate) async fn operations_see_those_before_them(t: &mut Scene) {
 pub(crate) async fn nested_transactions(t: &mut Scene) {
     let (a, b, c) = (t.key("a"), t.key("b"), t.key("c"));
     let exists = |key: &str| Compare::version(key, CompareOp::Greater, 0);
-    // All conditions are decided before anything changes: the inner one does not see the outer put.
+    // All comparisons are evaluated before anything changes: the inner one does not see the outer put.
     let inner = Txn::new()
         .when([exists(&a)])
         .and_then([TxnOp::put(b.clone(), "saw a", None)])
@@ -154,7 +154,7 @@ pub(crate) async fn nested_transactions(t: &mut Scene) {
     assert_eq!(answers(&t.client.txn(deep).await.unwrap()), ["txn true [txn true [get 1]]"]);
 }
 
-pub(crate) async fn all_changes_have_one_revision(t: &mut Scene) {
+pub(crate) async fn transaction_has_one_mod_revision(t: &mut Scene) {
     t.put("gone", "x").await;
     let (a, b, gone) = (t.key("a"), t.key("b"), t.key("gone"));
     let inner = Txn::new().and_then([TxnOp::put(b, "2", None)]);
@@ -168,7 +168,7 @@ pub(crate) async fn all_changes_have_one_revision(t: &mut Scene) {
     assert_eq!(t.names("", before).await, ["gone"]);
 }
 
-pub(crate) async fn a_refused_step_refuses_the_whole(t: &mut Scene) {
+pub(crate) async fn refused_operation_refuses_the_transaction(t: &mut Scene) {
     let (a, b) = (t.key("a"), t.key("b"));
     let not_found = "etcdserver: requested lease not found";
     let unknown_lease = Some(PutOptions::new().with_lease(0x6666));
@@ -190,9 +190,9 @@ pub(crate) async fn a_refused_step_refuses_the_whole(t: &mut Scene) {
     assert!(t.names("", GetOptions::new().with_prefix()).await.is_empty());
 }
 
-/// Not for a real etcd of several nodes: there the nodes nobody waits for leave reads out of a transaction, so they
-/// make the put that the others refuse, and differ from then on.
-pub(crate) async fn a_read_of_the_future_refuses_the_whole(t: &mut Scene) {
+/// Not for a real etcd of several nodes: there the nodes that do not serve the client skip the reads of a
+/// transaction, so they apply the put that the serving node refuses, and diverge from then on.
+pub(crate) async fn future_revision_read_refuses_the_transaction(t: &mut Scene) {
     if t.target == Target::Etcd && t.cluster.endpoints().len() > 1 {
         return;
     }
@@ -240,7 +240,7 @@ pub(crate) async fn duplicate_keys_are_refused(t: &mut Scene) {
     }
 }
 
-pub(crate) async fn operations_are_counted(t: &mut Scene) {
+pub(crate) async fn max_txn_ops_is_enforced(t: &mut Scene) {
     let puts = |from: usize, count: usize| -> Vec<TxnOp> {
         (from..from + count).map(|i| TxnOp::put(t.key(&format!("{i:03}")), "x", None)).collect()
     };
@@ -272,7 +272,7 @@ pub(crate) async fn operations_are_counted(t: &mut Scene) {
     assert_eq!(t.names("", GetOptions::new().with_prefix()).await.len(), 128 + 64);
 }
 
-pub(crate) async fn counters_lose_no_increment(t: &mut Scene) {
+pub(crate) async fn concurrent_increments_are_not_lost(t: &mut Scene) {
     const CLIENTS: usize = 6;
     const EACH: usize = 15;
     t.put("counter", "0").await;

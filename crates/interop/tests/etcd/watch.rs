@@ -1,4 +1,4 @@
-//! Watches: in order, once, whole, from any revision, many on a stream.
+//! Watches: ordered, exactly once, complete, from any revision, many on one stream.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ async fn watch(t: &mut Scene, name: &str, options: WatchOptions) -> WatchStream 
     watch
 }
 
-pub(crate) async fn changes_arrive_in_order(t: &mut Scene) {
+pub(crate) async fn events_arrive_in_revision_order(t: &mut Scene) {
     let mut one = watch(t, "k", WatchOptions::new()).await;
     let mut all = watch(t, "", WatchOptions::new().with_prefix()).await;
     let a = t.put("k", "1").await;
@@ -32,7 +32,7 @@ pub(crate) async fn changes_arrive_in_order(t: &mut Scene) {
     assert!(revision(response.header()) >= kv.mod_revision());
 }
 
-pub(crate) async fn history_is_replayed_from_a_revision(t: &mut Scene) {
+pub(crate) async fn watch_replays_history_from_a_revision(t: &mut Scene) {
     let mut expected = Vec::new();
     for i in 0..50 {
         let at = t.put(&format!("k{}", i % 3), &i.to_string()).await;
@@ -55,9 +55,10 @@ pub(crate) async fn history_is_replayed_from_a_revision(t: &mut Scene) {
     assert_eq!(events(&mut one, &prefix, of_one.len()).await, of_one);
 }
 
-pub(crate) async fn a_future_revision_is_awaited(t: &mut Scene) {
+pub(crate) async fn watch_from_a_future_revision_waits(t: &mut Scene) {
     let now = t.put("k", "now").await;
-    // Others write too, so the revision comes by itself; what matters is that nothing earlier is sent.
+    // Other cases write too, so the revision is reached without this case; what matters is that no earlier event is
+    // sent.
     let from = now + 20;
     let mut later = watch(t, "k", WatchOptions::new().with_start_revision(from)).await;
     let mut first = None;
@@ -71,7 +72,7 @@ pub(crate) async fn a_future_revision_is_awaited(t: &mut Scene) {
     assert_eq!(events(&mut later, &prefix, 1).await.first(), first.as_ref());
 }
 
-pub(crate) async fn a_transaction_arrives_whole(t: &mut Scene) {
+pub(crate) async fn transaction_events_arrive_in_one_response(t: &mut Scene) {
     let mut all = watch(t, "", WatchOptions::new().with_prefix()).await;
     let ops: Vec<TxnOp> =
         (0..100).map(|i| TxnOp::put(t.key(&format!("{i:03}")), vec![b'x'; 1000], None)).collect();
@@ -87,7 +88,7 @@ pub(crate) async fn a_transaction_arrives_whole(t: &mut Scene) {
     assert!(keys.is_sorted(), "a range is deleted in order: {keys:?}");
 }
 
-pub(crate) async fn the_value_before_is_sent_if_asked(t: &mut Scene) {
+pub(crate) async fn watch_returns_prev_kv_on_request(t: &mut Scene) {
     let mut with = watch(t, "k", WatchOptions::new().with_prev_key()).await;
     let mut without = watch(t, "k", WatchOptions::new()).await;
     t.put("k", "1").await;
@@ -110,7 +111,7 @@ pub(crate) async fn the_value_before_is_sent_if_asked(t: &mut Scene) {
     }
 }
 
-pub(crate) async fn filters_leave_out_kinds(t: &mut Scene) {
+pub(crate) async fn filters_exclude_event_types(t: &mut Scene) {
     let filter = |kinds: &[WatchFilterType]| WatchOptions::new().with_prefix().with_filters(kinds);
     let mut puts = watch(t, "", filter(&[WatchFilterType::NoDelete])).await;
     let mut deletes = watch(t, "", filter(&[WatchFilterType::NoPut])).await;
@@ -123,7 +124,7 @@ pub(crate) async fn filters_leave_out_kinds(t: &mut Scene) {
     assert_eq!(events(&mut deletes, &prefix, 2).await, [format!("-k@{b}"), format!("-k@{d}")]);
 }
 
-pub(crate) async fn one_stream_has_many_watchers(t: &mut Scene) {
+pub(crate) async fn one_stream_carries_many_watches(t: &mut Scene) {
     const WATCHERS: usize = 200;
     let mut stream = t.client.watch(t.key("k000"), None).await.unwrap();
     let mut keys = BTreeMap::from([(created(&mut stream).await.watch_id(), 0)]);
@@ -150,7 +151,7 @@ pub(crate) async fn one_stream_has_many_watchers(t: &mut Scene) {
     }
 }
 
-pub(crate) async fn a_cancelled_watcher_is_silent(t: &mut Scene) {
+pub(crate) async fn cancelled_watch_sends_no_events(t: &mut Scene) {
     let mut stream = t.client.watch(t.key("a"), None).await.unwrap();
     let first = created(&mut stream).await.watch_id();
     stream.watch(t.key("b"), None).await.unwrap();
@@ -167,7 +168,7 @@ pub(crate) async fn a_cancelled_watcher_is_silent(t: &mut Scene) {
     assert_eq!(described(&response, &t.prefix()), [format!("+b=seen@{at}")]);
 }
 
-pub(crate) async fn own_ids_are_kept_and_not_shared(t: &mut Scene) {
+pub(crate) async fn client_chosen_watch_ids_are_unique(t: &mut Scene) {
     let with = |id| Some(WatchOptions::new().with_watch_id(id));
     let mut stream = t.client.watch(t.key("a"), with(77)).await.unwrap();
     assert_eq!(created(&mut stream).await.watch_id(), 77);
@@ -183,7 +184,7 @@ pub(crate) async fn own_ids_are_kept_and_not_shared(t: &mut Scene) {
     assert_eq!((response.watch_id(), described(&response, &t.prefix())), (77, vec![format!("+a=1@{at}")]));
 }
 
-pub(crate) async fn an_empty_range_is_refused(t: &mut Scene) {
+pub(crate) async fn empty_range_is_refused(t: &mut Scene) {
     let backwards = WatchOptions::new().with_range(t.key("a"));
     let mut stream = t.client.watch(t.key("b"), Some(backwards)).await.unwrap();
     let refused = next(&mut stream).await;
@@ -195,12 +196,12 @@ pub(crate) async fn an_empty_range_is_refused(t: &mut Scene) {
     assert_eq!(events(&mut stream, &t.prefix(), 1).await, [format!("+k=1@{at}")], "the stream goes on");
 }
 
-pub(crate) async fn progress_is_told_on_request(t: &mut Scene) {
+pub(crate) async fn progress_request_is_answered(t: &mut Scene) {
     let mut stream = watch(t, "k", WatchOptions::new()).await;
     let at = t.put("k", "1").await;
     assert_eq!(events(&mut stream, &t.prefix(), 1).await, [format!("+k=1@{at}")]);
     let other = t.put("other", "1").await;
-    // A node that is behind tells of what it has; it gets there.
+    // A node that is behind sends the events it has, until it has caught up.
     loop {
         stream.request_progress().await.unwrap();
         let progress = next(&mut stream).await;
@@ -212,7 +213,7 @@ pub(crate) async fn progress_is_told_on_request(t: &mut Scene) {
     }
 }
 
-pub(crate) async fn a_large_revision_is_split_only_if_asked(t: &mut Scene) {
+pub(crate) async fn large_revision_is_fragmented_only_on_request(t: &mut Scene) {
     const KEYS: usize = 60;
     let mut last = 0;
     for i in 0..KEYS {
@@ -220,7 +221,7 @@ pub(crate) async fn a_large_revision_is_split_only_if_asked(t: &mut Scene) {
         last = revision(t.client.put(key, vec![b'x'; 100 << 10], None).await.unwrap().header());
     }
     let mut client = t.client.watch_client().max_decoding_message_size(64 << 20);
-    // From there on: a node that is behind would tell of the puts too.
+    // From this revision on: a node that is behind would send the puts as well.
     let options = || WatchOptions::new().with_prefix().with_prev_key().with_start_revision(last + 1);
     let mut whole = client.watch(t.prefix(), Some(options())).await.unwrap();
     let mut split = client.watch(t.prefix(), Some(options().with_fragment())).await.unwrap();
@@ -245,7 +246,7 @@ pub(crate) async fn a_large_revision_is_split_only_if_asked(t: &mut Scene) {
     assert_eq!(names, expected, "in order, each once");
 }
 
-pub(crate) async fn nothing_is_missed_across_nodes(t: &mut Scene) {
+pub(crate) async fn watch_misses_no_event_across_nodes(t: &mut Scene) {
     const EACH: usize = 60;
     let mut nodes = t.nodes().await;
     let mut watches = Vec::new();
@@ -287,7 +288,7 @@ pub(crate) async fn nothing_is_missed_across_nodes(t: &mut Scene) {
     }
 }
 
-pub(crate) async fn a_range_of_keys_and_all_from_a_key(t: &mut Scene) {
+pub(crate) async fn watch_of_a_range_and_from_a_key(t: &mut Scene) {
     let end = t.key("c");
     let mut range = watch(t, "a", WatchOptions::new().with_range(end)).await;
     let mut from = watch(t, "b", WatchOptions::new().with_from_key()).await;
@@ -299,7 +300,7 @@ pub(crate) async fn a_range_of_keys_and_all_from_a_key(t: &mut Scene) {
     };
     let prefix = t.prefix();
     assert_eq!(names(events(&mut range, &prefix, 2).await), ["a", "b"]);
-    // Cases beside this one have keys after ours: they are seen too.
+    // Concurrent cases have keys after ours in the range: their events are seen as well.
     let mut mine = Vec::new();
     while mine.len() < 2 {
         let response = next(&mut from).await;

@@ -1,6 +1,7 @@
-//! A disk of its own for one node: an ext4 file system in a file, which can be frozen and filled.
+//! A dedicated disk for one node: an ext4 file system in a file, which can be frozen and filled.
 //!
-//! Mounting and freezing need rights that not every machine gives; without them the tests say so and do nothing.
+//! Mounting and freezing need privileges that not every machine grants; without them the tests print that and are
+//! skipped.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -25,7 +26,7 @@ fn run(program: &str, args: &[&str], path: &Path) -> Result<(), String> {
 }
 
 impl Disk {
-    /// Makes and mounts a disk of so many bytes; the file is below `parent`.
+    /// Creates and mounts a disk of this size; the image file is below `parent`.
     pub(super) fn mount(parent: &Path, bytes: u64) -> Result<Self, String> {
         let folder = tempfile::tempdir_in(parent).map_err(|error| error.to_string())?;
         let image = folder.path().join("image");
@@ -42,19 +43,19 @@ impl Disk {
         self.folder.path().join("disk")
     }
 
-    /// From now on every write to it hangs.
+    /// Freezes the disk: every write blocks.
     pub(super) fn freeze(&self) -> Frozen<'_> {
         run("fsfreeze", &["-f"], &self.path()).unwrap();
         Frozen(self)
     }
 
-    /// Whether freezing is permitted here.
+    /// Checks whether freezing is permitted.
     pub(super) fn check_freeze(&self) -> Result<(), String> {
         run("fsfreeze", &["-f"], &self.path())?;
         run("fsfreeze", &["-u"], &self.path())
     }
 
-    /// Leaves no room at all.
+    /// Fills the disk completely.
     pub(super) fn fill(&self) {
         let mut file = File::create(self.path().join("filler")).unwrap();
         let mut block = vec![1; 1 << 20];
@@ -78,7 +79,7 @@ impl Drop for Frozen<'_> {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The node on it may still be ending.
+        // The node on it may still be exiting.
         let _ = run("umount", &["-l"], &self.path());
     }
 }

@@ -1,5 +1,5 @@
-//! A small load on all three protocols that notes when what was acknowledged: the longest pause of any partition, key or
-//! client is the stall. What was acknowledged is looked for in the end.
+//! A small load on all three protocols that records the time of each acknowledgement: the longest pause of any
+//! partition, key or client is the stall. At the end every acknowledged write is verified.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +20,14 @@ use redis::cluster::ClusterClientBuilder;
 
 const TOPIC: &str = "gray";
 const PARTITIONS: i32 = 6;
-/// Keys of the store, in slots all over; one thread each.
+/// Keys of the store, spread over the slots; one thread each.
 const KEYS: usize = 6;
-/// One client of the coordination core for each node, and one for all.
+/// Clients of the coordination core: one per node, and one for all nodes.
 const ETCD: usize = 4;
-/// For one call of a client.
+/// Timeout of one client call.
 const PATIENCE: Duration = Duration::from_millis(1_000);
 
-/// What was acknowledged to one client: the last number, when, and the longest pause so far.
+/// Acknowledgements of one client: the last number, its time, and the longest pause so far.
 #[derive(Clone, Copy, Debug)]
 struct Acked {
     last: u64,
@@ -35,7 +35,7 @@ struct Acked {
     longest: Duration,
 }
 
-/// By client: `queue 3`, `store 0`, `core 1`.
+/// Acknowledgements by client: `queue 3`, `store 0`, `core 1`.
 type Clients = Arc<Mutex<BTreeMap<String, Acked>>>;
 
 fn ack(clients: &Clients, name: &str, number: u64) {
@@ -46,7 +46,7 @@ fn ack(clients: &Clients, name: &str, number: u64) {
     (acked.last, acked.at) = (acked.last.max(number), now);
 }
 
-/// The clients.
+/// The running clients.
 pub(super) struct Load {
     clients: Clients,
     stop: Arc<AtomicBool>,
@@ -86,7 +86,7 @@ impl Load {
         self.threads.push(std::thread::spawn(move || work(&stop, &clients)));
     }
 
-    /// Waits until every client was served, and forgets the pauses so far.
+    /// Waits until every client was served, and resets the recorded pauses.
     pub(super) fn settle(&self) {
         let began = Instant::now();
         let all = PARTITIONS as usize + KEYS + ETCD;
@@ -96,7 +96,10 @@ impl Load {
             if now.len() == all && now.iter().all(|(name, last)| from.get(name) < Some(last)) {
                 break;
             }
-            assert!(began.elapsed() < Duration::from_secs(60), "not everybody is served: {from:?} {now:?}");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "not every client is served: {from:?} {now:?}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         let now = Instant::now();
@@ -109,8 +112,8 @@ impl Load {
         self.clients.lock().unwrap().iter().map(|(name, acked)| (name.clone(), acked.last)).collect()
     }
 
-    /// The longest pause of each client since [`Load::settle`], the one under way included. A client of the core that
-    /// knows one node only is left out if that is the `victim`.
+    /// The longest pause of each client since [`Load::settle`], including the current one. A client of the core that
+    /// uses only the `victim` is left out.
     pub(super) fn stalls(&self, victim: usize) -> BTreeMap<String, Duration> {
         let clients = self.clients.lock().unwrap();
         let now = Instant::now();
@@ -119,7 +122,7 @@ impl Load {
         stalls.map(|(name, acked)| (name.clone(), acked.longest.max(now - acked.at))).collect()
     }
 
-    /// Ends the clients and looks for everything that was acknowledged.
+    /// Stops the clients and verifies every acknowledged write.
     pub(super) fn finish(mut self) {
         self.stop.store(true, Ordering::SeqCst);
         for thread in std::mem::take(&mut self.threads) {
@@ -183,7 +186,7 @@ impl ProducerContext for Reports {
     }
 }
 
-/// Numbers from 1 to every partition, in order.
+/// Produces numbers from 1 to every partition, in order.
 fn write(brokers: &str, stop: &AtomicBool, clients: &Clients) {
     let producer: BaseProducer<Reports> = kafka(brokers)
         .set("enable.idempotence", "true")

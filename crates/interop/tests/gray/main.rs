@@ -1,12 +1,12 @@
-//! Gray failures of a disk on real nodes: it hangs (`fsfreeze`) or is full, on the node that leads the coordination group
-//! and on one that does not, under a load on all three protocols. Each node leads some partitions and shards and follows
-//! others, so each fault is one of a leader and one of a follower at the same time.
+//! Gray disk failures on real nodes: a disk hangs (`fsfreeze`) or is full, on the leader of the coordination group
+//! and on a follower, under a load on all three protocols. Each node leads some partitions and shards and follows
+//! others, so each fault affects a leader and a follower at the same time.
 //!
-//! Checked: the longest time for which any client got nothing done; nothing acknowledged is lost; the node shows as not
-//! ready and the cluster as not healthy; the node comes back by itself.
+//! Checked: the longest client stall; no acknowledged write is lost; the node reports not ready and the cluster not
+//! healthy; the node recovers without intervention.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // all of it is test, and the numbers are to be seen
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // all of it is test; the measured times are printed
 
 mod disk;
 mod load;
@@ -23,13 +23,13 @@ use moim_interop::net::Net;
 use self::disk::Disk;
 use self::load::Load;
 
-/// For how long a fault lasts: longer than any stall may.
+/// Duration of a fault: longer than any stall may be.
 const FAULT: Duration = Duration::from_secs(9);
-/// The longest stall. The aim is 3 s on a machine that has nothing else to do.
+/// Maximum stall. The aim is 3 s on an otherwise idle machine.
 const STALL: Duration = Duration::from_secs(5);
-/// The same for a node that is deaf in one direction and cannot resign: the aim is 6 s.
+/// Maximum stall for a node that is isolated in one direction and cannot resign: the aim is 6 s.
 const DEAF_STALL: Duration = Duration::from_secs(8);
-/// For the node to come back: a disk must have worked for ten seconds, and a busy machine syncs slowly.
+/// Time limit for the node's recovery: a disk must have worked for ten seconds, and a busy machine syncs slowly.
 const BACK: Duration = Duration::from_secs(90);
 
 fn options() -> Options {
@@ -50,7 +50,7 @@ fn leader(cluster: &Cluster) -> usize {
     report[from..].split(',').next().unwrap().parse::<usize>().unwrap() - 1
 }
 
-/// Waits for a condition of a node's answer.
+/// Polls a node's admin endpoint until a condition holds.
 fn await_answer(cluster: &Cluster, what: &str, patience: Duration, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -67,14 +67,14 @@ fn await_whole(cluster: &Cluster, what: &str) -> Duration {
     began.elapsed()
 }
 
-/// A fault.
+/// A fault and its expected effects.
 struct Fault<'a> {
     what: &'a str,
     victim: usize,
     lasts: Duration,
-    /// The longest stall.
+    /// Maximum stall.
     stall: Duration,
-    /// What the report of another node says of it.
+    /// How another node's report describes it.
     seen_as: &'a str,
 }
 
@@ -120,7 +120,7 @@ fn strike<G>(cluster: &Cluster, load: &Load, fault: &Fault<'_>, begin: impl FnOn
 }
 
 #[test]
-fn a_node_whose_disk_hangs_or_is_full_stalls_nobody_for_long_and_comes_back() {
+fn node_with_a_hung_or_full_disk_causes_no_long_stall_and_recovers() {
     let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let mut disks = Vec::new();
     for _ in 0..3 {
@@ -149,7 +149,7 @@ fn a_node_whose_disk_hangs_or_is_full_stalls_nobody_for_long_and_comes_back() {
 }
 
 #[test]
-fn a_node_that_is_deaf_in_one_direction_stalls_nobody_for_long() {
+fn one_way_isolated_node_causes_no_long_stall() {
     let cluster = Cluster::moim(3, &options(), true).unwrap();
     await_whole(&cluster, "the start");
     let load = Load::start(&cluster);
@@ -176,7 +176,7 @@ fn a_node_that_is_deaf_in_one_direction_stalls_nobody_for_long() {
     load.finish();
 }
 
-/// Mends the network when dropped.
+/// Heals the network when dropped.
 struct Cut<'a>(&'a Net);
 
 impl Drop for Cut<'_> {

@@ -1,5 +1,5 @@
-//! A disk that the log of the coordination core has filled: deleting, compacting and disarming, as etcd's documentation
-//! has it, must make room.
+//! A disk filled by the log of the coordination core: delete, compact and disarm, as in etcd's documentation, must
+//! free space.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use moim_interop::{Options, Server};
 use super::disk::Disk;
 
 const DISK: u64 = 320 << 20;
-/// For the log to be dropped and its space to be given back.
+/// Time limit for the log to be truncated and its space to be freed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn connect(server: &Server) -> Client {
     Client::connect([server.etcd()], None).await.unwrap()
 }
 
-/// Puts until it is refused for want of space; answers how many values that took.
+/// Puts until the NOSPACE error; returns the number of values.
 async fn fill(client: &mut Client) -> usize {
     let value = vec![b'x'; 256 << 10];
     for count in 0..10_000 {
@@ -29,7 +29,7 @@ async fn fill(client: &mut Client) -> usize {
     panic!("the disk never got full");
 }
 
-/// Compacts everything and takes the alarm back.
+/// Compacts everything and disarms the alarm.
 async fn compact_and_disarm(client: &mut Client) {
     let revision = client.get("big", None).await.unwrap().header().unwrap().revision();
     let compacted = client.compact(revision, Some(CompactionOptions::new().with_physical())).await;
@@ -59,7 +59,7 @@ async fn await_room(client: &mut Client) {
 }
 
 #[test]
-fn a_full_disk_that_was_compacted_and_disarmed_takes_writes_again() {
+fn full_disk_accepts_writes_after_compact_and_disarm() {
     let disk = match Disk::mount(Path::new(env!("CARGO_TARGET_TMPDIR")), DISK) {
         Ok(disk) => disk,
         Err(why) => return println!("skipped: no disk of its own on this machine ({why})"),
@@ -76,7 +76,7 @@ fn a_full_disk_that_was_compacted_and_disarmed_takes_writes_again() {
         let taken = fill(&mut client).await;
         assert!(taken > 50, "only {taken} values");
         await_room(&mut client).await;
-        // Once more: what was freed is used again, and is freed again by a restart too.
+        // Once more: freed space is reused, and a restart frees it again.
         fill(&mut client).await;
         server.terminate().unwrap();
         server.restart().unwrap();

@@ -1,4 +1,4 @@
-//! Topics and configurations: made, changed, described, deleted, and refused with the right reason.
+//! Topics and configurations: create, alter, describe, delete, and errors with the right code.
 
 use moim_interop::until;
 use rdkafka::admin::{
@@ -27,7 +27,7 @@ fn config(address: &str, topic: &str, key: &str) -> (Option<String>, ConfigSourc
 }
 
 #[test]
-fn a_topic_is_made_described_grown_and_deleted() {
+fn topic_is_created_described_extended_and_deleted() {
     let server = server();
     let name = topic(server.kafka(), "life", 2, &[("retention.ms", "1234567")]);
     assert_eq!(partitions(server.kafka(), &name), Some(2));
@@ -50,7 +50,7 @@ fn a_topic_is_made_described_grown_and_deleted() {
 }
 
 #[test]
-fn a_topic_that_comes_back_is_empty() {
+fn recreated_topic_is_empty() {
     let server = server();
     let name = topic(server.kafka(), "again", 1, &[]);
     deliver(server.kafka(), &name, &["old", "old"]);
@@ -63,7 +63,7 @@ fn a_topic_that_comes_back_is_empty() {
 }
 
 #[test]
-fn what_cannot_be_made_is_refused_with_its_reason() {
+fn invalid_topics_are_refused_with_their_error_code() {
     let server = server();
     let taken = topic(server.kafka(), "taken", 1, &[]);
     let long = "x".repeat(250);
@@ -91,7 +91,7 @@ fn what_cannot_be_made_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_rehearsal_makes_nothing() {
+fn validate_only_creates_nothing() {
     let server = server();
     let name = unique("rehearsal");
     let topic = NewTopic::new(&name, 1, TopicReplication::Fixed(1));
@@ -125,7 +125,7 @@ fn every_topic_setting_has_a_value() {
 }
 
 #[test]
-fn a_changed_setting_acts_at_once() {
+fn altered_config_takes_effect_at_once() {
     let server = server();
     let name = topic(server.kafka(), "alter", 1, &[("retention.ms", "1000000")]);
     let change = AlterConfig::new(ResourceSpecifier::Topic(&name)).set("max.message.bytes", "2000");
@@ -153,7 +153,7 @@ fn a_changed_setting_acts_at_once() {
 }
 
 #[test]
-fn the_broker_describes_itself() {
+fn broker_configs_are_described() {
     let server = server();
     let probe: BaseConsumer = client(server.kafka(), &[]).create().unwrap();
     let metadata = probe.fetch_metadata(None, PATIENCE).unwrap();
@@ -170,7 +170,7 @@ fn the_broker_describes_itself() {
 }
 
 #[test]
-fn topics_and_settings_survive_a_crash() {
+fn topics_and_configs_survive_a_crash() {
     let Some(mut server) = own_server() else { return };
     let kept = topic(server.kafka(), "kept", 3, &[("retention.ms", "123456789")]);
     let deleted = topic(server.kafka(), "deleted", 1, &[]);

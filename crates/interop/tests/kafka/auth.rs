@@ -1,4 +1,4 @@
-//! SASL PLAIN: who has a password gets in, and nobody else.
+//! SASL PLAIN: a client with a valid password is accepted, every other client is refused.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn plain<'a>(user: &'a str, password: &'a str) -> [(&'a str, &'a str); 4] {
 }
 
 #[test]
-fn only_a_user_with_the_right_password_is_served() {
+fn sasl_plain_accepts_only_the_right_password() {
     if std::env::var_os("INTEROP_KAFKA").is_some() {
         return;
     }

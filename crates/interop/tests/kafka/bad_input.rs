@@ -1,4 +1,4 @@
-//! Bytes nobody should send: each gets the protocol's error or a closed connection, and hurts nobody else.
+//! Malformed input: each request gets the protocol's error or a closed connection, and affects no other client.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn varint(value: i64) -> Vec<u8> {
     out
 }
 
-/// A batch of one kind of record, with every field open to abuse.
+/// A batch of identical records, with every field open to corruption.
 struct Batch {
     magic: u8,
     attributes: i16,
@@ -94,8 +94,8 @@ fn produced(server: &Shared, topic: &str, batch: &[u8]) -> Option<i16> {
     }
 }
 
-/// The server still serves, quickly and from bounded memory.
-fn assert_well(server: &Shared) {
+/// Asserts that the server still serves, quickly and with bounded memory.
+fn assert_healthy(server: &Shared) {
     let mut raw = Raw::connect(server.kafka()).unwrap();
     raw.send(&request(18, 0, 5, &[])).unwrap();
     let Reaction::Answer(5, _) = raw.reaction().unwrap() else { panic!("no answer") };
@@ -108,7 +108,7 @@ fn assert_well(server: &Shared) {
 }
 
 #[test]
-fn a_good_batch_by_hand_is_taken() {
+fn valid_handmade_batch_is_accepted() {
     let server = server();
     let topic = topic(server.kafka(), "hand", 1, &[]);
     assert_eq!(produced(&server, &topic, &Batch::default().bytes()), Some(0));
@@ -116,7 +116,7 @@ fn a_good_batch_by_hand_is_taken() {
 }
 
 #[test]
-fn frames_that_are_no_requests_close_their_connection() {
+fn malformed_frames_close_the_connection() {
     let server = server();
     let topic = topic(server.kafka(), "victim", 1, &[]);
     let mut random = fastrand::Rng::with_seed(3);
@@ -136,22 +136,22 @@ fn frames_that_are_no_requests_close_their_connection() {
         let mut raw = Raw::connect(server.kafka()).unwrap();
         raw.send(&bytes).unwrap();
         assert_eq!(raw.reaction().unwrap(), Reaction::Closed, "{what}");
-        assert_well(&server);
+        assert_healthy(&server);
     }
     deliver(server.kafka(), &topic, &["still here"]);
 }
 
 #[test]
-fn half_a_frame_waits_without_hurting_others() {
+fn incomplete_frame_does_not_affect_other_clients() {
     let server = server();
     let whole = request(18, 0, 9, &[]);
     let mut half = Raw::connect(server.kafka()).unwrap();
     half.send(&whole[..7]).unwrap();
     assert_eq!(half.reaction_within(Duration::from_millis(300)).unwrap(), Reaction::Silence);
-    assert_well(&server);
+    assert_healthy(&server);
     half.send(&whole[7..]).unwrap();
     let Reaction::Answer(9, _) = half.reaction().unwrap() else { panic!("no answer") };
-    // Many that promise much and send little do not fill the memory.
+    // Many connections that announce large frames and send little do not fill the memory.
     let promises: Vec<Raw> = (0..200)
         .map(|_| {
             let mut raw = Raw::connect(server.kafka()).unwrap();
@@ -160,12 +160,12 @@ fn half_a_frame_waits_without_hurting_others() {
             raw
         })
         .collect();
-    assert_well(&server);
+    assert_healthy(&server);
     drop(promises);
 }
 
 #[test]
-fn an_unknown_version_of_api_versions_is_answered_with_the_known_ones() {
+fn unknown_api_versions_version_is_answered_with_supported_versions() {
     let server = server();
     let mut raw = Raw::connect(server.kafka()).unwrap();
     // As a newer client sends it: no tagged fields, then its name and version.
@@ -180,18 +180,18 @@ fn an_unknown_version_of_api_versions_is_answered_with_the_known_ones() {
 }
 
 #[test]
-fn an_unknown_version_of_anything_else_closes_the_connection() {
+fn unknown_version_of_other_apis_closes_the_connection() {
     let server = server();
     for key in [0, 1, 3, 11] {
         let mut raw = Raw::connect(server.kafka()).unwrap();
         raw.send(&request(key, 99, 1, &[0; 40])).unwrap();
         assert_eq!(raw.reaction().unwrap(), Reaction::Closed, "api {key}");
     }
-    assert_well(&server);
+    assert_healthy(&server);
 }
 
 #[test]
-fn a_damaged_batch_is_refused() {
+fn corrupt_batch_is_refused() {
     let server = server();
     let topic = topic(server.kafka(), "damaged", 1, &[]);
     let fine = Batch::default;
@@ -230,7 +230,7 @@ fn a_damaged_batch_is_refused() {
         ),
     ];
     for (what, batch, allowed) in cases {
-        // The protocol allows a closed connection for a frame that does not parse.
+        // The protocol allows closing the connection for a malformed frame.
         if let Some(code) = produced(&server, &topic, &batch) {
             assert!(allowed.contains(&code), "{what}: {code}");
         }
@@ -240,7 +240,7 @@ fn a_damaged_batch_is_refused() {
 }
 
 #[test]
-fn a_bomb_does_not_explode() {
+fn decompression_bomb_is_refused() {
     let server = server();
     let topic = topic(server.kafka(), "bomb", 1, &[("compression.type", "uncompressed")]);
     // A few hundred bytes of snappy that claim to be two gigabytes.
@@ -254,12 +254,12 @@ fn a_bomb_does_not_explode() {
             "{code:?}"
         );
     }
-    assert_well(&server);
+    assert_healthy(&server);
     assert_eq!(watermarks(server.kafka(), &topic, 0), (0, 0));
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn oversized_requests_and_batches_are_refused() {
     let server = server();
     let topic = topic(server.kafka(), "large", 1, &[("max.message.bytes", "1000")]);
     let batch = Batch { records: vec![0; 2_000], ..Batch::default() };
@@ -268,7 +268,7 @@ fn what_is_too_large_is_refused() {
 }
 
 #[test]
-fn names_and_numbers_that_cannot_be_are_refused() {
+fn invalid_names_and_numbers_are_refused() {
     let server = server();
     let topic = topic(server.kafka(), "names", 1, &[]);
     let batch = Batch::default().bytes();
@@ -293,7 +293,7 @@ fn names_and_numbers_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_gap_in_the_sequence_is_refused() {
+fn producer_sequence_gap_is_refused() {
     let server = server();
     let topic = topic(server.kafka(), "gap", 1, &[]);
     let mut raw = Raw::connect(server.kafka()).unwrap();
@@ -314,7 +314,7 @@ fn a_gap_in_the_sequence_is_refused() {
 }
 
 #[test]
-fn a_flood_of_connections_passes() {
+fn connection_flood_is_survived() {
     let server = server();
     for _ in 0..5 {
         let crowd: Vec<Raw> = (0..200).filter_map(|_| Raw::connect(server.kafka()).ok()).collect();
@@ -329,7 +329,7 @@ fn a_flood_of_connections_passes() {
 }
 
 #[test]
-fn random_bytes_after_a_valid_header_hurt_nobody() {
+fn random_bytes_after_a_valid_header_affect_no_other_client() {
     let server = server();
     let topic = topic(server.kafka(), "random", 1, &[]);
     let seed = fastrand::u64(..1_000_000);
@@ -342,10 +342,10 @@ fn random_bytes_after_a_valid_header_hurt_nobody() {
         }
         let mut raw = Raw::connect(server.kafka()).unwrap();
         raw.send(&request(key, version, 1, &body)).unwrap();
-        // Any answer will do, and so will none: some of these requests mean "wait".
+        // Any response is acceptable, and none is as well: some of these requests mean "wait".
         let _ = raw.reaction_within(Duration::from_millis(20));
     }
     eprintln!("seed {seed}");
-    assert_well(&server);
+    assert_healthy(&server);
     deliver(server.kafka(), &topic, &["still here"]);
 }

@@ -1,4 +1,4 @@
-//! Compacted topics: the newest record of each key stays, the rest goes, and offsets do not move.
+//! Log compaction: the newest record of each key stays, older ones are removed, and offsets do not change.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use rdkafka::error::RDKafkaErrorCode;
 
 use super::support::*;
 
-/// Segments and waits as short as they may be, so that compaction has work at once.
+/// The smallest segments and delays, so that compaction starts at once.
 const EAGER: [(&str, &str); 6] = [
     ("cleanup.policy", "compact"),
     ("segment.bytes", "1048576"),
@@ -17,7 +17,7 @@ const EAGER: [(&str, &str); 6] = [
     ("min.compaction.lag.ms", "0"),
 ];
 
-/// Writes values for ten keys, over and over, large enough to fill several segments.
+/// Writes values for ten keys repeatedly, enough to fill several segments.
 fn fill(address: &str, topic: &str, rounds: usize) {
     let mut sender = Sender::new(address, &[("linger.ms", "1"), ("batch.num.messages", "20")]);
     for round in 0..rounds {
@@ -29,19 +29,19 @@ fn fill(address: &str, topic: &str, rounds: usize) {
     assert!(sender.reports().iter().all(Result::is_ok));
 }
 
-/// One record more, so that the last full segment is not the active one.
-fn nudge(address: &str, topic: &str) {
+/// One more record, so that the last full segment is no longer the active one.
+fn roll_active_segment(address: &str, topic: &str) {
     Sender::new(address, &[]).deliver(topic, 0, &[Sample::keyed("nudge", "x")]);
 }
 
 #[test]
-fn only_the_newest_record_of_a_key_stays() {
+fn compaction_keeps_only_the_newest_record_of_a_key() {
     let server = server();
     let topic = topic(server.kafka(), "compact", 1, &EAGER);
     fill(server.kafka(), &topic, 100);
     let end = watermarks(server.kafka(), &topic, 0).1;
     let seen = until(2 * PATIENCE, "compaction", || {
-        nudge(server.kafka(), &topic);
+        roll_active_segment(server.kafka(), &topic);
         let seen = read_all(server.kafka(), &topic, 1, &[("check.crcs", "true")]);
         let old = seen.iter().filter(|seen| seen.offset < end).count();
         (old <= 20).then_some(seen)
@@ -64,7 +64,7 @@ fn only_the_newest_record_of_a_key_stays() {
 }
 
 #[test]
-fn a_tombstone_takes_its_key_away() {
+fn tombstone_deletes_its_key() {
     let server = server();
     let topic = topic(server.kafka(), "tombstone", 1, &EAGER);
     fill(server.kafka(), &topic, 30);
@@ -72,7 +72,7 @@ fn a_tombstone_takes_its_key_away() {
     Sender::new(server.kafka(), &[]).deliver(&topic, 0, &[gone]);
     fill_other(server.kafka(), &topic);
     until(2 * PATIENCE, "the key and its tombstone to go", || {
-        nudge(server.kafka(), &topic);
+        roll_active_segment(server.kafka(), &topic);
         let seen = read_all(server.kafka(), &topic, 1, &[]);
         let left = seen.iter().filter(|seen| seen.sample.key.as_deref() == Some(b"key 3")).count();
         (left == 0 && seen.len() < 60).then_some(())
@@ -81,7 +81,7 @@ fn a_tombstone_takes_its_key_away() {
     assert!(seen.iter().any(|seen| seen.sample.key.as_deref() == Some(b"key 4")), "the others stay");
 }
 
-/// More segments after the tombstone, with keys of their own.
+/// More segments after the tombstone, with other keys.
 fn fill_other(address: &str, topic: &str) {
     let mut sender = Sender::new(address, &[]);
     for i in 0..300 {
@@ -91,7 +91,7 @@ fn fill_other(address: &str, topic: &str) {
 }
 
 #[test]
-fn a_record_without_a_key_has_no_place() {
+fn record_without_a_key_is_refused_by_a_compacted_topic() {
     let server = server();
     let topic = topic(server.kafka(), "keyless", 1, &[("cleanup.policy", "compact")]);
     let mut sender = Sender::new(server.kafka(), &[]);

@@ -1,4 +1,4 @@
-//! kill -9 in a loop under load: what was acknowledged is there, once, in order.
+//! SIGKILL in a loop under load: every acknowledged record is there, once, in order.
 //!
 //! `INTEROP_CRASH_ROUNDS` sets the number of rounds (CI: a few; the proof: a hundred), `INTEROP_SEED` repeats a run.
 
@@ -17,7 +17,7 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_by_kill_9() {
+fn acknowledged_records_survive_sigkill_without_duplicates() {
     let Some(mut server) = own_server() else { return };
     let rounds = number("INTEROP_CRASH_ROUNDS", 5);
     let seed = number("INTEROP_SEED", fastrand::u64(..1_000_000));
@@ -36,7 +36,7 @@ fn nothing_acknowledged_is_lost_or_doubled_by_kill_9() {
     let mut homes = Vec::new();
     let mut commits: i64 = 0;
     for round in 0..rounds {
-        // Load until the moment of the kill, which may fall anywhere: into a batch, a sync, a checkpoint.
+        // Load until the kill, which may hit any point: a batch, an fsync, a checkpoint.
         let moment = Instant::now() + Duration::from_millis(random.u64(20..400));
         while Instant::now() < moment {
             for _ in 0..random.usize(1..200) {
@@ -57,7 +57,7 @@ fn nothing_acknowledged_is_lost_or_doubled_by_kill_9() {
     assert_eq!(committed(&address, "crash", &topic, 0), Some(commits), "seed {seed}");
 }
 
-/// The commit of the round before is there; makes another.
+/// Checks the committed offset of the previous round, and commits the next one.
 fn commit_one_more(address: &str, topic: &str, before: i64) -> i64 {
     if before > 0 {
         assert_eq!(committed(address, "crash", topic, 0), Some(before), "an acknowledged commit");
@@ -95,16 +95,17 @@ pub(crate) fn check(address: &str, topic: &str, homes: &[i32], reports: &[Report
     }
 }
 
-/// Nobody surely has what such a topic acknowledged: its last copy is asked how far it goes, and leads again.
+/// With `replicated` durability an acknowledged record is not necessarily on disk: the last replica reports its log
+/// end, and leads again.
 #[test]
-fn the_only_copy_of_a_topic_that_does_not_wait_for_the_disk_leads_again_after_kill_9() {
+fn only_replica_with_replicated_durability_leads_again_after_sigkill() {
     let Some(mut server) = own_server() else { return };
     let topic = topic(server.kafka(), "crash-replicated", 1, &[("durability", "replicated")]);
     for round in 0..3 {
         deliver(server.kafka(), &topic, &[&format!("round {round}")]);
         server.kill().unwrap();
         server.restart().unwrap();
-        // The kernel lives on, so what was written is there.
+        // The kernel survives, so the written data is there.
         assert_eq!(values(server.kafka(), &topic, &[]).len(), round + 1);
     }
 }

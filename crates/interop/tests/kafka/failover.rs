@@ -1,5 +1,6 @@
-//! Three nodes, three copies: whoever leads dies, sleeps or is cut off, and clients go on. What was acknowledged is there, once, in order;
-//! transactions are whole; groups go on where they were.
+//! Leader failover with three nodes and replication factor 3: the leader is killed, paused or isolated, and clients
+//! continue. Every acknowledged record is there, once, in order; transactions are atomic; groups continue at their
+//! committed offsets.
 //!
 //! `INTEROP_FAILOVER_ROUNDS` sets the number of faults, `INTEROP_SEED` repeats a run.
 
@@ -18,14 +19,14 @@ use super::support::*;
 
 const PARTITIONS: i32 = 3;
 
-/// What happens to a node.
+/// A fault of a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// kill -9, and a new start.
+    /// SIGKILL, and a restart.
     Death,
-    /// SIGSTOP: it wakes up and believes that nothing has happened.
+    /// SIGSTOP: the node resumes unaware of the pause.
     Pause,
-    /// No other node reaches it, clients do.
+    /// Isolated from the other nodes; clients reach it.
     Isolation,
 }
 
@@ -38,7 +39,7 @@ impl Fault {
         }
     }
 
-    fn mend(self, cluster: &mut Cluster, node: usize) {
+    fn heal(self, cluster: &mut Cluster, node: usize) {
         match self {
             Self::Death => cluster.restart(node).unwrap(),
             Self::Pause => cluster.resume(node).unwrap(),
@@ -47,7 +48,7 @@ impl Fault {
     }
 }
 
-/// Three nodes of the test's own; none when the suite runs against a broker somebody else started.
+/// A dedicated cluster of three nodes; none if the suite runs against an external broker.
 fn three(fault: Fault) -> Option<Cluster> {
     if std::env::var_os("INTEROP_KAFKA").is_some() {
         return None;
@@ -57,13 +58,13 @@ fn three(fault: Fault) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Every node, so that clients find one that runs.
-fn everybody(cluster: &Cluster) -> String {
+/// The addresses of all nodes, so that clients find a running one.
+fn all_addresses(cluster: &Cluster) -> String {
     let addresses: Vec<&str> = (0..3).map(|node| cluster.server(node).unwrap().kafka()).collect();
     addresses.join(",")
 }
 
-/// The node (from 0) that leads a partition, as soon as one does.
+/// The node (from 0) that leads a partition, once there is a leader.
 fn leader(address: &str, topic: &str, partition: usize) -> usize {
     until(PATIENCE, "a leader", || {
         let consumer: BaseConsumer = client(address, &[]).create().ok()?;
@@ -73,7 +74,7 @@ fn leader(address: &str, topic: &str, partition: usize) -> usize {
     })
 }
 
-/// Waits until every copy of a topic is in sync again.
+/// Waits until all replicas of a topic are in sync again.
 fn await_whole(address: &str, topic: &str) {
     until(PATIENCE, "all copies in sync", || {
         let consumer: BaseConsumer = client(address, &[]).create().ok()?;
@@ -84,35 +85,35 @@ fn await_whole(address: &str, topic: &str) {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_when_leaders_die() {
-    survive(Fault::Death);
+fn acknowledged_records_survive_leader_crashes_without_duplicates() {
+    check_failover(Fault::Death);
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_when_leaders_pause() {
-    survive(Fault::Pause);
+fn acknowledged_records_survive_leader_pauses_without_duplicates() {
+    check_failover(Fault::Pause);
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_or_doubled_when_leaders_are_cut_off() {
-    survive(Fault::Isolation);
+fn acknowledged_records_survive_leader_isolation_without_duplicates() {
+    check_failover(Fault::Isolation);
 }
 
-/// Load, and leaders that fail in turn: while one is away everything is acknowledged all the same.
-fn survive(fault: Fault) {
+/// Load while leaders fail in turn: during each fault everything is still acknowledged.
+fn check_failover(fault: Fault) {
     let Some(mut cluster) = three(fault) else { return };
     let rounds = number("INTEROP_FAILOVER_ROUNDS", 3);
     let seed = number("INTEROP_SEED", fastrand::u64(..1_000_000));
     eprintln!("INTEROP_SEED={seed} INTEROP_FAILOVER_ROUNDS={rounds}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let address = everybody(&cluster);
+    let address = all_addresses(&cluster);
     let topic = topic(&address, "failover", PARTITIONS, &[]);
     let settings = [
         ("enable.idempotence", "true"),
         ("linger.ms", "1"),
         ("batch.num.messages", "50"),
         ("message.timeout.ms", "120000"),
-        // A leader that is cut off, or sleeps, gives no answer: how long it is waited for is the client's affair.
+        // An isolated or paused leader does not answer: the client's timeout decides how long it waits.
         ("request.timeout.ms", "2000"),
         ("socket.timeout.ms", "3000"),
         ("topic.metadata.refresh.interval.ms", "500"),
@@ -138,9 +139,9 @@ fn survive(fault: Fault) {
         let victim = leader(&address, &topic, (round % 3) as usize);
         fault.strike(&mut cluster, victim);
         load(&mut sender, &mut random, Duration::from_millis(500));
-        // A write that is acknowledged although a third of the cluster is gone.
+        // A produce that is acknowledged although one of three nodes is unavailable.
         sender.deliver(&topic, (round % 3) as i32, &[]);
-        fault.mend(&mut cluster, victim);
+        fault.heal(&mut cluster, victim);
         await_whole(&address, &topic);
     }
     let reports = sender.reports();
@@ -149,13 +150,13 @@ fn survive(fault: Fault) {
     check(&address, &topic, &homes, &reports, seed);
 }
 
-/// What a transactional producer does about an error, as the documentation of clients says.
+/// How a transactional producer handles an error, as the client documentation says.
 enum Next {
     Again,
     Abort,
 }
 
-fn judge(error: &KafkaError) -> Next {
+fn next_step(error: &KafkaError) -> Next {
     match error {
         KafkaError::Transaction(error) if error.txn_requires_abort() => Next::Abort,
         KafkaError::Transaction(error) if error.is_retriable() => Next::Again,
@@ -163,7 +164,7 @@ fn judge(error: &KafkaError) -> Next {
     }
 }
 
-/// Writes one transaction over all partitions; tries again until it is committed. `meanwhile` happens in its middle.
+/// Commits one transaction over all partitions, with retries. `meanwhile` runs in its middle.
 fn transact(sender: &mut Sender, topic: &str, text: &str, mut meanwhile: impl FnMut()) {
     loop {
         sender.inner.begin_transaction().unwrap();
@@ -176,7 +177,7 @@ fn transact(sender: &mut Sender, topic: &str, text: &str, mut meanwhile: impl Fn
         loop {
             match sender.inner.commit_transaction(PATIENCE) {
                 Ok(()) => return,
-                Err(error) => match judge(&error) {
+                Err(error) => match next_step(&error) {
                     Next::Again => {}
                     Next::Abort => {
                         sender.inner.abort_transaction(PATIENCE).unwrap();
@@ -189,9 +190,9 @@ fn transact(sender: &mut Sender, topic: &str, text: &str, mut meanwhile: impl Fn
 }
 
 #[test]
-fn transactions_are_whole_although_nodes_die_in_their_middle() {
+fn transactions_stay_atomic_when_nodes_crash_during_them() {
     let Some(mut cluster) = three(Fault::Death) else { return };
-    let address = everybody(&cluster);
+    let address = all_addresses(&cluster);
     let topic = topic(&address, "whole", PARTITIONS, &[]);
     let settings = [
         ("transactional.id", "failover"),
@@ -207,7 +208,7 @@ fn transactions_are_whole_although_nodes_die_in_their_middle() {
         let storm = format!("storm-{node}");
         let mut killed = false;
         transact(&mut sender, &topic, &storm, || {
-            // One of them leads the first partition, one keeps the transaction.
+            // One of them leads the first partition, one is the transaction coordinator.
             if !std::mem::replace(&mut killed, true) {
                 cluster.kill(node).unwrap();
             }
@@ -227,9 +228,9 @@ fn transactions_are_whole_although_nodes_die_in_their_middle() {
 }
 
 #[test]
-fn committed_offsets_outlive_every_node_in_turn() {
+fn committed_offsets_survive_a_crash_of_every_node() {
     let Some(mut cluster) = three(Fault::Death) else { return };
-    let address = everybody(&cluster);
+    let address = all_addresses(&cluster);
     let topic = topic(&address, "offsets", 1, &[]);
     for node in 0..3 {
         let next = i64::try_from(node).unwrap() + 1;
@@ -240,7 +241,7 @@ fn committed_offsets_outlive_every_node_in_turn() {
                 Ok(()) => Some(()),
                 Err(error) => {
                     let code = error.rdkafka_error_code();
-                    let passes = matches!(
+                    let is_transient = matches!(
                         code,
                         Some(
                             RDKafkaErrorCode::NotCoordinator
@@ -250,7 +251,7 @@ fn committed_offsets_outlive_every_node_in_turn() {
                                 | RDKafkaErrorCode::BrokerTransportFailure
                         )
                     );
-                    assert!(passes, "{error:?}");
+                    assert!(is_transient, "{error:?}");
                     None
                 }
             }

@@ -1,4 +1,4 @@
-//! Consumer groups: joining, leaving, crashing, and who reads what meanwhile.
+//! Consumer groups: join, leave, crash, and the assignment meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,11 +15,11 @@ use rdkafka::topic_partition_list::Offset;
 
 use super::support::*;
 
-/// Counts what the group did to a member.
+/// Records the rebalances of a member.
 #[derive(Default)]
 struct Watcher {
     assigned: AtomicUsize,
-    /// Partitions taken away, one set per time.
+    /// Revoked partitions, one set per rebalance.
     revoked: Mutex<Vec<BTreeSet<i32>>>,
 }
 
@@ -40,7 +40,7 @@ impl ConsumerContext for Watcher {
     }
 }
 
-/// A consumer on a thread of its own: it polls, collects what it reads, and can be told to leave.
+/// A consumer on its own thread: polls, collects what it reads, and leaves on request.
 struct Member {
     consumer: Arc<BaseConsumer<Watcher>>,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -85,7 +85,7 @@ impl Member {
         Self { consumer, seen, errors, stop, thread: Some(thread) }
     }
 
-    /// The partitions it has, of all its topics.
+    /// The assigned partitions, of all its topics.
     fn partitions(&self) -> BTreeSet<i32> {
         let list = self.consumer.assignment().unwrap();
         list.elements().iter().map(|element| element.partition()).collect()
@@ -107,7 +107,7 @@ impl Member {
         self.errors.lock().unwrap().contains(&code)
     }
 
-    /// Leaves the group in order; gives what it read.
+    /// Leaves the group cleanly; returns what it read.
     fn leave(mut self) -> Vec<Seen> {
         self.stop();
         let seen = self.seen.lock().unwrap().clone();
@@ -126,13 +126,13 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         self.stop();
-        // The client would close for as long as it takes; a test that hangs says nothing.
+        // The client's close can block without limit; a hanging test gives no information.
         if self.consumer.close_queue().is_ok() {
             let deadline = Deadline::after(PATIENCE);
             while !self.consumer.closed() {
                 self.consumer.poll(Duration::from_millis(50));
                 if deadline.is_over() {
-                    eprintln!("a consumer did not close within {PATIENCE:?}; it is left behind");
+                    eprintln!("consumer close timed out after {PATIENCE:?}; consumer leaked");
                     std::mem::forget(Arc::clone(&self.consumer));
                     return;
                 }
@@ -177,7 +177,7 @@ const STRATEGIES: [&str; 3] = ["range", "roundrobin", "cooperative-sticky"];
 
 /// First scenario of the queue document: A has all four partitions, B joins, each has two.
 #[test]
-fn a_consumer_that_joins_takes_its_share() {
+fn joining_consumer_gets_its_share() {
     let server = server();
     for strategy in STRATEGIES {
         let (topic, group) = (topic(server.kafka(), "join", 4, &[]), unique("join"));
@@ -195,9 +195,9 @@ fn a_consumer_that_joins_takes_its_share() {
     }
 }
 
-/// Second scenario: A leaves in order, B takes everything and goes on where A stopped.
+/// Second scenario: A leaves cleanly, B gets all partitions and continues at A's committed offsets.
 #[test]
-fn a_consumer_that_leaves_hands_its_share_over() {
+fn leaving_consumer_hands_over_its_partitions() {
     let server = server();
     for strategy in STRATEGIES {
         let (topic, group) = (topic(server.kafka(), "leave", 4, &[]), unique("leave"));
@@ -208,7 +208,7 @@ fn a_consumer_that_leaves_hands_its_share_over() {
         send(server.kafka(), &topic, 4, 0..40);
         until(PATIENCE, "both to read", || (a.texts().len() + b.texts().len() >= 40).then_some(()));
         let from_a: Vec<String> = a.leave().iter().map(Seen::text).collect();
-        // Far less than a session: B is told, it does not find out.
+        // Far less than the session timeout: the leave triggers the rebalance, not the session expiry.
         until(Duration::from_secs(5), "B to have all", || (b.partitions().len() == 4).then_some(()));
         send(server.kafka(), &topic, 4, 40..80);
         until(PATIENCE, "B to read on", || (from_a.len() + b.texts().len() >= 80).then_some(()));
@@ -217,9 +217,9 @@ fn a_consumer_that_leaves_hands_its_share_over() {
     }
 }
 
-/// Third scenario: A falls silent, its session ends, B takes everything.
+/// Third scenario: A stops answering, its session expires, B gets all partitions.
 #[test]
-fn a_consumer_that_crashes_is_replaced_after_its_session() {
+fn crashed_consumer_is_removed_after_session_timeout() {
     let Some((server, proxy)) = proxied() else { return };
     let address = proxy.address();
     let (topic, group) = (topic(&address, "crash", 4, &[]), unique("crash"));
@@ -232,7 +232,7 @@ fn a_consumer_that_crashes_is_replaced_after_its_session() {
     send(&address, &topic, 4, 0..40);
     until(PATIENCE, "B to read all", || (b.texts().len() >= 40).then_some(()));
     assert_eq!(sorted(b.texts()), numbers(0..40));
-    // A may go on, to be closed while there is a server: a consumer that cannot commit its last offsets never closes.
+    // A is resumed, to be closed while the server runs: a consumer that cannot commit its last offsets never closes.
     proxy.set_rule(|_| Fate::Pass);
     proxy.cut_all();
     drop((a, b));
@@ -240,7 +240,7 @@ fn a_consumer_that_crashes_is_replaced_after_its_session() {
 }
 
 #[test]
-fn cooperative_members_keep_what_does_not_move() {
+fn cooperative_rebalance_keeps_unmoved_partitions() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "sticky", 4, &[]), unique("sticky"));
     let settings = [("partition.assignment.strategy", "cooperative-sticky")];
@@ -253,7 +253,7 @@ fn cooperative_members_keep_what_does_not_move() {
 }
 
 #[test]
-fn a_static_member_keeps_its_place_through_a_restart() {
+fn static_member_keeps_its_assignment_across_a_restart() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "static", 4, &[]), unique("static"));
     let settings = |id| [("group.instance.id", id), ("session.timeout.ms", "30000")];
@@ -270,7 +270,7 @@ fn a_static_member_keeps_its_place_through_a_restart() {
 }
 
 #[test]
-fn a_second_owner_of_a_static_name_fences_the_first() {
+fn duplicate_group_instance_id_fences_the_first_member() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "fence", 2, &[]), unique("fence"));
     let settings = [("group.instance.id", "only"), ("session.timeout.ms", "30000")];
@@ -289,7 +289,7 @@ fn a_second_owner_of_a_static_name_fences_the_first() {
 }
 
 #[test]
-fn a_group_goes_on_where_it_stopped() {
+fn group_resumes_at_its_committed_offsets() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "resume", 2, &[]), unique("resume"));
     send(server.kafka(), &topic, 2, 0..20);
@@ -303,7 +303,7 @@ fn a_group_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn every_group_sees_everything_and_a_member_only_its_part() {
+fn every_group_reads_everything_and_a_member_its_assignment() {
     let server = server();
     let (one, two) = (topic(server.kafka(), "both", 3, &[]), topic(server.kafka(), "both", 1, &[]));
     send(server.kafka(), &one, 3, 0..30);
@@ -324,7 +324,7 @@ fn every_group_sees_everything_and_a_member_only_its_part() {
 }
 
 #[test]
-fn many_members_share_without_overlap() {
+fn many_members_have_disjoint_assignments() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "crowd", 12, &[]), unique("crowd"));
     let members: Vec<Member> = (0..6).map(|_| Member::join(server.kafka(), &group, &[&topic], &[])).collect();
@@ -334,7 +334,7 @@ fn many_members_share_without_overlap() {
 }
 
 #[test]
-fn new_partitions_are_found_and_shared() {
+fn added_partitions_are_assigned() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "grow", 1, &[]), unique("grow"));
     let member = Member::join(server.kafka(), &group, &[&topic], &[]);
@@ -348,7 +348,7 @@ fn new_partitions_are_found_and_shared() {
 }
 
 #[test]
-fn a_pattern_finds_topics_that_come_later() {
+fn pattern_subscription_finds_new_topics() {
     let server = server();
     let prefix = unique("pattern");
     let member = Member::join(server.kafka(), &unique("group"), &[&format!("^{prefix}.*")], &[]);
@@ -361,10 +361,10 @@ fn a_pattern_finds_topics_that_come_later() {
 }
 
 #[test]
-fn a_commit_of_a_former_generation_is_refused() {
+fn commit_with_an_old_generation_is_refused() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "old", 2, &[]), unique("old"));
-    // A member that stops polling is not in the group any more once its poll interval is over, and may not commit.
+    // A member that stops polling leaves the group after `max.poll.interval.ms`, and may not commit.
     let settings =
         [("max.poll.interval.ms", "1500"), ("session.timeout.ms", "1500"), ("enable.auto.commit", "false")];
     let mut a = Member::join(server.kafka(), &group, &[&topic], &settings);
@@ -387,7 +387,7 @@ fn a_commit_of_a_former_generation_is_refused() {
 }
 
 #[test]
-fn groups_can_be_listed_described_and_deleted() {
+fn groups_are_listed_described_and_deleted() {
     let server = server();
     let (topic, group) = (topic(server.kafka(), "list", 2, &[]), unique("list"));
     let member = Member::join(server.kafka(), &group, &[&topic], &[("client.id", "the member")]);
@@ -417,7 +417,7 @@ fn groups_can_be_listed_described_and_deleted() {
 }
 
 #[test]
-fn members_come_back_after_a_crash_of_the_server() {
+fn members_rejoin_after_a_server_crash() {
     let Some(mut server) = own_server() else { return };
     let address = server.kafka().to_owned();
     let (topic, group) = (topic(&address, "server-crash", 4, &[]), unique("server-crash"));

@@ -1,4 +1,4 @@
-//! Retries do not duplicate: an idempotent producer behind a network that loses requests and answers.
+//! Idempotent producer: retries write no duplicates behind a network that drops requests and responses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,8 +9,8 @@ use super::support::*;
 
 const PRODUCE: i16 = 0;
 
-/// Sends `count` records while `fate` decides about each produce request by its number; they must be there once
-/// each, in order. Gives how many requests there were.
+/// Sends `count` records while `fate` decides about each produce request by its number; every record must be there
+/// once, in order. Returns the number of requests.
 fn check(what: &str, count: usize, settings: &[(&str, &str)], fate: fn(usize) -> Fate) -> usize {
     let Some((server, proxy)) = proxied() else { return usize::MAX };
     let address = proxy.address();
@@ -37,7 +37,7 @@ fn check(what: &str, count: usize, settings: &[(&str, &str)], fate: fn(usize) ->
     proxy.set_rule(|_| Fate::Pass);
     let texts = values(server.kafka(), &topic, &[]);
     assert_eq!(texts, (0..count).map(|i| i.to_string()).collect::<Vec<_>>(), "{what}");
-    // A client that learns of a success only by a duplicate answer may not know the offset.
+    // A client that learns of a success only from a duplicate response may not know the offset.
     let known = offsets.iter().enumerate().filter(|(_, offset)| **offset >= 0);
     for (i, offset) in known {
         assert_eq!(*offset, i64::try_from(i).unwrap(), "{what}");
@@ -46,19 +46,19 @@ fn check(what: &str, count: usize, settings: &[(&str, &str)], fate: fn(usize) ->
 }
 
 #[test]
-fn a_lost_answer_is_not_a_second_record() {
+fn lost_response_causes_no_duplicate() {
     let requests = check("answers", 2_000, &[], |n| if n % 7 == 3 { Fate::CutAfter } else { Fate::Pass });
     assert!(requests > 30, "only {requests} requests, so hardly any was lost");
 }
 
 #[test]
-fn a_lost_request_is_sent_again_in_order() {
+fn lost_request_is_retried_in_order() {
     let requests = check("requests", 2_000, &[], |n| if n % 7 == 3 { Fate::CutBefore } else { Fate::Pass });
     assert!(requests > 30, "only {requests} requests, so hardly any was lost");
 }
 
 #[test]
-fn one_request_at_a_time_is_no_different() {
+fn max_in_flight_1_causes_no_duplicate() {
     let settings = [("max.in.flight", "1")];
     check("one at a time", 1_000, &settings, |n| match n % 5 {
         1 => Fate::CutBefore,
@@ -68,15 +68,15 @@ fn one_request_at_a_time_is_no_different() {
 }
 
 #[test]
-fn compressed_batches_are_recognised_too() {
+fn duplicate_compressed_batches_are_detected() {
     check("compressed", 1_000, &[("compression.type", "lz4")], |n| {
         if n % 4 == 1 { Fate::CutAfter } else { Fate::Pass }
     });
 }
 
-/// The proxy itself is checked: without idempotence the same losses do duplicate.
+/// Validates the proxy: without idempotence the same losses do cause duplicates.
 #[test]
-fn without_idempotence_a_lost_answer_is_a_second_record() {
+fn lost_response_without_idempotence_causes_a_duplicate() {
     let Some((server, proxy)) = proxied() else { return };
     let address = proxy.address();
     let topic = topic(&address, "plain", 1, &[]);
@@ -91,7 +91,7 @@ fn without_idempotence_a_lost_answer_is_a_second_record() {
 }
 
 #[test]
-fn a_restart_of_the_server_does_not_forget_sequences() {
+fn producer_sequences_survive_a_server_restart() {
     let Some((mut server, proxy)) = proxied() else { return };
     let address = proxy.address();
     let topic = topic(&address, "restart", 1, &[]);
@@ -100,7 +100,7 @@ fn a_restart_of_the_server_does_not_forget_sequences() {
     let mut sender = Sender::new(&address, &settings);
     for round in 0..4 {
         sender.deliver(&topic, 0, &[Sample::value(format!("{round} before"))]);
-        // The server takes the next batch, but its answer is lost and the server is gone before the retry.
+        // The server stores the next batch, but its response is lost and the server crashes before the retry.
         proxy.set_rule(|request| if request.api_key == PRODUCE { Fate::CutAfter } else { Fate::Pass });
         sender.send(&topic, Some(0), &Sample::value(format!("{round} during")));
         let end = 2 * (round + 1);

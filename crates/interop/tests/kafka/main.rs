@@ -1,8 +1,8 @@
-//! librdkafka, as it comes, against a real `moim serve`: one module per area.
+//! librdkafka, unmodified, against a real `moim serve`: one module per area.
 //!
-//! Tests share one server where they can; those that kill it have their own. Topics and groups have names of
-//! their own, so the tests run side by side. With `INTEROP_KAFKA=HOST:PORT` the shared server is that broker,
-//! and the tests that need a process of their own do nothing. With `INTEROP_NODES=3` the shared server is a cluster.
+//! Tests share one server where they can; those that kill it have their own. Topics and groups have unique names, so
+//! the tests run concurrently. With `INTEROP_KAFKA=HOST:PORT` the shared server is that broker, and the tests that
+//! need their own process are skipped. With `INTEROP_NODES=3` the shared server is a cluster.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test

@@ -1,4 +1,4 @@
-//! Three nodes, each the leader of some partitions: clients find their way whichever node they come to first.
+//! Three nodes, each the leader of some partitions: clients find the leaders from any bootstrap node.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use super::support::*;
 
-/// Three nodes of the test's own; none when the suite runs against a broker somebody else started.
+/// A dedicated cluster of three nodes; none if the suite runs against an external broker.
 fn three() -> Option<Cluster> {
     match std::env::var_os("INTEROP_KAFKA") {
         Some(_) => None,
@@ -22,7 +22,7 @@ fn address(cluster: &Cluster, node: usize) -> &str {
     cluster.server(node).unwrap().kafka()
 }
 
-/// The leaders of a topic's partitions, once everybody runs and is known to.
+/// The leaders of a topic's partitions, once all nodes run and are in the metadata.
 fn leaders(address: &str, topic: &str) -> Vec<i32> {
     until(PATIENCE, "every partition has a leader", || {
         let consumer: BaseConsumer = client(address, &[]).create().ok()?;
@@ -32,7 +32,8 @@ fn leaders(address: &str, topic: &str) -> Vec<i32> {
     })
 }
 
-/// Makes a topic once all nodes know each other, so that it has partitions on all of them; each is on one node only.
+/// Creates a topic once all nodes know each other, so that it has partitions on all of them, with replication factor
+/// 1.
 fn spread_topic(cluster: &Cluster, what: &str, partitions: i32) -> String {
     await_all(cluster);
     let name = unique(what);
@@ -43,7 +44,7 @@ fn spread_topic(cluster: &Cluster, what: &str, partitions: i32) -> String {
 }
 
 #[test]
-fn records_go_to_all_nodes_and_come_from_all_nodes() {
+fn records_are_produced_to_and_consumed_from_all_nodes() {
     let Some(mut cluster) = three() else { return };
     let topic = spread_topic(&cluster, "spread", 6);
     let mut sender = Sender::new(address(&cluster, 1), &[("enable.idempotence", "true")]);
@@ -54,7 +55,7 @@ fn records_go_to_all_nodes_and_come_from_all_nodes() {
         }
     }
     assert_eq!(read_all(address(&cluster, 2), &topic, 6, &[]).len(), 60);
-    // A node dies: its partitions wait for it, the others go on.
+    // A node crashes: its partitions are unavailable until it returns, the others continue.
     let placed = leaders(address(&cluster, 0), &topic);
     cluster.kill(2).unwrap();
     let here = placed.iter().position(|leader| *leader != 3).unwrap() as i32;
@@ -68,7 +69,7 @@ fn records_go_to_all_nodes_and_come_from_all_nodes() {
 }
 
 #[test]
-fn groups_commit_and_resume_wherever_their_coordinator_is() {
+fn groups_commit_and_resume_on_any_coordinator() {
     let Some(cluster) = three() else { return };
     let topic = spread_topic(&cluster, "groups", 3);
     for partition in 0..3 {
@@ -96,7 +97,7 @@ fn groups_commit_and_resume_wherever_their_coordinator_is() {
 }
 
 #[test]
-fn transactions_are_whole_across_nodes() {
+fn transactions_are_atomic_across_nodes() {
     let Some(cluster) = three() else { return };
     let source = spread_topic(&cluster, "source", 3);
     let target = spread_topic(&cluster, "target", 3);

@@ -1,4 +1,4 @@
-//! Finding a place in a log: by time, at its ends, and where a group left off.
+//! Offset lookup: by timestamp, log start and log end, and committed offsets.
 
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
@@ -13,7 +13,7 @@ fn at(address: &str, topic: &str, time_ms: i64) -> Offset {
 }
 
 #[test]
-fn a_time_leads_to_the_first_record_not_before_it() {
+fn timestamp_lookup_returns_the_first_record_at_or_after_it() {
     let server = server();
     for codec in ["none", "gzip"] {
         let topic = topic(server.kafka(), "time", 1, &[]);
@@ -40,7 +40,7 @@ fn a_time_leads_to_the_first_record_not_before_it() {
 }
 
 #[test]
-fn an_empty_partition_has_no_time() {
+fn timestamp_lookup_in_an_empty_partition() {
     let server = server();
     let topic = topic(server.kafka(), "empty", 1, &[]);
     assert_eq!(at(server.kafka(), &topic, 1), Offset::End);
@@ -48,14 +48,14 @@ fn an_empty_partition_has_no_time() {
 }
 
 #[test]
-fn reading_starts_at_either_end() {
+fn reading_starts_at_earliest_or_latest() {
     let server = server();
     let topic = topic(server.kafka(), "ends", 1, &[]);
     deliver(server.kafka(), &topic, &["a", "b", "c"]);
     let tail = reader(server.kafka(), &topic, &[(0, Offset::OffsetTail(1))], &[]);
     assert_eq!(next(&tail, PATIENCE).map(|seen| seen.text()), Some("c".to_owned()));
     let end = reader(server.kafka(), &topic, &[(0, Offset::End)], &[("enable.partition.eof", "true")]);
-    // The end is known once the reader says that it is there.
+    // The end is known once the reader gets the end-of-partition event.
     moim_interop::until(PATIENCE, "the end", || match end.poll(std::time::Duration::from_millis(100)) {
         Some(Err(rdkafka::error::KafkaError::PartitionEOF(0))) => Some(()),
         Some(Ok(message)) => panic!("read {:?}", Seen::of(&message)),
@@ -66,7 +66,7 @@ fn reading_starts_at_either_end() {
 }
 
 #[test]
-fn an_offset_out_of_range_is_an_error_or_a_reset() {
+fn offset_out_of_range_is_an_error_or_a_reset() {
     let server = server();
     let topic = topic(server.kafka(), "range", 1, &[]);
     deliver(server.kafka(), &topic, &["a", "b"]);
@@ -76,7 +76,7 @@ fn an_offset_out_of_range_is_an_error_or_a_reset() {
         strict
             .poll(std::time::Duration::from_millis(100))
             .and_then(Result::err)
-            .filter(|error| !passes(error))
+            .filter(|error| !is_transient(error))
     });
     assert!(
         matches!(
@@ -91,7 +91,7 @@ fn an_offset_out_of_range_is_an_error_or_a_reset() {
 }
 
 #[test]
-fn a_commit_keeps_its_metadata() {
+fn offset_commit_keeps_its_metadata() {
     let server = server();
     let topic = topic(server.kafka(), "commit", 2, &[]);
     let group = unique("group");
@@ -111,7 +111,7 @@ fn a_commit_keeps_its_metadata() {
 }
 
 #[test]
-fn commits_survive_a_crash() {
+fn offset_commits_survive_a_crash() {
     let Some(mut server) = own_server() else { return };
     let topic = topic(server.kafka(), "crash-commit", 1, &[]);
     for i in 0..5 {

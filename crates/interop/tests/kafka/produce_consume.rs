@@ -1,4 +1,4 @@
-//! What goes in comes out: every compression, every shape of a record, every acknowledgement.
+//! Produce and consume: every compression codec, record shape and acks setting.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn shapes() -> Vec<Sample> {
 }
 
 #[test]
-fn every_compression_gives_back_what_was_sent() {
+fn every_compression_codec_round_trips() {
     let server = server();
     let samples = shapes();
     for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
@@ -57,7 +57,7 @@ fn every_compression_gives_back_what_was_sent() {
 }
 
 #[test]
-fn a_topic_can_recompress_what_arrives() {
+fn topic_compression_type_recompresses_batches() {
     let server = server();
     let samples = shapes();
     for (topic_codec, client_codec) in [("zstd", "none"), ("uncompressed", "gzip"), ("lz4", "snappy")] {
@@ -71,7 +71,7 @@ fn a_topic_can_recompress_what_arrives() {
 }
 
 #[test]
-fn a_large_record_fits_and_a_larger_one_is_refused() {
+fn max_message_bytes_is_enforced() {
     let server = server();
     let topic = topic(server.kafka(), "large", 1, &[]);
     let mut random = fastrand::Rng::with_seed(1);
@@ -91,7 +91,7 @@ fn a_large_record_fits_and_a_larger_one_is_refused() {
 }
 
 #[test]
-fn a_record_larger_than_the_fetch_limit_is_read_all_the_same() {
+fn record_larger_than_the_fetch_limit_is_returned() {
     let server = server();
     let topic = topic(server.kafka(), "small-fetch", 1, &[]);
     let big = Sample::value(vec![b'x'; 500_000]);
@@ -109,7 +109,7 @@ fn a_record_larger_than_the_fetch_limit_is_read_all_the_same() {
 }
 
 #[test]
-fn every_kind_of_acknowledgement_works() {
+fn every_acks_setting_works() {
     let server = server();
     for acks in ["0", "1", "all"] {
         let topic = topic(server.kafka(), "acks", 1, &[]);
@@ -123,7 +123,7 @@ fn every_kind_of_acknowledgement_works() {
 }
 
 #[test]
-fn order_and_offsets_hold_over_many_batches() {
+fn order_and_offsets_across_many_batches() {
     const COUNT: usize = 20_000;
     let server = server();
     let topic = topic(server.kafka(), "order", 1, &[]);
@@ -142,7 +142,7 @@ fn order_and_offsets_hold_over_many_batches() {
 }
 
 #[test]
-fn reading_starts_in_the_middle_of_a_batch() {
+fn fetch_starts_in_the_middle_of_a_batch() {
     let server = server();
     let topic = topic(server.kafka(), "middle", 1, &[]);
     for codec in ["none", "zstd"] {
@@ -157,7 +157,7 @@ fn reading_starts_in_the_middle_of_a_batch() {
 }
 
 #[test]
-fn the_same_key_goes_to_the_same_partition() {
+fn same_key_goes_to_the_same_partition() {
     let server = server();
     let topic = topic(server.kafka(), "keys", 7, &[]);
     let mut sender = Sender::new(server.kafka(), &[("partitioner", "murmur2_random")]);
@@ -177,7 +177,7 @@ fn the_same_key_goes_to_the_same_partition() {
 }
 
 #[test]
-fn a_topic_appears_when_it_is_first_used() {
+fn topic_is_auto_created_on_first_use() {
     let server = server();
     let name = unique("auto");
     assert_eq!(deliver(server.kafka(), &name, &["first"]), [0]);
@@ -185,10 +185,10 @@ fn a_topic_appears_when_it_is_first_used() {
 }
 
 #[test]
-fn a_waiting_consumer_gets_a_record_at_once() {
+fn long_poll_returns_a_new_record_at_once() {
     let server = server();
     let topic = topic(server.kafka(), "long-poll", 1, &[]);
-    // A fetch may wait a minute for data, and must not.
+    // A fetch may wait a minute for data; here it must return at once.
     let settings = [("fetch.wait.max.ms", "60000"), ("socket.timeout.ms", "70000")];
     let reader = reader(server.kafka(), &topic, &[(0, Offset::Beginning)], &settings);
     assert_eq!(next(&reader, Duration::from_millis(500)), None);
@@ -202,7 +202,7 @@ fn a_waiting_consumer_gets_a_record_at_once() {
 }
 
 #[test]
-fn a_consumer_of_many_partitions_sees_each() {
+fn consumer_reads_all_of_many_partitions() {
     let server = server();
     let topic = topic(server.kafka(), "many", 50, &[]);
     let from: Vec<(i32, Offset)> = (0..50).map(|partition| (partition, Offset::Beginning)).collect();
@@ -222,7 +222,7 @@ fn a_consumer_of_many_partitions_sees_each() {
 }
 
 #[test]
-fn timestamps_are_the_producers_or_the_brokers() {
+fn create_time_and_log_append_time_timestamps() {
     let server = server();
     let created = topic(server.kafka(), "create-time", 1, &[]);
     let appended = topic(server.kafka(), "append-time", 1, &[("message.timestamp.type", "LogAppendTime")]);
@@ -248,7 +248,7 @@ fn timestamps_are_the_producers_or_the_brokers() {
 }
 
 #[test]
-fn what_was_written_survives_an_orderly_stop() {
+fn records_survive_a_graceful_shutdown() {
     let Some(mut server) = own_server() else { return };
     let topic = topic(server.kafka(), "stop", 3, &[]);
     let mut sender = Sender::new(server.kafka(), &[]);

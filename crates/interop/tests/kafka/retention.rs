@@ -1,4 +1,4 @@
-//! Old records go: by age, by size, by request; readers are told where the log starts now.
+//! Retention: records are deleted by age, by size, by DeleteRecords; readers learn the new log start offset.
 
 use moim_interop::until;
 use rdkafka::topic_partition_list::Offset;
@@ -15,7 +15,7 @@ fn fill(address: &str, topic: &str, count: usize, timestamp: Option<i64>) {
 }
 
 #[test]
-fn a_log_that_grows_too_large_loses_its_oldest_segments() {
+fn retention_bytes_deletes_the_oldest_segments() {
     let server = server();
     let config = [("retention.bytes", "2097152"), ("segment.bytes", "1048576")];
     let topic = topic(server.kafka(), "size", 1, &config);
@@ -28,14 +28,14 @@ fn a_log_that_grows_too_large_loses_its_oldest_segments() {
     let seen = read_all(server.kafka(), &topic, 1, &[]);
     assert_eq!((seen[0].offset, seen.len()), (low, usize::try_from(high - low).unwrap()));
     assert_eq!(&seen[0].text()[..4], format!("{low:04}"));
-    // A reader of what is gone is sent to the start.
+    // A reader before the log start offset is reset to it.
     let late =
         reader(server.kafka(), &topic, &[(0, Offset::Offset(0))], &[("auto.offset.reset", "earliest")]);
     assert_eq!(next(&late, PATIENCE).map(|seen| seen.offset), Some(low));
 }
 
 #[test]
-fn a_log_that_grows_too_old_loses_everything_old() {
+fn retention_ms_deletes_old_segments() {
     let server = server();
     let config = [("retention.ms", "3600000"), ("segment.bytes", "1048576")];
     let topic = topic(server.kafka(), "age", 1, &config);
@@ -54,7 +54,7 @@ fn now_ms() -> i64 {
 }
 
 #[test]
-fn records_can_be_deleted_up_to_an_offset() {
+fn delete_records_moves_the_log_start_offset() {
     let server = server();
     let topic = topic(server.kafka(), "delete", 1, &[]);
     deliver(server.kafka(), &topic, &["a", "b", "c", "d"]);
@@ -74,7 +74,7 @@ fn records_can_be_deleted_up_to_an_offset() {
 }
 
 #[test]
-fn a_deleted_start_survives_a_crash() {
+fn log_start_offset_survives_a_crash() {
     let Some(mut server) = own_server() else { return };
     let topic = topic(server.kafka(), "delete-crash", 1, &[]);
     deliver(server.kafka(), &topic, &["a", "b", "c", "d"]);

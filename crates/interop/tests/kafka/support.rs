@@ -1,4 +1,4 @@
-//! What the areas share: the server, names, and small wrappers that wait with a deadline.
+//! Shared support: the server, unique names, and wrappers that wait with a deadline.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,10 +17,10 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, Prod
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::{ClientContext, Timestamp};
 
-/// Long enough for a busy machine, short enough to notice.
+/// Timeout: long enough for a busy machine, short enough to notice.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The configuration of every server here: short timers, so that tests about time take little of it.
+/// The configuration of every server: short timers, so that time-dependent tests are fast.
 pub(crate) fn options() -> Options {
     Options::new()
         .set("kafka.group_initial_rebalance_delay_ms", 100)
@@ -30,7 +30,7 @@ pub(crate) fn options() -> Options {
         .set("node.log_level", std::env::var("INTEROP_LOG").unwrap_or("info".to_owned()))
 }
 
-/// What tests share: one server, or several that are one cluster.
+/// The shared server, or a cluster of several.
 pub(crate) struct Shared {
     nodes: Vec<Server>,
     cluster: Option<Cluster>,
@@ -56,17 +56,17 @@ impl Shared {
         of_cluster.or(self.nodes.first()).expect("there is a server")
     }
 
-    /// Where clients begin.
+    /// The bootstrap address.
     pub(crate) fn kafka(&self) -> &str {
         self.first().kafka()
     }
 
-    /// The process of that server, if it is ours.
+    /// The process id of that server, if this harness runs it.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.first().pid()
     }
 
-    /// Who leads a partition: for those who talk to it by hand. The first server where there is no such partition.
+    /// Address of a partition's leader, for raw requests. The first server if there is no such partition.
     pub(crate) fn leader_of(&self, topic: &str, partition: i32) -> String {
         let probe: BaseConsumer =
             client(self.kafka(), &[("allow.auto.create.topics", "false")]).create().unwrap();
@@ -79,12 +79,12 @@ impl Shared {
     }
 }
 
-/// How many nodes the shared cluster has: `INTEROP_NODES`, or one.
+/// Number of nodes of the shared cluster: `INTEROP_NODES`, or one.
 pub(crate) fn nodes() -> usize {
     std::env::var("INTEROP_NODES").ok().map_or(1, |text| text.parse().expect("INTEROP_NODES is a number"))
 }
 
-/// Waits until every node knows every other: what is made then is spread over all of them.
+/// Waits until every node knows every other: topics created then are spread over all of them.
 pub(crate) fn await_all(cluster: &Cluster) {
     for node in 0..cluster.len() {
         let address = cluster.server(node).unwrap().kafka();
@@ -96,7 +96,7 @@ pub(crate) fn await_all(cluster: &Cluster) {
     }
 }
 
-/// The server that tests share. It ends with the last test that holds it.
+/// The shared server. It stops with the last test that holds it.
 pub(crate) fn server() -> Arc<Shared> {
     static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +108,7 @@ pub(crate) fn server() -> Arc<Shared> {
     server
 }
 
-/// A server of the test's own; none when the suite runs against a broker somebody else started.
+/// A dedicated server; none if the suite runs against an external broker.
 pub(crate) fn own_server() -> Option<Server> {
     match std::env::var_os("INTEROP_KAFKA") {
         Some(_) => None,
@@ -116,7 +116,7 @@ pub(crate) fn own_server() -> Option<Server> {
     }
 }
 
-/// A server of the test's own that clients reach only through a proxy.
+/// A dedicated server that clients reach only through a proxy.
 pub(crate) fn proxied() -> Option<(Server, Proxy)> {
     if std::env::var_os("INTEROP_KAFKA").is_some() {
         return None;
@@ -128,7 +128,7 @@ pub(crate) fn proxied() -> Option<(Server, Proxy)> {
     Some((server, proxy))
 }
 
-/// A name nobody else has.
+/// A unique name.
 pub(crate) fn unique(what: &str) -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -158,28 +158,28 @@ pub(crate) fn admin_options() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE))
 }
 
-/// Runs an admin request to its end.
+/// Runs an admin request to completion.
 pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, future).await.expect("an answer in time") })
 }
 
-/// Creates a topic under a new name that starts with `what`.
+/// Creates a topic with a unique name that starts with `what`.
 pub(crate) fn topic(address: &str, what: &str, partitions: i32, config: &[(&str, &str)]) -> String {
     let name = unique(what);
     create(address, &name, partitions, config);
     name
 }
 
-/// Creates a topic. Unless it says otherwise it keeps everything: tests write timestamps of the past.
+/// Creates a topic. By default retention is unlimited: tests write timestamps of the past.
 pub(crate) fn create(address: &str, name: &str, partitions: i32, config: &[(&str, &str)]) {
-    // As many copies as a careful user would ask for.
+    // The usual replication factor: three, or as many as there are brokers.
     let metadata = admin(address).inner().fetch_metadata(None, PATIENCE).unwrap();
     let factor = i32::try_from(metadata.brokers().len().min(3)).unwrap();
     create_replicated(address, name, partitions, factor, config);
 }
 
-/// The same with so many copies.
+/// Creates a topic with this replication factor.
 pub(crate) fn create_replicated(
     address: &str,
     name: &str,
@@ -196,7 +196,7 @@ pub(crate) fn create_replicated(
     assert_eq!(results, [Ok(name.to_owned())]);
 }
 
-/// One record, as it is sent and as it should come back.
+/// One record, as it is sent and as it must be read back.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) key: Option<Vec<u8>>,
@@ -232,7 +232,7 @@ impl Sample {
     }
 }
 
-/// A record that was read.
+/// A consumed record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Seen {
     pub(crate) partition: i32,
@@ -256,10 +256,10 @@ impl Seen {
     }
 }
 
-/// Where a record went, or why it did not.
+/// Partition and offset of a record, or its delivery error.
 pub(crate) type Report = Result<(i32, i64), RDKafkaErrorCode>;
 
-/// Collects delivery reports by the number of the record.
+/// Collects delivery reports by record number.
 #[derive(Default)]
 pub(crate) struct Reports(Mutex<Vec<(usize, Report)>>);
 
@@ -277,7 +277,7 @@ impl ProducerContext for Reports {
     }
 }
 
-/// A producer that remembers every report.
+/// A producer that collects all delivery reports.
 pub(crate) struct Sender {
     pub(crate) inner: BaseProducer<Reports>,
     sent: usize,
@@ -289,7 +289,7 @@ impl Sender {
         Self { inner, sent: 0 }
     }
 
-    /// Queues a record; the number it gets is the one its report will have.
+    /// Queues a record; its number is the one its delivery report will have.
     pub(crate) fn send(&mut self, topic: &str, partition: Option<i32>, sample: &Sample) -> usize {
         let number = self.sent;
         self.sent += 1;
@@ -305,9 +305,10 @@ impl Sender {
         number
     }
 
-    /// Waits until every record has its report, and gives them in the order of sending.
+    /// Waits for all delivery reports, and returns them in sending order.
     pub(crate) fn reports(&mut self) -> Vec<Report> {
-        // As long as the longest `message.timeout.ms` in use: every record has its report by then, good or bad.
+        // As long as the longest `message.timeout.ms` in use: by then every record has its delivery report, success
+        // or error.
         self.inner.flush(4 * PATIENCE).unwrap();
         let mut reports = self.reports_so_far();
         assert_eq!(reports.len(), self.sent, "reports");
@@ -315,12 +316,12 @@ impl Sender {
         reports.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// The reports that have come, in the order of their coming.
+    /// The delivery reports so far, in order of arrival.
     pub(crate) fn reports_so_far(&self) -> Vec<(usize, Report)> {
         self.inner.context().0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sends all to one partition and expects all to arrive; gives their offsets.
+    /// Sends all records to one partition and expects all to be delivered; returns their offsets.
     pub(crate) fn deliver(&mut self, topic: &str, partition: i32, samples: &[Sample]) -> Vec<i64> {
         let before = self.sent;
         for sample in samples {
@@ -352,7 +353,7 @@ fn record<'a>(
     record
 }
 
-/// Sends values to partition 0 with a producer of its own; gives their offsets.
+/// Sends values to partition 0 with a new producer; returns their offsets.
 pub(crate) fn deliver(address: &str, topic: &str, values: &[&str]) -> Vec<i64> {
     let samples: Vec<Sample> = values.iter().map(|value| Sample::value(*value)).collect();
     Sender::new(address, &[("linger.ms", "5")]).deliver(topic, 0, &samples)
@@ -379,21 +380,21 @@ pub(crate) fn reader(
     consumer
 }
 
-/// The next record of a consumer. Errors that pass by themselves (a server that restarts) are passed over.
+/// The next record of a consumer. Transient errors (a restarting server) are skipped.
 pub(crate) fn next(consumer: &BaseConsumer, patience: Duration) -> Option<Seen> {
     let deadline = Deadline::after(patience);
     while !deadline.is_over() {
         match consumer.poll(deadline.left().min(Duration::from_millis(200))) {
             Some(Ok(message)) => return Some(Seen::of(&message)),
-            Some(Err(error)) => assert!(passes(&error), "consumer: {error}"),
+            Some(Err(error)) => assert!(is_transient(&error), "consumer: {error}"),
             None => {}
         }
     }
     None
 }
 
-/// Whether the client itself goes on after such an error.
-pub(crate) fn passes(error: &KafkaError) -> bool {
+/// True if the client itself recovers from such an error.
+pub(crate) fn is_transient(error: &KafkaError) -> bool {
     matches!(error, KafkaError::PartitionEOF(_))
         || matches!(
             error.rdkafka_error_code(),
@@ -421,7 +422,7 @@ pub(crate) fn take(consumer: &BaseConsumer, count: usize) -> Vec<Seen> {
     seen
 }
 
-/// Everything in partitions 0.. of a topic, each read to its end.
+/// All records of partitions 0.. of a topic, each read to its end.
 pub(crate) fn read_all(address: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) -> Vec<Seen> {
     let mut all = vec![("enable.partition.eof", "true")];
     all.extend(settings);
@@ -439,32 +440,32 @@ pub(crate) fn read_all(address: &str, topic: &str, partitions: i32, settings: &[
             Some(Err(KafkaError::PartitionEOF(partition))) => {
                 ended.insert(partition);
             }
-            Some(Err(error)) => assert!(passes(&error), "consumer: {error}"),
+            Some(Err(error)) => assert!(is_transient(&error), "consumer: {error}"),
             None => {}
         }
     }
     seen
 }
 
-/// The values of everything in one partition.
+/// The values of all records of one partition.
 pub(crate) fn values(address: &str, topic: &str, settings: &[(&str, &str)]) -> Vec<String> {
     read_all(address, topic, 1, settings).iter().map(Seen::text).collect()
 }
 
-/// Log start and high watermark of a partition.
+/// Log start offset and high watermark of a partition.
 pub(crate) fn watermarks(address: &str, topic: &str, partition: i32) -> (i64, i64) {
     let consumer: BaseConsumer = client(address, &[("group.id", "unused")]).create().unwrap();
     consumer.fetch_watermarks(topic, partition, PATIENCE).unwrap()
 }
 
-/// A list of one partition.
+/// A list with one partition.
 pub(crate) fn partition(topic: &str, partition: i32, offset: Offset) -> TopicPartitionList {
     let mut list = TopicPartitionList::new();
     list.add_partition_offset(topic, partition, offset).unwrap();
     list
 }
 
-/// The offset a group has committed for a partition, if any.
+/// The committed offset of a group for a partition, if any.
 pub(crate) fn committed(address: &str, group: &str, topic: &str, number: i32) -> Option<i64> {
     let consumer: BaseConsumer = client(address, &[("group.id", group)]).create().unwrap();
     let list = consumer.committed_offsets(partition(topic, number, Offset::Invalid), PATIENCE).unwrap();

@@ -1,4 +1,4 @@
-//! Transactions: all or nothing, also across crashes, and nobody acts under a name that was taken over.
+//! Transactions: atomic, also across crashes, and a fenced producer cannot write under its transactional id.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn transaction_code(error: KafkaError) -> RDKafkaErrorCode {
 }
 
 #[test]
-fn a_commit_shows_everything_and_an_abort_nothing() {
+fn committed_records_are_visible_and_aborted_ones_are_not() {
     let server = server();
     let topic = topic(server.kafka(), "txn", 1, &[]);
     let mut sender = transactional(server.kafka(), &unique("txn"), &[]);
@@ -50,12 +50,12 @@ fn a_commit_shows_everything_and_an_abort_nothing() {
     assert_eq!(values(server.kafka(), &topic, &COMMITTED), ["one", "one", "three", "three"]);
     let all = values(server.kafka(), &topic, &UNCOMMITTED);
     assert_eq!(all, ["one", "one", "two", "two", "three", "three", "four", "four"]);
-    // Each transaction is followed by its marker, which takes an offset and is never shown.
+    // Each transaction is followed by its marker, which takes an offset and is never returned.
     assert_eq!(watermarks(server.kafka(), &topic, 0), (0, 12));
 }
 
 #[test]
-fn an_open_transaction_holds_back_those_who_read_committed() {
+fn open_transaction_blocks_read_committed_consumers() {
     let server = server();
     let topic = topic(server.kafka(), "open", 1, &[]);
     let mut sender = transactional(server.kafka(), &unique("open"), &[]);
@@ -117,9 +117,9 @@ fn a_transaction_spans_partitions_and_topics() {
     }
 }
 
-/// Reads, writes and commits its position in one transaction; on an abort neither shows.
+/// Consumes, produces and commits its offsets in one transaction; after an abort neither is visible.
 #[test]
-fn offsets_move_with_their_transaction() {
+fn offsets_commit_with_their_transaction() {
     let server = server();
     let (input, output) = (topic(server.kafka(), "in", 1, &[]), topic(server.kafka(), "out", 1, &[]));
     let group = unique("eos");
@@ -152,7 +152,7 @@ fn offsets_move_with_their_transaction() {
 }
 
 #[test]
-fn a_new_owner_of_the_name_fences_the_old_one() {
+fn new_producer_epoch_fences_the_old_producer() {
     let server = server();
     let topic = topic(server.kafka(), "fence", 1, &[]);
     let id = unique("fence");
@@ -177,7 +177,7 @@ fn a_new_owner_of_the_name_fences_the_old_one() {
 }
 
 #[test]
-fn a_forgotten_transaction_ends_by_itself() {
+fn transaction_timeout_aborts_an_abandoned_transaction() {
     let server = server();
     let topic = topic(server.kafka(), "timeout", 1, &[]);
     let settings = [("transaction.timeout.ms", "1000"), ("message.timeout.ms", "1000")];
@@ -202,7 +202,7 @@ fn a_forgotten_transaction_ends_by_itself() {
 }
 
 #[test]
-fn an_absurd_timeout_is_refused() {
+fn excessive_transaction_timeout_is_refused() {
     let server = server();
     let settings = [("transactional.id", "absurd"), ("transaction.timeout.ms", "2000000000")];
     let sender = Sender::new(server.kafka(), &settings);
@@ -211,7 +211,7 @@ fn an_absurd_timeout_is_refused() {
 }
 
 #[test]
-fn an_empty_transaction_is_fine() {
+fn empty_transaction_commits() {
     let server = server();
     let sender = transactional(server.kafka(), &unique("empty"), &[]);
     for _ in 0..3 {
@@ -223,7 +223,7 @@ fn an_empty_transaction_is_fine() {
 }
 
 #[test]
-fn a_crash_of_the_server_ends_nothing_by_half() {
+fn transactions_stay_atomic_across_a_server_crash() {
     let Some(mut server) = own_server() else { return };
     let address = server.kafka().to_owned();
     let topic = topic(&address, "crash", 2, &[]);
@@ -236,7 +236,7 @@ fn a_crash_of_the_server_ends_nothing_by_half() {
     write(&mut sender, &topic, 0, &["before the crash"]);
     server.kill().unwrap();
     server.restart().unwrap();
-    // The transaction that was open is still open, and goes on.
+    // The open transaction is still open after the restart, and continues.
     write(&mut sender, &topic, 1, &["after the crash"]);
     sender.inner.commit_transaction(PATIENCE).unwrap();
     let mut texts: Vec<(i32, String)> =
@@ -247,14 +247,14 @@ fn a_crash_of_the_server_ends_nothing_by_half() {
 }
 
 #[test]
-fn a_transaction_left_by_a_crashed_producer_is_aborted_by_its_successor() {
+fn new_producer_aborts_the_transaction_of_its_crashed_predecessor() {
     let Some(mut server) = own_server() else { return };
     let address = server.kafka().to_owned();
     let topic = topic(&address, "successor", 1, &[]);
     let mut first = transactional(&address, "worker", &[]);
     first.inner.begin_transaction().unwrap();
     write(&mut first, &topic, 0, &["lost with its producer"]);
-    std::mem::forget(first); // no orderly end: as if its process had died
+    std::mem::forget(first); // no clean close: as if its process had crashed
     server.kill().unwrap();
     server.restart().unwrap();
     let mut second = transactional(&address, "worker", &[]);

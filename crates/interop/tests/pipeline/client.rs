@@ -1,4 +1,4 @@
-//! A client written from docs/pipeline.md alone: it says what an honest client would not.
+//! A client implemented from docs/pipeline.md alone, which sends what a correct client would not.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,9 +8,9 @@ use std::time::Duration;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// What a gateway says.
+/// A frame from the gateway.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum Response {
     Welcome { acked: u64 },
     Refused { retry: bool, reason: String },
     Ack { acked: u64, beyond: Vec<u64> },
@@ -18,7 +18,7 @@ pub(crate) enum Said {
     Closed,
 }
 
-/// A connection that has proved who it is, or was refused.
+/// A connection that is authenticated, or was refused.
 pub(crate) struct Client {
     stream: TcpStream,
 }
@@ -48,8 +48,13 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl Client {
-    /// Proves to be `name` with the secret of `folder`, and gives what the gateway says to that.
-    pub(crate) fn greet(address: &str, folder: &Path, name: &str, incarnation: u64) -> (Self, Said) {
+    /// Authenticates as `name` with the secret in `folder`, and returns the gateway's response.
+    pub(crate) fn authenticate(
+        address: &str,
+        folder: &Path,
+        name: &str,
+        incarnation: u64,
+    ) -> (Self, Response) {
         let token = std::fs::read_to_string(folder.join(".moim/pipeline.token")).unwrap();
         let secret: Vec<u8> =
             (0..32).map(|at| u8::from_str_radix(&token[2 * at..2 * at + 2], 16).unwrap()).collect();
@@ -65,13 +70,13 @@ impl Client {
         mac.update(name.as_bytes());
         let mut proof = vec![3];
         proof.extend_from_slice(&mac.finalize().into_bytes());
-        client.say(&proof);
-        let said = client.hear();
-        (client, said)
+        client.write_frame(&proof);
+        let response = client.read_response();
+        (client, response)
     }
 
-    pub(crate) fn say(&mut self, body: &[u8]) {
-        // The gateway may have closed already: what it said is read all the same.
+    pub(crate) fn write_frame(&mut self, body: &[u8]) {
+        // The gateway may have closed the connection already: its response is read in any case.
         let _ = self.stream.write_all(&frame(body));
     }
 
@@ -79,35 +84,38 @@ impl Client {
         let mut body = vec![6];
         body.extend_from_slice(&sn.to_be_bytes());
         body.extend_from_slice(message);
-        self.say(&body);
+        self.write_frame(&body);
     }
 
     pub(crate) fn bye(&mut self, sent: u64) {
         let mut body = vec![8];
         body.extend_from_slice(&sent.to_be_bytes());
-        self.say(&body);
+        self.write_frame(&body);
     }
 
-    /// The next that is not an acknowledgement.
-    pub(crate) fn outcome(&mut self) -> Said {
+    /// The next frame that is not an acknowledgement.
+    pub(crate) fn outcome(&mut self) -> Response {
         loop {
-            match self.hear() {
-                Said::Ack { .. } => {}
-                said => return said,
+            match self.read_response() {
+                Response::Ack { .. } => {}
+                response => return response,
             }
         }
     }
 
-    pub(crate) fn hear(&mut self) -> Said {
-        let Some(body) = self.frame() else { return Said::Closed };
+    pub(crate) fn read_response(&mut self) -> Response {
+        let Some(body) = self.frame() else { return Response::Closed };
         match body[0] {
-            4 => Said::Welcome { acked: number(&body[1..]) },
-            5 => Said::Refused {
+            4 => Response::Welcome { acked: number(&body[1..]) },
+            5 => Response::Refused {
                 retry: body[1] == 1,
                 reason: String::from_utf8_lossy(&body[2..]).into_owned(),
             },
-            7 => Said::Ack { acked: number(&body[1..]), beyond: body[13..].chunks(8).map(number).collect() },
-            9 => Said::Done,
+            7 => Response::Ack {
+                acked: number(&body[1..]),
+                beyond: body[13..].chunks(8).map(number).collect(),
+            },
+            9 => Response::Done,
             kind => panic!("frame of kind {kind}"),
         }
     }

@@ -1,7 +1,7 @@
-//! What a pipeline does with bad input: a clear answer, nothing lost, nothing of it counted twice.
+//! Bad input to a pipeline: a clear error, no message lost, none counted twice.
 //!
-//! On a node of its own; or on the Kafka and the Redis Cluster that `INTEROP_KAFKA` and `INTEROP_REDIS` name, which are
-//! cleaned of earlier runs first.
+//! Runs on a dedicated node; or on the Kafka and the Redis Cluster that `INTEROP_KAFKA` and `INTEROP_REDIS` name,
+//! which are first wiped of earlier runs.
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::path::Path;
@@ -9,9 +9,9 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use moim_interop::{Options, Server, moim_binary};
 
-use crate::client::{Client, Said, connect, frame, hello};
+use crate::client::{Client, Response, connect, frame, hello};
 
-/// A queue and a store, and programs of a pipeline on them.
+/// A queue and a store, and the pipeline processes on them.
 pub(crate) struct Pipeline {
     _server: Option<Server>,
     kafka: String,
@@ -20,12 +20,12 @@ pub(crate) struct Pipeline {
     process: Child,
     pub(crate) address: String,
     folder: tempfile::TempDir,
-    /// Kept open: a program that cannot finish its sentence ends.
+    /// Kept open: a process that cannot write its output exits.
     _stdout: Lines<BufReader<ChildStdout>>,
 }
 
 impl Pipeline {
-    /// `moim pipeline VERB`: the gateway alone, or all roles.
+    /// Runs `moim pipeline VERB`: the gateway alone, or all roles.
     pub(crate) fn start(verb: &str, more: &[&str]) -> Self {
         let outside = std::env::var("INTEROP_KAFKA").ok().zip(std::env::var("INTEROP_REDIS").ok());
         let folder = tempfile::tempdir().unwrap();
@@ -67,7 +67,7 @@ impl Pipeline {
         Self { _server: server, kafka, redis, name, process, address, folder, _stdout: lines }
     }
 
-    /// Ends the programs of the pipeline; the topics and the store stay. What is changed there from now on is not put right.
+    /// Stops the pipeline processes; the topics and the store stay. Changes made there from now on are not repaired.
     pub(crate) fn stop(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -85,11 +85,11 @@ impl Pipeline {
         &self.redis
     }
 
-    fn greet(&self, name: &str, incarnation: u64) -> (Client, Said) {
-        Client::greet(&self.address, self.folder(), name, incarnation)
+    fn authenticate(&self, name: &str, incarnation: u64) -> (Client, Response) {
+        Client::authenticate(&self.address, self.folder(), name, incarnation)
     }
 
-    /// `moim` with this pipeline's addresses.
+    /// Runs `moim` with this pipeline's addresses.
     fn moim(&self, args: &[&str]) -> Output {
         Command::new(moim_binary().unwrap())
             .args(args)
@@ -105,7 +105,7 @@ impl Pipeline {
         self.moim(&args)
     }
 
-    /// A load that is not waited for.
+    /// Starts a load in the background.
     pub(crate) fn loading(&self, more: &[&str]) -> Child {
         Command::new(moim_binary().unwrap())
             .args(["pipeline", "load", "--gateway", &self.address])
@@ -123,7 +123,7 @@ impl Pipeline {
         self.moim(&args)
     }
 
-    /// The verdict, once nothing is under way; it must be fine.
+    /// The verdict once no message is in flight; it must be ok.
     fn verdict(&self) -> String {
         let output = self.verify(&["--wait", "60s"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -131,12 +131,12 @@ impl Pipeline {
         text
     }
 
-    /// Says something before any greeting, and gives back the reason for which it is refused.
+    /// Sends bytes before the handshake, and returns the reason of the refusal.
     fn refusal(&self, bytes: &[u8]) -> String {
         let mut stream = connect(&self.address);
         stream.write_all(bytes).unwrap();
         let mut answer = Vec::new();
-        // A reset after the answer is an end as well.
+        // A reset after the response is an end as well.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.len() > 6 && answer[4] == 5, "not a refusal: {answer:?}");
         String::from_utf8_lossy(&answer[6..]).into_owned()
@@ -156,15 +156,15 @@ fn expect(text: &str, lines: &[&str]) {
     }
 }
 
-fn reason(said: &Said) -> (bool, &str) {
-    match said {
-        Said::Refused { retry, reason } => (*retry, reason),
+fn reason(response: &Response) -> (bool, &str) {
+    match response {
+        Response::Refused { retry, reason } => (*retry, reason),
         other => panic!("not a refusal: {other:?}"),
     }
 }
 
 #[test]
-fn misbehaving_strangers_are_told_why() {
+fn malformed_handshakes_are_refused_with_a_reason() {
     let _turn = super::one_at_a_time();
     let gateway = Pipeline::start("gateway", &[]);
     let too_long = gateway.refusal(&u32::MAX.to_be_bytes());
@@ -188,45 +188,45 @@ fn misbehaving_strangers_are_told_why() {
     let _ = liar.read_to_end(&mut answer);
     assert!(String::from_utf8_lossy(&answer).contains("the proof of liar is wrong"), "{answer:?}");
 
-    // A text with nothing in it is no load.
+    // A file without lines is not a load.
     std::fs::write(gateway.folder().join("empty"), "\n\n").unwrap();
     let empty = gateway.load(&["--file", "empty"]);
     assert_eq!(empty.status.code(), Some(2), "{}", String::from_utf8_lossy(&empty.stderr));
 }
 
 #[test]
-fn numbers_that_jump_or_go_back_count_once() {
+fn out_of_order_and_duplicate_sequence_numbers_count_once() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
-    // Out of order, twice, and again from the beginning: each number counts once.
-    let (mut client, said) = pipeline.greet("zigzag", 1);
-    assert_eq!(said, Said::Welcome { acked: 0 });
+    // Out of order, duplicated, and again from the beginning: each number counts once.
+    let (mut client, response) = pipeline.authenticate("zigzag", 1);
+    assert_eq!(response, Response::Welcome { acked: 0 });
     for sn in [2u64, 4, 1, 2, 3, 1, 2, 3, 4, 5] {
         client.send(sn, format!("line {sn}").as_bytes());
     }
     client.bye(5);
-    assert_eq!(client.outcome(), Said::Done);
+    assert_eq!(client.outcome(), Response::Done);
     client.send(3, b"another text under an old number");
     client.send(6, b"line 6");
     client.bye(6);
-    assert_eq!(client.outcome(), Said::Done);
-    // Numbers that cannot be: the answer says which.
+    assert_eq!(client.outcome(), Response::Done);
+    // Invalid sequence numbers: the refusal names them.
     for sn in [0u64, 1_000_000] {
         client.send(sn, b"x");
-        let said = client.outcome();
-        let (retry, why) = reason(&said);
+        let response = client.outcome();
+        let (retry, why) = reason(&response);
         assert!(!retry && why.contains(&format!("message {sn} is outside the window")), "{why}");
-        let said;
-        (client, said) = pipeline.greet("zigzag", 1);
-        assert_eq!(said, Said::Welcome { acked: 6 }, "what was acknowledged stays so");
+        let response;
+        (client, response) = pipeline.authenticate("zigzag", 1);
+        assert_eq!(response, Response::Welcome { acked: 6 }, "what was acknowledged stays so");
     }
-    // A frame too long after the greeting ends the conversation, and only that.
+    // An oversized frame after the handshake ends the session, and only that.
     client.send(7, &vec![b'x'; 2 << 20]);
-    let said = client.outcome();
+    let response = client.outcome();
     assert!(
-        matches!(&said, Said::Refused { retry: false, reason } if reason.contains("bytes"))
-            || said == Said::Closed,
-        "{said:?}"
+        matches!(&response, Response::Refused { retry: false, reason } if reason.contains("bytes"))
+            || response == Response::Closed,
+        "{response:?}"
     );
     expect(
         &pipeline.verdict(),
@@ -235,44 +235,47 @@ fn numbers_that_jump_or_go_back_count_once() {
 }
 
 #[test]
-fn of_two_connections_of_one_client_the_newer_goes_on() {
+fn newer_connection_fences_the_older_one() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
-    let (mut first, _) = pipeline.greet("twin", 5);
+    let (mut first, _) = pipeline.authenticate("twin", 5);
     first.send(1, b"one");
     first.bye(1);
-    assert_eq!(first.outcome(), Said::Done);
-    let (mut second, said) = pipeline.greet("twin", 5);
-    assert_eq!(said, Said::Welcome { acked: 1 });
-    // The older connection may come back, but not go on beside the newer.
+    assert_eq!(first.outcome(), Response::Done);
+    let (mut second, response) = pipeline.authenticate("twin", 5);
+    assert_eq!(response, Response::Welcome { acked: 1 });
+    // The older connection may reconnect, but not continue beside the newer one.
     first.send(2, b"two");
-    let said = first.outcome();
-    assert!(reason(&said).0 && reason(&said).1.contains("another gateway"), "{said:?}");
+    let response = first.outcome();
+    assert!(reason(&response).0 && reason(&response).1.contains("another gateway"), "{response:?}");
     second.send(2, b"two");
     second.bye(2);
-    assert_eq!(second.outcome(), Said::Done);
-    // A newer life takes over for good.
-    let (mut third, said) = pipeline.greet("twin", 6);
-    assert_eq!(said, Said::Welcome { acked: 2 });
-    let (_, said) = pipeline.greet("twin", 5);
-    assert!(!reason(&said).0 && reason(&said).1.contains("a newer client of the name twin"), "{said:?}");
+    assert_eq!(second.outcome(), Response::Done);
+    // A newer incarnation takes over permanently.
+    let (mut third, response) = pipeline.authenticate("twin", 6);
+    assert_eq!(response, Response::Welcome { acked: 2 });
+    let (_, response) = pipeline.authenticate("twin", 5);
+    assert!(
+        !reason(&response).0 && reason(&response).1.contains("a newer client of the name twin"),
+        "{response:?}"
+    );
     third.send(3, b"three");
     third.bye(3);
-    assert_eq!(third.outcome(), Said::Done);
+    assert_eq!(third.outcome(), Response::Done);
     expect(&pipeline.verdict(), &["\"sent\": 3", "\"counted\": 3", "\"duplicated\": 0"]);
 }
 
 #[test]
-fn what_is_no_text_goes_to_the_dead_letters_and_the_next_goes_on() {
+fn non_text_message_is_dead_lettered_and_counting_continues() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
-    let (mut client, _) = pipeline.greet("poison", 1);
+    let (mut client, _) = pipeline.authenticate("poison", 1);
     client.send(1, b"fine");
     client.send(2, &[0xff, 0xfe, 0x00]);
     client.send(3, b"fine again");
     client.bye(3);
-    assert_eq!(client.outcome(), Said::Done);
-    // A record that somebody else has put into the topic, without saying whose it is.
+    assert_eq!(client.outcome(), Response::Done);
+    // A record from another producer, without an origin.
     let mut stray = Command::new(moim_binary().unwrap())
         .args(["topic", "produce", "client_message", "--kafka", pipeline.kafka()])
         .current_dir(pipeline.folder())
@@ -303,16 +306,16 @@ fn what_is_no_text_goes_to_the_dead_letters_and_the_next_goes_on() {
 }
 
 #[test]
-fn messages_on_their_way_are_pending_and_not_lost() {
+fn messages_in_flight_are_pending_and_not_lost() {
     let _turn = super::one_at_a_time();
-    // No counter is there: everything stays in the topic.
+    // No counter is running: everything stays in the topic.
     let pipeline = Pipeline::start("gateway", &[]);
-    let (mut client, _) = pipeline.greet("early", 1);
+    let (mut client, _) = pipeline.authenticate("early", 1);
     for sn in 1..=5u64 {
         client.send(sn, format!("line {sn}").as_bytes());
     }
     client.bye(5);
-    assert_eq!(client.outcome(), Said::Done);
+    assert_eq!(client.outcome(), Response::Done);
     let pending = pipeline.verify(&[]);
     let text = String::from_utf8_lossy(&pending.stdout).into_owned();
     assert_eq!(pending.status.code(), Some(6), "{text}");
@@ -321,7 +324,7 @@ fn messages_on_their_way_are_pending_and_not_lost() {
 }
 
 #[test]
-fn a_second_run_on_the_first_ones_topics_is_told_apart() {
+fn second_run_on_the_same_topics_is_detected() {
     let _turn = super::one_at_a_time();
     let pipeline = Pipeline::start("run", &[]);
     std::fs::write(pipeline.folder().join("text"), "a\nb\nc\n").unwrap();
@@ -330,14 +333,14 @@ fn a_second_run_on_the_first_ones_topics_is_told_apart() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
     fine(pipeline.load(&["--file", "text", "--client", "ann"]));
-    // The same client with the same text: all of it is there already.
+    // The same client with the same text: all of it has been sent already.
     fine(pipeline.load(&["--file", "text", "--client", "ann"]));
-    // The same name with less to say than is known of it.
+    // The same name with fewer lines than were accepted.
     let short = pipeline.load(&["--file", "short", "--client", "ann"]);
     let why = String::from_utf8_lossy(&short.stderr).into_owned();
     assert_eq!(short.status.code(), Some(5), "{why}");
     assert!(why.contains("3 messages of ann are known already") && why.contains("another run"), "{why}");
-    // The same name, as many lines, and others: nothing of it would be sent.
+    // The same name and number of lines, with different text: nothing of it would be sent.
     std::fs::write(pipeline.folder().join("other"), "a\nx\nc\n").unwrap();
     std::fs::write(pipeline.folder().join("longer"), "a\nx\nc\nd\n").unwrap();
     for file in ["other", "longer"] {
@@ -352,7 +355,7 @@ fn a_second_run_on_the_first_ones_topics_is_told_apart() {
         &pipeline.verdict(),
         &["\"counted\": 6", "\"distinct\": 3", "\"expected_each\": 2", "\"duplicated\": 0"],
     );
-    // A measurement does not mix with it.
+    // A benchmark refuses to run on these topics.
     let bench = pipeline.moim(&["bench", "pipeline", "--redis", pipeline.redis()]);
     assert_eq!(bench.status.code(), Some(7), "{}", String::from_utf8_lossy(&bench.stderr));
 }

@@ -1,6 +1,6 @@
-//! The pipeline on real processes: the demo, the faults of the document in small, and what a gateway does with bad input.
+//! The pipeline on real processes: the demo, a small version of the documented faults, and bad input to a gateway.
 //!
-//! Everything goes through the command line, as a person would run it; the verdict is the exit status.
+//! Everything goes through the command line, as a user would run it; the verdict is the exit status.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test
@@ -17,15 +17,15 @@ use std::process::{Command, Output};
 
 use moim_interop::moim_binary;
 
-/// Runs `moim` in a folder of its own.
+/// Runs `moim` in its own directory.
 fn moim(folder: &Path, args: &[&str]) -> Output {
     Command::new(moim_binary().unwrap()).args(args).current_dir(folder).env_clear().output().unwrap()
 }
 
-/// One cluster at a time: a machine with two cores has enough to do with three nodes and eight programs.
+/// Serialises the tests: three nodes and eight processes saturate a machine with two cores.
 fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    static EXCLUSIVE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    EXCLUSIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn check_fault(name: &str, more: &[&str]) {
@@ -44,7 +44,7 @@ fn check_fault(name: &str, more: &[&str]) {
 }
 
 #[test]
-fn the_demo_ends_with_the_verdict_and_leaves_nothing_running() {
+fn demo_exits_with_the_verdict_and_leaves_no_process() {
     let _turn = one_at_a_time();
     let folder = tempfile::tempdir().unwrap();
     let output = moim(folder.path(), &["demo", "--exit"]);
@@ -62,46 +62,46 @@ fn the_demo_ends_with_the_verdict_and_leaves_nothing_running() {
 }
 
 #[test]
-fn a_message_the_queue_failed_to_store_goes_out_again() {
+fn failed_delivery_is_resent() {
     check_fault("store-failure", &[]);
 }
 
 #[test]
-fn a_message_without_a_report_goes_out_again() {
+fn missing_delivery_report_is_resent() {
     check_fault("report-lost", &[]);
 }
 
 #[test]
-fn a_full_producer_slows_clients_down_and_loses_nothing() {
+fn full_producer_applies_backpressure_and_loses_nothing() {
     check_fault("buffer-full", &[]);
 }
 
 #[test]
-fn a_broker_restarted_in_order() {
+fn broker_graceful_restart() {
     check_fault("broker-restart", &[]);
 }
 
 #[test]
-fn a_broker_killed() {
+fn broker_killed() {
     check_fault("broker-kill", &[]);
 }
 
 #[test]
-fn counters_come_and_go() {
+fn counters_join_and_leave() {
     check_fault("consumer-churn", &[]);
 }
 
 #[test]
-fn a_primary_of_the_store_killed() {
+fn store_primary_killed() {
     check_fault("primary-kill", &[]);
 }
 
 #[test]
-fn a_gateway_killed() {
+fn gateway_killed() {
     check_fault("gateway-kill", &[]);
 }
 
 #[test]
-fn a_storm_of_kills_pauses_and_cut_offs() {
+fn repeated_kills_pauses_and_isolations() {
     check_fault("storm", &["--storm", "6s"]);
 }

@@ -1,4 +1,4 @@
-//! The verifier is tried on real topics and a real store with faults that were put there: it must see each, and say where.
+//! The verifier on real topics and a real store with planted faults: it must detect each, and locate it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use moim_interop::moim_binary;
 
 use crate::gateway::Pipeline;
 
-/// One command to the store, at the node that has the key; its answer as it came.
+/// Sends a command to the node that owns the key; returns the raw reply.
 pub(crate) fn redis(pipeline: &Pipeline, words: &[&str]) -> String {
     let first = pipeline.redis().split(',').next().unwrap();
     let answer = ask(first, words);
@@ -34,7 +34,7 @@ pub(crate) fn ask(node: &str, words: &[&str]) -> String {
     answer
 }
 
-/// A client as a gateway would leave it: so many sent, all of them acknowledged and relayed.
+/// A client's state as a gateway leaves it: `sent` messages, all of them acknowledged and relayed.
 pub(crate) fn client(pipeline: &Pipeline, name: &str, sent: u64) {
     let bucket = name.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte))) % 16;
     redis(pipeline, &["SADD", &format!("producer:index:{{{bucket}}}"), name]);
@@ -42,7 +42,7 @@ pub(crate) fn client(pipeline: &Pipeline, name: &str, sent: u64) {
     redis(pipeline, &["HSET", &state, "sent", &sent, "acked", &sent, "stored", &sent]);
 }
 
-/// Puts messages of a client into the topic, in this order.
+/// Produces messages of a client to the topic, in this order.
 pub(crate) fn relay(pipeline: &Pipeline, name: &str, numbers: &[u64]) {
     for sn in numbers {
         let mut produce = Command::new(moim_binary().unwrap())
@@ -57,7 +57,7 @@ pub(crate) fn relay(pipeline: &Pipeline, name: &str, numbers: &[u64]) {
     }
 }
 
-/// Waits until so many messages of a client were counted.
+/// Waits until `count` messages of a client were counted.
 pub(crate) fn counted(pipeline: &Pipeline, name: &str, count: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let expected = format!("\r\n{count}\r\n");
@@ -67,7 +67,7 @@ pub(crate) fn counted(pipeline: &Pipeline, name: &str, count: u64) {
     }
 }
 
-/// The verdict must come to say all of this; it may take a moment until the aggregators have what the counters had.
+/// The verdict must eventually contain all of this; the aggregators may lag behind the counters.
 pub(crate) fn check(pipeline: &Pipeline, expected: &[&str]) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -76,22 +76,22 @@ pub(crate) fn check(pipeline: &Pipeline, expected: &[&str]) {
         if output.status.code() == Some(8) && expected.iter().all(|line| text.contains(line)) {
             return;
         }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(Instant::now() < deadline, "{}, not {expected:?}:\n{text}\n{said}", output.status);
+        let response = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(Instant::now() < deadline, "{}, not {expected:?}:\n{text}\n{response}", output.status);
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
-fn planted_losses_duplicates_and_swaps_are_found_where_they_are() {
+fn planted_losses_duplicates_and_swaps_are_located() {
     let _turn = super::one_at_a_time();
     let mut pipeline = Pipeline::start("run", &[]);
-    // 3 before 2, and never again: once 2 was counted, 3 is read again.
+    // 3 before 2, and never again: once 2 was counted, 3 is re-read.
     client(&pipeline, "swapped", 3);
     relay(&pipeline, "swapped", &[1, 3, 2]);
     counted(&pipeline, "swapped", 3);
 
-    // 2 never came into the topic: 3 is set aside, and counted once 2 is there.
+    // 2 never reached the topic: 3 is dead-lettered, and counted once 2 arrives.
     client(&pipeline, "gap", 3);
     relay(&pipeline, "gap", &[1, 3]);
     counted(&pipeline, "gap", 1);
@@ -120,14 +120,14 @@ fn planted_losses_duplicates_and_swaps_are_found_where_they_are() {
     let fine = pipeline.verify(&["--wait", "60s"]);
     assert!(fine.status.success(), "{}", String::from_utf8_lossy(&fine.stdout));
 
-    // A running aggregator puts a count right that the store has lost.
+    // A running aggregator would restore a count that the store has lost.
     pipeline.stop();
-    // Counted once more for its client.
+    // Counted twice for its client.
     redis(&pipeline, &["INCR", "consumer:{gap}:msg_cnt"]);
     check(&pipeline, &["\"duplicated\": 1", "\"client\": \"gap\"", "\"sn\": 3", "\"stage\": \"counter\""]);
     redis(&pipeline, &["DECR", "consumer:{gap}:msg_cnt"]);
 
-    // Counted once more, or once less, by its text.
+    // Counted once too often, or once too few, by its text.
     let nodes = pipeline.redis().split(',');
     let keys: String = nodes.map(|node| ask(node, &["KEYS", "message:{*}:count"])).collect();
     let key = keys.lines().find(|line| line.starts_with("message:")).unwrap().to_owned();

@@ -1,6 +1,6 @@
-//! The reference run (ten clients, the same 4,422 lines) with everything in its middle that once lost messages: partitions are
-//! added to its topics, the store goes back by five counts, and all clients are killed and started again. The verdict is `ok`, and
-//! every count that is changed afterwards is reported where it is.
+//! The reference run (ten clients, the same 4,422 lines) with every event that once lost messages: partitions are
+//! added to its topics, the store loses five counts, and all clients are killed and restarted. The verdict is `ok`,
+//! and every count that is changed afterwards is located.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use moim_interop::moim_binary;
 use crate::gateway::Pipeline;
 use crate::planted::{ask, check, client, counted, redis, relay};
 
-/// A key's number.
+/// A key's value as a number.
 fn number(pipeline: &Pipeline, key: &str) -> u64 {
     redis(pipeline, &["GET", key]).lines().nth(1).and_then(|line| line.parse().ok()).unwrap_or(0)
 }
@@ -31,14 +31,14 @@ fn add_partitions(pipeline: &Pipeline, topic: &str, count: &str) {
     assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
 }
 
-/// The store has forgotten the last five counts of a client.
-fn go_back(pipeline: &Pipeline, name: &str) {
+/// The store loses the last five counts of a client.
+fn lose_counts(pipeline: &Pipeline, name: &str) {
     let keys = ["last_msg_sn", "msg_cnt"].map(|part| format!("consumer:{{{name}}}:{part}"));
     let script = "redis.call('DECRBY', KEYS[1], 5) return redis.call('DECRBY', KEYS[2], 5)";
     redis(pipeline, &["EVAL", script, "2", &keys[0], &keys[1]]);
 }
 
-fn plant(pipeline: &mut Pipeline) {
+fn plant_faults(pipeline: &mut Pipeline) {
     // A message that never reached the topic.
     client(pipeline, "planted", 4);
     relay(pipeline, "planted", &[1, 2, 4]);
@@ -49,9 +49,9 @@ fn plant(pipeline: &mut Pipeline) {
     counted(pipeline, "planted", 4);
     let fine = pipeline.verify(&["--wait", "60s"]);
     assert!(fine.status.success(), "{}", String::from_utf8_lossy(&fine.stdout));
-    // A running aggregator puts a count right that the store has lost.
+    // A running aggregator would restore a count that the store has lost.
     pipeline.stop();
-    // One line's counts are gone, and another line has them: the sums are what they were.
+    // One line's counts are moved to another line: the sums are unchanged.
     let nodes = pipeline.redis().split(',');
     let keys: String = nodes.map(|node| ask(node, &["KEYS", "message:{*}:count"])).collect();
     let mut keys = keys.lines().filter(|line| line.starts_with("message:")).filter(|key| {
@@ -84,7 +84,7 @@ fn plant(pipeline: &mut Pipeline) {
 }
 
 #[test]
-fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restarted_clients() {
+fn reference_run_survives_added_partitions_lost_store_counts_and_client_restarts() {
     let _turn = super::one_at_a_time();
     let mut pipeline = Pipeline::start("run", &[]);
     let so_far = |name: &str| number(&pipeline, &format!("consumer:{{{name}}}:msg_cnt"));
@@ -94,15 +94,15 @@ fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restar
     add_partitions(&pipeline, "message_aggregation", "13");
     let before = so_far("client-3");
     until("counting after partitions were added", || so_far("client-3") > before + 100);
-    go_back(&pipeline, "client-3");
+    lose_counts(&pipeline, "client-3");
     until("counting after the store went back", || so_far("client-3") > before + 300);
     load.kill().unwrap();
     load.wait().unwrap();
     let again = pipeline.load(&["--clients", "10"]);
     assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
-    // Once more at the end, when no message comes that would show the gap.
+    // Once more at the end, when no further message reveals the gap.
     until("all counted", || (0..10).all(|n| so_far(&format!("client-{n}")) == 4_422));
-    go_back(&pipeline, "client-5");
+    lose_counts(&pipeline, "client-5");
     let verdict = pipeline.verify(&["--wait", "120s", "--expect-each", "10"]);
     let text = String::from_utf8_lossy(&verdict.stdout).into_owned();
     assert!(verdict.status.success(), "{text}\n{}", String::from_utf8_lossy(&verdict.stderr));
@@ -111,5 +111,5 @@ fn the_reference_run_survives_added_partitions_a_store_that_went_back_and_restar
     {
         assert!(text.contains(line), "no {line} in\n{text}");
     }
-    plant(&mut pipeline);
+    plant_faults(&mut pipeline);
 }

@@ -1,10 +1,10 @@
-//! TLS between clients and gateways: with the right authority it works, without it nothing is said.
+//! TLS between clients and gateways: a client with the right authority connects, a client without it is refused.
 
 use std::process::Command;
 
 use crate::gateway::Pipeline;
 
-/// A certificate for 127.0.0.1 that signs itself, and its key.
+/// A self-signed certificate for 127.0.0.1, and its key.
 fn certificate(folder: &std::path::Path, name: &str) -> (String, String) {
     let file = |end: &str| folder.join(format!("{name}.{end}")).display().to_string();
     let made = Command::new("openssl")
@@ -27,7 +27,7 @@ fn certificate(folder: &std::path::Path, name: &str) -> (String, String) {
 }
 
 #[test]
-fn a_gateway_with_a_certificate_serves_those_who_trust_it() {
+fn gateway_with_tls_serves_clients_that_trust_its_certificate() {
     let has_openssl = Command::new("openssl").arg("version").output().is_ok_and(|o| o.status.success());
     if !has_openssl {
         eprintln!("not tried: there is no openssl to make a certificate with");

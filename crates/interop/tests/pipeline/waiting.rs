@@ -1,4 +1,5 @@
-//! A pipeline that is started before its queue is whole says what it waits for, and goes on once it is there.
+//! A pipeline started before its queue has enough brokers prints what it waits for, and continues once they have
+//! joined.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -6,7 +7,7 @@ use std::process::{Command, Stdio};
 use moim_interop::{Options, Server, moim_binary};
 
 #[test]
-fn too_few_brokers_for_the_copies_are_waited_for() {
+fn pipeline_waits_for_enough_brokers_for_its_replication_factor() {
     let server = Server::start(Options::new()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let settings = format!(
@@ -22,10 +23,10 @@ fn too_few_brokers_for_the_copies_are_waited_for() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut response = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
     let waits = "waiting up to 30 s for more brokers: the topics are to have 3 copies";
-    assert!(said.any(|line| line == waits), "it did not say what it waits for");
-    // Brokers that join would do; topics that somebody has made in the meantime do as well.
+    assert!(response.any(|line| line == waits), "it did not say what it waits for");
+    // Joining brokers would do; topics created by another client meanwhile do as well.
     for topic in ["client_message", "message_aggregation", "pipeline_dead_letter"] {
         let args = ["topic", "create", topic, "--kafka", server.kafka()];
         assert!(Command::new(moim_binary().unwrap()).args(args).output().unwrap().status.success());

@@ -1,5 +1,5 @@
-//! Our own client on our own store, over the protocol: what it does against a real Redis Cluster
-//! (`crates/slot-client/tests`), it does here, with one difference: nothing that was acknowledged may be lost.
+//! Our client on our store, over the protocol. The tests are those against a real Redis Cluster
+//! (`crates/slot-client/tests`), with one difference: no acknowledged write may be lost.
 
 #![allow(clippy::unwrap_used)] // all of it is test
 
@@ -14,7 +14,7 @@ use moim_interop::cluster::Cluster;
 use moim_slot_client::{Client, Script, SetOptions, cmd};
 use tokio::time::Instant;
 
-/// Nodes on loopback, and a client that knows them all.
+/// Nodes on loopback, and a client with all of their addresses.
 async fn start(nodes: usize) -> (Cluster, Client) {
     let cluster = moim_base::task::offload(move || {
         Cluster::moim(nodes, &Options::new(), false).map_err(std::io::Error::other)
@@ -36,14 +36,14 @@ async fn start(nodes: usize) -> (Cluster, Client) {
     (cluster, client)
 }
 
-/// Which node has the home listener at this port.
+/// The node whose home listener has this port.
 fn node_at(cluster: &Cluster, port: u16) -> Option<usize> {
     let suffix = format!(":{port}");
     (0..cluster.len())
         .find(|node| cluster.server(*node).is_some_and(|server| server.redis().ends_with(&suffix)))
 }
 
-/// Workers that each own some keys: every write must succeed, and every read must show the last acknowledged one.
+/// Workers that each own some keys: every write must succeed, and every read must return the last acknowledged value.
 struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -77,7 +77,7 @@ impl Load {
                         }
                         Err(error) => {
                             wrong.lock().unwrap().push(format!("SET {key}: {error}"));
-                            // Nobody knows what it is now.
+                            // The outcome of the write is unknown.
                             if let Ok(Some(read)) = client.get::<Option<u64>>(&key).await {
                                 known.insert(key, read);
                             }
@@ -163,7 +163,7 @@ async fn every_kind_of_command_on_three_nodes() {
 }
 
 #[tokio::test]
-async fn scripts_run_where_their_keys_are() {
+async fn scripts_run_on_the_node_of_their_keys() {
     let (_cluster, client) = start(3).await;
     let script = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
     for n in 0..20 {
@@ -172,7 +172,7 @@ async fn scripts_run_where_their_keys_are() {
 }
 
 #[tokio::test]
-async fn a_killed_node_shows_no_error_and_loses_nothing() {
+async fn killed_node_causes_no_error_and_no_loss() {
     let (mut cluster, client) = start(3).await;
     let load = Load::start(&client);
     load.progress().await;
@@ -185,7 +185,7 @@ async fn a_killed_node_shows_no_error_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_hung_node_shows_no_error_and_loses_nothing() {
+async fn hung_node_causes_no_error_and_no_loss() {
     let (cluster, client) = start(3).await;
     let load = Load::start(&client);
     load.progress().await;

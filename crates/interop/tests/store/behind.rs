@@ -1,4 +1,4 @@
-//! A follower that was away for so long that its leader's journal begins later than where it stopped: it gets a snapshot.
+//! A follower that was down until its leader's log start offset passed its own log end: it gets a snapshot.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,11 +12,11 @@ use moim_slot_client::{Client, Slot};
 use super::load::ask;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// All keys are in one slot, so all of it happens to one shard.
+/// All keys are in one slot, so one shard is affected.
 const KEPT: usize = 50;
 const LARGE: usize = 1 << 20;
 
-/// The names of the snapshots below a node's data folder.
+/// The names of the snapshots below a node's data directory.
 fn snapshots(data: &Path) -> BTreeSet<String> {
     let files = |folder: std::fs::DirEntry| std::fs::read_dir(folder.path()).into_iter().flatten();
     let folders = std::fs::read_dir(data.join("slots")).into_iter().flatten().filter_map(Result::ok);
@@ -46,7 +46,7 @@ fn shape(cluster: &Cluster, address: &str, slot: u16) -> Option<(usize, Vec<u16>
 }
 
 #[test]
-fn a_follower_that_fell_behind_takes_the_leaders_snapshot() {
+fn follower_behind_the_log_start_installs_a_snapshot() {
     let mut cluster = Cluster::moim(3, &Options::new(), false).unwrap_or_else(|error| panic!("{error:#}"));
     let seeds: Vec<String> = (0..3).map(|node| cluster.server(node).unwrap().redis().to_owned()).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -63,7 +63,7 @@ fn a_follower_that_fell_behind_takes_the_leaders_snapshot() {
     for number in KEPT / 2..KEPT {
         runtime.block_on(client.set(key(number), number)).unwrap();
     }
-    // The same few keys again and again: the journal grows and the keyspace does not.
+    // The same few keys repeatedly: the journal grows and the keyspace does not.
     let data = cluster.server(leader).unwrap().data();
     let mut written = 0usize;
     let deadline = moim_interop::Deadline::after(2 * PATIENCE);
@@ -80,9 +80,9 @@ fn a_follower_that_fell_behind_takes_the_leaders_snapshot() {
         (!have.is_empty()).then_some(have)
     });
     assert!(written >= 60, "a snapshot after {written} MiB only");
-    // It was away when all of this was written, so it cannot have made one itself.
+    // The follower was down when all of this was written, so it cannot have created the snapshot itself.
     assert!(installed.is_subset(&snapshots(&data)), "{installed:?} is not the leader's");
-    // And it follows from there on.
+    // It replicates from there on.
     runtime.block_on(client.set("{behind}after", "x")).unwrap();
     let pid = cluster.server(away).unwrap().pid().unwrap();
     let port = until(PATIENCE, "the follower's address", || {
@@ -99,7 +99,7 @@ fn a_follower_that_fell_behind_takes_the_leaders_snapshot() {
         let found: Option<usize> = redis::cmd("GET").arg(key(number)).query(&mut connection).unwrap();
         assert_eq!(found, Some(number));
     }
-    // When the leader dies nothing is missing.
+    // After the leader crashes nothing is missing.
     cluster.kill(leader).unwrap();
     for number in 0..KEPT {
         let found: Option<usize> = runtime.block_on(client.get(key(number))).unwrap();
@@ -112,12 +112,12 @@ fn a_follower_that_fell_behind_takes_the_leaders_snapshot() {
     }
 }
 
-/// What the n-th large value is made of.
+/// The letter that the n-th large value consists of.
 fn letter(number: usize) -> String {
     char::from(b'a' + (number % 26) as u8).to_string()
 }
 
-/// A connection to a replica that may be read from.
+/// A READONLY connection to a replica.
 fn reader(port: u16) -> Option<redis::Connection> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).ok()?;
     let mut connection = client.get_connection_with_timeout(Duration::from_secs(5)).ok()?;

@@ -1,4 +1,4 @@
-//! One fault after the other, each healed before the next. They strike primaries: nothing else can lose a write.
+//! One fault after the other, each healed before the next. They hit primaries: no other node can lose a write.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 use super::World;
 use super::subject::Subject;
 
-/// How long a healed cluster may take to serve everybody again.
-const HEALING: Duration = Duration::from_secs(60);
-/// Operations in a row that show that it serves.
-const SERVED: usize = 100;
+/// Time limit for a healed cluster to serve all clients again.
+const HEAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Consecutive operations that prove that it serves.
+const SERVED_OPERATIONS: usize = 100;
 
-/// What happens to a node.
+/// A fault of a node.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It ends without a word and is started again.
+    /// The node is killed and restarted.
     Kill,
-    /// It stands still for a while and does not notice.
+    /// The node is stopped for a while and resumed.
     Pause,
-    /// It hears no other node and no other node hears it; its clients do.
+    /// Isolated from the other nodes in both directions; clients reach it.
     Isolate { reset: bool },
 }
 
-/// Runs the rounds; the load ends with the last.
+/// Runs the rounds; the load ends with the last one.
 pub(super) fn run(world: &World, mut subject: Subject, rounds: u64, seed: u64) -> Subject {
     struct Stop<'a>(&'a World);
     impl Drop for Stop<'_> {
@@ -42,7 +42,7 @@ pub(super) fn run(world: &World, mut subject: Subject, rounds: u64, seed: u64) -
             random.shuffle(&mut kinds);
         }
         let fault = kinds.pop().expect("there are kinds");
-        // Shorter than it takes to notice, or long enough for another primary.
+        // Shorter than the failure detection, or long enough for a failover.
         let lasting = Duration::from_millis(random.u64(50..3500));
         let node = subject.any_primary(&mut random);
         eprintln!("round {round}: node {} {fault:?}, {lasting:?}", node + 1);
@@ -73,13 +73,13 @@ fn strike(subject: &mut Subject, node: usize, fault: Fault, lasting: Duration) {
     }
 }
 
-/// Waits until clients get answers again.
+/// Waits until clients get replies again.
 fn await_service(world: &World, when: &str, subject: &Subject) {
-    let wanted = world.done.load(Ordering::SeqCst) + SERVED;
-    let deadline = Instant::now() + HEALING;
+    let wanted = world.done.load(Ordering::SeqCst) + SERVED_OPERATIONS;
+    let deadline = Instant::now() + HEAL_TIMEOUT;
     while world.done.load(Ordering::SeqCst) < wanted {
         let late = Instant::now() > deadline;
-        assert!(!late, "{when}: nobody is served any more\n{}", subject.log_tails());
+        assert!(!late, "{when}: no client is served\n{}", subject.log_tails());
         assert!(!world.is_over(), "{when}: the load ended");
         std::thread::sleep(Duration::from_millis(20));
     }

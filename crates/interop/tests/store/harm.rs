@@ -1,9 +1,9 @@
-//! Clients that do harm, on purpose or not: scripts that do not end, `KEYS *` over everything, thousands of connections, readers
-//! that do not read. Nobody loses a lead or an in-sync replica over them, and the other layers go on.
+//! Harmful clients, intentional or not: endless scripts, `KEYS *` over everything, thousands of connections, slow
+//! readers. No leadership and no in-sync replica is lost because of them, and the other layers continue.
 //!
-//! How much slower the others get is a measurement, so the whole runs only when asked (`INTEROP_STORE_HARM=1`), on a machine that has
-//! nothing else to do; `INTEROP_STORE_KEYS` keys. Whoever measures has threads of its own: what it costs a client to take an
-//! answer in is no harm that the store does.
+//! The slowdown of the others is a measurement, so the full test runs only on request (`INTEROP_STORE_HARM=1`), on an
+//! otherwise idle machine; with `INTEROP_STORE_KEYS` keys. The measuring clients have their own threads: the client's
+//! cost of receiving a reply is not caused by the store.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -21,17 +21,17 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, Prod
 
 use super::number;
 
-/// How long each measurement is.
+/// Length of each measurement.
 const WINDOW: Duration = Duration::from_secs(6);
-/// How long the script that does not end has.
+/// Duration of the endless script.
 const SCRIPT: Duration = Duration::from_secs(5);
 const CONNECTIONS: usize = 10_000;
 const SLOW_READERS: usize = 50;
-/// Records of the queue that wait for their acknowledgement.
+/// Produced records waiting for their acknowledgement.
 const IN_FLIGHT: &str = "64";
 const TOPIC: &str = "harm";
 
-/// Who leads what in which epoch, and who is in sync; and the term of Raft.
+/// Leaders, leader epochs and in-sync sets; and the Raft term.
 async fn order(etcd: &mut etcd_client::Client) -> (Vec<String>, u64) {
     let found = etcd.get("/moim/partitions/", Some(GetOptions::new().with_prefix())).await.unwrap();
     let line = |kv: &etcd_client::KeyValue| format!("{} {}", kv.key_str().unwrap(), kv.value_str().unwrap());
@@ -39,7 +39,7 @@ async fn order(etcd: &mut etcd_client::Client) -> (Vec<String>, u64) {
     (found.kvs().iter().map(line).collect(), term)
 }
 
-/// What the other layers have done.
+/// Completed operations of the other layers.
 #[derive(Default)]
 struct Done {
     stop: AtomicBool,
@@ -47,7 +47,7 @@ struct Done {
     records: AtomicU64,
 }
 
-/// Clients of the coordination core and of the queue, at work from beginning to end.
+/// Clients of the coordination core and of the queue, running from beginning to end.
 struct Others {
     done: Arc<Done>,
     threads: Vec<JoinHandle<()>>,
@@ -65,7 +65,7 @@ impl Others {
         Self { done, threads: vec![puts, records] }
     }
 
-    /// What both get done in a second, beside whatever else goes on.
+    /// Operations per second of both, while `other` runs.
     fn beside(&self, other: impl FnOnce()) -> Rates {
         let now = || (self.done.puts.load(Ordering::Relaxed), self.done.records.load(Ordering::Relaxed));
         let (start, before) = (Instant::now(), now());
@@ -82,13 +82,13 @@ impl Others {
     }
 }
 
-/// In a second.
+/// Operations per second.
 struct Rates {
     puts: f64,
     records: f64,
 }
 
-/// Puts in the coordination core until told to stop.
+/// Puts to the coordination core until the stop flag is set.
 fn put(endpoint: &str, done: &Done) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -117,7 +117,7 @@ impl ProducerContext for Counted {
     }
 }
 
-/// Writes to the queue until told to stop; a record counts when all in-sync replicas have it.
+/// Produces to the queue until the stop flag is set; a record counts once all in-sync replicas have it.
 fn produce(brokers: &str, done: &Done) {
     let acknowledged = Arc::new(AtomicU64::new(0));
     let producer: BaseProducer<Counted> = ClientConfig::new()
@@ -136,7 +136,7 @@ fn produce(brokers: &str, done: &Done) {
     producer.flush(Duration::from_secs(30)).unwrap();
 }
 
-/// Asks one node for all its keys, and reads them without looking at them.
+/// Sends KEYS to one node and discards the reply.
 fn all_keys(address: &str) {
     const LAST: &[u8] = b"+PONG\r\n";
     let mut stream = TcpStream::connect(address).unwrap();
@@ -150,7 +150,7 @@ fn all_keys(address: &str) {
     }
 }
 
-/// Has a script without an end on every node for a while.
+/// Runs an endless script on every node for a while.
 fn endless_scripts(seeds: &[String]) {
     let endless = |seed: &String| {
         let mut stream = TcpStream::connect(seed).unwrap();
@@ -167,7 +167,7 @@ fn endless_scripts(seeds: &[String]) {
 }
 
 #[test]
-fn harmful_clients_harm_nobody_else() {
+fn harmful_clients_do_not_affect_other_clients() {
     if std::env::var_os("INTEROP_STORE_HARM").is_none() {
         eprintln!("SKIPPED: INTEROP_STORE_HARM is not set");
         return;
@@ -179,7 +179,7 @@ fn harmful_clients_harm_nobody_else() {
     let mut etcd = runtime.block_on(etcd_client::Client::connect([cluster.endpoint(0)], None)).unwrap();
     let others = Others::start(&cluster);
     let rest = || std::thread::sleep(WINDOW);
-    rest(); // everything is there and warm
+    rest(); // all keys are loaded and warm
     let before = runtime.block_on(order(&mut etcd));
     let calm = others.beside(rest);
 
@@ -198,7 +198,7 @@ fn harmful_clients_harm_nobody_else() {
     let keyed = others.beside(|| (0..3).for_each(|_| seeds.iter().for_each(|seed| all_keys(seed))));
     let scripted = others.beside(|| endless_scripts(&seeds));
     drop((crowd, slow));
-    assert_eq!(runtime.block_on(order(&mut etcd)), before, "somebody lost a lead or an in-sync replica");
+    assert_eq!(runtime.block_on(order(&mut etcd)), before, "a leadership or an in-sync replica was lost");
     others.end();
 
     eprintln!("calm: {:.0} puts/s, {:.0} records/s", calm.puts, calm.records);
@@ -217,7 +217,7 @@ fn harmful_clients_harm_nobody_else() {
     }
 }
 
-/// Everything the harmful clients ask for, and that the store serves.
+/// Writes the keys that the harmful clients request.
 async fn fill(seeds: &[String]) {
     let client = Client::builder(&seeds.join(",")).timeout(Duration::from_secs(60)).connect().await.unwrap();
     let keys = number("INTEROP_STORE_KEYS", 1_000_000);

@@ -1,5 +1,5 @@
-//! Clients of registers and counters: every question and every answer is taken down. Half of them use our client, half the `redis`
-//! crate; nobody sends a command twice, because what nobody knows must stay one event.
+//! Clients of registers and counters: every request and every reply is recorded in the history. Half of them use our
+//! client, half the `redis` crate; no client retries a command, because an unknown outcome must remain one event.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,15 +14,15 @@ use redis::cluster_async::ClusterConnection;
 use super::{PAUSE_MS, World};
 
 const WORKERS: u64 = 8;
-/// Of a round; each in a slot of its own.
+/// Registers per round; each in its own slot.
 const REGISTERS: usize = 8;
 const COUNTERS: usize = 3;
-/// What a client waits for an answer. Then it does not know.
+/// Request timeout of a client. After it the outcome is unknown.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// Of the reader at the end.
-const LAST_PATIENCE: Duration = Duration::from_secs(30);
+/// Request timeout of the final reads.
+const FINAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One question to one node, answered as text.
+/// Sends one command to one node; returns the reply as text.
 pub(super) fn ask(address: &str, words: &[&str]) -> Option<String> {
     let client = redis::Client::open(format!("redis://{address}/")).ok()?;
     let mut connection = client.get_connection_with_timeout(PATIENCE).ok()?;
@@ -34,11 +34,11 @@ pub(super) fn ask(address: &str, words: &[&str]) -> Option<String> {
     question.query(&mut connection).ok()
 }
 
-/// How a question ended that has no answer.
+/// Outcome of a command without a reply.
 enum Lost {
-    /// It certainly had no effect.
+    /// The command certainly had no effect.
     Refused,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Unknown,
 }
 
@@ -102,7 +102,7 @@ async fn theirs(world: &World) -> Option<Box<ClusterConnection>> {
     connection.ok()?.ok().map(Box::new)
 }
 
-/// Everybody works until the faults are over; then everything is read once more.
+/// Runs all clients until the faults are over; then reads everything once more.
 pub(super) async fn run(world: &Arc<World>, seed: u64) -> Result<(), String> {
     let shared = ours(world, PATIENCE, Delivery::AtMostOnce).await?;
     let mut tasks = tokio::task::JoinSet::new();
@@ -141,7 +141,7 @@ async fn work(world: Arc<World>, number: u64, seed: u64, client: Option<Client>)
     }
 }
 
-/// One operation, and whether it went well.
+/// Runs one operation; true if it succeeded.
 async fn step(
     world: &World,
     worker: &mut Worker,
@@ -165,7 +165,7 @@ async fn step(
     register(world, worker, number, op).await
 }
 
-/// Asks for a register.
+/// Runs an operation on a register.
 async fn register(world: &World, worker: &mut Worker, number: u64, op: Op) -> bool {
     let id = world.registers.invoke(number, op.clone());
     let got = |found: Option<String>| Seen::Got(found.map(|value| Found { value, mod_revision: None }));
@@ -193,7 +193,7 @@ async fn register(world: &World, worker: &mut Worker, number: u64, op: Op) -> bo
     }
 }
 
-/// Adds one, or looks.
+/// Increments or reads a counter.
 async fn count(world: &World, worker: &mut Worker, number: u64, counter: &str, add: bool) -> bool {
     let (id, answer) = if add {
         let id = world.counters.increment(number, counter);
@@ -216,9 +216,9 @@ async fn count(world: &World, worker: &mut Worker, number: u64, counter: &str, a
     }
 }
 
-/// What was acknowledged and not overwritten is still there.
+/// Every acknowledged value that was not overwritten is still there.
 async fn read_everything(world: &World) -> Result<(), String> {
-    let mut worker = Worker::Ours(ours(world, LAST_PATIENCE, Delivery::AtLeastOnce).await?);
+    let mut worker = Worker::Ours(ours(world, FINAL_TIMEOUT, Delivery::AtLeastOnce).await?);
     for round in 0..=world.round.load(Ordering::SeqCst) {
         for number in 0..REGISTERS {
             let op = Op::get(format!("round-{round}:register-{number}"));

@@ -1,8 +1,8 @@
-//! The store under faults: primaries are killed, stopped and cut off while clients write registers and counters, and everything
-//! that any client saw must be explained by one correct store. What was acknowledged is there at the end.
+//! The store under faults: primaries are killed, paused and isolated while clients use registers and counters, and
+//! the client-observed history must be linearizable. Every acknowledged write is there at the end.
 //!
-//! `INTEROP_STORE_ROUNDS` faults instead of three, `INTEROP_SEED` to have a run again. The same rounds against a real Redis Cluster
-//! (`INTEROP_STORE_REDIS=1`) show that the harness finds what there is to find.
+//! `INTEROP_STORE_ROUNDS` faults instead of three, `INTEROP_SEED` to repeat a run. The same rounds against a real
+//! Redis Cluster (`INTEROP_STORE_REDIS=1`) validate that the harness detects a loss.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
 #![allow(clippy::unwrap_used)] // all of it is test
@@ -24,18 +24,18 @@ use moim_interop::redis::RedisCluster;
 
 use subject::Subject;
 
-/// Between two operations of a client.
+/// Pause between two operations of a client.
 const PAUSE_MS: std::ops::Range<u64> = 1..6;
 
-/// What the clients and the faults have in common.
+/// State shared by the clients and the faults.
 struct World {
     seeds: Vec<String>,
     registers: Recorder,
     counters: Counters,
-    /// Keys change with every round, which keeps the search for an order short.
+    /// The current round: new keys in every round keep the linearizability check short.
     round: AtomicUsize,
     stop: AtomicBool,
-    /// Operations that went well.
+    /// Completed operations.
     done: AtomicUsize,
 }
 
@@ -60,7 +60,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Runs the rounds; what was wrong with what the clients saw.
+/// Runs the rounds; returns the violations in the client-observed history.
 fn run(subject: Subject, rounds: u64) -> Result<(), String> {
     let seed = number("INTEROP_SEED", fastrand::u64(..1_000_000));
     eprintln!("INTEROP_SEED={seed} INTEROP_STORE_ROUNDS={rounds}");
@@ -84,15 +84,15 @@ fn run(subject: Subject, rounds: u64) -> Result<(), String> {
 }
 
 #[test]
-fn three_nodes_lose_nothing_under_faults() {
+fn three_nodes_lose_no_acknowledged_write_under_faults() {
     let cluster = Cluster::moim(3, &Options::new(), true).unwrap_or_else(|error| panic!("{error:#}"));
     let verdict = run(Subject::Moim(cluster), number("INTEROP_STORE_ROUNDS", 3));
     verdict.unwrap_or_else(|why| panic!("{why}"));
 }
 
-/// Whether the harness would see a loss: a Redis Cluster acknowledges before its replica has anything.
+/// Validates that the harness detects a loss: a Redis Cluster acknowledges before its replica has the write.
 #[test]
-fn a_redis_cluster_loses_acknowledged_writes() {
+fn redis_cluster_loses_acknowledged_writes() {
     if std::env::var_os("INTEROP_STORE_REDIS").is_none() {
         eprintln!("SKIPPED: INTEROP_STORE_REDIS is not set");
         return;

@@ -10,7 +10,7 @@ use redis::{Commands as _, Script, pipe};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What every kind of connection of the crate can do. `tag` keeps keys of one command in one slot.
+/// Command families for every kind of connection of the crate. `tag` keeps the keys of one command in one slot.
 fn families(connection: &mut impl redis::ConnectionLike, tag: &str) {
     let key = |name: &str| format!("{{{tag}}}{name}");
     let _: () = connection.set(key("s"), "v").unwrap();
@@ -56,25 +56,25 @@ fn families(connection: &mut impl redis::ConnectionLike, tag: &str) {
 }
 
 #[test]
-fn the_plain_client_on_one_node() {
+fn plain_client_on_one_node() {
     let server = Server::start(Options::new()).unwrap();
     let client = redis::Client::open(format!("redis://{}/", server.redis())).unwrap();
     let mut connection = client.get_connection().unwrap();
     families(&mut connection, "one");
-    // Several commands at once.
+    // A pipeline of several commands.
     let (first, second): (i64, i64) =
         pipe().cmd("INCR").arg("{p}n").cmd("INCR").arg("{p}n").query(&mut connection).unwrap();
     assert_eq!((first, second), (1, 2));
 }
 
 #[test]
-fn the_cluster_client_on_three_nodes() {
+fn cluster_client_on_three_nodes() {
     let cluster = Cluster::moim(3, &Options::new(), false).unwrap_or_else(|error| panic!("{error:#}"));
     let seeds: Vec<String> =
         (0..3).map(|node| format!("redis://{}/", cluster.server(node).unwrap().redis())).collect();
     let client = ClusterClient::new(seeds).unwrap();
     let mut connection = until(PATIENCE, "a cluster to connect to", || client.get_connection().ok());
-    // Tags in the slots of every shard.
+    // Hash tags in the slots of every shard.
     for tag in ["a", "b", "c", "d", "e", "f"] {
         families(&mut connection, tag);
     }
@@ -86,7 +86,7 @@ fn the_cluster_client_on_three_nodes() {
         pipe.query(&mut connection).unwrap()
     };
     assert_eq!(answers, (0..30).collect::<Vec<_>>());
-    // In another slot of another shard: said in the words of Redis.
+    // Keys in slots of different shards: CROSSSLOT, with the text of Redis.
     let crossed = redis::cmd("SMOVE").arg("x").arg("y").arg("m").query::<i64>(&mut connection).unwrap_err();
     assert_eq!(crossed.code(), Some("CROSSSLOT"), "{crossed}");
     let plain = redis::Client::open(format!("redis://{}/", cluster.server(0).unwrap().redis())).unwrap();

@@ -1,4 +1,4 @@
-//! What is tested: three nodes of Moim, or the six processes of a Redis Cluster.
+//! The system under test: three Moim nodes, or the six processes of a Redis Cluster.
 
 use moim_interop::cluster::Cluster;
 use moim_interop::net::listens;
@@ -10,7 +10,7 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    /// Addresses that clients may begin with.
+    /// Seed addresses for clients.
     pub(super) fn seeds(&self) -> Vec<String> {
         match self {
             Self::Moim(cluster) => {
@@ -22,7 +22,7 @@ impl Subject {
         }
     }
 
-    /// The node that is primary of one of the slots, taken at random.
+    /// The primary of a random slot.
     pub(super) fn any_primary(&self, random: &mut fastrand::Rng) -> usize {
         let ports: Vec<u16> = self.seeds().iter().find_map(|seed| primaries(seed)).unwrap_or_default();
         let port = *ports.get(random.usize(..ports.len().max(1))).expect("there are primaries");
@@ -30,7 +30,7 @@ impl Subject {
             Self::Moim(cluster) => cluster.pids().iter().position(|pid| listens(*pid, port)),
             Self::Redis(cluster) => cluster.node_at(port),
         };
-        found.expect("somebody listens at a primary's port")
+        found.expect("a node listens on the primary's port")
     }
 
     pub(super) fn kill(&mut self, node: usize) {
@@ -65,7 +65,7 @@ impl Subject {
         .unwrap();
     }
 
-    /// Nobody reaches it and it reaches nobody; clients do.
+    /// Isolates a node from the others in both directions; clients reach it.
     pub(super) fn isolate(&self, node: usize) {
         match self {
             Self::Moim(cluster) => cluster.net().unwrap().isolate(node),
@@ -88,7 +88,7 @@ impl Subject {
     }
 }
 
-/// The ports of the primaries, as one node knows them.
+/// The ports of the primaries, according to one node.
 fn primaries(address: &str) -> Option<Vec<u16>> {
     let nodes = crate::load::ask(address, &["CLUSTER", "NODES"])?;
     let port = |line: &str| {

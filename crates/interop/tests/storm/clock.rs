@@ -1,5 +1,5 @@
-//! Wall clocks that step: a small library in front of the C library adds an offset to the time of day of one process. The
-//! monotonic clocks stay as they are.
+//! Wall clock steps: an LD_PRELOAD library adds an offset to the wall clock of one process. The monotonic clocks are
+//! unchanged.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -38,13 +38,13 @@ int clock_gettime(clockid_t id, struct timespec *now) {
 }
 "#;
 
-/// One clock for each node.
+/// The clock offset of each node.
 pub(super) struct Clocks {
     folder: tempfile::TempDir,
 }
 
 impl Clocks {
-    /// None where there is no compiler.
+    /// Builds the library. `None` without a C compiler.
     pub(super) fn make(nodes: usize) -> Option<Self> {
         let folder = tempfile::tempdir().ok()?;
         let source = folder.path().join("clock.c");
@@ -69,7 +69,7 @@ impl Clocks {
         self.folder.path().join(format!("clock-{node}"))
     }
 
-    /// What makes a process go by this clock.
+    /// Environment variables that make a process use this clock.
     pub(super) fn env(&self, node: usize) -> [(String, String); 2] {
         let text = |path: PathBuf| path.display().to_string();
         [
@@ -78,7 +78,7 @@ impl Clocks {
         ]
     }
 
-    /// From now on a node's wall clock is so many seconds ahead of, or behind, the right time.
+    /// Sets a node's wall clock to this many seconds ahead of, or behind, the real time.
     pub(super) fn step(&self, node: usize, seconds: i64) {
         let file = File::options().write(true).open(self.file(node)).unwrap();
         file.write_all_at(&seconds.to_le_bytes(), 0).unwrap();
@@ -86,7 +86,7 @@ impl Clocks {
 }
 
 #[test]
-fn the_wall_clock_of_a_process_steps() {
+fn wall_clock_of_a_process_steps() {
     let Some(clocks) = Clocks::make(1) else { return println!("skipped: no C compiler") };
     let year = || {
         let date = Command::new("date").args(["-u", "+%Y"]).envs(clocks.env(0)).output().unwrap();

@@ -19,14 +19,14 @@ use crate::support::{connect, revision};
 
 const WRITERS: usize = 4;
 const LOCKERS: usize = 2;
-/// Between two operations of a writer.
+/// Pause between two operations of a writer.
 const PAUSE: Duration = Duration::from_millis(25);
 
 struct World {
     endpoints: Vec<String>,
     recorder: Recorder,
     locks: Locks,
-    /// What the lock guards: the highest token it has seen.
+    /// The register that the lock guards: the highest fencing token it has seen.
     register: Mutex<i64>,
     round: AtomicUsize,
     stop: AtomicBool,
@@ -39,7 +39,7 @@ impl World {
     }
 }
 
-/// The clients.
+/// The running clients.
 pub(super) struct Load {
     world: Arc<World>,
     clients: JoinHandle<Vec<watchers::Events>>,
@@ -64,7 +64,7 @@ impl Load {
         Self { world, clients }
     }
 
-    /// New keys: that keeps the search for an order short.
+    /// Switches to new keys, which keeps the linearizability check short.
     pub(super) fn begin(&self, round: u64) {
         self.world.round.store(round as usize, Ordering::SeqCst);
     }

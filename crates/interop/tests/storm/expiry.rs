@@ -1,4 +1,4 @@
-//! Keys with a time to live: none may vanish before its time, and none may stay for much longer, whatever the clocks do.
+//! Keys with a TTL: none may expire early, and none may stay for much longer, whatever the clocks do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +10,9 @@ use redis::cluster::ClusterClientBuilder;
 
 const KEYS: usize = 8;
 const TTL: Duration = Duration::from_secs(4);
-/// Shard time runs at half rate while it is ahead of the wall clock, and stands still while a shard has no primary.
-const LATEST: Duration = Duration::from_secs(40);
+/// Latest expiry. Shard time runs at half rate while it is ahead of the wall clock, and stands still while a shard
+/// has no primary.
+const LATEST_EXPIRY: Duration = Duration::from_secs(40);
 const PATIENCE: Duration = Duration::from_millis(1_500);
 
 pub(super) struct Expiry {
@@ -28,7 +29,7 @@ impl Expiry {
         Self { stop, client: std::thread::spawn(move || watch(&seeds, &stopped)) }
     }
 
-    /// How many keys ended when they should.
+    /// Stops the clients; returns how many keys expired when they should.
     pub(super) fn finish(self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
         self.client.join().unwrap()
@@ -67,7 +68,7 @@ fn watch(seeds: &[String], stop: &AtomicBool) -> u64 {
                 command.arg(&name).arg(value).arg("PX").arg(TTL.as_millis() as u64);
                 match command.query::<()>(open) {
                     Ok(()) => *key = Some(Set { value, sent, acked: Instant::now() }),
-                    // It may be there or not: the next SET overwrites it.
+                    // The outcome of the SET is unknown: the next one overwrites the key.
                     Err(_) => connection = None,
                 }
                 break;
@@ -82,7 +83,7 @@ fn watch(seeds: &[String], stop: &AtomicBool) -> u64 {
                 Some(found) => {
                     assert_eq!(found, set.value, "{name}");
                     let over = asked.saturating_duration_since(set.acked);
-                    assert!(over < LATEST, "{name} outlives its time to live of {TTL:?}: {over:?}");
+                    assert!(over < LATEST_EXPIRY, "{name} outlives its time to live of {TTL:?}: {over:?}");
                 }
                 None => {
                     let early = lived + Duration::from_millis(50) < TTL;

@@ -1,4 +1,4 @@
-//! What goes wrong, and how it is put right.
+//! The faults, and how each is healed.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,31 +13,31 @@ use super::{await_whole, files};
 /// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// kill -9, and a start after a while.
+    /// SIGKILL, and a restart after a while.
     Kill,
-    /// kill -9 of all nodes.
+    /// SIGKILL of all nodes.
     KillAll,
     /// SIGSTOP and SIGCONT.
     Pause,
-    /// SIGTERM and start, one node after the other.
+    /// SIGTERM and restart, one node after the other.
     Restart,
-    /// No node hears it and it hears no node; clients reach it.
+    /// Isolated from the other nodes in both directions; clients reach it.
     Isolate,
-    /// It hears no node, or no node hears it.
+    /// Isolated in one direction: it receives nothing from the other nodes, or sends nothing to them.
     Deaf,
-    /// Its disk takes nothing: every write waits.
+    /// Its disk hangs: every write blocks.
     HungDisk,
-    /// Its disk takes a hundred times as long.
+    /// Its disk is a hundred times slower.
     SlowDisk,
     /// Its disk is full.
     FullDisk,
     /// A bit flips in one of its files while it is stopped.
     BitFlip,
-    /// Its data directory is put back from an older copy.
+    /// Its data directory is restored from an older copy.
     Rollback,
     /// A copy of its data directory is started elsewhere while it runs.
     Clone,
-    /// Its wall clock steps by up to a day forwards or most of an hour back, and is set right.
+    /// Its wall clock steps by up to a day forwards or most of an hour back, and is corrected.
     ClockStep,
     /// Its data directory is lost and the node is replaced.
     Wipe,
@@ -61,8 +61,8 @@ impl Kind {
         Self::Wipe,
     ];
 
-    /// Every kind in turn, without end, in an order that the seed gives. Bits flip twice as often as all else: there are more
-    /// kinds of files than of faults.
+    /// An endless schedule of every kind in turn, in an order derived from the seed. Bit flips occur twice as often
+    /// as the others: there are more kinds of files than of faults.
     pub(super) fn schedule(
         seed: u64,
         disks: bool,
@@ -87,7 +87,7 @@ impl Kind {
         .flatten()
     }
 
-    /// The longest stall that clients should see, where there is such an aim.
+    /// The aim for the longest client stall, if there is one.
     pub(super) fn aim(self) -> Option<Duration> {
         match self {
             Self::HungDisk | Self::SlowDisk | Self::FullDisk => Some(Duration::from_secs(3)),
@@ -97,13 +97,13 @@ impl Kind {
     }
 }
 
-/// A fault that was.
+/// An injected fault.
 pub(super) struct Strike {
     pub(super) what: String,
     pub(super) victim: usize,
 }
 
-/// Lets faults happen, and ends them.
+/// Injects faults, and heals them.
 pub(super) struct Faults<'a> {
     disks: &'a [Disk],
     clocks: Option<&'a Clocks>,
@@ -120,7 +120,7 @@ impl<'a> Faults<'a> {
     }
 
     pub(super) fn strike(&mut self, kind: Kind, cluster: &mut Cluster) -> Strike {
-        // Half of all faults strike the leader of the coordination group.
+        // Half of all faults hit the leader of the coordination group.
         let victim = if self.rng.bool() { leader(cluster) } else { self.rng.usize(..3) };
         let away_ms = self.rng.u64(200..5_000);
         let said = match kind {
@@ -154,7 +154,7 @@ impl<'a> Faults<'a> {
                 cluster.net().unwrap().heal(self.rng.bool());
                 format!("for {away_ms} ms")
             }
-            Kind::Deaf => self.deafen(cluster, victim),
+            Kind::Deaf => self.isolate_one_way(cluster, victim),
             Kind::HungDisk => {
                 let frozen = self.disks[victim].freeze();
                 sleep(4_000 + away_ms);
@@ -166,7 +166,7 @@ impl<'a> Faults<'a> {
                 self.disks[victim].fill();
                 sleep(3_000 + away_ms);
                 self.disks[victim].free();
-                revive(cluster, victim);
+                restart_if_exited(cluster, victim);
                 format!("for {} ms", 3_000 + away_ms)
             }
             Kind::BitFlip => self.flip(cluster, victim),
@@ -182,7 +182,7 @@ impl<'a> Faults<'a> {
         Strike { what: format!("{kind:?} of node {} {said}", victim + 1), victim }
     }
 
-    fn deafen(&mut self, cluster: &Cluster, victim: usize) -> String {
+    fn isolate_one_way(&mut self, cluster: &Cluster, victim: usize) -> String {
         let net = cluster.net().unwrap();
         let inbound = self.rng.bool();
         for other in (0..3).filter(|node| *node != victim) {
@@ -193,7 +193,7 @@ impl<'a> Faults<'a> {
         if inbound { "that hears no node".to_owned() } else { "that no node hears".to_owned() }
     }
 
-    /// A disk that hangs for most of the time: a write that takes a fraction of a millisecond takes about fifty.
+    /// A disk that hangs most of the time: a write that takes a fraction of a millisecond takes about fifty.
     fn slow_down(&self, victim: usize, for_ms: u64) -> String {
         let until = Instant::now() + Duration::from_millis(for_ms);
         while Instant::now() < until {
@@ -232,7 +232,7 @@ impl<'a> Faults<'a> {
         files::copy(&data, &older.path().join("data"));
         cluster.restart(victim).unwrap();
         await_whole(cluster, "a restart before a rollback");
-        // All of this is in the replicas, and not in the copy.
+        // These writes are in the replicas, but not in the copy.
         sleep(1_500);
         let all = self.rng.bool();
         let stopped: Vec<usize> = if all { vec![0, 1, 2] } else { vec![victim] };
@@ -247,13 +247,14 @@ impl<'a> Faults<'a> {
 
     fn step_clock(&mut self, cluster: &mut Cluster, victim: usize) -> String {
         let clocks = self.clocks.unwrap();
-        // A broker that is an hour or more behind refuses records as coming from the future (INVALID_TIMESTAMP), as Kafka does.
+        // A broker whose clock is an hour or more behind rejects records as coming from the future
+        // (INVALID_TIMESTAMP), as Kafka does.
         let seconds = *self.rng.choice(&[60, 3_600, 86_400, -60, -600, -3_000]).unwrap();
         clocks.step(victim, seconds);
         sleep(3_000);
         let restarts = self.rng.bool();
         if restarts {
-            // It leads and serves with the wrong time from its first moment on.
+            // The node leads and serves with the wrong time from its start.
             cluster.kill(victim).unwrap();
             cluster.restart(victim).unwrap();
             sleep(2_000);
@@ -270,14 +271,15 @@ fn leader(cluster: &Cluster) -> usize {
     number.and_then(|text| text.parse::<usize>().ok()).map_or(0, |node| (node - 1) % 3)
 }
 
-/// A node may have ended because it could not write.
-fn revive(cluster: &mut Cluster, node: usize) {
+/// Restarts a node that exited because a write failed.
+fn restart_if_exited(cluster: &mut Cluster, node: usize) {
     if !cluster.is_running(node) {
         cluster.restart(node).unwrap();
     }
 }
 
-/// A node ended by itself. That is right only if it found damage it cannot mend and named the remedy, which is then applied.
+/// Handles a node that exited without a fault injection. That is correct only if it found damage it cannot repair and
+/// named the remedy, which is then applied.
 pub(super) fn replace_damaged(cluster: &mut Cluster, node: usize, after: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while cluster.is_running(node) {
@@ -294,7 +296,7 @@ pub(super) fn replace_damaged(cluster: &mut Cluster, node: usize, after: &str) {
     replace(cluster, node);
 }
 
-/// The folder of a stopped node is lost; the cluster is told so, and the node comes back empty.
+/// The data directory of a stopped node is lost: the node is replaced and comes back empty.
 fn replace(cluster: &mut Cluster, node: usize) {
     std::fs::remove_dir_all(cluster.server(node).unwrap().data()).unwrap();
     let admin = cluster.server((node + 1) % 3).unwrap().admin().to_owned();
@@ -307,7 +309,7 @@ fn replace(cluster: &mut Cluster, node: usize) {
     cluster.restart(node).unwrap();
 }
 
-/// A copy of a running node's directory is started elsewhere: it must end, and change nothing.
+/// Starts a copy of a running node's directory elsewhere: it must exit, and change nothing.
 fn clone(cluster: &Cluster, victim: usize) -> String {
     let data = cluster.server(victim).unwrap().data();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -329,7 +331,7 @@ fn clone(cluster: &Cluster, victim: usize) -> String {
         .stderr(std::fs::File::create(folder.path().join("log")).unwrap())
         .spawn()
         .unwrap();
-    cluster.net().unwrap().admit_stranger(clone.id());
+    cluster.net().unwrap().exclude_process(clone.id());
     let deadline = Instant::now() + Duration::from_secs(40);
     let status = loop {
         if let Some(status) = clone.try_wait().unwrap() {

@@ -1,11 +1,11 @@
-//! Data directories as an operator or a failing disk leaves them: with a flipped bit, copied, put back.
+//! Damage to data directories, by an operator or a failing disk: a flipped bit, a clone, a rollback.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-/// Every file below a folder.
+/// Collects every file below a directory.
 fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -17,7 +17,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// What kind of file this is: the layer it belongs to, and its name without numbers.
+/// The kind of a file: its layer, and its name without numbers.
 fn kind(data: &Path, path: &Path) -> String {
     let below = path.strip_prefix(data).unwrap().display().to_string();
     let layer = below.split('/').next().unwrap().to_owned();
@@ -27,7 +27,7 @@ fn kind(data: &Path, path: &Path) -> String {
     if layer == below { name } else { format!("{layer}/{name}") }
 }
 
-/// The files of a data directory by kind, without empty ones.
+/// The non-empty files of a data directory, by kind.
 pub(super) fn kinds(data: &Path) -> BTreeMap<String, Vec<PathBuf>> {
     let mut files = Vec::new();
     walk(data, &mut files);
@@ -42,7 +42,7 @@ pub(super) fn kinds(data: &Path) -> BTreeMap<String, Vec<PathBuf>> {
     kinds
 }
 
-/// Flips one bit, in a place that was written to if one is found; answers where.
+/// Flips one bit, in a written part of the file if one is found; returns the position.
 pub(super) fn flip(path: &Path, rng: &mut fastrand::Rng) -> u64 {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let len = file.metadata().unwrap().len();
@@ -61,7 +61,7 @@ pub(super) fn flip(path: &Path, rng: &mut fastrand::Rng) -> u64 {
     at
 }
 
-/// Copies a directory, also one that is in use: what vanishes meanwhile is left out.
+/// Copies a directory, also one in use: files that vanish meanwhile are left out.
 pub(super) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     let Ok(entries) = std::fs::read_dir(from) else { return };
@@ -75,7 +75,7 @@ pub(super) fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Removes what a node moved aside when it found that its directory was rolled back.
+/// Removes the directory that a node moved aside when it detected a rollback.
 pub(super) fn remove_aside(data: &Path) -> bool {
     let entries = std::fs::read_dir(data).unwrap().filter_map(Result::ok);
     let aside = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("rolled-back-"));

@@ -1,5 +1,6 @@
-//! Clients that mean no good, on every port, all the time: garbage, lengths beyond every limit, half a handshake, questions whose
-//! answers are never read, slow scripts. They may get errors or lose their connections; others must not notice.
+//! Hostile clients on every port, all the time: garbage, lengths beyond every limit, incomplete handshakes, requests
+//! whose responses are never read, slow scripts. They may get errors or lose their connections; other clients must
+//! not be affected.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -10,17 +11,17 @@ use std::time::Duration;
 
 use moim_interop::cluster::Cluster;
 
-/// Connections that one client keeps open at once.
-const HELD: usize = 24;
+/// Connections that one hostile client keeps open.
+const OPEN_CONNECTIONS: usize = 24;
 
 pub(super) struct Hostile {
     stop: Arc<AtomicBool>,
     clients: Vec<JoinHandle<u64>>,
 }
 
-/// What a connection begins with, by protocol.
+/// Generator of a connection's first bytes, by protocol.
 type Bytes = fn(&mut fastrand::Rng) -> Vec<u8>;
-/// One of a server's ports.
+/// Selector of one of a server's ports.
 type Port = fn(&moim_interop::Server) -> &str;
 
 impl Hostile {
@@ -37,19 +38,19 @@ impl Hostile {
             let addresses: Vec<String> =
                 (0..3).map(|node| port(cluster.server(node).unwrap()).to_owned()).collect();
             let (stop, rng) = (Arc::clone(&stop), fastrand::Rng::with_seed(seed ^ (77 + at as u64)));
-            std::thread::spawn(move || abuse(&addresses, bytes, rng, &stop))
+            std::thread::spawn(move || run_hostile_client(&addresses, bytes, rng, &stop))
         });
         Self { clients: clients.collect(), stop }
     }
 
-    /// How many connections there were.
+    /// Stops the clients; returns the number of connections.
     pub(super) fn finish(self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
         self.clients.into_iter().map(|client| client.join().unwrap()).sum()
     }
 }
 
-fn abuse(addresses: &[String], bytes: Bytes, mut rng: fastrand::Rng, stop: &AtomicBool) -> u64 {
+fn run_hostile_client(addresses: &[String], bytes: Bytes, mut rng: fastrand::Rng, stop: &AtomicBool) -> u64 {
     let (mut held, mut count) = (Vec::new(), 0);
     while !stop.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(rng.u64(50..250)));
@@ -65,25 +66,25 @@ fn abuse(addresses: &[String], bytes: Bytes, mut rng: fastrand::Rng, stop: &Atom
             let _ = stream.read(&mut [0; 64]);
         }
         held.push(stream); // most never read and never close
-        if held.len() > HELD {
+        if held.len() > OPEN_CONNECTIONS {
             drop(held.swap_remove(rng.usize(..held.len())));
         }
     }
     count
 }
 
-/// Anything at all, a lot of it at times.
+/// Random bytes, occasionally many.
 fn garbage(rng: &mut fastrand::Rng) -> Vec<u8> {
     let len = if rng.u8(..8) == 0 { 1 << 18 } else { rng.usize(1..300) };
     let mut bytes: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(len).collect();
     if rng.bool() {
-        // Looks like a small frame of something.
+        // Resembles the length of a small frame.
         bytes[..1].copy_from_slice(&[0]);
     }
     bytes
 }
 
-/// A request of the Kafka protocol.
+/// A Kafka request.
 fn request(api: i16, version: i16, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend_from_slice(&api.to_be_bytes());
@@ -99,12 +100,12 @@ fn request(api: i16, version: i16, body: &[u8]) -> Vec<u8> {
 fn kafka(rng: &mut fastrand::Rng) -> Vec<u8> {
     match rng.u8(..6) {
         0 => i32::MAX.to_be_bytes().to_vec(),
-        // The beginning of 90 MiB.
+        // The first bytes of a frame of 90 MiB.
         1 => [&(90_u32 << 20).to_be_bytes()[..], &[0; 4096]].concat(),
         2 => request(rng.i16(-5..200), rng.i16(-1..20), &garbage(rng)),
-        // Metadata of everything, again and again, and not one answer is read.
+        // Metadata of all topics, repeated, without reading any response.
         3 => request(3, 1, &(-1_i32).to_be_bytes()).repeat(400),
-        // Produce and fetch with bodies that are none.
+        // Produce and fetch with malformed bodies.
         4 => request(rng.i16(0..2), 7, &garbage(rng)),
         _ => garbage(rng),
     }
@@ -123,11 +124,12 @@ fn redis(rng: &mut fastrand::Rng) -> Vec<u8> {
         0 => b"*1048576\r\n$1\r\nx\r\n".to_vec(),
         1 => [b"*3\r\n$3\r\nSET\r\n$1\r\nh\r\n$536870912\r\n".to_vec(), vec![b'x'; 1 << 16]].concat(),
         2 => b"*2147483647\r\n$-5\r\n".to_vec(),
-        // Answers that are never read.
+        // Responses that are never read.
         3 => command(&["COMMAND"]).repeat(50),
         4 => command(&["SUBSCRIBE", "noise"]),
         5 => command(&["PUBLISH", "noise", &"n".repeat(4096)]).repeat(64),
-        // A long time in one call of the pattern matcher. One that never ends keeps its shard, as in Redis, until SCRIPT KILL.
+        // A long time in one call of the pattern matcher. An endless one blocks its shard, as in Redis, until SCRIPT
+        // KILL.
         6 => command(&["EVAL", "return string.find(string.rep('a',30), string.rep('a-',5)..'b')", "0"]),
         7 => [command(&["MULTI"]), command(&["SET", "hostile", "x"]).repeat(500)].concat(),
         _ => garbage(rng),
@@ -138,9 +140,9 @@ fn etcd(rng: &mut fastrand::Rng) -> Vec<u8> {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     match rng.u8(..4) {
         0 => preface.to_vec(),
-        // Frames of settings without end.
+        // An endless run of SETTINGS frames.
         1 => [&preface[..], &[0, 0, 0, 4, 0, 0, 0, 0, 0].repeat(2_000)].concat(),
-        // A frame that is longer than it may be.
+        // A frame above the maximum frame size.
         2 => [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1], &garbage(rng)].concat(),
         _ => garbage(rng),
     }

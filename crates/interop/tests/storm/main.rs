@@ -1,15 +1,16 @@
-//! The chaos run: three real nodes under a load on all three protocols, with every fault that once lost or invented data. Bits
-//! flip at rest in every kind of file, data directories are rolled back and cloned, disks hang, crawl and fill up, wall clocks
-//! step, networks fail in one direction, processes are killed and paused, and hostile clients sit on every port.
+//! The full chaos run: three real nodes under a load on all three protocols, with every fault that once lost or
+//! invented data. Bits flip at rest in every kind of file, data directories are rolled back and cloned, disks hang,
+//! slow down and fill up, wall clocks step, networks fail in one direction, processes are killed and paused, and
+//! hostile clients connect to every port.
 //!
-//! One verdict over all of it: every acknowledged record is in its partition exactly once and in order, the transactional copy
-//! equals the original, registers and counters of the store are linearizable, the history of the coordination core is
-//! linearizable and every watcher saw all of it, locks are fenced, keys with a time to live end when they should, and no
-//! partition, key or client stalls for longer than the aim. `cargo xtask chaos --everything --rounds N --seed S` runs
-//! more of it, and `MOIM_STORM_ONLY=BitFlip,Rollback` only what it names.
+//! One verdict over all of it: every acknowledged record is in its partition exactly once and in order, the
+//! transactional copy equals the original, registers and counters of the store are linearizable, the history of the
+//! coordination core is linearizable and every watcher saw all of it, locks are fenced, keys with a TTL expire when
+//! they should, and no partition, key or client stalls for longer than the aim. `cargo xtask chaos --everything
+//! --rounds N --seed S` runs more of it, and `MOIM_STORM_ONLY=BitFlip,Rollback` only the named faults.
 
 #![allow(clippy::disallowed_methods)] // real processes, real time
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // all of it is test, and the rounds are to be seen
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // all of it is test; the rounds print their progress
 
 mod clock;
 mod coordination;
@@ -20,7 +21,7 @@ mod faults;
 mod files;
 mod hostile;
 #[path = "../chaos/load.rs"]
-#[allow(dead_code)] // the moves of the other chaos run use the rest
+#[allow(dead_code)] // the reassignment test of the other chaos run uses the rest
 mod load;
 #[path = "../gray/load.rs"]
 mod probe;
@@ -30,7 +31,7 @@ mod store;
 #[allow(dead_code)] // the suite of the etcd API uses the rest
 mod support;
 #[path = "../chaos/verify.rs"]
-#[allow(dead_code)] // the moves of the other chaos run use the rest
+#[allow(dead_code)] // the reassignment test of the other chaos run uses the rest
 mod verify;
 
 use std::path::Path;
@@ -50,17 +51,18 @@ use self::load::{Load, topic};
 use self::probe::Load as Probe;
 use self::stalls::Stalls;
 
-/// The topic that is written to, and the one it is copied to in transactions.
+/// The source topic, and the topic it is copied to in transactions.
 const ORIGINAL: &str = "original";
 const COPY: &str = "copy";
 const PARTITIONS: i32 = 6;
-/// Between two records of a partition: two cores run three nodes and all clients.
+/// Pause between two records of a partition: two cores run three nodes and all clients.
 const WRITER_PAUSE: Duration = Duration::from_millis(25);
-/// For a cluster to be whole after a fault: a disk must have worked for ten seconds, and a lost directory is copied.
+/// Time limit until the cluster is fully replicated after a fault: a disk must have worked for ten seconds, and a
+/// lost data directory is re-replicated.
 const WHOLE: Duration = Duration::from_secs(90);
-/// Of each node's own file system.
+/// Size of each node's file system.
 const DISK_BYTES: u64 = 1 << 30;
-/// What a node may take of the machine's memory, whatever its clients do.
+/// Memory limit of a node, whatever its clients do.
 const NODE_BYTES: u64 = 3 << 29;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -78,7 +80,7 @@ fn options() -> Options {
         .set("node.log_level", std::env::var("INTEROP_LOG").unwrap_or("info".to_owned()))
 }
 
-/// A disk for each node that can be frozen and filled, where the machine permits it.
+/// A disk for each node that can be frozen and filled, if the machine permits it.
 fn disks() -> Vec<Disk> {
     let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let mount = |_| Disk::mount(parent, DISK_BYTES).and_then(|disk| disk.check_freeze().map(|()| disk));
@@ -92,7 +94,7 @@ fn disks() -> Vec<Disk> {
 }
 
 #[test]
-fn nothing_is_lost_duplicated_reordered_or_stale_whatever_fails() {
+fn no_loss_duplicate_reordering_or_stale_read_under_all_faults() {
     let (rounds, seed) = (number("MOIM_STORM_ROUNDS", 4), number("MOIM_STORM_SEED", 1));
     let disks = disks();
     let clocks = Clocks::make(3);
@@ -153,7 +155,7 @@ fn nothing_is_lost_duplicated_reordered_or_stale_whatever_fails() {
     stalls.check();
 }
 
-/// The ends of all logs without what hostile clients leave there.
+/// The tails of all logs without the lines caused by hostile clients.
 fn logs(cluster: &Cluster) -> String {
     let noise =
         ["moim_queue::connection", "moim_coord::api", "moim_raft::transport::tcp", "moim_slots::connection"];
@@ -167,7 +169,7 @@ fn logs(cluster: &Cluster) -> String {
     text
 }
 
-/// What a node holds of the machine's memory.
+/// Resident memory of a node.
 fn resident(cluster: &Cluster, node: usize) -> u64 {
     let pid = cluster.server(node).unwrap().pid().unwrap_or_default();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -175,8 +177,8 @@ fn resident(cluster: &Cluster, node: usize) -> u64 {
     line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// Waits until every node runs, every partition and shard is led and all replicas are in sync. A node that has ended
-/// because of what it found on its disk is replaced, as its last words tell the operator to do.
+/// Waits until every node runs, every partition and shard has a leader and all replicas are in sync. A node that
+/// exited because of damage on its disk is replaced, as its last log line tells the operator to do.
 fn await_whole(cluster: &mut Cluster, after: &str) -> Duration {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! For how long clients got nothing done, by kind of fault, against the aims.
+//! Client stall times by kind of fault, compared with the aims.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::number;
 pub(super) struct Stalls(BTreeMap<Kind, Vec<Duration>>);
 
 impl Stalls {
-    /// Takes down the longest stall of a round; answers the longest of each layer, for people.
+    /// Records the longest stall of a round; returns the longest of each layer as text.
     pub(super) fn note(&mut self, kind: Kind, stalls: &BTreeMap<String, Duration>) -> String {
         let longest = |layer: &str| {
             let of_layer = stalls.iter().filter(|(name, _)| name.starts_with(layer));
@@ -62,7 +62,7 @@ impl fmt::Display for Stalls {
 }
 
 #[test]
-fn percentiles_are_of_the_longest() {
+fn percentiles_of_the_longest_stalls() {
     let stalls: Vec<_> = (1..=100).map(Duration::from_secs).collect();
     assert_eq!(Stalls::percentile(&stalls, 99), Duration::from_secs(99));
     assert_eq!(Stalls::percentile(&stalls[..3], 50), Duration::from_secs(2));

@@ -1,4 +1,4 @@
-//! Registers and counters of the store: everything clients saw must be explained by one correct store.
+//! Registers and counters of the store: the client-observed history must be linearizable.
 
 #[path = "../store/load.rs"]
 #[allow(dead_code)] // the faults of that suite use the rest
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use moim_history::{Counters, Recorder, check};
 use moim_interop::cluster::Cluster;
 
-/// Between two operations of a client.
+/// Pause between two operations of a client.
 const PAUSE_MS: std::ops::Range<u64> = 20..60;
 
 struct World {
@@ -29,7 +29,7 @@ impl World {
     }
 }
 
-/// The clients.
+/// The running clients.
 pub(super) struct Load {
     world: Arc<World>,
     clients: JoinHandle<Result<(), String>>,
@@ -54,7 +54,7 @@ impl Load {
         Self { world, clients }
     }
 
-    /// New keys: that keeps the search for an order short.
+    /// Switches to new keys, which keeps the linearizability check short.
     pub(super) fn begin(&self, round: u64) {
         self.world.round.store(round as usize, Ordering::SeqCst);
     }

@@ -1,20 +1,23 @@
-//! A batch of counted messages on its way into the store: each client and sequence number counts once for its text.
+//! Counting of a batch of messages by their text in the store: each client and sequence number counts once for its
+//! text.
 //!
-//! Two rules make it so, whatever is read again and whoever else reads. A client's messages stand in a partition in the order
-//! of their numbers: one whose number is not above all that were read before it is a repeat, and left aside. And a text counts
-//! only what stands behind the last place it has counted (see [`crate::store::Text`]): that holds for what an aggregator had
-//! counted, and not noted as read, when it ended.
+//! Two rules ensure this, whatever is re-read and whichever aggregators read concurrently. First, a client's messages
+//! stand in a partition in the order of their sequence numbers: a message whose number is not above all numbers read
+//! before is a duplicate, and skipped. Second, a text counts only messages after the last position it has counted
+//! (see [`crate::store::Text`]): this covers messages that an aggregator had counted, but not recorded as read, when
+//! it stopped.
 //!
-//! A place is the offset, as long as there is one topic. Where the topic was made anew, offsets begin again: a message with a
-//! new number before the place that was read to can be nothing else, and from there on places are offsets and a shift.
+//! A position is the offset, as long as the topic is not recreated. In a recreated topic offsets start at 0 again: it
+//! is detected by a message with a new number before the position read so far, and from there on a position is the
+//! offset plus a shift.
 //!
-//! A store that replicates asynchronously goes back in a failover, each shard on its own. What an aggregator has written it
-//! remembers, and reads again where the store has less: from the place that the store knows, when that went back; from the
-//! beginning of the partition, when it was a text's count (a *rebuild*). During a rebuild a repeat is known by what was read
-//! since the beginning, and every place counts once because a text knows its last one. That a rebuild is under way is kept in the
-//! store, so that another aggregator ends it.
+//! A store with asynchronous replication loses writes in a failover, each shard on its own. An aggregator remembers
+//! what it has written, and re-reads what the store has lost: from the position recorded in the store, if that went
+//! back; from the beginning of the partition, if a text's count went back (a *rebuild*). During a rebuild, duplicates
+//! are detected by what was read since the beginning, and every position counts once because a text knows its last
+//! one. A rebuild in progress is recorded in the store, so that another aggregator completes it.
 //!
-//! What is remembered only ever leads to reading again: a store that was wiped meanwhile is read into from the beginning.
+//! The memory only ever causes re-reading: a store that was wiped meanwhile is filled from the beginning.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,15 +26,15 @@ use futures_util::future::try_join_all;
 
 use moim_base::task::Shutdown;
 
-use crate::consume::patiently;
-use crate::store::{Aggregated, Placed, ReadTo, Store, StoreError, Text};
+use crate::consume::retry_while_unavailable;
+use crate::store::{Aggregated, PositionedMessage, ReadTo, Store, StoreError, Text};
 
-/// Scripts under way at a time.
+/// Concurrent script calls.
 const AT_ONCE: usize = 256;
-/// Texts that are remembered; with more, all are forgotten.
+/// Number of texts to remember; beyond it, all are forgotten.
 const REMEMBERED: usize = 1_000_000;
-/// Texts that are looked at again in one go while nothing else is to do.
-const LOOKED_AT: usize = 10_000;
+/// Number of remembered texts that one idle check compares with the store.
+const IDLE_CHECK_TEXTS: usize = 10_000;
 
 /// A message that was counted for its client.
 #[derive(Clone, Copy, Debug)]
@@ -44,32 +47,32 @@ pub(crate) struct Record<'a> {
     pub(crate) text: &'a [u8],
 }
 
-/// What to do with a batch.
+/// What the aggregator does with a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Commit its offsets.
+    /// Commit the offsets.
     Counted,
-    /// Read these partitions again from these offsets, and the others from the beginning of the batch.
+    /// Re-read these partitions from these offsets, and the others from the beginning of the batch.
     Reread(BTreeMap<i32, u64>),
 }
 
-/// What is known of a partition.
+/// State of a partition while a batch is counted.
 #[derive(Debug, Default)]
 struct Reading<'a> {
     to: ReadTo,
-    /// The last number of each client of the batch.
+    /// The last sequence number of each client of the batch.
     last: HashMap<&'a str, u64>,
 }
 
 impl<'a> Reading<'a> {
-    /// The place of a message; none for a repeat.
-    fn place(&mut self, record: &Record<'a>, rebuild: Option<&mut Rebuild>) -> Option<u64> {
+    /// The position of a message; none for a duplicate.
+    fn position(&mut self, record: &Record<'a>, rebuild: Option<&mut Rebuild>) -> Option<u64> {
         let last = self.last.entry(record.client).or_default();
         if let Some(rebuild) = rebuild {
             if record.offset + self.to.shift < rebuild.until {
                 return rebuild.is_new(record).then_some(record.offset + self.to.shift);
             }
-            // The store may have gone back since the rebuild began.
+            // The store may have lost writes since the rebuild began.
             *last = rebuild.last.get(record.client).copied().unwrap_or(0).max(*last);
         }
         if record.sn <= *last {
@@ -80,20 +83,20 @@ impl<'a> Reading<'a> {
             tracing::warn!(
                 partition = record.partition,
                 offset = record.offset,
-                "topic message_aggregation was recreated; offsets begin again"
+                "topic message_aggregation was recreated; offsets start again"
             );
             self.to.shift = self.to.next - record.offset;
         }
-        let place = record.offset + self.to.shift;
-        self.to.next = place + 1;
-        Some(place)
+        let position = record.offset + self.to.shift;
+        self.to.next = position + 1;
+        Some(position)
     }
 }
 
-/// A partition that is read from its beginning.
+/// A rebuild: a partition is re-read from its beginning.
 #[derive(Debug)]
 struct Rebuild {
-    /// Up to this place.
+    /// Position at which the rebuild ends.
     until: u64,
     last: HashMap<String, u64>,
 }
@@ -107,21 +110,21 @@ impl Rebuild {
     }
 }
 
-/// What an aggregator remembers of a partition.
+/// An aggregator's memory of a partition.
 #[derive(Debug, Default)]
 struct Memory {
-    /// The place up to which it was read; none before the store was asked.
+    /// The position up to which it was read; none before the first read from the store.
     next: Option<u64>,
-    /// The last place that each text was counted up to.
+    /// The last counted position of each text.
     texts: BTreeMap<String, u64>,
     rebuild: Option<Rebuild>,
 }
 
-/// The side of the store.
+/// Counts batches in the store.
 pub(crate) struct Tally {
     store: Store,
     partitions: BTreeMap<i32, Memory>,
-    /// The text after which the next look at remembered ones begins.
+    /// The text after which the next idle check starts.
     cursor: (i32, String),
 }
 
@@ -130,33 +133,35 @@ impl Tally {
         Self { store, partitions: BTreeMap::new(), cursor: (0, String::new()) }
     }
 
-    /// Partitions have changed hands.
-    pub(crate) fn on_change(&mut self) {
+    /// A rebalance has changed the assignment.
+    pub(crate) fn on_rebalance(&mut self) {
         self.partitions.clear();
     }
 
-    /// Counts a batch; each partition's records stand in their order.
+    /// Counts a batch; the records of each partition are in offset order.
     pub(crate) async fn count(
         &mut self,
         records: &[Record<'_>],
         shutdown: &Shutdown,
     ) -> Result<Step, StoreError> {
-        let mut readings = look_up(&self.store, records, shutdown).await?;
-        let rereads = self.went_back(records, &readings);
+        let mut readings = load_readings(&self.store, records, shutdown).await?;
+        let rereads = self.find_lost_positions(records, &readings);
         if !rereads.is_empty() {
             return Ok(Step::Reread(rereads));
         }
-        let mut texts: HashMap<(i32, &str), (Text<'_>, Vec<Placed<'_>>)> = HashMap::new();
+        let mut texts: HashMap<(i32, &str), (Text<'_>, Vec<PositionedMessage<'_>>)> = HashMap::new();
         for record in records {
             let rebuild =
                 self.partitions.get_mut(&record.partition).and_then(|memory| memory.rebuild.as_mut());
             let reading = readings.get_mut(&record.partition);
-            let Some(place) = reading.and_then(|reading| reading.place(record, rebuild)) else { continue };
+            let Some(position) = reading.and_then(|reading| reading.position(record, rebuild)) else {
+                continue;
+            };
             let Record { partition, client, sn, hash, text, .. } = *record;
             let (_, messages) = texts
                 .entry((partition, hash))
                 .or_insert_with(|| (Text { hash, text, partition, counted_to: None }, Vec::with_capacity(1)));
-            messages.push(Placed { client, sn, place });
+            messages.push(PositionedMessage { client, sn, position });
         }
         let behind = self.count_texts(texts, shutdown).await?;
         if !behind.is_empty() {
@@ -165,17 +170,17 @@ impl Tally {
         let store = &self.store;
         let notes = readings.iter().map(|(partition, reading)| async move {
             let last: Vec<(&str, u64)> = reading.last.iter().map(|(client, sn)| (*client, *sn)).collect();
-            patiently(shutdown, || store.note_read(*partition, reading.to, &last)).await
+            retry_while_unavailable(shutdown, || store.record_read(*partition, reading.to, &last)).await
         });
         try_join_all(notes).await?;
-        self.on_noted(records, &readings, shutdown).await?;
+        self.on_recorded(records, &readings, shutdown).await?;
         Ok(Step::Counted)
     }
 
-    /// Counts texts; answers the partitions of those that the store knows less of than was written.
+    /// Counts texts; returns the partitions of texts for which the store has lost counts.
     async fn count_texts<'a>(
         &mut self,
-        texts: HashMap<(i32, &'a str), (Text<'a>, Vec<Placed<'a>>)>,
+        texts: HashMap<(i32, &'a str), (Text<'a>, Vec<PositionedMessage<'a>>)>,
         shutdown: &Shutdown,
     ) -> Result<Vec<i32>, StoreError> {
         let (store, partitions) = (&self.store, &self.partitions);
@@ -183,14 +188,14 @@ impl Tally {
             let memory = partitions.get(&text.partition);
             let counted_to = memory.and_then(|memory| memory.texts.get(text.hash)).copied();
             let text = Text { counted_to, ..text };
-            let done = patiently(shutdown, || store.aggregate(text, &messages)).await?;
-            Ok::<_, StoreError>((text, messages.last().map_or(0, |message| message.place), done))
+            let done = retry_while_unavailable(shutdown, || store.aggregate(text, &messages)).await?;
+            Ok::<_, StoreError>((text, messages.last().map_or(0, |message| message.position), done))
         });
         let mut done = futures_util::stream::iter(steps).buffer_unordered(AT_ONCE);
         let (mut behind, mut written) = (Vec::new(), Vec::new());
         while let Some(step) = done.next().await {
             match step? {
-                (text, place, Aggregated::Counted) => written.push((text, place)),
+                (text, position, Aggregated::Counted) => written.push((text, position)),
                 (text, _, Aggregated::Behind) => behind.push(text.partition),
             }
         }
@@ -198,16 +203,16 @@ impl Tally {
         if self.partitions.values().map(|memory| memory.texts.len()).sum::<usize>() > REMEMBERED {
             self.partitions.values_mut().for_each(|memory| memory.texts.clear());
         }
-        for (text, place) in written {
+        for (text, position) in written {
             let texts = &mut self.partitions.entry(text.partition).or_default().texts;
             let at = texts.entry(text.hash.to_owned()).or_default();
-            *at = place.max(*at);
+            *at = position.max(*at);
         }
         Ok(behind)
     }
 
-    /// Where the store knows of less than was read: what to read again.
-    fn went_back(
+    /// Compares the read positions with the store's; returns the offsets to re-read from.
+    fn find_lost_positions(
         &mut self,
         records: &[Record<'_>],
         readings: &BTreeMap<i32, Reading<'_>>,
@@ -217,7 +222,7 @@ impl Tally {
             let memory = self.partitions.entry(*partition).or_default();
             let ReadTo { shift, next, rebuild } = reading.to;
             if rebuild > 0 && memory.rebuild.is_none() {
-                // Another aggregator has begun it, and did not end it.
+                // Another aggregator has begun the rebuild and did not complete it.
                 memory.rebuild = Some(Rebuild { until: rebuild, last: HashMap::new() });
                 memory.next = Some(next);
                 rereads.insert(*partition, 0);
@@ -232,8 +237,8 @@ impl Tally {
             if memory.next.is_some_and(|known| known > next) {
                 tracing::warn!(
                     partition,
-                    place = next,
-                    "read position went back in the store; reading again"
+                    position = next,
+                    "read position went back in the store; partition re-read"
                 );
             }
             memory.next = Some(next);
@@ -244,18 +249,14 @@ impl Tally {
         rereads
     }
 
-    /// Begins to read partitions from their beginning.
+    /// Begins the rebuild of partitions.
     async fn rebuild(&mut self, partitions: Vec<i32>, shutdown: &Shutdown) -> Result<Step, StoreError> {
         let mut rereads = BTreeMap::new();
         for partition in partitions {
             let memory = self.partitions.entry(partition).or_default();
             let until = memory.next.unwrap_or(0);
-            tracing::warn!(
-                partition,
-                until,
-                "text counts went back in the store; counting the partition again"
-            );
-            patiently(shutdown, || self.store.note_rebuild(partition, until)).await?;
+            tracing::warn!(partition, until, "text counts went back in the store; partition rebuild");
+            retry_while_unavailable(shutdown, || self.store.record_rebuild(partition, until)).await?;
             memory.rebuild = Some(Rebuild { until, last: HashMap::new() });
             memory.texts.clear();
             rereads.insert(partition, 0);
@@ -263,8 +264,8 @@ impl Tally {
         Ok(Step::Reread(rereads))
     }
 
-    /// The store knows up to where a batch was read.
-    async fn on_noted(
+    /// The store has recorded the read positions of a batch.
+    async fn on_recorded(
         &mut self,
         records: &[Record<'_>],
         readings: &BTreeMap<i32, Reading<'_>>,
@@ -276,27 +277,27 @@ impl Tally {
             let last = records.iter().rfind(|record| record.partition == *partition);
             let read = last.map_or(0, |record| record.offset + reading.to.shift + 1);
             let Some(rebuild) = memory.rebuild.take_if(|rebuild| read >= rebuild.until) else { continue };
-            // The store may have gone back meanwhile.
+            // The store may have lost writes meanwhile.
             let next = reading.to.next.max(rebuild.until);
             let last: Vec<(&str, u64)> =
                 rebuild.last.iter().map(|(client, sn)| (client.as_str(), *sn)).collect();
             let to = ReadTo { next, ..reading.to };
-            patiently(shutdown, || self.store.note_read(*partition, to, &last)).await?;
-            patiently(shutdown, || self.store.note_rebuild(*partition, 0)).await?;
+            retry_while_unavailable(shutdown, || self.store.record_read(*partition, to, &last)).await?;
+            retry_while_unavailable(shutdown, || self.store.record_rebuild(*partition, 0)).await?;
             memory.next = Some(next);
         }
         Ok(())
     }
 
-    /// Looks at some of the texts that were counted, while nothing else is to do: those whose counts went back are counted again.
-    /// A rebuild that another aggregator has begun is ended.
-    pub(crate) async fn look_back(
+    /// Idle check: compares some of the counted texts with the store, and rebuilds the partitions of texts whose
+    /// counts went back. Completes a rebuild that another aggregator has begun.
+    pub(crate) async fn idle_check(
         &mut self,
         assigned: &[i32],
         shutdown: &Shutdown,
     ) -> Result<Step, StoreError> {
         for partition in assigned {
-            let (to, _) = patiently(shutdown, || self.store.read_to(*partition, &[])).await?;
+            let (to, _) = retry_while_unavailable(shutdown, || self.store.read_to(*partition, &[])).await?;
             let memory = self.partitions.entry(*partition).or_default();
             if to.rebuild > 0 && memory.rebuild.is_none() {
                 memory.rebuild = Some(Rebuild { until: to.rebuild, last: HashMap::new() });
@@ -307,17 +308,17 @@ impl Tally {
         let cursor = std::mem::take(&mut self.cursor);
         let remembered = self.partitions.iter().filter(|(_, memory)| memory.rebuild.is_none());
         let after = remembered.flat_map(|(partition, memory)| {
-            memory.texts.iter().map(|(hash, place)| (*partition, hash.clone(), *place))
+            memory.texts.iter().map(|(hash, position)| (*partition, hash.clone(), *position))
         });
         let some: Vec<_> =
-            after.filter(|(p, h, _)| (*p, h) > (cursor.0, &cursor.1)).take(LOOKED_AT).collect();
-        if let Some((partition, hash, _)) = some.last().filter(|_| some.len() == LOOKED_AT) {
+            after.filter(|(p, h, _)| (*p, h) > (cursor.0, &cursor.1)).take(IDLE_CHECK_TEXTS).collect();
+        if let Some((partition, hash, _)) = some.last().filter(|_| some.len() == IDLE_CHECK_TEXTS) {
             self.cursor = (*partition, hash.clone());
         }
         let store = &self.store;
-        let looks = some.into_iter().map(|(partition, hash, place)| async move {
-            let at = patiently(shutdown, || store.text_counted_to(&hash, partition)).await?;
-            Ok::<_, StoreError>(at.is_none_or(|at| at < place).then_some(partition))
+        let looks = some.into_iter().map(|(partition, hash, position)| async move {
+            let at = retry_while_unavailable(shutdown, || store.text_counted_to(&hash, partition)).await?;
+            Ok::<_, StoreError>(at.is_none_or(|at| at < position).then_some(partition))
         });
         let mut looks = futures_util::stream::iter(looks).buffer_unordered(AT_ONCE);
         let mut behind = std::collections::BTreeSet::new();
@@ -332,8 +333,8 @@ impl Tally {
     }
 }
 
-/// What the store knows of the partitions and clients of a batch.
-async fn look_up<'a>(
+/// Reads the store's state of the partitions and clients of a batch.
+async fn load_readings<'a>(
     store: &Store,
     records: &[Record<'a>],
     shutdown: &Shutdown,
@@ -344,7 +345,7 @@ async fn look_up<'a>(
     }
     let lookups = readings.iter_mut().map(|(partition, reading)| async move {
         let clients: Vec<&str> = reading.last.keys().copied().collect();
-        let (to, last) = patiently(shutdown, || store.read_to(*partition, &clients)).await?;
+        let (to, last) = retry_while_unavailable(shutdown, || store.read_to(*partition, &clients)).await?;
         reading.to = to;
         reading.last = clients.into_iter().zip(last).collect();
         Ok::<(), StoreError>(())

@@ -1,6 +1,6 @@
-//! What a client remembers between its lives: which life this is, and lines that a person typed.
+//! Persistent state of a client: its incarnation, and the lines that a user typed.
 //!
-//! Invariant: what is sent has been written and synced before.
+//! Invariant: a line is written and synced before it is sent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 /// Why the state cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The disk.
+    /// An I/O error.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
-    /// Not what this program wrote.
+    /// The state file cannot be parsed.
     #[error("{0}: not the state of a client: {1}")]
     Damaged(PathBuf, String),
 }
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StateFile {
     format: u32,
     incarnation: u64,
 }
 
-/// The state of one client, in a folder.
+/// The state of one client, in a directory.
 #[derive(Debug)]
 pub struct ClientState {
     incarnation: u64,
@@ -34,7 +34,8 @@ pub struct ClientState {
 }
 
 impl ClientState {
-    /// Begins a new life of the client. `now_ms` keeps a client that has lost its folder from looking older than it is.
+    /// Starts a new incarnation of the client. `now_ms` is a lower bound, so that a client that has lost its
+    /// directory does not appear older than its previous incarnation.
     pub fn begin(folder: &Path, client: &str, now_ms: u64) -> Result<Self, StateError> {
         let name = client.replace(':', "_");
         let path = folder.join(format!("{name}.json"));
@@ -42,7 +43,7 @@ impl ClientState {
         fs::create_dir_all(folder).map_err(io)?;
         let before = match fs::read(&path) {
             Ok(bytes) => {
-                serde_json::from_slice::<Kept>(&bytes)
+                serde_json::from_slice::<StateFile>(&bytes)
                     .map_err(|error| StateError::Damaged(path.clone(), error.to_string()))?
                     .incarnation
             }
@@ -50,22 +51,22 @@ impl ClientState {
             Err(error) => return Err(io(error)),
         };
         let incarnation = (before + 1).max(now_ms);
-        let kept = Kept { format: 1, incarnation };
+        let state = StateFile { format: 1, incarnation };
         let temporary = folder.join(format!("{name}.json.new"));
         let mut file = File::create(&temporary).map_err(io)?;
-        serde_json::to_writer(&mut file, &kept).map_err(|error| io(error.into()))?;
+        serde_json::to_writer(&mut file, &state).map_err(|error| io(error.into()))?;
         file.sync_all().map_err(io)?;
         fs::rename(&temporary, &path).map_err(io)?;
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)?;
         Ok(Self { incarnation, outbox: folder.join(format!("{name}.outbox")) })
     }
 
-    /// Which life this is.
+    /// The current incarnation.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// Lines typed in earlier lives, in order.
+    /// Lines typed in earlier incarnations, in order.
     pub fn typed(&self) -> Result<Vec<Bytes>, StateError> {
         match File::open(&self.outbox) {
             Ok(file) => BufReader::new(file)
@@ -77,7 +78,7 @@ impl ClientState {
         }
     }
 
-    /// Keeps a line before it is sent.
+    /// Persists a line before it is sent.
     pub fn keep(&self, line: &str) -> Result<(), StateError> {
         let io = |error| StateError::Io(self.outbox.clone(), error);
         let mut file = OpenOptions::new().create(true).append(true).open(&self.outbox).map_err(io)?;
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_life_is_newer_than_the_one_before() {
+    fn every_incarnation_is_newer_than_the_previous() {
         let folder = tempfile::tempdir().unwrap();
         let first = ClientState::begin(folder.path(), "a:b", 1_000).unwrap();
         first.keep("one").unwrap();

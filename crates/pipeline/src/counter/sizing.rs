@@ -1,25 +1,25 @@
-//! How many messages to put into a transaction, by what transactions have cost.
+//! Adaptive transaction size: how many messages to put into a transaction, from the cost of recent ones.
 //!
-//! A transaction costs a fixed part (its round trips, whatever the machine does beside) and a part per message. Only the second
-//! part gets smaller with the batch: halving a batch whose cost is fixed halves the throughput and saves nothing. So both parts
-//! are estimated from the last transactions (least squares, older ones weigh less), and the messages of a batch may take as long
-//! as the fixed part does, within bounds. Pure: time is an input.
+//! A transaction has a fixed cost (its round trips, other load on the machine) and a cost per message. Only the
+//! second shrinks with the batch: halving a batch whose cost is fixed halves the throughput and saves nothing. So
+//! both are estimated from recent transactions (least squares with exponential decay), and the messages of a batch
+//! may take as long as the fixed cost, within bounds. Pure: time is an input.
 //!
-//! Limits: the estimate needs batches of different sizes; a size therefore moves by at most a factor of two at a time, and
-//! a single slow transaction moves it by one step at most.
+//! Limits: the estimate needs batches of different sizes, so the size changes by at most a factor of two at a time,
+//! and a single slow transaction changes it by at most one step.
 
 use std::time::Duration;
 
-/// What the messages of a batch may take, whatever the fixed cost is: at least, and at most.
+/// Bounds, in seconds, of the time for the messages of a batch, whatever the fixed cost is.
 const LEAST: f64 = 0.5;
 const MOST: f64 = 2.0;
-/// What is left of an observation's weight after the next one.
+/// Factor by which an observation loses weight with the next one.
 const DECAY: f64 = 0.8;
-/// The first batch.
+/// Size of the first batch.
 const FIRST: usize = 4_000;
-/// No estimate makes batches smaller than this, only transactions that fail one after the other.
+/// Lower bound of the estimated size. Only consecutive failed transactions go below it.
 const FLOOR: usize = 1_000;
-/// So many failures in a row may be the size's fault; batches then shrink down to [`SMALLEST`].
+/// After this many consecutive failures the size may be the cause; batches then shrink down to [`SMALLEST`].
 const FAILURES: u32 = 3;
 const SMALLEST: usize = 100;
 
@@ -37,15 +37,15 @@ impl Sizing {
         Self { now: FIRST.min(largest), largest, failures: 0, costs: Costs::default() }
     }
 
-    /// At most so many messages go into the next transaction.
+    /// Maximum number of messages of the next transaction.
     pub(super) fn now(&self) -> usize {
         self.now
     }
 
-    /// A transaction of so many messages took so long, or was undone.
+    /// A transaction of `messages` messages took `took`, or was aborted.
     pub(super) fn on_end(&mut self, messages: usize, took: Duration, is_fine: bool) {
         if !is_fine {
-            // As a rule a broker has gone away, and a smaller batch would have failed as well.
+            // Usually a broker has failed, and a smaller batch would have failed as well.
             self.failures += 1;
             if self.failures >= FAILURES {
                 self.now = (self.now / 2).max(SMALLEST.min(self.largest));
@@ -55,7 +55,7 @@ impl Sizing {
         self.failures = 0;
         self.costs.observe(messages as f64, took.as_secs_f64());
         let wanted = self.costs.affordable();
-        // A batch that was not full says nothing about larger ones than itself.
+        // A batch that was not full is no evidence about larger sizes.
         let grown = if messages >= self.now { self.now.saturating_mul(2) } else { self.now };
         let shrunk = (self.now / 2).max(FLOOR.min(self.now));
         let wanted = if wanted >= self.largest as f64 { self.largest } else { wanted as usize };
@@ -71,7 +71,7 @@ struct Costs {
     t: f64,
     nn: f64,
     nt: f64,
-    /// The least seconds per message that were seen lately: a message cannot cost more.
+    /// The lowest cost per message seen recently: an upper bound of the cost of a message.
     least_each: Option<f64>,
 }
 
@@ -85,17 +85,17 @@ impl Costs {
         self.t += t;
         self.nn += n * n;
         self.nt += n * t;
-        // The bound rises slowly, so that a machine that has become slower is believed.
+        // The bound rises slowly, so that a machine that became slower is taken into account.
         let each = t / n.max(1.0);
         self.least_each = Some(self.least_each.map_or(each, |least| each.min(least * 1.1)));
     }
 
-    /// The fixed cost and the cost of a message, in seconds.
+    /// Estimated fixed cost and cost per message, in seconds.
     fn estimate(&self) -> (f64, f64) {
         let (mean_n, mean_t) = (self.n / self.weight, self.t / self.weight);
         let spread = self.nn / self.weight - mean_n * mean_n;
         let bound = self.least_each.unwrap_or(0.0);
-        // Batches of one size cannot tell the parts from each other: all of it is taken for the messages' part.
+        // Batches of one size cannot separate the two costs: all of it is attributed to the messages.
         let each = if spread > (mean_n * 0.05).powi(2) {
             ((self.nt / self.weight - mean_n * mean_t) / spread).clamp(0.0, bound)
         } else {
@@ -104,7 +104,7 @@ impl Costs {
         ((mean_t - each * mean_n).max(0.0), each)
     }
 
-    /// How many messages are worth a transaction.
+    /// The number of messages that balances the fixed cost.
     fn affordable(&self) -> f64 {
         let (fixed, each) = self.estimate();
         fixed.clamp(LEAST, MOST) / each.max(1e-9)
@@ -115,7 +115,7 @@ impl Costs {
 mod tests {
     use super::*;
 
-    /// Seconds of a transaction of so many messages.
+    /// Runs transactions whose cost in seconds is a function of their size.
     fn run(sizing: &mut Sizing, rounds: usize, cost: &mut dyn FnMut(usize) -> f64) -> (f64, f64) {
         let (mut counted, mut seconds) = (0.0, 0.0);
         for _ in 0..rounds {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_cost_never_shrinks_batches_to_nothing() {
+    fn fixed_cost_does_not_shrink_batches() {
         for fixed in [0.05, 0.5, 1.5, 3.0, 8.0] {
             let mut sizing = Sizing::up_to(20_000);
             run(&mut sizing, 30, &mut |n| fixed + n as f64 * 10e-6);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_per_message_bounds_the_time_of_a_batch() {
+    fn cost_per_message_bounds_the_batch_time() {
         for each in [50e-6, 200e-6, 1e-3] {
             let mut sizing = Sizing::up_to(20_000);
             run(&mut sizing, 40, &mut |n| 0.01 + n as f64 * each);
@@ -148,8 +148,8 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_keeps_its_throughput() {
-        // Quiet, then a machine on which every transaction takes seconds whatever its size, then quiet again.
+    fn throughput_recovers_on_a_busy_machine() {
+        // Phases: quiet; a machine on which every transaction takes seconds whatever its size; quiet again.
         for seed in 0..200 {
             let mut chance = fastrand::Rng::with_seed(seed);
             let mut sizing = Sizing::up_to(20_000);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_shrink_batches_only_when_they_go_on() {
+    fn only_consecutive_failures_shrink_batches() {
         let mut sizing = Sizing::up_to(20_000);
         let fail = |sizing: &mut Sizing| sizing.on_end(sizing.now(), Duration::from_secs(10), false);
         fail(&mut sizing);
@@ -177,7 +177,7 @@ mod tests {
         let mut small = Sizing::up_to(10);
         (0..9).for_each(|_| fail(&mut small));
         assert_eq!(small.now(), 10);
-        // Batches that are not full leave the size alone.
+        // Batches that are not full do not change the size.
         let mut idle = Sizing::up_to(20_000);
         (0..50).for_each(|_| idle.on_end(3, Duration::from_millis(4), true));
         assert!(idle.now() >= FLOOR, "{}", idle.now());

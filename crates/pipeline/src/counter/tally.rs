@@ -1,5 +1,5 @@
-//! A batch of clients' messages on its way into the store: what is counted, what is passed on, and what has to be read again
-//! first (see [`super::gaps`]).
+//! Counting of a batch of client messages in the store: which messages are counted, which are forwarded, and which
+//! partitions must be re-read first (see [`super::gaps`]).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,10 +10,10 @@ use futures_util::{StreamExt, TryStreamExt};
 use moim_base::task::Shutdown;
 
 use super::gaps::{Decision, Gaps};
-use crate::consume::{Failed, patiently};
-use crate::store::{Batch, Counting, Standing, Store, StoreError, Verdict};
+use crate::consume::{BatchError, retry_while_unavailable};
+use crate::store::{Batch, CountOutcome, CountState, Counting, Store, StoreError};
 
-/// Questions to the store at a time.
+/// Concurrent requests to the store.
 const AT_ONCE: usize = 128;
 
 /// A record of `client_message`.
@@ -23,45 +23,45 @@ pub(crate) struct Record<'a> {
     pub(crate) offset: i64,
     pub(crate) key: &'a [u8],
     pub(crate) payload: Option<&'a [u8]>,
-    /// Client and sequence number; none when the record does not say.
+    /// Client and sequence number; none if the record has no valid origin.
     pub(crate) origin: Option<(&'a str, u64)>,
 }
 
-/// A message of the batch and where it goes.
+/// A message of the batch and its outcome.
 #[derive(Clone, Debug)]
-pub(crate) struct Out<'a> {
+pub(crate) struct CountedRecord<'a> {
     pub(crate) record: Record<'a>,
-    /// Why it goes to the dead letters.
+    /// The reason for the dead-letter topic.
     pub(crate) dead: Option<Cow<'static, str>>,
-    pub(crate) verdict: Verdict,
+    pub(crate) outcome: CountOutcome,
 }
 
-/// What to do with a batch.
+/// What the counter does with a batch.
 #[derive(Debug)]
 pub(crate) enum Step<'a> {
-    /// Pass it on, in one transaction with its offsets.
-    PassOn(Vec<Out<'a>>),
-    /// Read these partitions again from these offsets, and the others from the beginning of the batch.
+    /// Forward the messages, in one transaction with the offsets.
+    Forward(Vec<CountedRecord<'a>>),
+    /// Re-read these partitions from these offsets, and the others from the beginning of the batch.
     Reread(BTreeMap<i32, i64>),
 }
 
-/// The side of the store.
+/// Counts batches in the store.
 pub(crate) struct Tally {
     store: Store,
     /// The generation under which a partition is counted, from the store.
     generations: HashMap<i32, u64>,
-    /// By partition, under its generation: behind the last message that was counted, and what was committed last.
+    /// By partition, under its generation: the offset after the last counted message, and the last committed offset.
     counted_to: HashMap<i32, i64>,
     committed_to: HashMap<i32, i64>,
     gaps: Gaps,
 }
 
-/// A client's messages of a batch.
+/// The messages of one client in a batch.
 struct Group<'a> {
     client: &'a str,
     partition: i32,
-    /// Their places in the batch.
-    places: Vec<usize>,
+    /// Their indexes in the batch.
+    indexes: Vec<usize>,
 }
 
 impl Tally {
@@ -75,20 +75,20 @@ impl Tally {
         }
     }
 
-    /// Partitions have changed hands.
-    pub(crate) fn on_change(&mut self) {
+    /// A rebalance has changed the assignment.
+    pub(crate) fn on_rebalance(&mut self) {
         self.generations.clear();
         self.counted_to.clear();
         self.committed_to.clear();
         self.gaps.clear();
     }
 
-    /// A batch was passed on, and the offset behind it committed.
+    /// A batch was forwarded, and the offset after it committed.
     pub(crate) fn on_committed(&mut self, partition: i32, next: i64) {
         self.committed_to.insert(partition, next);
     }
 
-    /// The generation of a partition of which everything that was counted under it is committed.
+    /// The generation of a partition, if everything counted under it is committed.
     fn settled_generation(&self, partition: i32) -> Option<u64> {
         let counted_to = self.counted_to.get(&partition)?;
         let is_settled = self.committed_to.get(&partition).is_some_and(|next| next >= counted_to);
@@ -100,8 +100,8 @@ impl Tally {
         &mut self,
         records: &[Record<'a>],
         shutdown: &Shutdown,
-    ) -> Result<Step<'a>, Failed> {
-        let mut outs: Vec<Out<'a>> = records.iter().map(judge).collect();
+    ) -> Result<Step<'a>, BatchError> {
+        let mut outs: Vec<CountedRecord<'a>> = records.iter().map(classify).collect();
         let groups = by_client(&outs);
         let mut steps = Vec::with_capacity(groups.len());
         let mut begins: HashMap<i32, i64> = HashMap::new();
@@ -113,19 +113,19 @@ impl Tally {
         for group in &groups {
             let (partition, from) = (group.partition, begins.get(&group.partition).copied().unwrap_or(0));
             let by = Batch { generation: self.generation(partition, shutdown).await?, partition, from };
-            let counting: Vec<Counting> = group.places.iter().map(|at| counting(&outs[*at])).collect();
+            let counting: Vec<Counting> = group.indexes.iter().map(|at| counting(&outs[*at])).collect();
             let (store, client) = (self.store.clone(), group.client);
             steps.push(async move {
                 let call = || store.count(client, by, &counting);
-                patiently(shutdown, call).await
+                retry_while_unavailable(shutdown, call).await
             });
         }
         let mut rereads = BTreeMap::<i32, i64>::new();
         for (group, counted) in groups.iter().zip(join_all(steps).await) {
-            let counted = counted?.map_err(|_| Failed::Fenced)?;
-            group.places.iter().zip(counted.verdicts).for_each(|(at, verdict)| outs[*at].verdict = verdict);
-            match self.look_at_gap(group, &counted.standing, &mut outs) {
-                Decision::Leave | Decision::Park => {}
+            let counted = counted?.map_err(|_| BatchError::Fenced)?;
+            group.indexes.iter().zip(counted.outcomes).for_each(|(at, outcome)| outs[*at].outcome = outcome);
+            match self.handle_gap(group, &counted.count_state, &mut outs) {
+                Decision::Skip | Decision::Park => {}
                 Decision::Reread(from) => {
                     let first = rereads.entry(group.partition).or_insert(from);
                     *first = from.min(*first);
@@ -135,91 +135,93 @@ impl Tally {
         if !rereads.is_empty() {
             for (partition, from) in &mut rereads {
                 let first = begins.get(partition).copied().unwrap_or(*from);
-                // What a transaction that was undone has counted is behind the client's position, and not passed on.
+                // Messages counted by an aborted transaction lie before the client's position, and are not forwarded
+                // yet.
                 *from = first.min(*from);
-                tracing::warn!(
-                    partition,
-                    offset = from,
-                    "gap in a client's messages; reading the partition again"
-                );
+                tracing::warn!(partition, offset = from, "sequence gap; partition re-read");
             }
             return Ok(Step::Reread(rereads));
         }
-        Ok(Step::PassOn(outs))
+        Ok(Step::Forward(outs))
     }
 
-    /// Decides about the messages of a client that stand behind a gap.
-    fn look_at_gap(&mut self, group: &Group<'_>, standing: &Standing, outs: &mut [Out<'_>]) -> Decision {
-        self.gaps.on_standing(group.client, standing.last);
-        let is_ahead = |at: &&usize| outs[**at].verdict == Verdict::Ahead;
-        let ahead: Vec<usize> = group.places.iter().filter(is_ahead).copied().collect();
-        let Some(first) = ahead.first() else { return Decision::Leave };
+    /// Decides about a client's messages that stand behind a gap.
+    fn handle_gap(
+        &mut self,
+        group: &Group<'_>,
+        count_state: &CountState,
+        outs: &mut [CountedRecord<'_>],
+    ) -> Decision {
+        self.gaps.on_count_state(group.client, count_state.last);
+        let is_ahead = |at: &&usize| outs[**at].outcome == CountOutcome::Ahead;
+        let ahead: Vec<usize> = group.indexes.iter().filter(is_ahead).copied().collect();
+        let Some(first) = ahead.first() else { return Decision::Skip };
         let numbers: Vec<u64> = ahead.iter().map(|at| counting(&outs[*at]).sn).collect();
         let first = outs[*first].record.offset;
-        let decision = self.gaps.decide(group.client, standing, first, &numbers);
+        let decision = self.gaps.decide(group.client, count_state, first, &numbers);
         for (at, sn) in ahead.iter().zip(numbers) {
             let out = &mut outs[*at];
-            let is_kept = standing.stored < sn && sn <= standing.acked;
+            let is_kept = count_state.stored < sn && sn <= count_state.acked;
             if decision == Decision::Park && !is_kept {
-                out.dead = Some(format!("message {} is missing before it", standing.last + 1).into());
+                out.dead = Some(format!("message {} is missing before it", count_state.last + 1).into());
             } else {
-                out.verdict = Verdict::Dropped;
+                out.outcome = CountOutcome::Dropped;
             }
         }
         decision
     }
 
-    /// What is behind in the partitions of an idle counter: from where to read them again.
-    pub(crate) async fn behind(&mut self, assigned: &[i32]) -> Result<BTreeMap<i32, i64>, StoreError> {
+    /// Partitions of an idle counter with clients that are behind, and the offsets to re-read them from.
+    pub(crate) async fn find_behind(&mut self, assigned: &[i32]) -> Result<BTreeMap<i32, i64>, StoreError> {
         let store = &self.store;
         let clients = store.clients().await?.into_iter().map(|client| async move {
-            let found = store.standing(&client).await?;
-            Ok::<_, StoreError>(found.map(|(partition, standing)| (client, partition, standing)))
+            let found = store.count_state(&client).await?;
+            Ok::<_, StoreError>(found.map(|(partition, count_state)| (client, partition, count_state)))
         });
         let found: Vec<_> =
             futures_util::stream::iter(clients).buffer_unordered(AT_ONCE).try_collect().await?;
         let mine = found.into_iter().flatten().filter(|(_, partition, _)| assigned.contains(partition));
-        let mine: Vec<(String, i32, Standing)> = mine.collect();
+        let mine: Vec<(String, i32, CountState)> = mine.collect();
         let mut settled = HashSet::new();
-        for (client, partition, standing) in &mine {
-            if standing.last < standing.stored
+        for (client, partition, count_state) in &mine {
+            if count_state.last < count_state.stored
                 && let Some(generation) = self.settled_generation(*partition)
                 && store.settle(client, *partition, generation).await?
             {
                 settled.insert(client.as_str());
             }
         }
-        let (rereads, blocked) = self.gaps.behind(&mine, &settled);
+        let (rereads, blocked) = self.gaps.find_behind(&mine, &settled);
         for (client, missing) in blocked {
             self.store.block(&client, missing).await?;
         }
         Ok(rereads)
     }
 
-    /// Whether an idle counter has found clients behind, and should look again soon.
+    /// True if an idle counter has found clients that are behind, and should check again soon.
     pub(crate) fn has_suspects(&self) -> bool {
         !self.gaps.suspects().is_empty()
     }
 
-    async fn generation(&mut self, partition: i32, shutdown: &Shutdown) -> Result<u64, Failed> {
+    async fn generation(&mut self, partition: i32, shutdown: &Shutdown) -> Result<u64, BatchError> {
         if let Some(generation) = self.generations.get(&partition) {
             return Ok(*generation);
         }
         let call = || self.store.next_generation("counter", partition);
-        let generation = patiently(shutdown, call).await?;
+        let generation = retry_while_unavailable(shutdown, call).await?;
         self.generations.insert(partition, generation);
         Ok(generation)
     }
 }
 
-fn counting(out: &Out<'_>) -> Counting {
+fn counting(out: &CountedRecord<'_>) -> Counting {
     let sn = out.record.origin.map_or(0, |(_, sn)| sn);
     Counting { sn, offset: out.record.offset, dead: out.dead.is_some() }
 }
 
-/// Where the messages of each client stand in the batch, by partition. A client's messages stand together as a rule: they came
-/// together.
-fn by_client<'a>(outs: &[Out<'a>]) -> Vec<Group<'a>> {
+/// The indexes of each client's messages in the batch, by partition. A client's messages are usually adjacent,
+/// because they arrive together.
+fn by_client<'a>(outs: &[CountedRecord<'a>]) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     let (mut known, mut present) = (HashMap::new(), None);
     for (at, out) in outs.iter().enumerate() {
@@ -228,25 +230,25 @@ fn by_client<'a>(outs: &[Out<'a>]) -> Vec<Group<'a>> {
         let group = match present {
             Some((before, group)) if before == whose => group,
             _ => *known.entry(whose).or_insert_with(|| {
-                groups.push(Group { client, partition: whose.1, places: Vec::new() });
+                groups.push(Group { client, partition: whose.1, indexes: Vec::new() });
                 groups.len() - 1
             }),
         };
         present = Some((whose, group));
-        groups[group].places.push(at);
+        groups[group].indexes.push(at);
     }
     groups
 }
 
-/// Whether a message can be processed. A record that does not say where it comes from cannot be counted for anybody.
-fn judge<'a>(record: &Record<'a>) -> Out<'a> {
-    let text = record.payload.is_some_and(|payload| std::str::from_utf8(payload).is_ok());
-    let dead = match (&record.origin, text) {
+/// Decides whether a message can be processed. A record without an origin cannot be counted for any client.
+fn classify<'a>(record: &Record<'a>) -> CountedRecord<'a> {
+    let is_text = record.payload.is_some_and(|payload| std::str::from_utf8(payload).is_ok());
+    let dead = match (&record.origin, is_text) {
         (None, _) => Some(Cow::Borrowed("no client or sequence number")),
         (Some(_), false) => Some(Cow::Borrowed("not text")),
         (Some(_), true) => None,
     };
-    // Without an origin no client's count is concerned: it goes to the dead letters with this transaction.
-    let verdict = if record.origin.is_none() { Verdict::Counted } else { Verdict::Dropped };
-    Out { record: *record, dead, verdict }
+    // A record without an origin affects no client's count: it goes to the dead-letter topic with this transaction.
+    let outcome = if record.origin.is_none() { CountOutcome::Counted } else { CountOutcome::Dropped };
+    CountedRecord { record: *record, dead, outcome }
 }

@@ -1,7 +1,7 @@
-//! A connection of a client: proves who it is, takes what it sends into the store, and says what is safe.
+//! A client connection: authenticates the client, writes its messages to the store and acknowledges them.
 //!
-//! One step into the store is under way at a time; what arrives meanwhile goes with the next. A client is read only
-//! while its relay has room: the socket fills, and the client waits.
+//! At most one store write is in flight; messages that arrive meanwhile go into the next one. Backpressure: a client
+//! is read only while its relay has capacity, so the socket buffer fills and the client waits.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,22 +16,22 @@ use tokio::sync::watch;
 
 use crate::frame::{self, Frame, FrameError};
 use crate::gateway::Shared;
-use crate::gateway::relaying::Handle;
+use crate::gateway::relay_task::RelayHandle;
 use crate::identity::{self, Claim};
 use crate::progress;
-use crate::store::{DIGEST, StoreError, Taken, digest_of_all};
+use crate::store::{DIGEST, StoreError, TakeOver, digest_of_all};
 use crate::tls::Socket;
 
-/// A stranger has so long to say who it is.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// At most so many messages and bytes go into the store in one step.
-const AT_ONCE: usize = 1_024;
-const BYTES_AT_ONCE: usize = 512 << 10;
-/// What is read at once from a client that has much to say, and from any other.
-const MUCH: usize = 64 << 10;
-const LITTLE: usize = 8 << 10;
+/// Time limit for the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Messages and bytes per store write.
+const BATCH_MESSAGES: usize = 1_024;
+const BATCH_BYTES: usize = 512 << 10;
+/// Read buffer size of a client under load, and of any other.
+const READ_LARGE: usize = 64 << 10;
+const READ_SMALL: usize = 8 << 10;
 
-/// Why a connection ends.
+/// Why a session ends.
 #[derive(Debug, thiserror::Error)]
 enum End {
     #[error(transparent)]
@@ -48,13 +48,13 @@ pub(super) async fn run(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr
     let _ = stream.set_nodelay(true);
     let stream = match &shared.options.tls {
         None => Socket::Plain(stream),
-        Some(tls) => match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+        Some(tls) => match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS"),
-            Err(_) => return tracing::debug!(%peer, "too slow for TLS"),
+            Ok(Err(error)) => return tracing::debug!(%peer, %error, "TLS handshake failed"),
+            Err(_) => return tracing::debug!(%peer, "TLS handshake timed out"),
         },
     };
-    let mut wire = Wire { stream, input: BytesMut::new(), output: BytesMut::new(), room: LITTLE };
+    let mut wire = Wire { stream, input: BytesMut::new(), output: BytesMut::new(), read_size: READ_SMALL };
     let end = match serve(&shared, &mut wire).await {
         Ok(never) => match never {},
         Err(end) => end,
@@ -64,7 +64,7 @@ pub(super) async fn run(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr
         End::Frame(error) => Some((false, error.to_string())),
         End::Refuse(retry, reason) => Some((*retry, reason.clone())),
     };
-    tracing::debug!(%peer, %end, "a session ended");
+    tracing::debug!(%peer, %end, "session ended");
     if let Some((retry, reason)) = refusal {
         wire.queue(&Frame::Refused { retry, reason });
         let _ = tokio::time::timeout(Duration::from_secs(1), wire.flush()).await;
@@ -75,8 +75,8 @@ struct Wire {
     stream: Socket,
     input: BytesMut,
     output: BytesMut,
-    /// How much to read at once.
-    room: usize,
+    /// Bytes to read at once.
+    read_size: usize,
 }
 
 impl Wire {
@@ -89,28 +89,28 @@ impl Wire {
         self.stream.flush().await
     }
 
-    /// Reads what there is. Cancel-safe.
+    /// Reads the available bytes. Cancel-safe.
     async fn fill(&mut self) -> Result<(), End> {
-        if self.input.capacity() - self.input.len() < self.room / 4 {
-            self.input.reserve(self.room);
+        if self.input.capacity() - self.input.len() < self.read_size / 4 {
+            self.input.reserve(self.read_size);
         }
-        let room = self.input.capacity() - self.input.len();
+        let read_size = self.input.capacity() - self.input.len();
         match self.stream.read_buf(&mut self.input).await? {
             0 => Err(End::Closed),
             read => {
-                self.room = if read == room { MUCH } else { LITTLE };
+                self.read_size = if read == read_size { READ_LARGE } else { READ_SMALL };
                 Ok(())
             }
         }
     }
 
-    /// Reads what there is and whatever is waiting behind it: more messages in a step are fewer steps. Cancel-safe.
-    async fn fill_well(&mut self) -> Result<(), End> {
+    /// Reads until the socket has no more bytes: more messages per store write means fewer writes. Cancel-safe.
+    async fn fill_all(&mut self) -> Result<(), End> {
         self.fill().await?;
-        while self.input.len() < 2 * MUCH {
+        while self.input.len() < 2 * READ_LARGE {
             match self.fill().now_or_never() {
                 Some(Ok(())) => {}
-                // An end is found again after what came before it was looked at.
+                // The next read reports the end of the stream again, after the bytes before it are processed.
                 Some(Err(_)) | None => break,
             }
         }
@@ -130,10 +130,10 @@ impl Wire {
 enum Never {}
 
 async fn serve(shared: &Arc<Shared>, wire: &mut Wire) -> Result<Never, End> {
-    let greeted = tokio::time::timeout(HANDSHAKE, greet(shared, wire)).await;
+    let authenticated = tokio::time::timeout(HANDSHAKE_TIMEOUT, authenticate(shared, wire)).await;
     let (client, incarnation) =
-        greeted.unwrap_or(Err(End::Refuse(false, "too slow to say who it is".into())))?;
-    let (attempt, acked, stored) = take(shared, &client, incarnation).await?;
+        authenticated.unwrap_or(Err(End::Refuse(false, "too slow to say who it is".into())))?;
+    let (attempt, acked, stored) = take_over(shared, &client, incarnation).await?;
     let relay = shared.relay(&client, attempt, acked, stored).await.map_err(unavailable)?;
     let mut session = Session {
         shared: Arc::clone(shared),
@@ -143,17 +143,17 @@ async fn serve(shared: &Arc<Shared>, wire: &mut Wire) -> Result<Never, End> {
         attempt,
         acked,
         bye: None,
-        farewell: None,
+        unrecorded_bye: None,
         check: None,
         beyond: Vec::new(),
     };
-    let safe = session.safe();
-    wire.queue(&Frame::Welcome { acked: safe, window: shared.options.window });
+    let client_acked = session.client_acked();
+    wire.queue(&Frame::Welcome { acked: client_acked, window: shared.options.window });
     wire.flush().await?;
     session.run(wire).await
 }
 
-async fn greet(shared: &Shared, wire: &mut Wire) -> Result<(String, u64), End> {
+async fn authenticate(shared: &Shared, wire: &mut Wire) -> Result<(String, u64), End> {
     let Frame::Hello { client, incarnation, nonce } = wire.next().await? else {
         return Err(End::Refuse(false, "the first frame says who the client is".into()));
     };
@@ -173,15 +173,15 @@ async fn greet(shared: &Shared, wire: &mut Wire) -> Result<(String, u64), End> {
     Ok((client, incarnation))
 }
 
-async fn take(shared: &Shared, client: &str, incarnation: u64) -> Result<(u64, u64, u64), End> {
-    shared.store.enrol(client).await.map_err(unavailable)?;
-    match shared.store.take(client, incarnation).await.map_err(unavailable)? {
-        Taken::Yes { attempt, acked, stored } => Ok((attempt, acked, stored)),
-        Taken::Stale { incarnation } => Err(End::Refuse(
+async fn take_over(shared: &Shared, client: &str, incarnation: u64) -> Result<(u64, u64, u64), End> {
+    shared.store.register_client(client).await.map_err(unavailable)?;
+    match shared.store.take_over(client, incarnation).await.map_err(unavailable)? {
+        TakeOver::Granted { attempt, acked, stored } => Ok((attempt, acked, stored)),
+        TakeOver::Stale { incarnation } => Err(End::Refuse(
             false,
             format!("a newer client of the name {client} has connected (incarnation {incarnation})"),
         )),
-        Taken::Busy => Err(End::Refuse(true, "try again".into())),
+        TakeOver::Busy => Err(End::Refuse(true, "try again".into())),
     }
 }
 
@@ -191,42 +191,42 @@ fn unavailable(error: StoreError) -> End {
 
 struct Session {
     shared: Arc<Shared>,
-    relay: Handle,
+    relay: RelayHandle,
     stored: watch::Receiver<u64>,
     client: String,
     attempt: u64,
-    /// Everything up to here is in the store.
+    /// Everything up to this sequence number is in the store.
     acked: u64,
-    /// What the client says it has sent in all.
+    /// The last sequence number, as announced by the client's `Bye`.
     bye: Option<u64>,
-    /// The same with its digest, until the store has been told.
-    farewell: Option<(u64, Option<[u8; DIGEST]>)>,
-    /// What the client says of the messages that were accepted before, until the store was asked.
+    /// The same with its digest, until it is recorded in the store.
+    unrecorded_bye: Option<(u64, Option<[u8; DIGEST]>)>,
+    /// Digest that the client claims for the messages accepted earlier, until it is compared with the store.
     check: Option<(u64, [u8; DIGEST])>,
-    /// Messages that the store has behind a gap: they go to the relay once the gap is closed.
+    /// Messages that the store holds behind a gap. They go to the relay once the gap is closed.
     beyond: Vec<(u64, Bytes)>,
 }
 
 impl Session {
     async fn run(&mut self, wire: &mut Wire) -> Result<Never, End> {
-        let mut told = self.safe();
+        let mut last_ack = self.client_acked();
         loop {
             let batch = self.gather(wire)?;
             if let Some((upto, digest)) = self.check.take() {
-                self.compare(upto, &digest).await?;
+                self.verify_digest(upto, &digest).await?;
             }
             if !batch.is_empty() {
                 self.keep(batch).await?;
             }
-            if let Some((sent, digest)) = self.farewell.take() {
-                self.shared.store.note_sent(&self.client, sent, digest).await.map_err(unavailable)?;
+            if let Some((sent, digest)) = self.unrecorded_bye.take() {
+                self.shared.store.record_sent(&self.client, sent, digest).await.map_err(unavailable)?;
             }
-            let safe = self.safe();
-            if safe > told {
-                told = safe;
+            let client_acked = self.client_acked();
+            if client_acked > last_ack {
+                last_ack = client_acked;
                 let beyond = self.beyond.iter().map(|(sn, _)| *sn).take(1_000).collect();
                 let beyond = if self.shared.options.ack_after_queue { Vec::new() } else { beyond };
-                wire.queue(&Frame::Ack { acked: safe, window: self.shared.options.window, beyond });
+                wire.queue(&Frame::Ack { acked: client_acked, window: self.shared.options.window, beyond });
             }
             if self.bye.is_some_and(|sent| *self.stored.borrow() >= sent) {
                 self.bye = None;
@@ -238,7 +238,7 @@ impl Session {
                 continue;
             }
             tokio::select! {
-                filled = wire.fill_well() => filled?,
+                filled = wire.fill_all() => filled?,
                 changed = self.stored.changed() => {
                     if changed.is_err() {
                         return Err(End::Refuse(true, "another gateway relays for this client".into()));
@@ -248,15 +248,15 @@ impl Session {
         }
     }
 
-    /// What the client need not keep.
-    fn safe(&self) -> u64 {
+    /// The sequence number up to which the client may discard its messages.
+    fn client_acked(&self) -> u64 {
         if self.shared.options.ack_after_queue { *self.stored.borrow() } else { self.acked }
     }
 
-    /// The messages that have arrived, at most as many as one step takes.
+    /// The messages that have arrived, at most as many as one store write takes.
     fn gather(&mut self, wire: &mut Wire) -> Result<Vec<(u64, Bytes)>, End> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < AT_ONCE && bytes < BYTES_AT_ONCE {
+        while batch.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
             match frame::decode(&mut wire.input)? {
                 None => break,
                 Some(Frame::Data { sn, message }) => {
@@ -265,7 +265,7 @@ impl Session {
                     batch.push((sn, message));
                 }
                 Some(Frame::Bye { sent, digest }) => {
-                    (self.bye, self.farewell) = (Some(sent), Some((sent, digest)));
+                    (self.bye, self.unrecorded_bye) = (Some(sent), Some((sent, digest)));
                 }
                 Some(Frame::Check { upto, digest }) => self.check = Some((upto, digest)),
                 Some(_) => return Err(End::Refuse(false, "only messages are expected here".into())),
@@ -274,13 +274,13 @@ impl Session {
         Ok(batch)
     }
 
-    /// Whether the messages that were accepted under the client's name are those that it has. A name that is used again for
-    /// something else would otherwise pass for sent.
-    async fn compare(&self, upto: u64, digest: &[u8; DIGEST]) -> Result<(), End> {
+    /// Compares the digest of the messages accepted under this client name with the client's own. Without it, a name
+    /// that is reused for different lines would pass as already sent.
+    async fn verify_digest(&self, upto: u64, digest: &[u8; DIGEST]) -> Result<(), End> {
         let upto = upto.min(self.acked);
         let lines = self.shared.store.lines(&self.client).await.map_err(unavailable)?;
         let known: Vec<_> = lines.range(1..=upto).map(|(_, digest)| digest).collect();
-        // An earlier version has not kept them.
+        // An earlier version did not store the digests.
         if known.len() as u64 == upto && digest_of_all(known) != *digest {
             let name = &self.client;
             let why = format!(
@@ -295,7 +295,7 @@ impl Session {
         if message.len() > frame::MAX_MESSAGE {
             return Err(End::Refuse(false, format!("message {sn} has {} bytes", message.len())));
         }
-        // Twice the window: what was sent before an acknowledgement arrived may overlap.
+        // Twice the window: messages that were sent before an acknowledgement arrived may overlap.
         let furthest = self.acked.saturating_add(2 * u64::from(self.shared.options.window));
         if sn == 0 || sn > furthest {
             return Err(End::Refuse(
@@ -308,16 +308,16 @@ impl Session {
 
     async fn keep(&mut self, mut batch: Vec<(u64, Bytes)>) -> Result<(), End> {
         progress::add(&self.shared.progress.sent, batch.len() as u64);
-        // A client that was not told yet sends again what the store has.
+        // A client that has not received the acknowledgement yet resends messages that the store holds.
         batch.retain(|(sn, _)| *sn > self.acked);
         if batch.is_empty() {
             return Ok(());
         }
         let kept = loop {
-            match self.shared.store.keep(&self.client, self.attempt, &batch).await {
-                // Nothing is acknowledged meanwhile, so the client waits with us.
+            match self.shared.store.persist(&self.client, self.attempt, &batch).await {
+                // Nothing is acknowledged meanwhile, so the client waits as well.
                 Err(StoreError::Unavailable(why)) => {
-                    tracing::debug!(client = self.client, why, "the store does not answer; trying again");
+                    tracing::debug!(client = self.client, why, "store write failed; retrying");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 Err(error) => return Err(End::Refuse(true, error.to_string())),
@@ -347,13 +347,14 @@ impl Session {
         Ok(())
     }
 
-    /// Hands on what has no gap before it. What another session has put into the store is read from there.
+    /// Hands messages without a gap before them to the relay. Messages that another session wrote are read from the
+    /// store.
     async fn relay_ready(&mut self, before: u64, kept: u64, ready: Vec<(u64, Bytes)>) -> Result<bool, End> {
         let wanted = kept - before;
         let ready = if ready.len() as u64 == wanted {
             ready
         } else {
-            self.shared.store.kept(&self.client, before + 1, kept).await.map_err(unavailable)?
+            self.shared.store.load_messages(&self.client, before + 1, kept).await.map_err(unavailable)?
         };
         if ready.len() as u64 != wanted {
             return Err(End::Refuse(true, "the store has lost messages that it had acknowledged".into()));
@@ -362,7 +363,7 @@ impl Session {
     }
 }
 
-/// Whether the next frame is there already.
+/// True if the next frame is complete in the input.
 fn has_frame(input: &BytesMut) -> bool {
     input.first_chunk::<4>().is_some_and(|head| input.len() >= 4 + u32::from_be_bytes(*head) as usize)
 }

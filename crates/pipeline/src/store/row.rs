@@ -1,17 +1,17 @@
-//! Messages that follow one by one, as one value of the store: each with its length (four bytes, big endian) before it. The
-//! field's name says which they are, `first-last`; a field that is a number alone is a message as it is.
+//! A run of consecutive messages as one value of the store: each message is preceded by its length (four bytes, big
+//! endian). The field name is `first-last`; a field that is a single number holds one plain message.
 
 use std::ops::RangeInclusive;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// A row of messages.
+/// A run of consecutive messages.
 pub(super) struct Row {
     pub(super) numbers: RangeInclusive<u64>,
     pub(super) packed: Bytes,
 }
 
-/// The messages as a row, if there are several and they follow one by one.
+/// Packs the messages into a row, if there are several and they are consecutive.
 pub(super) fn of(messages: &[(u64, Bytes)]) -> Option<Row> {
     let [(first, _), .., (last, _)] = messages else { return None };
     if !messages.windows(2).all(|pair| pair[1].0 == pair[0].0 + 1) {
@@ -25,7 +25,7 @@ pub(super) fn of(messages: &[(u64, Bytes)]) -> Option<Row> {
     Some(Row { numbers: *first..=*last, packed: packed.freeze() })
 }
 
-/// Which messages a field holds. None when it is no such field.
+/// The sequence numbers of a field. None if the field name is malformed.
 pub(super) fn numbers(field: &[u8]) -> Option<RangeInclusive<u64>> {
     let field = std::str::from_utf8(field).ok()?;
     let (first, last) = field.split_once('-').unwrap_or((field, field));
@@ -33,7 +33,7 @@ pub(super) fn numbers(field: &[u8]) -> Option<RangeInclusive<u64>> {
     (first <= last).then_some(first..=last)
 }
 
-/// The messages of a field. None when it does not hold as many as its name says.
+/// The messages of a field. None if it does not hold as many as its name says.
 pub(super) fn unpack(
     numbers: &RangeInclusive<u64>,
     field: &[u8],
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_comes_back_and_nothing_else_is_taken_for_one() {
+    fn row_round_trips_and_other_values_are_rejected() {
         let messages: Vec<_> =
             [(7, "seven"), (8, ""), (9, "nine")].map(|(sn, text)| (sn, Bytes::from(text))).to_vec();
         let row = of(&messages).unwrap();

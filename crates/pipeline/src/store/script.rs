@@ -1,6 +1,6 @@
-//! The scripts, and how one is run: by its digest, and with its text where the node does not know it yet.
+//! The Lua scripts, and how they are run: with EVALSHA, and with EVAL where the node does not know the script yet.
 //!
-//! Numbers are sequence numbers and times in milliseconds, all far below 2^53, which Lua counts exactly.
+//! Numbers are sequence numbers and times in milliseconds, all far below 2^53, which Lua represents exactly.
 
 use std::sync::OnceLock;
 
@@ -12,9 +12,10 @@ pub struct Script {
     sha1: OnceLock<String>,
 }
 
-/// KEYS state, early; ARGV incarnation, idle: with an incarnation the client has connected, with an idle time it is adopted.
-/// What the queue has is acknowledged, even where a store that loses messages in a failover has forgotten that it was.
-pub(super) static TAKE: Script = Script::new(
+/// KEYS state, early; ARGV incarnation, idle: with an incarnation the client has connected, with an idle time it is
+/// adopted. Messages in the queue count as acknowledged, even where a store that loses writes in a failover has lost
+/// the acknowledgement.
+pub(super) static TAKE_OVER: Script = Script::new(
     r"local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local had = redis.call('HMGET', KEYS[1], 'incarnation', 'acked', 'stored', 'attempt', 'seen')
@@ -37,10 +38,10 @@ redis.call('DEL', KEYS[2])
 return {'ok', attempt, acked, stored}",
 );
 
-/// KEYS state, messages, lines; ARGV attempt, the first and the last sequence number of a row, the row, the digests of its
-/// messages. A row that does not begin where the store's messages end is apart: its messages have to come one by one. One that is
-/// there already is not kept again.
-pub(super) static KEEP_ROW: Script = Script::new(
+/// KEYS state, messages, lines; ARGV attempt, the first and the last sequence number of a row, the row, the digests
+/// of its messages. A row that does not continue the store's messages is answered with `apart`: its messages must be
+/// passed one by one. A row that exists already is not written again.
+pub(super) static PERSIST_ROW: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
 if had[1] ~= ARGV[1] then return {'fenced'} end
 local acked, sent = tonumber(had[2] or '0'), tonumber(had[3] or '0')
@@ -58,9 +59,9 @@ redis.call('HSET', KEYS[1], 'acked', acked, 'sent', sent, 'seen', time[1] * 1000
 return {'ok', acked}",
 );
 
-/// KEYS state, messages, lines; ARGV attempt, then sequence number, message and digest in turn: messages that come twice or leave
-/// gaps.
-pub(super) static KEEP: Script = Script::new(
+/// KEYS state, messages, lines; ARGV attempt, then alternating sequence number, message and digest: messages that are
+/// duplicates or leave gaps.
+pub(super) static PERSIST: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'acked', 'sent')
 if had[1] ~= ARGV[1] then return {'fenced'} end
 local acked, sent, put, lines = tonumber(had[2] or '0'), tonumber(had[3] or '0'), {}, {}
@@ -85,7 +86,7 @@ redis.call('HSET', KEYS[1], 'acked', acked, 'sent', sent, 'seen', time[1] * 1000
 return {'ok', acked}",
 );
 
-/// KEYS state; ARGV sent, and the digest of all that was sent, or nothing.
+/// KEYS state; ARGV sent, and the digest of everything sent, or an empty string.
 pub(super) static SENT: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'sent', 'digest_to')
 local sent, digest_to = tonumber(had[1] or '0'), tonumber(had[2] or '0')
@@ -97,8 +98,8 @@ end
 return {'ok', sent}",
 );
 
-/// KEYS state, last, count, position. All of one moment: answers sent, acked, stored, digest_to, last, counted, dead, blocked, and
-/// the digest.
+/// KEYS state, last, count, position. Reads atomically: answers sent, acked, stored, digest_to, last, counted, dead,
+/// blocked, and the digest.
 pub(super) static OBSERVE: Script = Script::new(
     r"local source = redis.call('HMGET', KEYS[1], 'sent', 'acked', 'stored', 'digest_to', 'digest')
 local at = redis.call('HMGET', KEYS[4], 'dead', 'blocked')
@@ -112,9 +113,9 @@ found[#found + 1] = source[5] or ''
 return found",
 );
 
-/// KEYS state, messages, early; ARGV attempt, then the first and the last of each row of sequence numbers that were reported.
-/// What is through is deleted: single messages, and rows once all of them is.
-pub(super) static MARK: Script = Script::new(
+/// KEYS state, messages, early; ARGV attempt, then the first and the last of each range of reported sequence numbers.
+/// Stored messages are deleted: single messages at once, a row when all of it is stored.
+pub(super) static MARK_STORED: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'attempt', 'stored')
 if had[1] ~= ARGV[1] then return {'fenced'} end
 local before = tonumber(had[2] or '0')
@@ -155,18 +156,20 @@ redis.call('DEL', KEYS[2])
 return {'ok', tonumber(had[2] or '0')}",
 );
 
-/// KEYS last, count, position, state; ARGV generation, partition, the offset that the batch begins at, then for each row of
-/// messages whose sequence numbers follow one by one: the first number, how many, the offset of the last, and their kind. Answers
-/// where the client stands after them (last, offset in this partition or -1, stored, acked), then for each row how many had been
-/// counted before, how many are counted now, and from which of those before on they are passed on again.
+/// KEYS last, count, position, state; ARGV generation, partition, the offset at which the batch begins, then for each
+/// run of messages with consecutive sequence numbers: the first number, the length, the offset of the last, and their
+/// kind. Answers the client's state after them (last, offset in this partition or -1, stored, acked), then for each
+/// run how many were counted before, how many are counted now, and the first of the earlier ones that is forwarded
+/// again.
 ///
-/// A batch begins where the last committed one ended. So one that begins behind the client's last message of the batch before
-/// (`upto`) tells that what was passed on then (`pass`) is committed (`base`). One that begins earlier reads the same messages once
-/// more: what was counted is passed on again, each number once and in order, and nothing is counted before that is done: a message
-/// that stood behind a gap the first time would otherwise overtake those it follows.
+/// A batch begins where the last committed one ended. So a batch that begins after the client's last message of the
+/// previous batch (`upto`) proves that the messages forwarded then (`pass`) are committed (`base`). A batch that
+/// begins earlier re-reads the same messages: counted messages are forwarded again, each number once and in order,
+/// and nothing is counted before that is done. Otherwise a message that stood behind a gap the first time would
+/// overtake its predecessors.
 ///
-/// Limit: a store that goes back to a state between an undone transaction and the committed part of its repetition takes all of
-/// the first for passed on. The verifier then names the texts that lack a count.
+/// Limit: a store that reverts to a state between an aborted transaction and the committed part of its repetition
+/// takes all of the first for forwarded. The verifier then names the texts whose counts are too low.
 pub(super) static COUNT: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[3], 'generation', 'partition', 'offset', 'dead', 'blocked', 'base', 'pass', 'upto')
 if tonumber(had[1] or '0') > tonumber(ARGV[1]) then return {'fenced'} end
@@ -208,9 +211,9 @@ answer[4], answer[5] = tonumber(source[1] or '0'), tonumber(source[2] or '0')
 return answer",
 );
 
-/// KEYS last, position, state. Answers the partition of a client's messages (-1 when nothing is known), the last number that was
-/// counted, where it stands in that partition (or -1), stored, acked.
-pub(super) static STANDING: Script = Script::new(
+/// KEYS last, position, state. Answers the partition of a client's messages (-1 if unknown), the last counted number,
+/// its offset in that partition (or -1), stored, acked.
+pub(super) static COUNT_STATE: Script = Script::new(
     r"local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 local at = redis.call('HMGET', KEYS[2], 'partition', 'offset')
 local source = redis.call('HMGET', KEYS[3], 'partition', 'stored', 'acked')
@@ -219,8 +222,8 @@ local offset = partition == at[1] and tonumber(at[2] or '-1') or -1
 return {'ok', tonumber(partition), last, offset, tonumber(source[2] or '0'), tonumber(source[3] or '0')}",
 );
 
-/// KEYS position; ARGV generation, partition. The counter of this generation of the partition has committed all that it passed on.
-/// Answers 1 if the client was counted by that counter last.
+/// KEYS position; ARGV generation, partition. The counter of this generation of the partition has committed
+/// everything it forwarded. Answers 1 if this counter was the last to count the client.
 pub(super) static SETTLE: Script = Script::new(
     r"local had = redis.call('HMGET', KEYS[1], 'generation', 'pass', 'upto')
 if had[1] ~= ARGV[1] or not had[2] or not had[3] then return {'ok', 0} end
@@ -237,7 +240,7 @@ end
 return {'ok'}",
 );
 
-/// KEYS state; ARGV a partition, and a limit that it must not go beyond. Keeps what is there.
+/// KEYS state; ARGV a partition, and the partition count as its limit. Keeps an existing valid value.
 pub(super) static PIN: Script = Script::new(
     r"local pinned = tonumber(redis.call('HGET', KEYS[1], 'partition') or '-1')
 local limit = tonumber(ARGV[2])
@@ -248,9 +251,10 @@ end
 return {'ok', pinned}",
 );
 
-/// KEYS at, count, text, last, by; ARGV partition, the first and the last place of the messages there, how many they are, the
-/// text, the last place that is known to be counted (or -1). Counts all of them or none: when some were counted before, it says
-/// up to where; when the text is behind what is known, it says so. `last` and `by` are of earlier versions.
+/// KEYS at, count, text, last, by; ARGV partition, the first and the last position of the messages there, their
+/// number, the text, the last position known to be counted (or -1). Counts all messages or none: if some were counted
+/// before, it answers up to which position; if the text is behind the known position, it answers so. `last` and `by`
+/// are keys of earlier versions.
 pub(super) static AGGREGATE: Script = Script::new(
     r"local at = redis.call('HGET', KEYS[1], ARGV[1])
 if tonumber(at or '-1') < tonumber(ARGV[6]) and redis.call('EXISTS', KEYS[4], KEYS[5]) == 0 then return {'behind'} end
@@ -267,8 +271,9 @@ if redis.call('INCRBY', KEYS[2], many) == many then redis.call('SET', KEYS[3], A
 return {'ok', many}",
 );
 
-/// KEYS reading, last; ARGV clients. All of one moment: answers shift, next and rebuild, and the last number of each client.
-pub(super) static LOOK: Script = Script::new(
+/// KEYS reading, last; ARGV clients. Reads atomically: answers shift, next and rebuild, and the last number of each
+/// client.
+pub(super) static READ_POSITION: Script = Script::new(
     r"local to = redis.call('HMGET', KEYS[1], 'shift', 'next', 'rebuild')
 local found = {'ok', tonumber(to[1] or '0'), tonumber(to[2] or '0'), tonumber(to[3] or '0')}
 for from = 1, #ARGV, 1000 do
@@ -278,8 +283,8 @@ end
 return found",
 );
 
-/// KEYS reading, last; ARGV shift, next, then sequence number and client in turn.
-pub(super) static READ: Script = Script::new(
+/// KEYS reading, last; ARGV shift, next, then alternating sequence number and client.
+pub(super) static RECORD_READ: Script = Script::new(
     r"for from = 3, #ARGV, 2000 do
   redis.call('ZADD', KEYS[2], 'GT', unpack(ARGV, from, math.min(from + 1999, #ARGV)))
 end
@@ -289,9 +294,9 @@ end
 return {'ok'}",
 );
 
-/// KEYS count, last, text, by; ARGV text, then sequence number and client in turn. A client may come more than once: each
-/// number above its last one counts. `by` is where a still
-/// earlier version had the last numbers, as a hash.
+/// KEYS count, last, text, by; ARGV text, then alternating sequence number and client. A client may appear more than
+/// once: each number above its last one counts. `by` is where a still earlier version kept the last numbers, as a
+/// hash.
 pub(super) static AGGREGATE_OLD: Script = Script::new(
     r"if redis.call('EXISTS', KEYS[4]) == 1 then
   local had = redis.call('HGETALL', KEYS[4])
@@ -311,13 +316,13 @@ impl Script {
         Self { text, sha1: OnceLock::new() }
     }
 
-    /// Runs it with text arguments.
+    /// Runs the script with text arguments.
     pub(super) async fn run(&self, store: &Store, keys: &[&str], args: &[&str]) -> Result<Reply, StoreError> {
         let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
         self.run_bytes(store, keys, &args).await
     }
 
-    /// Runs it.
+    /// Runs the script with binary arguments.
     pub(super) async fn run_bytes(
         &self,
         store: &Store,
@@ -332,7 +337,7 @@ impl Script {
         }
         let reply = store.call(&command(b"EVAL", self.text.as_bytes(), keys, args)).await?;
         if self.sha1.get().is_none() {
-            // The store says what it is called. Without it, the text goes along every time.
+            // SCRIPT LOAD returns the digest. Without it, the script text is sent every time.
             if let Ok(replies) = store.commands().call_all(&[b"SCRIPT", b"LOAD", self.text.as_bytes()]).await
                 && let Some(Reply::Bytes(sha1)) = replies.first()
             {

@@ -1,4 +1,4 @@
-//! The store's commands by way of the smart client: Moim's store, or any Redis Cluster.
+//! The store's commands through the cluster-aware client: Moim's store, or any Redis Cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use moim_slot_client::{Client, Cmd, Error, Value, cmd};
 
 use super::{BoxFuture, Commands, Reply, Store, StoreError};
 
-/// A command that has no answer by then is asked again by whoever needs it.
+/// Deadline of a command; after it the caller retries.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Connects to any of these nodes (`host:port,…`) and learns the others from it.
+/// Connects to any of these nodes (`host:port,…`) and discovers the others.
 pub async fn connect(nodes: &str) -> Result<Store, StoreError> {
     let client = Client::connect(nodes).await.map_err(refuse)?.timeout(DEADLINE);
     Ok(Store::new(Arc::new(client)))
@@ -24,7 +24,7 @@ impl Commands for Client {
     }
 
     fn call_all<'a>(&'a self, command: &[&[u8]]) -> BoxFuture<'a, Result<Vec<Reply>, StoreError>> {
-        // The client knows which commands go everywhere, and joins their answers.
+        // The client knows which commands run on all nodes, and merges their replies.
         let called = self.call(command);
         Box::pin(async move { Ok(vec![called.await?]) })
     }
@@ -59,7 +59,7 @@ fn reply(value: Value) -> Result<Reply, StoreError> {
         }
         other => match other.as_bytes() {
             Some(bytes) => Reply::Bytes(bytes.clone()),
-            None => return Err(StoreError::Strange(format!("{other:?}"))),
+            None => return Err(StoreError::UnexpectedReply(format!("{other:?}"))),
         },
     })
 }
@@ -68,7 +68,7 @@ fn refuse(error: Error) -> StoreError {
     match error {
         Error::Server(error) => StoreError::Refused(error.text().to_owned()),
         Error::Config(_) | Error::CrossSlot | Error::Unexpected { .. } | Error::Protocol(_) => {
-            StoreError::Strange(error.to_string())
+            StoreError::UnexpectedReply(error.to_string())
         }
         Error::Timeout { .. }
         | Error::Interrupted { .. }

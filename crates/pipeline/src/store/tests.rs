@@ -1,4 +1,5 @@
-//! The scripts run in a Lua machine over a store of a few lines, and have to do what plain models do, message by message.
+//! Runs the scripts in a Lua interpreter over a minimal in-memory store, and compares the results with plain models,
+//! message by message.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The few commands that the scripts use.
+/// The commands that the scripts use, in memory.
 #[derive(Clone, Default)]
 pub(crate) struct Fake {
     strings: HashMap<Vec<u8>, Vec<u8>>,
@@ -117,7 +118,7 @@ impl Fake {
                 self.sets.remove(&key);
                 Reply::Int(0)
             }
-            other => panic!("not known here: {}", String::from_utf8_lossy(other)),
+            other => panic!("unsupported command: {}", String::from_utf8_lossy(other)),
         }
     }
 }
@@ -178,29 +179,29 @@ fn word_of(value: &Value) -> Vec<u8> {
         Value::Integer(n) => n.to_string().into_bytes(),
         Value::Number(n) => format!("{n}").into_bytes(),
         Value::String(text) => text.as_bytes().to_vec(),
-        other => panic!("no argument: {other:?}"),
+        other => panic!("unsupported argument: {other:?}"),
     }
 }
 
 #[derive(Default)]
 pub(crate) struct Machine {
     fake: Mutex<Fake>,
-    /// After so many more scripts nobody answers; none is never.
+    /// Number of scripts after which the store stops answering; unlimited if none.
     pub(crate) scripts_left: Mutex<Option<u32>>,
 }
 
 impl Machine {
-    /// Forgets everything.
+    /// Deletes all keys.
     pub(crate) fn wipe(&self) {
         *self.fake.lock().unwrap() = Fake::default();
     }
 
-    /// All there is.
+    /// A copy of all keys.
     pub(crate) fn snapshot(&self) -> Fake {
         self.fake.lock().unwrap().clone()
     }
 
-    /// Goes back to a snapshot, as far as these keys are concerned.
+    /// Reverts the matching keys to a snapshot.
     pub(crate) fn restore(&self, snapshot: &Fake, of: impl Fn(&str) -> bool) {
         let of = |key: &Vec<u8>| of(std::str::from_utf8(key).unwrap());
         let mut fake = self.fake.lock().unwrap();
@@ -276,12 +277,12 @@ pub(crate) fn store() -> (Store, Arc<Machine>) {
     (Store::new(Arc::new(Arc::clone(&machine))), machine)
 }
 
-/// The fake answers at once.
+/// Resolves a future at once: the fake store never blocks.
 pub(crate) fn now<T>(future: impl Future<Output = Result<T, StoreError>>) -> T {
     futures_util::FutureExt::now_or_never(future).unwrap().unwrap()
 }
 
-/// What the store knows of a client's counts, and how a message is judged.
+/// Model of a client's counting state.
 #[derive(Default)]
 struct Model {
     generation: u64,
@@ -289,31 +290,31 @@ struct Model {
     last: u64,
     counted: u64,
     dead: u64,
-    /// Passed on by committed transactions, and by the present one.
+    /// Forwarded by committed transactions, and by the current one.
     base: u64,
     pass: u64,
     upto: Option<(i32, i64)>,
 }
 
 impl Model {
-    fn judge(&mut self, partition: i32, message: &Counting) -> Verdict {
+    fn judge(&mut self, partition: i32, message: &Counting) -> CountOutcome {
         if message.sn == self.last + 1 && self.pass >= self.last {
             (self.last, self.at) = (message.sn, Some((partition, message.offset)));
             self.pass = self.pass.max(self.last);
             *(if message.dead { &mut self.dead } else { &mut self.counted }) += 1;
-            return Verdict::Counted;
+            return CountOutcome::Counted;
         }
         if message.sn > self.last {
-            return Verdict::Ahead;
+            return CountOutcome::Ahead;
         }
         if message.sn == self.pass + 1 {
             self.pass = message.sn;
-            return Verdict::Repeated;
+            return CountOutcome::Repeated;
         }
-        Verdict::Dropped
+        CountOutcome::Dropped
     }
 
-    fn count(&mut self, by: Batch, messages: &[Counting]) -> Result<Vec<Verdict>, Fenced> {
+    fn count(&mut self, by: Batch, messages: &[Counting]) -> Result<Vec<CountOutcome>, Fenced> {
         if self.generation > by.generation {
             return Err(Fenced);
         }
@@ -323,22 +324,22 @@ impl Model {
         }
         let upto = messages.last().map(|message| (by.partition, message.offset));
         (self.pass, self.upto) = (self.base, upto);
-        let mut verdicts: Vec<_> = messages.iter().map(|message| self.judge(by.partition, message)).collect();
-        for (message, verdict) in messages.iter().zip(&mut verdicts) {
-            // The batch has closed the gap before it.
-            if *verdict == Verdict::Ahead && message.sn <= self.last {
-                *verdict = Verdict::Dropped;
+        let mut outcomes: Vec<_> = messages.iter().map(|message| self.judge(by.partition, message)).collect();
+        for (message, outcome) in messages.iter().zip(&mut outcomes) {
+            // The batch itself closed the gap before it.
+            if *outcome == CountOutcome::Ahead && message.sn <= self.last {
+                *outcome = CountOutcome::Dropped;
             }
         }
-        Ok(verdicts)
+        Ok(outcomes)
     }
 }
 
-fn model_after(model: &mut Model, by: Batch, messages: &[Counting]) -> Vec<Verdict> {
+fn model_after(model: &mut Model, by: Batch, messages: &[Counting]) -> Vec<CountOutcome> {
     model.count(by, messages).unwrap()
 }
 
-/// Rows of numbers that follow one by one, as a topic has them after messages went out again.
+/// Runs of consecutive numbers, as a topic has them after a resend.
 fn batch() -> impl Strategy<Value = Vec<Counting>> {
     let row = (1u64..14, 1u64..7, prop::bool::weighted(0.2));
     (0i64..60, vec(row, 1..5), vec(1i64..4, 30)).prop_map(|(mut offset, rows, steps)| {
@@ -358,7 +359,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn rows_are_counted_as_their_messages_would_be(
+    fn row_counts_as_its_single_messages(
         batches in vec((1u64..4, 0i32..2, 0i64..90, batch()), 1..8),
     ) {
         let (store, machine) = store();
@@ -368,10 +369,10 @@ proptest! {
             let counted = now(store.count("c", by, messages));
             if let Ok(counted) = &counted {
                 let here = model_after(&mut model, by, messages);
-                prop_assert_eq!(&counted.verdicts, &here);
+                prop_assert_eq!(&counted.outcomes, &here);
                 let offset = model.at.filter(|(there, _)| *there == by.partition).map(|(_, offset)| offset);
-                let standing = Standing { last: model.last, offset, stored: 0, acked: 0 };
-                prop_assert_eq!(counted.standing, standing);
+                let count_state = CountState { last: model.last, offset, stored: 0, acked: 0 };
+                prop_assert_eq!(counted.count_state, count_state);
             } else {
                 prop_assert_eq!(model.count(by, messages), Err(Fenced));
             }
@@ -385,11 +386,11 @@ proptest! {
     }
 
     #[test]
-    fn what_is_kept_has_no_gap_and_what_is_marked_is_gone(
+    fn persisted_messages_have_no_gap_and_marked_ones_are_deleted(
         steps in vec((any::<bool>(), 1u64..20, vec(prop::bool::weighted(0.9), 1..8)), 1..30),
     ) {
         let (store, machine) = store();
-        let Taken::Yes { attempt, .. } = now(store.take("c", 1)) else { panic!("nobody else is there") };
+        let TakeOver::Granted { attempt, .. } = now(store.take_over("c", 1)) else { panic!("refused without a competitor") };
         let (mut kept, mut reported) = (BTreeMap::new(), std::collections::BTreeSet::new());
         let (mut acked, mut stored) = (0, 0);
         for (keeps, first, which) in steps {
@@ -401,16 +402,16 @@ proptest! {
                 let messages: Vec<_> = numbers.iter().map(|sn| (*sn, Bytes::from(format!("m{sn}")))).collect();
                 kept.extend(messages.iter().filter(|(sn, _)| *sn > acked).cloned());
                 acked = (acked + 1..).take_while(|sn| kept.contains_key(sn)).last().unwrap_or(acked);
-                prop_assert_eq!(now(store.keep("c", attempt, &messages)), Ok(acked));
+                prop_assert_eq!(now(store.persist("c", attempt, &messages)), Ok(acked));
                 let lines = now(store.lines("c"));
                 let digest = |sn: u64| digest_of(format!("m{sn}").as_bytes());
                 prop_assert!((1..=acked).all(|sn| lines.get(&sn) == Some(&digest(sn))), "{:?}", lines);
             } else {
-                // The queue reports only on what it was given, in any order, and perhaps again.
+                // The queue reports only on messages it received, in any order, and possibly more than once.
                 let numbers: Vec<u64> = numbers.into_iter().rev().filter(|sn| *sn <= acked).collect();
                 reported.extend(numbers.iter().copied());
                 stored = (stored + 1..).take_while(|sn| reported.contains(sn)).last().unwrap_or(stored);
-                prop_assert_eq!(now(store.mark("c", attempt, &numbers)), Ok(stored));
+                prop_assert_eq!(now(store.mark_stored("c", attempt, &numbers)), Ok(stored));
             }
             let left: BTreeMap<u64, Bytes> = kept.range(stored + 1..).map(|(sn, m)| (*sn, m.clone())).collect();
             let fields = machine.fake.lock().unwrap().hashes.get(&b"producer:{c}:messages"[..]).cloned();
@@ -423,10 +424,10 @@ proptest! {
             held.retain(|sn, _| *sn > stored);
             prop_assert_eq!(&held, &left);
             let next: Vec<_> = left.into_iter().take_while(|(sn, _)| *sn <= acked).collect();
-            prop_assert_eq!(now(store.kept("c", stored + 1, acked)), next);
+            prop_assert_eq!(now(store.load_messages("c", stored + 1, acked)), next);
         }
-        prop_assert_eq!(now(store.keep("c", attempt - 1, &[(acked + 1, Bytes::new())])), Err(Fenced));
-        prop_assert_eq!(now(store.mark("c", attempt - 1, &[stored + 1])), Err(Fenced));
+        prop_assert_eq!(now(store.persist("c", attempt - 1, &[(acked + 1, Bytes::new())])), Err(Fenced));
+        prop_assert_eq!(now(store.mark_stored("c", attempt - 1, &[stored + 1])), Err(Fenced));
     }
 }
 
@@ -434,13 +435,13 @@ fn text(partition: i32) -> Text<'static> {
     Text { hash: "h", text: b"text", partition, counted_to: None }
 }
 
-/// Messages of one client, whose places are their numbers.
-fn placed(client: &str, numbers: impl Iterator<Item = u64>) -> Vec<Placed<'_>> {
-    numbers.map(|sn| Placed { client, sn, place: sn }).collect()
+/// Messages of one client whose positions are their sequence numbers.
+fn placed(client: &str, numbers: impl Iterator<Item = u64>) -> Vec<PositionedMessage<'_>> {
+    numbers.map(|sn| PositionedMessage { client, sn, position: sn }).collect()
 }
 
 #[test]
-fn a_text_counts_once_for_each_place() {
+fn text_counts_once_per_position() {
     let (store, _) = store();
     for (partition, places, count) in [
         (1, 3..=3, 1),
@@ -459,7 +460,7 @@ fn a_text_counts_once_for_each_place() {
 }
 
 #[test]
-fn a_text_that_an_earlier_version_counted_goes_on() {
+fn text_counted_by_an_earlier_version_continues() {
     for key in ["message:{h}:by", "message:{h}:last"] {
         let (store, machine) = store();
         {
@@ -473,10 +474,10 @@ fn a_text_that_an_earlier_version_counted_goes_on() {
                 fake.sets.insert(key.into(), by.into());
             }
         }
-        let by: Vec<Placed<'_>> = [("a", 5), ("a", 6), ("b", 7), ("c", 1)]
+        let by: Vec<PositionedMessage<'_>> = [("a", 5), ("a", 6), ("b", 7), ("c", 1)]
             .iter()
             .zip(100..)
-            .map(|((client, sn), place)| Placed { client, sn: *sn, place })
+            .map(|((client, sn), position)| PositionedMessage { client, sn: *sn, position })
             .collect();
         now(store.aggregate(text(1), &by[..2]));
         now(store.aggregate(text(1), &by));
@@ -487,15 +488,15 @@ fn a_text_that_an_earlier_version_counted_goes_on() {
 }
 
 #[test]
-fn a_partition_of_very_many_clients_fits() {
+fn partition_with_thousands_of_clients_fits_into_script_arguments() {
     let (store, _) = store();
     let names: Vec<String> = (0..3_500).map(|n| format!("client-{n}")).collect();
     let clients: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 7)).collect();
     let to = ReadTo { shift: 2, next: 9, rebuild: 0 };
-    now(store.note_read(3, to, &clients));
-    // Whoever is behind changes nothing.
-    now(store.note_read(3, ReadTo { shift: 0, next: 8, rebuild: 0 }, &[("client-0", 6), ("other", 1)]));
-    let some = ["client-0", "client-3499", "other", "nobody"];
+    now(store.record_read(3, to, &clients));
+    // A reader that is behind changes nothing.
+    now(store.record_read(3, ReadTo { shift: 0, next: 8, rebuild: 0 }, &[("client-0", 6), ("other", 1)]));
+    let some = ["client-0", "client-3499", "other", "unknown"];
     assert_eq!(now(store.read_to(3, &some)), (to, vec![7, 7, 1, 0]));
     let all: Vec<&str> = names.iter().map(String::as_str).collect();
     assert_eq!(now(store.read_to(3, &all)), (to, vec![7; 3_500]));
@@ -503,9 +504,11 @@ fn a_partition_of_very_many_clients_fits() {
 }
 
 #[test]
-fn a_row_whose_answer_was_lost_is_kept_once_and_one_apart_comes_in_pieces() {
+fn retried_row_is_persisted_once_and_a_row_behind_a_gap_is_split() {
     let (store, machine) = store();
-    let Taken::Yes { attempt, .. } = now(store.take("c", 1)) else { panic!("nobody else is there") };
+    let TakeOver::Granted { attempt, .. } = now(store.take_over("c", 1)) else {
+        panic!("refused without a competitor")
+    };
     let row = |numbers: RangeInclusive<u64>| -> Vec<_> {
         numbers.map(|sn| (sn, Bytes::from(format!("m{sn}")))).collect()
     };
@@ -514,24 +517,26 @@ fn a_row_whose_answer_was_lost_is_kept_once_and_one_apart_comes_in_pieces() {
         let fields = fake.hashes[&b"producer:{c}:messages"[..]].keys();
         fields.map(|field| String::from_utf8(field.clone()).unwrap()).collect()
     };
-    assert_eq!(now(store.keep("c", attempt, &row(1..=4))), Ok(4));
-    assert_eq!(now(store.keep("c", attempt, &row(1..=4))), Ok(4));
-    assert_eq!(now(store.keep("c", attempt, &row(7..=8))), Ok(4), "5 and 6 are missing");
+    assert_eq!(now(store.persist("c", attempt, &row(1..=4))), Ok(4));
+    assert_eq!(now(store.persist("c", attempt, &row(1..=4))), Ok(4));
+    assert_eq!(now(store.persist("c", attempt, &row(7..=8))), Ok(4), "5 and 6 are missing");
     assert_eq!(fields(), ["1-4", "7", "8"]);
-    assert_eq!(now(store.keep("c", attempt, &row(5..=6))), Ok(8), "the gap is closed");
-    assert_eq!(now(store.mark("c", attempt, &[1, 2, 3])), Ok(3));
+    assert_eq!(now(store.persist("c", attempt, &row(5..=6))), Ok(8), "the gap is closed");
+    assert_eq!(now(store.mark_stored("c", attempt, &[1, 2, 3])), Ok(3));
     assert_eq!(fields(), ["1-4", "5-6", "7", "8"]);
-    assert_eq!(now(store.kept("c", 4, 8)), row(4..=8));
-    assert_eq!(now(store.mark("c", attempt, &[4, 5, 6, 7])), Ok(7));
+    assert_eq!(now(store.load_messages("c", 4, 8)), row(4..=8));
+    assert_eq!(now(store.mark_stored("c", attempt, &[4, 5, 6, 7])), Ok(7));
     assert_eq!(fields(), ["8"]);
 }
 
 #[test]
-fn what_the_queue_has_is_acknowledged_although_the_store_has_forgotten_it() {
+fn messages_in_the_queue_are_acknowledged_after_store_data_loss() {
     let (store, _) = store();
-    let Taken::Yes { attempt, .. } = now(store.take("c", 1)) else { panic!("nobody else is there") };
-    assert_eq!(now(store.mark("c", attempt, &[1, 2, 3])), Ok(3));
-    assert!(matches!(now(store.take("c", 1)), Taken::Yes { acked: 3, stored: 3, .. }));
+    let TakeOver::Granted { attempt, .. } = now(store.take_over("c", 1)) else {
+        panic!("refused without a competitor")
+    };
+    assert_eq!(now(store.mark_stored("c", attempt, &[1, 2, 3])), Ok(3));
+    assert!(matches!(now(store.take_over("c", 1)), TakeOver::Granted { acked: 3, stored: 3, .. }));
     let message = [(4, Bytes::from_static(b"four"))];
-    assert_eq!(now(store.keep("c", attempt + 1, &message)), Ok(4));
+    assert_eq!(now(store.persist("c", attempt + 1, &message)), Ok(4));
 }

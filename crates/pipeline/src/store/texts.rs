@@ -1,65 +1,71 @@
-//! What the store holds of texts: how often each was counted, and up to which place of which partition.
+//! Text counts in the store: the count of each text, and the position of each partition up to which it was counted.
 //!
-//! All messages of a text stand in one partition, in the order in which their clients sent them, and every aggregator reads a
-//! partition from its beginning to its end: so the place of the last one that counted says of every other whether it did. A
-//! place is an offset, see [`crate::aggregator`] for when it is another number. What was counted, and up to where, is one step.
+//! All messages of a text stand in one partition, in the order in which their clients sent them, and every aggregator
+//! reads a partition in order: so the position of the last counted message decides for every other message whether it
+//! was counted. A position is an offset; see [`crate::aggregator`] for the exception. The count and its position are
+//! updated in one step.
 
 use super::{Reply, Store, StoreError, number, script, word};
 
-/// A message of a text, where it stands in its partition.
+/// A message of a text, with its position in the partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed<'a> {
-    /// Who sent it.
+pub struct PositionedMessage<'a> {
+    /// The client that sent it.
     pub client: &'a str,
     /// The client's sequence number.
     pub sn: u64,
-    /// Its place; each one is larger than the one before.
-    pub place: u64,
+    /// Its position; strictly increasing.
+    pub position: u64,
 }
 
 /// A text of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Text<'a> {
-    /// Its name: [`super::hash_of`].
+    /// Hash of the text: [`super::hash_of`].
     pub hash: &'a str,
-    /// Itself.
+    /// The text itself.
     pub text: &'a [u8],
-    /// Where all of its messages stand.
+    /// Partition of all its messages.
     pub partition: i32,
-    /// The last place that it is known to be counted up to; none when nothing is known.
+    /// The last position it is known to be counted up to; none if unknown.
     pub counted_to: Option<u64>,
 }
 
-/// What became of messages of a text.
+/// Outcome of counting messages of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aggregated {
     /// All of them are counted.
     Counted,
-    /// The text is counted up to an earlier place than is known: the store went back. None was counted.
+    /// The store has counted the text up to an earlier position than is known: it has lost writes. Nothing was
+    /// counted.
     Behind,
 }
 
-/// Up to where a partition of counted messages has been read.
+/// Read position of a partition of counted messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadTo {
-    /// What is added to an offset to make a place of it.
+    /// Added to an offset to get a position.
     pub shift: u64,
-    /// The place after the last message.
+    /// The position after the last message.
     pub next: u64,
-    /// The partition is counted again from its beginning up to this place; 0 as a rule.
+    /// End position of a rebuild of the partition; 0 if absent.
     pub rebuild: u64,
 }
 
 impl Store {
-    /// Counts messages of a text, each place once.
-    pub async fn aggregate(&self, text: Text<'_>, messages: &[Placed<'_>]) -> Result<Aggregated, StoreError> {
+    /// Counts messages of a text, each position once.
+    pub async fn aggregate(
+        &self,
+        text: Text<'_>,
+        messages: &[PositionedMessage<'_>],
+    ) -> Result<Aggregated, StoreError> {
         let keys = ["at", "count", "text", "last", "by"].map(|part| key(text.hash, part));
         let keys = keys.each_ref().map(String::as_str);
         let partition = text.partition.to_string();
         let known = text.counted_to.map_or_else(|| "-1".to_owned(), number);
         let mut new = messages;
         while let ([first, ..], [.., last]) = (new, new) {
-            let numbers = [number(first.place), number(last.place), number(new.len() as u64)];
+            let numbers = [number(first.position), number(last.position), number(new.len() as u64)];
             let [first, last, many] = numbers.each_ref().map(|n| n.as_bytes());
             let args = [partition.as_bytes(), first, last, many, text.text, known.as_bytes()];
             let reply = script::AGGREGATE.run_bytes(self, &keys, &args).await?;
@@ -68,21 +74,26 @@ impl Store {
                 (b"behind", _) => return Ok(Aggregated::Behind),
                 // Some of them were counted before.
                 (b"apart", Some(at)) => {
-                    let counted = new.partition_point(|message| message.place <= at.unsigned_abs());
+                    let counted = new.partition_point(|message| message.position <= at.unsigned_abs());
                     new = &new[counted.max(1)..];
                 }
                 (b"old", _) => {
                     self.aggregate_old(text, new).await?;
                     return Ok(Aggregated::Counted);
                 }
-                _ => return Err(StoreError::Strange(format!("{reply:?}"))),
+                _ => return Err(StoreError::UnexpectedReply(format!("{reply:?}"))),
             }
         }
         Ok(Aggregated::Counted)
     }
 
-    /// The same for a text that an earlier version has counted: that one kept the last number of each client.
-    async fn aggregate_old(&self, text: Text<'_>, messages: &[Placed<'_>]) -> Result<(), StoreError> {
+    /// Counts messages of a text that an earlier version has counted: that version kept the last sequence number of
+    /// each client.
+    async fn aggregate_old(
+        &self,
+        text: Text<'_>,
+        messages: &[PositionedMessage<'_>],
+    ) -> Result<(), StoreError> {
         let numbers: Vec<String> = messages.iter().map(|message| number(message.sn)).collect();
         let mut args: Vec<&[u8]> = Vec::with_capacity(1 + 2 * messages.len());
         args.push(text.text);
@@ -93,23 +104,23 @@ impl Store {
         script::AGGREGATE_OLD.run_bytes(self, &keys.each_ref().map(String::as_str), &args).await.map(drop)
     }
 
-    /// Up to where a partition has been read, and the last sequence number of each of these clients that was read from it (0 for
-    /// none), both of the same moment: another one may be reading on.
+    /// The read position of a partition, and the last sequence number read from it for each of these clients (0 for
+    /// none). Both are read atomically, because another aggregator may be reading on.
     pub async fn read_to(&self, partition: i32, clients: &[&str]) -> Result<(ReadTo, Vec<u64>), StoreError> {
         let keys = [reading(partition, "reading"), reading(partition, "last")];
-        let reply = script::LOOK.run(self, &[&keys[0], &keys[1]], clients).await?;
+        let reply = script::READ_POSITION.run(self, &[&keys[0], &keys[1]], clients).await?;
         let found: Vec<u64> =
             reply.list().iter().skip(1).map(|n| n.int().map_or(0, i64::unsigned_abs)).collect();
         match (word(&reply), found.as_slice()) {
             (b"ok", [shift, next, rebuild, last @ ..]) if last.len() == clients.len() => {
                 Ok((ReadTo { shift: *shift, next: *next, rebuild: *rebuild }, last.to_vec()))
             }
-            _ => Err(StoreError::Strange(format!("{} clients: {reply:?}", clients.len()))),
+            _ => Err(StoreError::UnexpectedReply(format!("{} clients: {reply:?}", clients.len()))),
         }
     }
 
-    /// Notes up to where a partition has been read, and the last numbers of clients that are new. Nothing goes back.
-    pub async fn note_read(
+    /// Records the read position of a partition, and the new last sequence numbers of clients. No value decreases.
+    pub async fn record_read(
         &self,
         partition: i32,
         to: ReadTo,
@@ -122,23 +133,23 @@ impl Store {
             args.extend([sn.as_str(), client]);
         }
         let keys = [reading(partition, "reading"), reading(partition, "last")];
-        script::READ.run(self, &[&keys[0], &keys[1]], &args).await.map(drop)
+        script::RECORD_READ.run(self, &[&keys[0], &keys[1]], &args).await.map(drop)
     }
 
-    /// Notes that a partition is counted again up to this place, or with 0 that it was.
-    pub async fn note_rebuild(&self, partition: i32, until: u64) -> Result<(), StoreError> {
+    /// Records the end position of a rebuild of a partition, or 0 once it is complete.
+    pub async fn record_rebuild(&self, partition: i32, until: u64) -> Result<(), StoreError> {
         let key = reading(partition, "reading");
         self.call(&[b"HSET", key.as_bytes(), b"rebuild", number(until).as_bytes()]).await.map(drop)
     }
 
-    /// The last place of a partition that a text is counted up to.
+    /// The last position of a partition up to which a text is counted.
     pub async fn text_counted_to(&self, hash: &str, partition: i32) -> Result<Option<u64>, StoreError> {
         let partition = partition.to_string();
         let at = self.call(&[b"HGET", key(hash, "at").as_bytes(), partition.as_bytes()]).await?;
         Ok(at.int().map(i64::unsigned_abs))
     }
 
-    /// What a text was counted for.
+    /// The positions up to which a text was counted.
     pub async fn counted_for(&self, hash: &str) -> Result<CountedFor, StoreError> {
         let last = self.call(&[b"ZRANGE", key(hash, "last").as_bytes(), b"0", b"-1", b"WITHSCORES"]).await?;
         let by = self.call(&[b"HGETALL", key(hash, "by").as_bytes()]).await?;
@@ -150,27 +161,27 @@ impl Store {
             }
         }
         let at = self.call(&[b"HGETALL", key(hash, "at").as_bytes()]).await?;
-        for (partition, place) in pairs(&at) {
-            if let (Some(partition), Some(place)) = (partition.int(), place.int()) {
+        for (partition, position) in pairs(&at) {
+            if let (Some(partition), Some(position)) = (partition.int(), position.int()) {
                 let partition = i32::try_from(partition).unwrap_or(-1);
                 let shift = self.read_to(partition, &[]).await?.0.shift;
-                counted.at.insert(partition, place.saturating_sub_unsigned(shift));
+                counted.at.insert(partition, position.saturating_sub_unsigned(shift));
             }
         }
         Ok(counted)
     }
 }
 
-/// What a text was counted for.
+/// The positions up to which a text was counted.
 #[derive(Clone, Debug, Default)]
 pub struct CountedFor {
-    /// Everything up to this offset of a partition.
+    /// By partition: everything up to this offset.
     pub at: std::collections::BTreeMap<i32, i64>,
-    /// Everything up to this number of a client, by an earlier version.
+    /// By client: everything up to this sequence number, counted by an earlier version.
     pub by: std::collections::BTreeMap<String, u64>,
 }
 
-/// Keys or members and what belongs to them: they come as pairs, or one after the other.
+/// Field-value or member-score pairs: RESP3 returns them nested, RESP2 flat.
 pub(super) fn pairs(reply: &Reply) -> Vec<(&Reply, &Reply)> {
     let flat = reply.list().iter().flat_map(|part| match part {
         Reply::Array(pair) => pair.as_slice(),

@@ -1,34 +1,36 @@
-//! The verdict itself, as a pure function: what the sources say was sent, line by line, against what the sinks have counted.
+//! The verdict as a pure function: compares what the sources say was sent, line by line, with what the sinks have
+//! counted.
 //!
-//! Per client the source is the list of its lines (by hash) that gateways have accepted, and what the client said it has sent in
-//! all, with a digest of it. The sinks are the client's count and every text's. Every difference is a loss, a duplicate, or a
-//! message on its way; the last needs a place where it stands ([`Unread`]): with the client, with its relay, or in a topic.
+//! Per client the source is the list of its lines (by hash) that gateways have accepted, and what the client says it
+//! sent, with a digest. The sinks are the client's count and every text's count. Every difference is a loss, a
+//! duplicate, or a message in flight; a message in flight must be found at a stage ([`Unread`]): at the client, at
+//! its relay, or in a topic.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ClientCounts, Messages, Observed, Unread, Verdict, WrongClient, WrongMessage};
 
-/// At most so many messages and clients are named.
+/// Maximum number of messages and of clients that a verdict names.
 pub const MAX_WRONG: usize = 100;
 
-/// Judges. `expected_each` is how often every message was sent, where a caller knows it as well.
+/// Computes the verdict. `expected_each` is how often every text was sent, if the caller knows it as well.
 pub fn judge(observed: &Observed, expected_each: Option<u64>) -> Verdict {
-    let mut case = Case::new(observed);
+    let mut builder = VerdictBuilder::new(observed);
     for (client, counts) in &observed.clients {
-        case.on_client(client, counts);
+        builder.on_client(client, counts);
     }
-    case.on_texts(expected_each);
-    case.conclude(expected_each)
+    builder.on_texts(expected_each);
+    builder.finish(expected_each)
 }
 
-/// The evidence.
-struct Case<'a> {
+/// Intermediate state of a verdict.
+struct VerdictBuilder<'a> {
     observed: &'a Observed,
-    /// How often each text must come out in the end.
+    /// Expected final count of each text.
     expected: BTreeMap<&'a str, u64>,
-    /// How often each text is on its way.
-    on_the_way: BTreeMap<&'a str, u64>,
-    /// Messages that were sent, and whose text is not known.
+    /// Messages of each text that are in flight.
+    in_flight_texts: BTreeMap<&'a str, u64>,
+    /// Messages sent whose text is unknown.
     unknown: u64,
     in_flight: u64,
     texts_in_flight: u64,
@@ -36,16 +38,16 @@ struct Case<'a> {
     duplicated: [u64; 2],
     wrong_clients: Vec<WrongClient>,
     wrong: Vec<WrongMessage>,
-    /// Something is missing, and it is not known whether it is on its way.
+    /// Messages are missing, and it is unknown whether they are in flight.
     is_open: bool,
 }
 
-impl<'a> Case<'a> {
+impl<'a> VerdictBuilder<'a> {
     fn new(observed: &'a Observed) -> Self {
-        let mut case = Self {
+        let mut builder = Self {
             observed,
             expected: BTreeMap::new(),
-            on_the_way: BTreeMap::new(),
+            in_flight_texts: BTreeMap::new(),
             unknown: 0,
             in_flight: 0,
             texts_in_flight: 0,
@@ -57,13 +59,13 @@ impl<'a> Case<'a> {
         };
         if let Some(unread) = &observed.unread {
             for (_, _, text) in &unread.clients {
-                *case.on_the_way.entry(text).or_default() += 1;
+                *builder.in_flight_texts.entry(text).or_default() += 1;
             }
             for (text, count) in &unread.texts {
-                *case.on_the_way.entry(text).or_default() += count;
+                *builder.in_flight_texts.entry(text).or_default() += count;
             }
         }
-        case
+        builder
     }
 
     fn unread(&self) -> Option<&'a Unread> {
@@ -95,12 +97,12 @@ impl<'a> Case<'a> {
             let detail = format!("{} messages were accepted of {} that were sent", counts.acked, counts.sent);
             self.wrong_client(client, counts, detail);
         }
-        self.on_the_way_of(client, counts);
+        self.locate_in_flight(client, counts);
         self.expect(client, counts);
     }
 
-    /// Messages of a client that were sent and not counted: where each of them stands.
-    fn on_the_way_of(&mut self, client: &'a str, counts: &ClientCounts) {
+    /// Finds the stage of each message of a client that was sent and not counted.
+    fn locate_in_flight(&mut self, client: &'a str, counts: &ClientCounts) {
         let missing = counts.sent.saturating_sub(counts.last);
         if missing == 0 {
             return;
@@ -110,7 +112,7 @@ impl<'a> Case<'a> {
             self.is_open = true;
             return;
         };
-        // With the client, and with its relay.
+        // At the client, and at its relay.
         let at_client = counts.sent.saturating_sub(counts.acked.max(counts.last));
         let at_relay = counts.acked.saturating_sub(counts.relayed.max(counts.last));
         let in_topic: BTreeSet<u64> = unread
@@ -133,7 +135,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// What must come out of a client's lines in the end.
+    /// Adds the expected text counts of a client's lines.
     fn expect(&mut self, client: &'a str, counts: &ClientCounts) {
         let lines = self.observed.lines.get(client);
         let from_topic = self.unread().and_then(|unread| unread.lines.get(client));
@@ -151,10 +153,10 @@ impl<'a> Case<'a> {
             };
             *self.expected.entry(text).or_default() += 1;
             if sn > counts.relayed.max(counts.last) {
-                *self.on_the_way.entry(text).or_default() += 1;
+                *self.in_flight_texts.entry(text).or_default() += 1;
             }
         }
-        // Dead letters that were not read: their texts are among those that are missing.
+        // Dead letters that were not read: their texts are among the missing ones.
         if unknown_dead > 0 && self.unread().is_none() {
             self.is_open = true;
         } else if unknown_dead > 0 {
@@ -180,14 +182,14 @@ impl<'a> Case<'a> {
         for hash in names {
             let count = counts.get(hash).copied().unwrap_or(0);
             let expected = self.expected.get(hash).copied().unwrap_or(0);
-            // Texts of messages that nothing else is known of.
+            // Counts that can belong to messages whose text is unknown.
             let granted = count.saturating_sub(expected).min(unknown);
             unknown -= granted;
             let surplus = count.saturating_sub(expected + granted);
             let missing = expected.saturating_sub(count);
-            let on_the_way = missing.min(self.on_the_way.get(hash).copied().unwrap_or(0));
-            let lost = missing - on_the_way;
-            self.texts_in_flight += on_the_way;
+            let in_flight_texts = missing.min(self.in_flight_texts.get(hash).copied().unwrap_or(0));
+            let lost = missing - in_flight_texts;
+            self.texts_in_flight += in_flight_texts;
             self.duplicated[1] += surplus;
             let is_certain = self.unread().is_some();
             if lost > 0 && !is_certain {
@@ -196,7 +198,7 @@ impl<'a> Case<'a> {
             } else {
                 self.lost[1] += lost;
             }
-            // With messages on their way to the gateways, not all that is expected has been accepted.
+            // While messages are on their way to the gateways, not all expected ones have been accepted.
             let of_each = expected_each.filter(|_| self.in_flight == 0).unwrap_or(expected);
             let is_wrong = surplus > 0 || (lost > 0 && is_certain) || (expected != of_each && granted == 0);
             if is_wrong {
@@ -204,7 +206,7 @@ impl<'a> Case<'a> {
                 self.wrong.push(WrongMessage { hash: hash.to_owned(), text: None, count, expected });
             }
         }
-        // Messages whose texts are not known, and for which no count is left that could be theirs.
+        // Messages with unknown texts for which no count is left.
         let uncounted = unknown.saturating_sub(self.in_flight);
         if uncounted > 0 && self.unread().is_none() {
             self.is_open = true;
@@ -213,12 +215,12 @@ impl<'a> Case<'a> {
         }
     }
 
-    fn conclude(mut self, expected_each: Option<u64>) -> Verdict {
+    fn finish(mut self, expected_each: Option<u64>) -> Verdict {
         let clients = &self.observed.clients;
         let total = |of: fn(&ClientCounts) -> u64| clients.values().map(of).sum::<u64>();
         let each: BTreeSet<u64> = self.expected.values().copied().collect();
         let same = each.first().copied().filter(|_| each.len() == 1 && self.unknown == 0);
-        // A message that its client lacks is lacking in its text's count as well: it is one loss.
+        // A message missing in its client's count is missing in its text's count as well: that is one loss.
         let (lost, duplicated) = (self.lost[0].max(self.lost[1]), self.duplicated[0].max(self.duplicated[1]));
         let in_flight = self.in_flight.max(self.texts_in_flight);
         let is_wrong = lost > 0 || duplicated > 0 || !self.wrong.is_empty() || !self.wrong_clients.is_empty();

@@ -1,4 +1,4 @@
-//! The verifier is tried with runs whose faults are known.
+//! Tests the verifier with runs whose faults are known.
 
 use proptest::prelude::*;
 
@@ -9,13 +9,13 @@ fn hash(line: u64) -> String {
     hash_of(format!("line {line}").as_bytes())
 }
 
-/// Everything that was sent is through; nothing is left in the topics.
+/// Marks the topics as read: everything sent is processed, nothing is unread.
 fn settled(mut observed: Observed) -> Observed {
     observed.unread = Some(Unread::default());
     observed
 }
 
-/// Clients that sent these lines, all of it counted.
+/// A run of clients that sent these lines, all of them counted.
 fn run(sent: &[Vec<u64>]) -> Observed {
     let mut observed = Observed::default();
     for (n, lines) in sent.iter().enumerate() {
@@ -57,7 +57,7 @@ fn numbers(verdict: &Verdict) -> (u64, u64, u64, &str) {
 }
 
 #[test]
-fn a_whole_run_is_ok() {
+fn complete_run_is_ok() {
     for unread in [None, Some(Unread::default())] {
         let observed = Observed { unread, ..whole(10, 4_422) };
         let verdict = judge(&observed, None);
@@ -71,7 +71,7 @@ fn a_whole_run_is_ok() {
 
 type Field = fn(&mut ClientCounts) -> &mut u64;
 
-/// One count of a run, and what is done to it.
+/// Every single change of one count of a run, with a description.
 fn changes(observed: &Observed) -> Vec<(String, Observed)> {
     let mut changed = Vec::new();
     let fields: [Field; 3] = [|c| &mut c.counted, |c| &mut c.last, |c| &mut c.dead_lettered];
@@ -115,7 +115,7 @@ fn changes(observed: &Observed) -> Vec<(String, Observed)> {
 }
 
 #[test]
-fn every_single_change_of_one_count_is_found_where_it_is() {
+fn every_change_of_one_count_is_located() {
     let observed = run(&[vec![0, 1, 2, 3, 3], vec![0, 1, 3], vec![0], vec![4, 0, 1, 2, 3, 4, 4]]);
     assert!(judge(&observed, None).is_ok());
     let mut tried = 0;
@@ -163,14 +163,15 @@ fn a_message_lost_after_counting_is_a_loss() {
     let mut observed = whole(3, 5);
     *count(&mut observed, 2) = 2;
     assert_eq!(numbers(&judge(&observed, None)), (1, 0, 0, "failed"));
-    // It may be on its way, as long as nobody has looked into the topics.
+    // It may be in flight, as long as the topics have not been read.
     observed.unread = None;
     assert_eq!(numbers(&judge(&observed, None)), (0, 0, 1, "pending"));
 }
 
 #[test]
-fn messages_on_their_way_are_pending_wherever_they_are() {
-    // Of 10: 1 to 3 through, 4 counted and not aggregated, 5 and 6 in the topic, 7 and 8 at the relay, 9 and 10 at the client.
+fn messages_in_flight_at_any_stage_are_pending() {
+    // Of 10: 1 to 3 are processed, 4 is counted and not aggregated, 5 and 6 are in the topic, 7 and 8 at the relay, 9
+    // and 10 at the client.
     let mut observed = run(&[(0..10).collect()]);
     let counts = client(&mut observed, "c0");
     (counts.acked, counts.relayed, counts.last, counts.counted) = (8, 6, 4, 4);
@@ -180,7 +181,7 @@ fn messages_on_their_way_are_pending_wherever_they_are() {
     unread.clients = [5u64, 6].map(|sn| ("c0".to_owned(), sn, hash(sn - 1))).to_vec();
     unread.texts.insert(hash(3), 1);
     assert_eq!(numbers(&judge(&observed, None)), (0, 0, 6, "pending"));
-    // Without one of them in its place it is lost.
+    // If one of them is not at its stage, it is lost.
     let mut lost = observed.clone();
     lost.unread.as_mut().unwrap().texts.clear();
     assert_eq!(numbers(&judge(&lost, None)), (1, 0, 6, "failed"));
@@ -212,13 +213,13 @@ fn dead_letters_are_neither_lost_nor_counted() {
     client(&mut observed, "c0").counted = 4;
     client(&mut observed, "c0").dead_lettered = 1;
     observed.messages.remove(&hash(4));
-    // As long as nobody has looked which it was, it may be any.
+    // Until the dead-letter topic is read, it may be any of them.
     let unseen = Observed { unread: None, ..observed.clone() };
     assert_eq!(judge(&unseen, None).verdict, "pending");
     observed.unread.as_mut().unwrap().dead.insert("c0".into(), [5].into());
     let verdict = judge(&observed, None);
     assert_eq!((numbers(&verdict), verdict.dead_lettered), ((0, 0, 0, "ok"), 1));
-    // It was another one.
+    // It was a different one.
     observed.unread.as_mut().unwrap().dead.insert("c0".into(), [4].into());
     assert_eq!(numbers(&judge(&observed, None)), (1, 1, 0, "failed"));
     observed.unread.as_mut().unwrap().dead.clear();
@@ -226,7 +227,7 @@ fn dead_letters_are_neither_lost_nor_counted() {
 }
 
 #[test]
-fn what_a_client_says_it_sent_is_what_was_accepted() {
+fn digest_mismatch_between_client_and_gateway_fails() {
     let mut observed = run(&[(0..5).collect(), (5..9).collect()]);
     let other = client(&mut observed, "c1").digest.clone().map(|(_, digest)| (5, digest));
     client(&mut observed, "c0").digest = other;
@@ -235,7 +236,7 @@ fn what_a_client_says_it_sent_is_what_was_accepted() {
 }
 
 #[test]
-fn lines_that_the_store_does_not_know_are_taken_from_the_topic() {
+fn lines_missing_in_the_store_are_taken_from_the_topic() {
     let mut observed = run(&[(0..5).collect(), (2..9).collect()]);
     let lines = observed.lines.remove("c0").unwrap();
     assert_eq!(observed.unknown(), ["c0".to_owned()].into());
@@ -243,13 +244,13 @@ fn lines_that_the_store_does_not_know_are_taken_from_the_topic() {
     assert!(judge(&observed, None).is_ok());
     *count(&mut observed, 1) += 1;
     assert_eq!(numbers(&judge(&observed, None)), (0, 1, 0, "failed"));
-    // In neither place: nothing can be said of single texts, and too many is too many all the same.
+    // In neither place: single texts cannot be judged, but too high a count is still a duplicate.
     observed.unread.as_mut().unwrap().lines.clear();
     assert_eq!(numbers(&judge(&observed, None)), (0, 1, 0, "failed"));
 }
 
 #[test]
-fn nothing_sent_is_fine() {
+fn empty_run_is_ok() {
     assert!(judge(&Observed::default(), None).is_ok());
     assert!(judge(&settled(Observed::default()), None).is_ok());
 }

@@ -1,5 +1,5 @@
-//! Where a message went wrong: follows one client's sequence numbers, or one text, through the topics and says at which
-//! stage the first of them is missing or comes twice. [`locate`] and [`locate_text`] judge, [`trace`] and [`trace_text`] read.
+//! Locates the stage at which a message was lost or duplicated: follows one client's sequence numbers, or one text,
+//! through the topics. [`locate`] and [`locate_text`] judge, [`trace`] and [`trace_text`] read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,58 +12,58 @@ use crate::store::CountedFor;
 use crate::verify::unread::scan;
 use crate::verify::{ClientCounts, WrongMessage};
 
-/// Between which two places a message was lost, or came to be two.
+/// The stage at which a message was lost or duplicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
-    /// It never reached the store.
+    /// The message never reached the store.
     Gateway,
-    /// It reached the store and not the topic.
+    /// The message reached the store but not the topic.
     Relay,
-    /// It stands in the topic before the message it should follow, and nowhere else.
+    /// The message stands in the topic before its predecessor, and nowhere else.
     Order,
-    /// It stands in the topic and was not counted, or was counted more than once.
+    /// The message is in the topic and was not counted, or was counted more than once.
     Counter,
-    /// It was counted and not passed on, or was passed on twice.
+    /// The message was counted and not forwarded, or was forwarded twice.
     Transaction,
-    /// It was passed on and not counted by its text, or was counted more than once.
+    /// The message was forwarded and not counted by its text, or was counted more than once.
     Aggregator,
 }
 
-/// The first message that is wrong.
+/// The first wrong message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Whose.
+    /// The client that sent it.
     pub client: String,
-    /// Which.
+    /// Its sequence number.
     pub sn: u64,
-    /// Where it went wrong.
+    /// The stage at which it was lost or duplicated.
     pub stage: Stage,
-    /// In words.
+    /// Description of the fault.
     pub detail: String,
 }
 
-/// What the topics hold of one client.
+/// The records of one client in the topics.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Sequence numbers in the order they stand in `client_message`, with partition and offset.
+    /// Sequence numbers in their order in `client_message`, with partition and offset.
     pub received: Vec<(u64, i32, i64)>,
-    /// Where those stand that were passed on or set aside.
+    /// Partitions and offsets of the forwarded or dead-lettered messages.
     pub passed_on: BTreeMap<u64, Vec<(i32, i64)>>,
 }
 
 /// A record of `message_aggregation`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// Whose.
+    /// The client that sent it.
     pub client: String,
-    /// Which.
+    /// Its sequence number.
     pub sn: u64,
-    /// Where it stands.
+    /// Its partition and offset.
     pub at: (i32, i64),
 }
 
-/// The first message of a client that is not through, and the stage that lost it. None when all are.
+/// The first unprocessed message of a client, and the stage that lost it. None if all are processed.
 pub fn locate(client: &str, counts: &ClientCounts, seen: &Seen) -> Option<Finding> {
     let (mut next, mut at) = (1, None);
     for (sn, partition, offset) in &seen.received {
@@ -73,7 +73,7 @@ pub fn locate(client: &str, counts: &ClientCounts, seen: &Seen) -> Option<Findin
         }
     }
     let finding = |sn, stage, detail: String| Some(Finding { client: client.to_owned(), sn, stage, detail });
-    // The topic gives the counter everything below `next`.
+    // The topic holds everything below `next` in order, for the counter to read.
     if next <= counts.sent && counts.last < next {
         if let Some((_, partition, offset)) = seen.received.iter().find(|(sn, ..)| *sn == next) {
             let before = at.map_or_else(|| "nothing".to_owned(), |(_, offset)| format!("offset {offset}"));
@@ -107,12 +107,16 @@ pub fn locate(client: &str, counts: &ClientCounts, seen: &Seen) -> Option<Findin
     }
     let twice = seen.passed_on.iter().find(|(_, places)| places.len() > 1);
     twice.and_then(|(sn, places)| {
-        finding(*sn, Stage::Transaction, format!("it was passed on more than once: {}", told(places)))
+        finding(
+            *sn,
+            Stage::Transaction,
+            format!("it was passed on more than once: {}", list_positions(places)),
+        )
     })
 }
 
-/// The message of a text with a wrong count that its aggregator has missed, or counted twice. None when the count is what was
-/// passed on.
+/// For a text with a wrong count: the message that its aggregator has missed or counted twice. None if the count
+/// equals the number of forwarded messages.
 ///
 /// `senders` are the messages with this text that were counted for their clients.
 pub fn locate_text(
@@ -138,24 +142,24 @@ pub fn locate_text(
     }
     let record = match count.cmp(&sent) {
         std::cmp::Ordering::Equal => return None,
-        // The first that the store does not know of.
+        // The first one that the store has not counted.
         std::cmp::Ordering::Less => passed.iter().find(|record| !known(record)).or(passed.first()),
         std::cmp::Ordering::Greater => passed.iter().rfind(known).or(passed.last()),
     }?;
     let detail = format!(
         "its text ({}) was passed on {sent} times and counted {count} times; it stands at {}",
         wrong.hash,
-        told(&[record.at])
+        list_positions(&[record.at])
     );
     Some(Finding { client: record.client.clone(), sn: record.sn, stage: Stage::Aggregator, detail })
 }
 
-fn told(places: &[(i32, i64)]) -> String {
+fn list_positions(places: &[(i32, i64)]) -> String {
     let one = |(partition, offset): &(i32, i64)| format!("partition {partition} offset {offset}");
     places.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Reads what the topics hold of one client. Blocks.
+/// Reads the records of one client from the topics. Blocks.
 pub fn trace(options: &QueueOptions, client: &str) -> Result<Seen, KafkaError> {
     let mut seen = Seen::default();
     scan(options, CLIENT_MESSAGE, &BTreeMap::new(), |message| {
@@ -173,7 +177,7 @@ pub fn trace(options: &QueueOptions, client: &str) -> Result<Seen, KafkaError> {
     Ok(seen)
 }
 
-/// Reads where a text was passed on. Blocks.
+/// Reads the forwarded records of a text. Blocks.
 pub fn trace_text(options: &QueueOptions, hash: &str) -> Result<Vec<Passed>, KafkaError> {
     let mut passed = Vec::new();
     scan(options, MESSAGE_AGGREGATION, &BTreeMap::new(), |message| {
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn each_loss_is_found_where_it_happened() {
+    fn each_loss_is_located_at_its_stage() {
         let check = |counts: ClientCounts, seen: Seen, expected: Option<(u64, Stage)>| {
             let found = locate("c", &counts, &seen).map(|finding| (finding.sn, finding.stage));
             assert_eq!(found, expected, "{counts:?} {seen:?}");
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_counted_wrong_points_to_its_record() {
+    fn wrong_text_count_is_located_at_its_record() {
         let passed = |records: &[(&str, u64)]| -> Vec<Passed> {
             let one = |(at, (client, sn)): (usize, &(&str, u64))| Passed {
                 client: (*client).into(),
@@ -241,9 +245,9 @@ mod tests {
             |count, records: &[(&str, u64)], counted: CountedFor, expected: Option<(&str, u64, &str)>| {
                 let wrong = WrongMessage { hash: "h".into(), text: None, count, expected: 2 };
                 let found = locate_text(&wrong, &[], &passed(records), &counted);
-                let told =
+                let list_positions =
                     found.as_ref().map(|f| (f.client.as_str(), f.sn, f.detail.rsplit(' ').next().unwrap()));
-                assert_eq!(told, expected, "{found:?}");
+                assert_eq!(list_positions, expected, "{found:?}");
                 assert!(found.is_none_or(|found| found.stage == Stage::Aggregator));
             };
         let at = |offset| CountedFor { at: [(1, offset)].into(), ..CountedFor::default() };
@@ -259,7 +263,7 @@ mod tests {
         for one in [at(0), by(&["a"])] {
             check(1, &[("a", 1), ("b", 1)], one, Some(("b", 1, "1")));
         }
-        // What was counted and never passed on is named by itself.
+        // A message that was counted and never forwarded is itself the finding.
         let wrong = WrongMessage { hash: "h".into(), text: None, count: 1, expected: 2 };
         let senders = [("a".to_owned(), 1), ("b".to_owned(), 7)];
         let found = locate_text(&wrong, &senders, &passed(&[("a", 1)]), &at(0)).unwrap();

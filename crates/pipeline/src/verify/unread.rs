@@ -1,9 +1,9 @@
-//! What stands in the topics and is not through: records behind the offsets that counters and aggregators have committed, and the
-//! dead letters. With it the verifier can tell a message that is on its way from one that is lost.
+//! Unprocessed records of the topics: records after the offsets committed by counters and aggregators, and the dead
+//! letters. With them the verifier distinguishes a message in flight from a lost one.
 //!
-//! A counter counts before it commits, and an aggregator too: whatever is before a committed offset was counted before that
-//! offset was read here. So nothing before it is on its way any more, as long as the offsets are the same before and after the
-//! store was looked at ([`Unread::is_settled_since`]).
+//! Counters and aggregators count before they commit: everything before a committed offset was counted before that
+//! offset was read here. So nothing before it is in flight, provided that the offsets are the same before and after
+//! the store was read ([`Unread::is_settled_since`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,31 +21,31 @@ const CALL: Duration = Duration::from_secs(10);
 /// Committed offsets, by topic and partition.
 pub type Committed = BTreeMap<(&'static str, i32), i64>;
 
-/// What is in the topics and not through.
+/// The unprocessed records of the topics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
-    /// Where counters and aggregators stood.
+    /// Committed offsets of counters and aggregators.
     pub committed: Committed,
-    /// Messages that no counter has committed: client, sequence number, text.
+    /// Messages after the counters' committed offsets: client, sequence number, text hash.
     pub clients: Vec<(String, u64, String)>,
-    /// Messages that no aggregator has committed, by text.
+    /// Messages after the aggregators' committed offsets, by text hash.
     pub texts: BTreeMap<String, u64>,
-    /// Messages that were set aside because they cannot be processed, by client.
+    /// Dead-lettered messages that cannot be processed, by client.
     pub dead: BTreeMap<String, BTreeSet<u64>>,
-    /// Messages that were set aside because one before them is missing, by client.
+    /// Dead-lettered messages whose predecessor is missing, by client.
     pub parked: BTreeMap<String, BTreeSet<u64>>,
-    /// What the topic has of clients whose lines the store does not know.
+    /// Lines from the topic, for clients whose lines the store does not have.
     pub lines: BTreeMap<String, BTreeMap<u64, String>>,
 }
 
 impl Unread {
-    /// Whether nothing has been committed since then.
+    /// True if no offset has been committed since then.
     pub fn is_settled_since(&self, before: &Committed) -> bool {
         self.committed == *before
     }
 }
 
-/// Where counters and aggregators stand. Blocks.
+/// Committed offsets of counters and aggregators. Blocks.
 pub fn committed(options: &QueueOptions) -> Result<Committed, KafkaError> {
     let mut all = Committed::new();
     for (topic, role) in [(CLIENT_MESSAGE, "counter"), (MESSAGE_AGGREGATION, "aggregator")] {
@@ -63,7 +63,7 @@ pub fn committed(options: &QueueOptions) -> Result<Committed, KafkaError> {
     Ok(all)
 }
 
-/// Reads what is not through, and from the beginning what clients in `unknown` have sent. Blocks.
+/// Reads the unprocessed records, and from the beginning those of the clients in `unknown`. Blocks.
 pub fn unread(options: &QueueOptions, unknown: &BTreeSet<String>) -> Result<Unread, KafkaError> {
     let committed = committed(options)?;
     let mut unread = Unread { committed, ..Unread::default() };
@@ -100,8 +100,8 @@ fn why<'a>(message: &'a BorrowedMessage<'_>) -> Option<&'a str> {
     std::str::from_utf8(header.value?).ok()
 }
 
-/// Shows every committed record of a topic from these offsets on, partition by partition in order; partitions that are not named
-/// from their beginning.
+/// Visits every committed record of a topic from these offsets on, partition by partition in order; unnamed
+/// partitions from their beginning.
 pub(super) fn scan(
     options: &QueueOptions,
     topic: &str,

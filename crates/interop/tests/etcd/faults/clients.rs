@@ -1,4 +1,4 @@
-//! Clients of the store: every question and every answer is taken down.
+//! Clients of the key-value store: every request and every response is recorded in the history.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,18 +10,18 @@ use moim_history::{Compare, Found, Op, Outcome, Seen, Step};
 use super::{PAUSE, World};
 use crate::support::{connect, revision};
 
-/// Keys of a round.
+/// Keys per round.
 const KEYS: usize = 5;
-/// What a client waits for an answer. Then it does not know.
+/// Request timeout of a client. After it the outcome is unknown.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// A client of one node that gives up on time.
+/// A client of one node with timeouts.
 pub(super) async fn client_of(endpoint: &str) -> Option<Client> {
     let options = ConnectOptions::new().with_connect_timeout(PATIENCE).with_timeout(PATIENCE);
     Client::connect([endpoint], Some(options)).await.ok()
 }
 
-/// Asks without pause, one node after the other when one does not answer.
+/// Sends requests without pause; switches to the next node when one does not answer.
 pub(super) async fn run(world: Arc<World>, client: usize, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed ^ (client as u64 + 1));
     let mut node = client;
@@ -41,13 +41,13 @@ pub(super) async fn run(world: Arc<World>, client: usize, seed: u64) {
                 tokio::time::sleep(PAUSE).await;
             }
             if random.u8(..50) == 0 {
-                break; // another node for a change
+                break; // switch to another node
             }
         }
     }
 }
 
-/// An operation. Every value is written once only.
+/// A random operation. Every value is written only once.
 fn choose(world: &World, random: &mut fastrand::Rng, value: &str) -> Op {
     let round = world.round.load(Ordering::SeqCst);
     let mut key = || format!("round-{round}/{}", random.usize(..KEYS));
@@ -70,7 +70,7 @@ fn choose(world: &World, random: &mut fastrand::Rng, value: &str) -> Op {
     }
 }
 
-/// Asks and takes down the answer. False when there was none.
+/// Sends an operation and records the response. False if there was no response.
 async fn ask(world: &World, connection: &mut Client, client: usize, op: Op) -> bool {
     let id = world.recorder.invoke(client as u64, op.clone());
     let answer = tokio::time::timeout(2 * PATIENCE, send(connection, &op)).await;
@@ -80,7 +80,7 @@ async fn ask(world: &World, connection: &mut Client, client: usize, op: Op) -> b
             world.done.fetch_add(1, Ordering::SeqCst);
             true
         }
-        // What cannot change anything has not; of the rest nobody knows.
+        // A failed read has no effect; the outcome of any other failed operation is unknown.
         Ok(Err(_)) | Err(_) if !op.can_write() => {
             world.recorder.failed(id);
             false
@@ -148,7 +148,7 @@ fn seen(response: &TxnOpResponse) -> Seen {
     }
 }
 
-/// Reads every key of every round on every node: what was acknowledged and not overwritten is still there.
+/// Reads every key of every round on every node: acknowledged values that were not overwritten are still there.
 pub(super) async fn read_everything(world: &World) {
     for endpoint in &world.endpoints {
         let mut connection = connect(std::slice::from_ref(endpoint)).await;

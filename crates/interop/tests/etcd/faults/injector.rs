@@ -1,4 +1,4 @@
-//! One fault after the other, each healed before the next.
+//! The fault injector: one fault after the other, each healed before the next.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -8,21 +8,21 @@ use moim_interop::cluster::Cluster;
 
 use super::World;
 
-/// How long a healed cluster may take to serve everybody again.
-const HEALING: Duration = Duration::from_secs(30);
+/// Time limit for a healed cluster to serve all clients again.
+const HEAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What happens to a node.
+/// A fault.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It ends without a word and is started again.
+    /// The node is killed and restarted.
     Kill,
-    /// It stands still for a while and does not notice.
+    /// The node is stopped for a while and resumed.
     Pause,
-    /// It hears nobody and nobody hears it.
+    /// The node is isolated from all others.
     Isolate { reset: bool },
-    /// It hears the others, but they do not hear it; or the other way round.
+    /// The node receives from the others but cannot send to them; or the other way round.
     OneWay { inbound: bool },
-    /// Two of three end at once.
+    /// Two of three nodes are killed at once.
     KillTwo,
 }
 
@@ -33,14 +33,14 @@ impl fmt::Display for Fault {
             Self::Pause => f.write_str("is paused"),
             Self::Isolate { reset } => write!(f, "is cut off (reset {reset})"),
             Self::OneWay { inbound } => {
-                write!(f, "{}", if *inbound { "hears nobody" } else { "is heard by nobody" })
+                write!(f, "{}", if *inbound { "receives nothing" } else { "sends nothing" })
             }
             Self::KillTwo => f.write_str("and the next are killed"),
         }
     }
 }
 
-/// Runs the rounds; the load ends with the last.
+/// Runs the rounds; the load ends with the last one.
 pub(super) fn run(world: &World, mut cluster: Cluster, rounds: u64, seed: u64) -> Cluster {
     struct Stop<'a>(&'a World);
     impl Drop for Stop<'_> {
@@ -84,7 +84,7 @@ fn strike(cluster: &mut Cluster, node: usize, fault: Fault, lasting: Duration) {
             cluster.kill(node).unwrap();
             cluster.kill(other).unwrap();
             std::thread::sleep(lasting);
-            // One of the two is enough for a quorum; the other follows.
+            // One of the two restores the quorum; the other one follows.
             for node in [node, other] {
                 cluster.restart(node).unwrap_or_else(|error| panic!("node {}: {error:#}", node + 1));
             }
@@ -111,12 +111,12 @@ fn strike(cluster: &mut Cluster, node: usize, fault: Fault, lasting: Duration) {
     }
 }
 
-/// Waits until clients get answers again.
+/// Waits until clients get responses again.
 fn await_service(world: &World, when: &str, cluster: &Cluster) {
     let wanted = world.done.load(Ordering::SeqCst) + 50;
-    let deadline = Instant::now() + HEALING;
+    let deadline = Instant::now() + HEAL_TIMEOUT;
     while world.done.load(Ordering::SeqCst) < wanted {
-        assert!(Instant::now() < deadline, "{when}: nobody is served any more\n{}", cluster.log_tails());
+        assert!(Instant::now() < deadline, "{when}: no client is served\n{}", cluster.log_tails());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

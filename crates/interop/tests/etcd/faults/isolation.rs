@@ -1,6 +1,6 @@
-//! A produce load that takes all it can get starts no election and stops no put.
+//! Performance isolation: a produce load at full throughput causes no election and fails no put.
 //!
-//! How long puts take beside it is a benchmark's question (`cargo xtask bench coord --metric 18`).
+//! The latency of puts under this load is a benchmark (`cargo xtask bench coord --metric 18`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,20 +14,20 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::support::{connect, options};
 
-/// How long the load lasts: several election timeouts.
-const LASTING: Duration = Duration::from_secs(6);
+/// Duration of the load: several election timeouts.
+const LOAD_DURATION: Duration = Duration::from_secs(6);
 
 #[test]
-fn a_saturating_produce_starts_no_election_on_one_node() {
-    beside_produce(1);
+fn saturating_produce_load_causes_no_election_on_one_node() {
+    during_produce(1);
 }
 
 #[test]
-fn a_saturating_produce_starts_no_election_on_three_nodes() {
-    beside_produce(3);
+fn saturating_produce_load_causes_no_election_on_three_nodes() {
+    during_produce(3);
 }
 
-fn beside_produce(nodes: usize) {
+fn during_produce(nodes: usize) {
     if !serves_etcd(moim_binary().unwrap()).unwrap() {
         eprintln!("SKIPPED: this moim has no etcd port");
         return;
@@ -43,7 +43,7 @@ fn beside_produce(nodes: usize) {
     runtime.block_on(async {
         let mut client = connect(&cluster.endpoints()).await;
         let before = client.status().await.unwrap().raft_term();
-        let end = Instant::now() + LASTING;
+        let end = Instant::now() + LOAD_DURATION;
         let mut slowest = Duration::ZERO;
         let mut count = 0;
         while Instant::now() < end {
@@ -62,7 +62,7 @@ fn beside_produce(nodes: usize) {
     eprintln!("{produced} records beside them");
 }
 
-/// Produces as fast as the broker takes it; answers how many records it had.
+/// Produces at full throughput; returns the number of records.
 fn produce(address: &str, stop: &AtomicBool) -> usize {
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", address)

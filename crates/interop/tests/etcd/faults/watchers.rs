@@ -1,4 +1,4 @@
-//! One watcher per node that sees everything and goes on elsewhere when its node is gone.
+//! One watcher per node that sees every event and resumes on another node when its node fails.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use moim_history::{Fate, History, Step};
 use super::World;
 use super::clients::client_of;
 
-/// One change as a watcher saw it.
+/// One watch event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) revision: i64,
     key: String,
-    /// None: the key was taken away.
+    /// The value, or `None` for a delete.
     value: Option<String>,
 }
 
-/// A history of changes.
+/// A watcher's event history.
 pub(super) type Events = Vec<Event>;
 
 /// Watches every key from the first revision on until the key `the end` is written.
@@ -36,7 +36,7 @@ pub(super) async fn run(world: Arc<World>, first: usize) -> Events {
     }
 }
 
-/// Adds what one node tells. True at the end.
+/// Appends the events from one node. True at the end.
 async fn follow(endpoint: &str, events: &mut Events) -> bool {
     let Some(client) = client_of(endpoint).await else { return false };
     let from = events.last().map_or(1, |event| event.revision + 1);
@@ -44,7 +44,7 @@ async fn follow(endpoint: &str, events: &mut Events) -> bool {
     let opened =
         tokio::time::timeout(Duration::from_secs(3), client.watch_client().watch("", Some(options))).await;
     let Ok(Ok(mut stream)) = opened else { return false };
-    // A node that is cut off is silent and says nothing of it: whoever hears nothing for long asks another.
+    // An isolated node is silent: a watcher without messages for long switches to another node.
     while let Ok(Ok(Some(message))) = tokio::time::timeout(Duration::from_secs(2), stream.message()).await {
         assert!(!message.canceled(), "{message:?}");
         for event in message.events() {
@@ -64,7 +64,7 @@ async fn follow(endpoint: &str, events: &mut Events) -> bool {
     false
 }
 
-/// All watchers saw the same, in order, and in it everything that was acknowledged.
+/// All watchers saw the same events, in order, including every acknowledged write.
 pub(super) fn check(histories: &[Events], history: &History) {
     for (node, events) in histories.iter().enumerate() {
         assert!(events.is_sorted_by(|a, b| a.revision <= b.revision), "watcher {node} went back in time");

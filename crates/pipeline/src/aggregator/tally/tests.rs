@@ -1,5 +1,5 @@
-//! Aggregators read a topic with repeats in it, in batches of any size, end anywhere, and read again beside each other: every
-//! client and number must count once.
+//! Aggregators read a topic with duplicates, in batches of any size, stop at any point, and re-read concurrently:
+//! every client and sequence number must count once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,8 @@ use crate::store::tests::{now, store};
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const TEXTS: [&str; 4] = ["t0", "t1", "t2", "t3"];
 
-/// A partition's log: a client's numbers rise, with gaps (they went elsewhere), and some stand there again.
+/// A partition's log: a client's sequence numbers rise, with gaps (those messages are in other partitions), and some
+/// are duplicates.
 fn log(partition: i32, steps: &[(usize, u64, usize, bool)]) -> Vec<Record<'static>> {
     let (mut last, mut records) = (BTreeMap::<&str, (u64, usize)>::new(), Vec::new());
     for (offset, (client, step, text, again)) in steps.iter().enumerate() {
@@ -29,7 +30,7 @@ fn log(partition: i32, steps: &[(usize, u64, usize, bool)]) -> Vec<Record<'stati
     records
 }
 
-/// How often each text is there, repeats apart.
+/// Expected count of each text, without duplicates.
 fn expected<'a>(logs: impl Iterator<Item = &'a Record<'a>>) -> BTreeMap<&'a str, u64> {
     let distinct: BTreeSet<_> =
         logs.map(|record| (record.hash, record.partition, record.client, record.sn)).collect();
@@ -54,7 +55,7 @@ impl Reader {
         Self { at, tally: Tally::new(store.clone()) }
     }
 
-    /// Counts up to `until`; false when the store failed.
+    /// Counts up to `until`; false if the store failed.
     fn read(&mut self, records: &[Record<'_>], until: usize) -> bool {
         for _ in 0..10 {
             let batch = &records[self.at.min(until)..until];
@@ -69,11 +70,11 @@ impl Reader {
                 Err(_) => return false,
             }
         }
-        panic!("it reads again and again");
+        panic!("re-reads without end");
     }
 }
 
-/// All of it, by an aggregator that begins there.
+/// An aggregator that counts all records from the beginning.
 fn count_all(store: &Store, records: &[Record<'_>]) {
     assert!(Reader::new(store, 0).read(records, records.len()));
 }
@@ -82,37 +83,37 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn every_number_of_a_client_counts_once(
+    fn every_sequence_number_of_a_client_counts_once(
         steps in vec((0usize..3, 1u64..4, 0usize..4, prop::bool::weighted(0.15)), 1..25),
-        // Who reads, how many, after how many scripts it ends; whether the other takes over.
+        // The reader, the number of records, and the number of scripts after which it stops.
         reads in vec((0usize..2, 1usize..9, prop::option::weighted(0.4, 0u32..6)), 1..14),
     ) {
         let (store, machine) = store();
         let records = log(0, &steps);
-        // The second began before the first had committed anything, and does not know that it was replaced.
+        // The second reader began before the first had committed anything, and is not aware of its replacement.
         let mut readers = [Reader::new(&store, 0), Reader::new(&store, 0)];
         let mut committed = 0;
-        for (who, many, ends) in reads {
-            let reader = &mut readers[who];
-            let until = records.len().min(reader.at + many);
+        for (reader, many, ends) in reads {
+            let current = &mut readers[reader];
+            let until = records.len().min(current.at + many);
             *machine.scripts_left.lock().unwrap() = ends;
-            let done = reader.read(&records, until);
+            let done = current.read(&records, until);
             *machine.scripts_left.lock().unwrap() = None;
             match done {
                 true => committed = committed.max(until),
-                // It begins again where it is committed, or a little before.
-                false => *reader = Reader::new(&store, committed - usize::from(committed > 0)),
+                // It restarts at the committed offset, or shortly before.
+                false => *current = Reader::new(&store, committed - usize::from(committed > 0)),
             }
         }
         assert!(Reader::new(&store, committed).read(&records, records.len()));
         prop_assert_eq!(counted(&store), expected(records.iter()));
-        // All of it again, as after a commit that got lost.
+        // All records again, as after a lost commit.
         count_all(&store, &records);
         prop_assert_eq!(counted(&store), expected(records.iter()));
     }
 
     #[test]
-    fn a_topic_that_was_made_anew_goes_on(
+    fn counting_continues_after_the_topic_is_recreated(
         before in vec((0usize..3, 1u64..4, 0usize..4, Just(false)), 1..12),
         after in vec((0usize..3, 1u64..4, 0usize..4, prop::bool::weighted(0.15)), 1..12),
         ends in 0u32..6,
@@ -120,7 +121,7 @@ proptest! {
         let (store, machine) = store();
         let old = log(0, &before);
         count_all(&store, &old);
-        // Clients go on where they were; offsets begin again.
+        // Sequence numbers continue; offsets start again.
         let mut new = log(0, &after);
         for record in &mut new {
             let last = old.iter().filter(|o| o.client == record.client).map(|o| o.sn).max();
@@ -135,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn the_same_text_in_two_partitions_counts_in_both() {
+fn same_text_in_two_partitions_counts_in_both() {
     let (store, _) = store();
     let records = [log(0, &[(0, 1, 0, false), (1, 1, 0, false)]), log(1, &[(0, 2, 0, false)])].concat();
     count_all(&store, &records);
@@ -144,12 +145,12 @@ fn the_same_text_in_two_partitions_counts_in_both() {
 }
 
 #[test]
-fn a_store_that_was_wiped_begins_again() {
+fn wiped_store_is_refilled_from_the_beginning() {
     let (store, machine) = store();
     let records = log(0, &[(0, 1, 0, false), (0, 1, 1, false), (1, 1, 1, false)]);
-    let mut reader = Reader::new(&store, 0);
-    assert!(reader.read(&records, 2));
+    let mut current = Reader::new(&store, 0);
+    assert!(current.read(&records, 2));
     machine.wipe();
-    assert!(reader.read(&records, records.len()));
+    assert!(current.read(&records, records.len()));
     assert_eq!(counted(&store), expected(records.iter()));
 }

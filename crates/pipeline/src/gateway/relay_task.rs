@@ -1,6 +1,8 @@
-//! A client's messages on their way into the queue: drives [`Relay`] with the producer's reports and the store's marks.
+//! The task that relays one client's messages to the queue: drives [`Relay`] with delivery reports and with marks in
+//! the store.
 //!
-//! Ends when another gateway has taken over, or when nobody gives it messages any more and all of them are through.
+//! Ends when another gateway has taken over the client, or when its session has ended and all messages are stored in
+//! the queue.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,31 +14,32 @@ use rdkafka::message::DeliveryResult;
 use rdkafka::producer::{BaseRecord, ProducerContext};
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::gateway::outlet::Sent;
+use crate::gateway::producer::Sent;
 use crate::gateway::{Faults, Shared};
 use crate::progress;
 use crate::queue::{self, CLIENT_MESSAGE};
-use crate::relay::{Relay, Reported};
+use crate::relay::{Delivery, Relay};
 use crate::store::{BoxFuture, Fenced, StoreError};
 
-/// Between looks at what is late, and between tries of a producer that is full.
-const TICK: Duration = Duration::from_millis(200);
-const FULL: Duration = Duration::from_millis(5);
-/// Reports are waited for so long before the store is told of those that came, while others are still to come.
-const GATHER: Duration = Duration::from_millis(5);
-/// How often the store is told that somebody is here, while nothing else tells it.
-const TOUCH_MS: u64 = 1_500;
+/// Interval of the timeout check, and retry interval of a full producer.
+const TIMEOUT_CHECK: Duration = Duration::from_millis(200);
+const FULL_RETRY: Duration = Duration::from_millis(5);
+/// How long delivery reports are gathered before they are marked in the store, while more are expected.
+const REPORT_LINGER: Duration = Duration::from_millis(5);
+/// Interval of the heartbeat to the store, while no other write shows that this gateway serves the client.
+const HEARTBEAT_MS: u64 = 1_500;
 
-/// The session's end of a relay.
+/// The session's handle of a relay task.
 #[derive(Clone)]
-pub(super) struct Handle {
+pub(super) struct RelayHandle {
     messages: mpsc::Sender<Vec<(u64, Bytes)>>,
-    /// Up to where everything is in the queue.
+    /// Everything up to this sequence number is in the queue.
     stored: watch::Receiver<u64>,
 }
 
-impl Handle {
-    /// Hands on what the store has. Waits while the relay is full. False when somebody else relays by now.
+impl RelayHandle {
+    /// Hands on messages that are in the store. Waits while the relay is full. False if another gateway has taken
+    /// over the client.
     pub(super) async fn push(&self, messages: Vec<(u64, Bytes)>) -> bool {
         self.messages.send(messages).await.is_ok()
     }
@@ -50,120 +53,120 @@ impl Handle {
     }
 }
 
-/// Where the producer's reports for one client arrive.
+/// Receives the producer's delivery reports for one client.
 #[derive(Default)]
 pub(super) struct Inbox {
-    reports: Mutex<Vec<(u64, u64, Reported)>>,
+    reports: Mutex<Vec<(u64, u64, Delivery)>>,
     notify: Notify,
 }
 
 impl Inbox {
-    fn push(&self, round: u64, sn: u64, what: Reported) {
+    fn push(&self, round: u64, sn: u64, what: Delivery) {
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         reports.push((round, sn, what));
-        // Whoever looks takes all of them.
+        // The reader takes all reports at once, so only the first one wakes it.
         if reports.len() == 1 {
             drop(reports);
             self.notify.notify_one();
         }
     }
 
-    pub(super) fn take(&self) -> Vec<(u64, u64, Reported)> {
+    pub(super) fn take(&self) -> Vec<(u64, u64, Delivery)> {
         std::mem::take(&mut *self.reports.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// What travels with a record and comes back with its report.
-pub(super) struct Ticket {
+/// Opaque of a record, returned with its delivery report.
+pub(super) struct DeliveryTag {
     inbox: Arc<Inbox>,
     round: u64,
     sn: u64,
 }
 
-impl Ticket {
+impl DeliveryTag {
     pub(super) fn new(inbox: &Arc<Inbox>, round: u64, sn: u64) -> Self {
         Self { inbox: Arc::clone(inbox), round, sn }
     }
 }
 
-/// Receives the reports of the producer, on its thread.
-pub(super) struct Context {
+/// Receives delivery reports on the producer's thread.
+pub(super) struct ReportContext {
     faults: Faults,
 }
 
-impl Context {
+impl ReportContext {
     pub(super) fn new(faults: Faults) -> Self {
         Self { faults }
     }
 }
 
-impl ClientContext for Context {
+impl ClientContext for ReportContext {
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "the gateway's producer");
+        tracing::debug!(%error, reason, "gateway producer error");
     }
 }
 
-impl ProducerContext for Context {
-    type DeliveryOpaque = Box<Ticket>;
+impl ProducerContext for ReportContext {
+    type DeliveryOpaque = Box<DeliveryTag>;
 
-    fn delivery(&self, result: &DeliveryResult<'_>, ticket: Self::DeliveryOpaque) {
-        let first = ticket.round == 0;
-        if first && self.faults.lose_report_of == Some(ticket.sn) {
+    fn delivery(&self, result: &DeliveryResult<'_>, tag: Self::DeliveryOpaque) {
+        let first = tag.round == 0;
+        if first && self.faults.lose_report_of == Some(tag.sn) {
             return;
         }
-        let failed = result.is_err() || (first && self.faults.fail_report_of == Some(ticket.sn));
-        let what = if failed { Reported::Failed } else { Reported::Delivered };
-        ticket.inbox.push(ticket.round, ticket.sn, what);
+        let failed = result.is_err() || (first && self.faults.fail_report_of == Some(tag.sn));
+        let what = if failed { Delivery::Failed } else { Delivery::Delivered };
+        tag.inbox.push(tag.round, tag.sn, what);
     }
 }
 
-type Marking = BoxFuture<'static, Result<Result<u64, Fenced>, StoreError>>;
+type StoreCall = BoxFuture<'static, Result<Result<u64, Fenced>, StoreError>>;
 
-/// A relay at work.
-pub(super) struct Relaying {
+/// A running relay.
+pub(super) struct RelayTask {
     shared: Arc<Shared>,
     client: Arc<str>,
     attempt: u64,
-    /// Where all of its messages go.
+    /// Partition of all messages of the client.
     partition: i32,
     relay: Relay,
     inbox: Arc<Inbox>,
-    marking: Option<Marking>,
-    /// Reports of the round before are to be forgotten in the store before anything is marked.
+    store_call: Option<StoreCall>,
+    /// Delivery reports of the previous round must be dropped in the store before anything is marked.
     rewinding: bool,
-    /// Since when there are reports that the store has not been told of.
+    /// When the oldest report arrived that is not marked in the store.
     reported_ms: Option<u64>,
-    touched_ms: u64,
+    heartbeat_ms: u64,
     stored: watch::Sender<u64>,
 }
 
-impl Relaying {
+impl RelayTask {
     pub(super) fn start(
         shared: Arc<Shared>,
         client: &str,
         (attempt, partition): (u64, i32),
         stored: u64,
         kept: Vec<(u64, Bytes)>,
-    ) -> Handle {
+    ) -> RelayHandle {
         let (messages, receiver) = mpsc::channel(4);
         let (sender, watch) = watch::channel(stored);
         let mut relay = Relay::new(stored);
         kept.into_iter().for_each(|(sn, message)| relay.push(sn, message));
-        let relaying = Self {
+        let relay_task = Self {
             client: client.into(),
             attempt,
             partition,
             relay,
             inbox: Arc::default(),
-            marking: None,
+            store_call: None,
             rewinding: false,
             reported_ms: None,
-            touched_ms: shared.now_ms(),
+            heartbeat_ms: shared.now_ms(),
             stored: sender,
             shared: Arc::clone(&shared),
         };
-        shared.scope.spawn("gateway-relay", relaying.run(receiver));
-        Handle { messages, stored: watch }
+        shared.scope.spawn("gateway-relay", relay_task.run(receiver));
+        RelayHandle { messages, stored: watch }
     }
 
     async fn run(mut self, mut messages: mpsc::Receiver<Vec<(u64, Bytes)>>) {
@@ -172,48 +175,48 @@ impl Relaying {
         while open || !self.relay.is_done() {
             let full = !self.pump();
             self.maybe_mark();
-            let room = self.relay.bytes() < self.shared.options.client_bytes;
+            let has_capacity = self.relay.bytes() < self.shared.options.client_bytes;
             let pause = match self.reported_ms {
-                _ if full => FULL,
-                Some(_) if self.marking.is_none() => GATHER,
-                _ => TICK,
+                _ if full => FULL_RETRY,
+                Some(_) if self.store_call.is_none() => REPORT_LINGER,
+                _ => TIMEOUT_CHECK,
             };
             let inbox = Arc::clone(&self.inbox);
             tokio::select! {
-                more = messages.recv(), if open && room => match more {
+                more = messages.recv(), if open && has_capacity => match more {
                     Some(more) => more.into_iter().for_each(|(sn, message)| self.relay.push(sn, message)),
                     None => open = false,
                 },
                 () = inbox.notify.notified() => self.on_reports(),
-                marked = next(&mut self.marking) => {
+                marked = next(&mut self.store_call) => {
                     if !self.on_marked(marked).await {
                         return;
                     }
                 }
-                () = tokio::time::sleep(pause) => self.on_tick(),
+                () = tokio::time::sleep(pause) => self.on_timeout_check(),
                 () = shutdown.stopped() => return,
             }
         }
     }
 
-    /// Hands messages to the producer; false when it is full.
+    /// Hands messages to the producer; false if it is full.
     fn pump(&mut self) -> bool {
         if self.relay.peek().is_none() {
             return true;
         }
         let now_ms = self.shared.now_ms();
         let shared = Arc::clone(&self.shared);
-        let outlet = shared.outlet.open_now();
+        let producer = shared.producer.current();
         while let Some((sn, message)) = self.relay.peek() {
-            let ticket = Box::new(Ticket::new(&self.inbox, self.relay.round(), sn));
-            let record = BaseRecord::with_opaque_to(CLIENT_MESSAGE, ticket)
+            let tag = Box::new(DeliveryTag::new(&self.inbox, self.relay.round(), sn));
+            let record = BaseRecord::with_opaque_to(CLIENT_MESSAGE, tag)
                 .partition(self.partition)
                 .key(self.client.as_bytes())
                 .payload(&message[..])
                 .headers(queue::headers(&self.client, sn));
-            match outlet.send(record) {
-                Sent::Taken => self.relay.on_sent(now_ms),
-                Sent::Later => return false,
+            match producer.send(record) {
+                Sent::Accepted => self.relay.on_sent(now_ms),
+                Sent::Retry => return false,
             }
         }
         true
@@ -229,56 +232,56 @@ impl Relaying {
             tracing::info!(
                 client = &*self.client,
                 from = self.relay.stored() + 1,
-                "sending again: a message failed"
+                "relay resend after a failed delivery"
             );
             self.rewinding = true;
             progress::add(&self.shared.progress.resent, self.relay.last() - self.relay.stored());
         }
     }
 
-    fn on_tick(&mut self) {
+    fn on_timeout_check(&mut self) {
         let timeout = u64::try_from(self.shared.options.report_timeout.as_millis()).unwrap_or(u64::MAX);
-        if self.relay.is_late(self.shared.now_ms(), timeout) {
+        if self.relay.is_overdue(self.shared.now_ms(), timeout) {
             tracing::info!(
                 client = &*self.client,
                 from = self.relay.stored() + 1,
-                "sending again: no report"
+                "relay resend after a missing delivery report"
             );
-            self.relay.go_back();
+            self.relay.start_round();
             self.rewinding = true;
             progress::add(&self.shared.progress.resent, self.relay.last() - self.relay.stored());
         }
     }
 
-    /// One step of the store at a time: forgetting, marking, or a sign of life.
+    /// Starts the next store call, one at a time: rewind, mark, or heartbeat.
     fn maybe_mark(&mut self) {
-        if self.marking.is_some() {
+        if self.store_call.is_some() {
             return;
         }
         let store = self.shared.store.clone();
         let (client, attempt) = (Arc::clone(&self.client), self.attempt);
         if self.rewinding {
             self.rewinding = false;
-            self.marking = Some(Box::pin(async move { store.rewind(&client, attempt).await }));
+            self.store_call = Some(Box::pin(async move { store.rewind(&client, attempt).await }));
             return;
         }
         let now = self.shared.now_ms();
-        let fresh = |since: u64| u128::from(now.saturating_sub(since)) < GATHER.as_millis();
+        let fresh = |since: u64| u128::from(now.saturating_sub(since)) < REPORT_LINGER.as_millis();
         if self.reported_ms.is_some_and(fresh) && self.relay.awaits_reports() {
             return;
         }
         self.reported_ms = None;
         let reported = self.relay.take_reported();
-        if reported.is_empty() && now.saturating_sub(self.touched_ms) < TOUCH_MS {
+        if reported.is_empty() && now.saturating_sub(self.heartbeat_ms) < HEARTBEAT_MS {
             return;
         }
-        self.touched_ms = now;
-        self.marking = Some(Box::pin(async move {
-            // The same numbers until the store has answered: marking twice is marking once.
+        self.heartbeat_ms = now;
+        self.store_call = Some(Box::pin(async move {
+            // Retries with the same numbers until the store answers: marking is idempotent.
             loop {
-                match store.mark(&client, attempt, &reported).await {
+                match store.mark_stored(&client, attempt, &reported).await {
                     Err(StoreError::Unavailable(why)) => {
-                        tracing::debug!(client = &*client, why, "cannot mark; trying again");
+                        tracing::debug!(client = &*client, why, "store mark failed; retrying");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                     other => return other,
@@ -287,7 +290,7 @@ impl Relaying {
         }));
     }
 
-    /// False when this relay is at its end.
+    /// False if this relay must end.
     async fn on_marked(&mut self, marked: Result<Result<u64, Fenced>, StoreError>) -> bool {
         match marked {
             Ok(Ok(stored)) => {
@@ -298,14 +301,14 @@ impl Relaying {
                 true
             }
             Ok(Err(Fenced)) => {
-                tracing::info!(client = &*self.client, "another gateway relays for the client from now on");
+                tracing::info!(client = &*self.client, "relay fenced by another gateway");
                 false
             }
             Err(error) => {
-                // What was reported is forgotten here: everything not marked goes out again, in order.
-                tracing::warn!(client = &*self.client, %error, "cannot mark; sending again");
-                tokio::time::sleep(TICK).await;
-                self.relay.go_back();
+                // The reports are dropped here: every unmarked message is resent, in order.
+                tracing::warn!(client = &*self.client, %error, "store mark failed; resending");
+                tokio::time::sleep(TIMEOUT_CHECK).await;
+                self.relay.start_round();
                 self.rewinding = true;
                 true
             }
@@ -313,12 +316,12 @@ impl Relaying {
     }
 }
 
-/// Waits for the step under way; for ever when there is none.
-async fn next(marking: &mut Option<Marking>) -> Result<Result<u64, Fenced>, StoreError> {
-    match marking {
+/// Waits for the store call in flight; never returns if absent.
+async fn next(store_call: &mut Option<StoreCall>) -> Result<Result<u64, Fenced>, StoreError> {
+    match store_call {
         Some(step) => {
             let result = step.await;
-            *marking = None;
+            *store_call = None;
             result
         }
         None => std::future::pending().await,

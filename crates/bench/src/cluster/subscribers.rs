@@ -1,8 +1,9 @@
-//! The crowd: servers and SDKs that follow a manager, each on a connection of its own, and what they see.
+//! The subscribers: servers and SDKs that follow a manager, each on its own connection, and the versions they
+//! receive.
 //!
-//! Metrics 28 to 30. A change is one partition that moves from a server to another: asked of the manager, drained, prepared,
-//! saved, pushed. Its time runs from the question to the sight of the change by each of the subscribers, so the store's two
-//! synced writes and the two servers' answers are in it.
+//! Metrics 28 to 30. A change moves one partition from a server to another: requested from the manager, drained,
+//! prepared, saved, pushed. Its time runs from the request to the receipt of the change by each of the subscribers,
+//! so it includes the store's two synced writes and the two servers' responses.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -24,36 +25,36 @@ use crate::procfs;
 use crate::report::{Aim, Figure, Metric};
 use crate::slices::latencies;
 
-/// Between two changes.
-const PACE: Duration = Duration::from_millis(250);
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// The most a message may have here.
+/// Interval between two changes.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
+/// Timeout of every operation.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Maximum message size.
 const MAX_MESSAGE: usize = 64 << 20;
-/// Connections that are opened at a time when nothing is measured.
-const CONNECTING: usize = 64;
+/// Concurrent connects while nothing is measured.
+const CONNECT_WIDTH: usize = 64;
 
-/// What a subscriber tells.
-struct Seen {
+/// An event of a subscriber.
+struct Received {
     version: i64,
     at: Instant,
 }
 
-/// Where everybody is.
+/// The table version that subscribers have.
 #[derive(Clone, Copy)]
-struct At {
+struct TableVersion {
     incarnation: i64,
     version: i64,
 }
 
-/// A subscriber that is connected.
+/// A connected subscriber.
 struct Subscriber {
     stream: Stream,
     reader: FrameReader,
 }
 
-/// Connects one subscriber; an SDK has no name.
-async fn connect(manager: SocketAddr, node_id: String, at: At) -> Result<Subscriber> {
+/// Connects one subscriber; an SDK has no node id.
+async fn connect(manager: SocketAddr, node_id: String, at: TableVersion) -> Result<Subscriber> {
     let call = Channel::open(manager).await?.method(method::FOLLOW)?;
     let hello = Hello {
         namespace: NAMESPACE.to_owned(),
@@ -72,8 +73,13 @@ fn names(options: &Options) -> impl Iterator<Item = String> {
     (0..servers + options.sdks).map(move |at| if at < servers { server(at) } else { String::new() })
 }
 
-/// Connects everybody, so many at a time.
-async fn gather(options: &Options, manager: SocketAddr, at: At, width: usize) -> Result<Vec<Subscriber>> {
+/// Connects all subscribers, `width` at a time.
+async fn connect_all(
+    options: &Options,
+    manager: SocketAddr,
+    at: TableVersion,
+    width: usize,
+) -> Result<Vec<Subscriber>> {
     let mut names = names(options);
     let mut connecting = JoinSet::new();
     let mut connected = Vec::new();
@@ -89,15 +95,15 @@ async fn gather(options: &Options, manager: SocketAddr, at: At, width: usize) ->
     }
 }
 
-/// Follows until it is dropped: answers commands, and tells every change it sees.
-async fn follow(mut subscriber: Subscriber, seen: mpsc::Sender<Seen>) -> Result<()> {
+/// Follows the table until dropped: answers commands, and reports every received change.
+async fn follow(mut subscriber: Subscriber, received: mpsc::Sender<Received>) -> Result<()> {
     loop {
         subscriber.reader.push(subscriber.stream.piece().await?);
         let at = Instant::now();
         while let Some(frame) = subscriber.reader.next_frame()? {
             match decode::<FollowResponse>(frame)?.kind {
                 Some(FollowResponseKind::Delta(delta)) => {
-                    if seen.send(Seen { version: delta.to, at }).await.is_err() {
+                    if received.send(Received { version: delta.to, at }).await.is_err() {
                         return Ok(());
                     }
                 }
@@ -113,7 +119,7 @@ async fn follow(mut subscriber: Subscriber, seen: mpsc::Sender<Seen>) -> Result<
     }
 }
 
-/// Moves a partition to another server; the version after it.
+/// Moves a partition to another server; returns the version after it.
 async fn change(call: &Call, options: &Options, round: usize) -> Result<i64> {
     let number = round * 977 % options.partitions;
     let to = (number + 1 + round) % options.servers;
@@ -128,10 +134,10 @@ async fn change(call: &Call, options: &Options, round: usize) -> Result<i64> {
     Ok(answer.version)
 }
 
-/// Waits until the manager leads, and everything it knows of is connected.
-async fn settled(manager: SocketAddr, wanted: usize) -> Result<ShowResponse> {
+/// Waits until the manager leads and all known servers are connected.
+async fn await_manager(manager: SocketAddr, wanted: usize) -> Result<ShowResponse> {
     let show = encode_frame(&ShowRequest { namespace: NAMESPACE.to_owned() });
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let call = Channel::open(manager).await?.method(method::SHOW)?;
         if let Ok(answer) = call.unary(show.clone()).await {
@@ -145,7 +151,7 @@ async fn settled(manager: SocketAddr, wanted: usize) -> Result<ShowResponse> {
     }
 }
 
-/// Takes metrics 28 to 30 with one crowd.
+/// Measures metrics 28 to 30 with one set of subscribers.
 pub(super) async fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Metric>> {
     progress("starting the store, writing the table, registering the servers");
     let store = store(options)?;
@@ -162,89 +168,95 @@ async fn measure(
     manager: &Manager,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Metric>> {
-    let shown = settled(manager.address, 0).await?;
-    let mut at = At { incarnation: shown.incarnation, version: shown.version };
-    let everybody = options.servers + options.sdks;
-    // Whoever comes first asks for the whole table: what that costs once is no subscriber's.
-    drop(connect(manager.address, String::new(), At { incarnation: 0, version: 0 }).await?);
+    let shown = await_manager(manager.address, 0).await?;
+    let mut at = TableVersion { incarnation: shown.incarnation, version: shown.version };
+    let subscriber_count = options.servers + options.sdks;
+    // The first subscriber triggers the encoding of the full table: that one-time cost is not a subscriber's.
+    drop(connect(manager.address, String::new(), TableVersion { incarnation: 0, version: 0 }).await?);
     tokio::time::sleep(Duration::from_millis(500)).await;
     let before = procfs::memory_of(manager.pid())?;
 
-    progress(&format!("connecting {everybody} subscribers"));
-    let connected = gather(options, manager.address, at, CONNECTING).await?;
-    settled(manager.address, everybody).await?;
+    progress(&format!("connecting {subscriber_count} subscribers"));
+    let connected = connect_all(options, manager.address, at, CONNECT_WIDTH).await?;
+    await_manager(manager.address, subscriber_count).await?;
     let after = procfs::memory_of(manager.pid())?;
-    let memory = memory(everybody, before.anonymous, after.anonymous);
+    let memory = memory(subscriber_count, before.anonymous, after.anonymous);
 
     progress(&format!("metric 28: {} changes", options.rounds));
-    let (seen, mut inbox) = mpsc::channel(everybody * 4);
+    let (received, mut inbox) = mpsc::channel(subscriber_count * 4);
     let mut following = JoinSet::new();
-    connected.into_iter().for_each(|one| drop(following.spawn_local(follow(one, seen.clone()))));
+    connected.into_iter().for_each(|one| drop(following.spawn_local(follow(one, received.clone()))));
     let call = Channel::open(manager.address).await?.method(method::CHANGE)?;
-    // The first ones fill caches.
+    // The first changes fill caches.
     for round in 0..3 {
         at.version = change(&call, options, options.rounds + round).await?;
     }
-    settle(&mut inbox, &mut following, everybody, at.version).await?;
+    await_version(&mut inbox, &mut following, subscriber_count, at.version).await?;
     let (reach, answered, cpu) =
-        pushes(options, manager, &call, &mut at, &mut inbox, &mut following, everybody).await?;
+        pushes(options, manager, &call, &mut at, &mut inbox, &mut following, subscriber_count).await?;
     let pushed = pushed(options, &reach, &answered, cpu);
 
     progress("metric 30: everybody comes back at once");
     following.shutdown().await;
-    let storm = storm(options, manager, &call, &mut at, progress).await?;
-    Ok(vec![pushed, memory, storm])
+    let reconnect_all = reconnect_all(options, manager, &call, &mut at, progress).await?;
+    Ok(vec![pushed, memory, reconnect_all])
 }
 
-fn memory(everybody: usize, before: u64, after: u64) -> Metric {
-    let each = after.saturating_sub(before) as f64 / everybody as f64 / 1024.0;
+fn memory(subscriber_count: usize, before: u64, after: u64) -> Metric {
+    let each = after.saturating_sub(before) as f64 / subscriber_count as f64 / 1024.0;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let figures = vec![
         Figure::new("manager", "memory for each subscriber", each, "KiB", Some(Aim::AtMost(64.0))),
         Figure::new("manager", "memory with the table, nobody connected", mib(before), "MiB", None),
-        Figure::new("manager", &format!("memory with {everybody} subscribers"), mib(after), "MiB", None),
+        Figure::new(
+            "manager",
+            &format!("memory with {subscriber_count} subscribers"),
+            mib(after),
+            "MiB",
+            None,
+        ),
     ];
     Metric { number: 29, title: "what a subscriber costs".into(), figures, ..Metric::default() }
 }
 
-/// Waits until everybody has seen a version.
-async fn settle(
-    inbox: &mut mpsc::Receiver<Seen>,
+/// Waits until all subscribers have received a version.
+async fn await_version(
+    inbox: &mut mpsc::Receiver<Received>,
     following: &mut JoinSet<Result<()>>,
-    everybody: usize,
+    subscriber_count: usize,
     version: i64,
 ) -> Result<Vec<Instant>> {
-    let mut times = Vec::with_capacity(everybody);
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while times.len() < everybody {
+    let mut times = Vec::with_capacity(subscriber_count);
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    while times.len() < subscriber_count {
         tokio::select! {
             biased;
-            seen = inbox.recv() => {
-                let seen = seen.context("nobody follows any more")?;
-                if seen.version == version {
-                    times.push(seen.at);
+            received = inbox.recv() => {
+                let received = received.context("all subscribers have disconnected")?;
+                if received.version == version {
+                    times.push(received.at);
                 }
             }
             Some(ended) = following.join_next() => {
                 ended.context("a subscriber's task panicked")?.context("a subscriber was lost")?;
             }
             () = tokio::time::sleep_until(deadline) => {
-                anyhow::bail!("{} of {everybody} saw version {version}", times.len());
+                anyhow::bail!("{} of {subscriber_count} saw version {version}", times.len());
             }
         }
     }
     Ok(times)
 }
 
-/// Changes at a steady pace: from question to sight, from question to answer, and the manager's time for each.
+/// Changes at a fixed rate: from request to receipt, from request to response, and the manager's CPU time for each.
 async fn pushes(
     options: &Options,
     manager: &Manager,
     call: &Call,
-    at: &mut At,
-    inbox: &mut mpsc::Receiver<Seen>,
+    at: &mut TableVersion,
+    inbox: &mut mpsc::Receiver<Received>,
     following: &mut JoinSet<Result<()>>,
-    everybody: usize,
+    subscriber_count: usize,
 ) -> Result<(Histogram<u64>, Histogram<u64>, Duration)> {
     let (mut reach, mut answered) = (latencies()?, latencies()?);
     let before = procfs::cpu_of(manager.pid())?;
@@ -252,15 +264,16 @@ async fn pushes(
         let asked = Instant::now();
         let changing = change(call, options, round);
         at.version += 1;
-        let (version, times) = tokio::join!(changing, settle(inbox, following, everybody, at.version));
-        ensure!(version? == at.version, "somebody else changes the table");
+        let (version, times) =
+            tokio::join!(changing, await_version(inbox, following, subscriber_count, at.version));
+        ensure!(version? == at.version, "another client changed the table");
         let last = times?.into_iter().map(|time| time - asked).collect::<Vec<_>>();
         for time in &last {
             reach.saturating_record(u64::try_from(time.as_nanos())?);
         }
         let worst = last.iter().max().copied().unwrap_or_default();
         answered.saturating_record(u64::try_from(worst.as_nanos())?);
-        tokio::time::sleep(PACE.saturating_sub(asked.elapsed())).await;
+        tokio::time::sleep(CHANGE_INTERVAL.saturating_sub(asked.elapsed())).await;
     }
     let cpu = procfs::cpu_of(manager.pid())?.saturating_sub(before);
     Ok((reach, answered, cpu / u32::try_from(options.rounds)?))
@@ -287,23 +300,23 @@ fn pushed(options: &Options, reach: &Histogram<u64>, last: &Histogram<u64>, cpu:
     Metric { number: 28, title, figures, ..Metric::default() }
 }
 
-/// Everybody is gone and comes back at once: with the table they had, and with none.
-async fn storm(
+/// All subscribers disconnect and reconnect at once: with their previous table, and without one.
+async fn reconnect_all(
     options: &Options,
     manager: &Manager,
     call: &Call,
-    at: &mut At,
+    at: &mut TableVersion,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Metric> {
-    let everybody = options.servers + options.sdks;
+    let subscriber_count = options.servers + options.sdks;
     let began = Instant::now();
-    let connected = gather(options, manager.address, *at, everybody).await?;
+    let connected = connect_all(options, manager.address, *at, subscriber_count).await?;
     let back = began.elapsed();
-    let (seen, mut inbox) = mpsc::channel(everybody * 4);
+    let (received, mut inbox) = mpsc::channel(subscriber_count * 4);
     let mut following = JoinSet::new();
-    connected.into_iter().for_each(|one| drop(following.spawn_local(follow(one, seen.clone()))));
+    connected.into_iter().for_each(|one| drop(following.spawn_local(follow(one, received.clone()))));
     at.version = change(call, options, options.rounds * 2).await?;
-    settle(&mut inbox, &mut following, everybody, at.version).await?;
+    await_version(&mut inbox, &mut following, subscriber_count, at.version).await?;
     let current = began.elapsed();
     following.shutdown().await;
 
@@ -311,9 +324,9 @@ async fn storm(
     let began = Instant::now();
     let mut reading = JoinSet::new();
     for name in names(options) {
-        let at = At { incarnation: 0, version: 0 };
+        let at = TableVersion { incarnation: 0, version: 0 };
         let manager = manager.address;
-        reading.spawn_local(async move { whole(connect(manager, name, at).await?).await });
+        reading.spawn_local(async move { read_table(connect(manager, name, at).await?).await });
     }
     let mut bytes = 0;
     while let Some(read) = reading.join_next().await {
@@ -332,8 +345,8 @@ async fn storm(
     Ok(Metric { number: 30, title: "everybody comes back at once".into(), figures, ..Metric::default() })
 }
 
-/// Reads the whole table; its size.
-async fn whole(mut subscriber: Subscriber) -> Result<u64> {
+/// Reads the complete table; returns its size.
+async fn read_table(mut subscriber: Subscriber) -> Result<u64> {
     let mut bytes = 0;
     loop {
         let piece = subscriber.stream.piece().await?;
@@ -347,8 +360,8 @@ async fn whole(mut subscriber: Subscriber) -> Result<u64> {
     }
 }
 
-/// Whether a message is the last part of a table. Of the part itself only the numbers are read: they stand before its
-/// routes, and unpacking 100,000 of those 1,500 times is not what is measured.
+/// True if a message is the last part of a table. Only the numbers of the part are decoded: they precede its routes,
+/// and decoding 100,000 of those 1,500 times is not what is measured.
 fn last_part(frame: &Bytes) -> Result<bool> {
     // The message, its one field's tag and length, then incarnation, version, index and count: sixty bytes at most.
     let mut numbers = Vec::new();
@@ -369,13 +382,13 @@ fn last_part(frame: &Bytes) -> Result<bool> {
     let _length = varint();
     while numbers.len() < 4 {
         match varint() {
-            // A field of a number, its number next.
+            // A varint field: its number follows the tag.
             Some(tag @ (0x08 | 0x10 | 0x18 | 0x20)) => numbers.push((tag, varint().unwrap_or(0))),
             _ => break,
         }
     }
     let find = |tag: u64| numbers.iter().find(|(known, _)| *known == tag).map_or(0, |(_, value)| *value);
-    // Zero is left out on the wire.
+    // Zero is omitted on the wire.
     Ok(find(0x18) + 1 == find(0x20))
 }
 
@@ -385,7 +398,7 @@ mod tests {
     use moim_wire_grpc::routing::{Route, Snapshot};
 
     #[test]
-    fn the_last_part_of_a_table_is_known_without_unpacking_it() {
+    fn last_part_of_a_table_is_detected_without_decoding_its_routes() {
         for (index, count, last) in
             [(0, 1, true), (0, 2, false), (1, 2, true), (300, 301, true), (300, 500, false)]
         {

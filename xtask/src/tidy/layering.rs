@@ -1,5 +1,5 @@
-//! Which crate may use which. The list is the architecture: a crate sees only what stands above it
-//! here, some see less, and a crate that is not in the list does not exist yet.
+//! The allowed dependencies between crates. The list is the architecture: a crate may depend only on crates above it
+//! here, some on fewer, and a crate that is not in the list is an error.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::Finding;
 
-/// From the ground up. A crate may use any crate before it, unless `ONLY` or `NEVER` says otherwise.
+/// From the bottom up. A crate may use any crate before it, unless `ONLY` or `NEVER` says otherwise.
 const ORDER: [&str; 21] = [
     "base",
     "history",
@@ -34,28 +34,28 @@ const ORDER: [&str; 21] = [
     "fuzz",
 ];
 
-/// Crates that see less than their place allows.
+/// Crates with fewer dependencies than their position allows.
 const ONLY: [(&str, &[&str]); 10] = [
-    // Judges what clients saw: it must not know what they talked to.
+    // Judges client-observed histories: it must not depend on the systems under test.
     ("history", &[]),
-    // Bytes to types and back: nothing to share with anybody.
+    // Bytes to types and back: shares nothing with other crates.
     ("wire-kafka", &[]),
     ("wire-resp", &[]),
     ("wire-grpc", &[]),
     ("journal", &["base"]),
-    // Clients: they meet the servers over a socket only.
+    // Clients: they reach the servers over a socket only.
     ("slot-client", &["base", "wire-resp"]),
     ("pipeline", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client"]),
     ("interop", &["base", "history", "wire-kafka", "wire-resp", "wire-grpc", "slot-client"]),
-    // Of interop it uses the harness that starts servers; the libraries are what users link.
+    // Uses interop's harness that starts servers; the libraries are those that users link.
     ("bench", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client", "interop"]),
     ("xtask", &["base", "bench", "interop"]),
 ];
 
-/// Pairs that must not meet although their places would allow it.
+/// Forbidden pairs that the positions would allow.
 const NEVER: [(&str, &str); 1] = [("slots", "queue")];
 
-/// A crate of the workspace and the crates of the workspace it uses, dev-dependencies included.
+/// A crate of the workspace and its dependencies in the workspace, dev-dependencies included.
 #[derive(Debug)]
 pub(crate) struct Member {
     manifest: String,
@@ -81,7 +81,7 @@ struct Dependency {
     path: Option<String>,
 }
 
-/// Asks cargo for the members.
+/// Reads the members from `cargo metadata`.
 pub(crate) fn read(root: &Path) -> Result<Vec<Member>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -112,7 +112,7 @@ fn parse(root: &Path, json: &[u8]) -> Result<Vec<Member>> {
     Ok(metadata.packages.into_iter().map(member).collect())
 }
 
-/// The package name as the layering knows it: the folder's name.
+/// The package name in the layering: the name of its directory.
 fn short(package: &str) -> &str {
     match package {
         "moim" => "node",
@@ -120,13 +120,13 @@ fn short(package: &str) -> &str {
     }
 }
 
-/// Every arrow that the layering forbids.
+/// Every dependency that the layering forbids.
 pub(crate) fn check(members: &[Member]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for member in members {
         if rank(&member.name).is_none() {
             let message =
-                format!("crate `{}` has no place in the layering (xtask/src/tidy/arrows.rs)", member.name);
+                format!("crate `{}` has no place in the layering (xtask/src/tidy/layering.rs)", member.name);
             findings.push(Finding::at(&member.manifest, 0, message));
             continue;
         }
@@ -146,15 +146,15 @@ fn rank(name: &str) -> Option<usize> {
 
 fn forbidden(user: &str, used: &str) -> Option<String> {
     if NEVER.contains(&(user, used)) {
-        return Some("these two never see each other".to_owned());
+        return Some("this pair is forbidden".to_owned());
     }
     if let Some((_, allowed)) = ONLY.iter().find(|(name, _)| *name == user) {
         return (!allowed.contains(&used)).then(|| match allowed {
-            [] => "it knows nobody".to_owned(),
-            some => format!("it knows only {}", some.join(", ")),
+            [] => "it may use no other crate".to_owned(),
+            some => format!("it may use only {}", some.join(", ")),
         });
     }
-    (rank(used) >= rank(user)).then(|| "arrows go down the layering only".to_owned())
+    (rank(used) >= rank(user)).then(|| "dependencies go down the layering only".to_owned())
 }
 
 #[cfg(test)]
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrows_follow_the_layering() {
+    fn dependencies_follow_the_layering() {
         let allowed = [
             ("journal", "base"),
             ("cluster", "journal"),
