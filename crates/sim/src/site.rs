@@ -204,7 +204,7 @@ impl Present {
         let Some(entry) = entry else { return Ok(()) };
         let epoch = BrokerEpoch(entry.create_revision);
         self.driver.set_run(Sender { node, epoch, directory: DirectoryId(self.voter) });
-        self.driver.on_damage_told(&damaged);
+        self.driver.on_damage_registered(&damaged);
         loop {
             tokio::time::sleep(TTL / 4).await;
             match self.repository.keep_alive(lease.id).await {
@@ -219,7 +219,7 @@ impl Present {
                 // Told again where it was not heard.
                 if self.repository.txn(put).await.is_ok() {
                     found = now;
-                    self.driver.on_damage_told(&damaged);
+                    self.driver.on_damage_registered(&damaged);
                 }
             }
         }

@@ -584,7 +584,7 @@ fn a_node_that_withdrew_refuses_its_callers_at_once_and_raises_no_alarm() {
 
 #[test]
 fn an_isolated_node_refuses_its_callers_at_once_and_goes_on_itself() {
-    let mut cluster = TestCluster::start(3, usual);
+    let cluster = TestCluster::start(3, usual);
     cluster.settle();
     let isolated = cluster.follower();
     let scope = moim_base::task::Scope::new(moim_base::task::Shutdown::new());
