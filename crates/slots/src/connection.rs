@@ -7,6 +7,8 @@
 //! Bounded: the input by the decoder's limits and by what arrived; the output because nothing more is run for a client
 //! that does not read; the time of a turn by [`TURN_COMMANDS`].
 
+mod look_ahead;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -19,18 +21,16 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use moim_base::memory::{Exhausted, Permit};
 use moim_base::socket::Socket;
-use moim_wire_resp::{Args, Decoded, Decoder, Encoder, Limits};
+use moim_wire_resp::{Decoded, Decoder, Encoder, Limits};
 use tokio::time::{Instant, Sleep};
 
+use self::look_ahead::Ahead;
 use crate::ctx::OnTimeout;
-use crate::keyspace::LOOK_AHEAD;
 use crate::output_limit::{Class, Limit};
 use crate::session::{Push, Session};
-use crate::shard::{Role, Scratch, Shard, Turn};
+use crate::shard::{Role, Shard, Turn};
 use crate::shared::{About, Client, Shared, lock};
 
-/// A longer key is not looked for ahead: it may be a script, or a value.
-const LOOK_AHEAD_BYTES: usize = 128;
 /// So many bytes of answers are as much work as one request.
 const WORK_BYTES: usize = 256;
 /// Requests that run before others get their turn.
@@ -686,70 +686,6 @@ impl Connection {
             self.sleep.as_mut().reset(wanted);
         }
         self.sleep.as_mut().poll(cx).map(|()| Ok(Event::Timer))
-    }
-}
-
-/// The requests of a pipeline that come next: their keys are looked for together before the first of them runs.
-struct Ahead {
-    scratch: Scratch,
-    /// Where the batch begins in the input.
-    from: usize,
-    /// Which request of it comes next.
-    next: usize,
-}
-
-impl Ahead {
-    fn take(turn: &mut Turn<'_>) -> Self {
-        let scratch = std::mem::take(&mut turn.state.scratch);
-        let mut ahead = Self { scratch, from: 0, next: 0 };
-        ahead.forget();
-        ahead
-    }
-
-    /// What was found ahead is not to be trusted any more.
-    fn forget(&mut self) {
-        self.scratch.batch.clear();
-        self.next = 0;
-    }
-
-    fn give_back(self, turn: &mut Turn<'_>) {
-        // A request that was held back has not run: nothing may be remembered about bytes that will be others.
-        turn.state.db.forget();
-        turn.state.scratch = self.scratch;
-    }
-
-    /// The request at `at`, if it is a plain one that is here whole.
-    fn next<'a>(
-        &'a mut self,
-        turn: &mut Turn<'_>,
-        decoder: &Decoder,
-        input: &'a [u8],
-        at: usize,
-    ) -> Option<(Args<'a>, usize)> {
-        let Scratch { batch, ids } = &mut self.scratch;
-        if self.next == batch.len() {
-            decoder.batch(&input[at..], LOOK_AHEAD, batch);
-            (self.from, self.next) = (at, 0);
-            ids.clear();
-            if batch.len() > 1 {
-                // Where the first argument is no key, nothing is found and nothing is lost.
-                let key = |args: Args<'a>| {
-                    args.get(1).filter(|key| key.len() <= LOOK_AHEAD_BYTES).unwrap_or_default()
-                };
-                let key_at =
-                    |at: usize, index| batch.get(&input[at..], index).map_or(&[][..], |(args, _)| key(args));
-                ids.extend((0..batch.len()).map(|index| turn.state.db.id_of(key_at(at, index))));
-                turn.state.db.look_ahead(ids);
-            }
-        }
-        let (args, consumed) = batch.get(&input[self.from..], self.next)?;
-        if let (Some(id), Some(key)) = (ids.get(self.next), args.get(1))
-            && key.len() <= LOOK_AHEAD_BYTES
-        {
-            turn.state.db.remember(key, *id);
-        }
-        self.next += 1;
-        Some((args, consumed))
     }
 }
 
