@@ -2,13 +2,20 @@
 //!
 //! It goes on from the newest time in the journal with the monotonic clock: at full rate while it is behind the wall clock,
 //! at half rate while it is ahead of it. So it never stands still and never goes back, whatever happens to the wall clock.
-//! It is set to the wall clock where that is ahead by no more than [`JUMP_MS`]; by more only if a majority of the nodes'
-//! clocks agrees with this one.
+//!
+//! A new primary cannot know how long ago the newest entry was written: it takes the wall clock where that is ahead by no
+//! more than [`JUMP_MS`]. A primary that goes on knows how much time has passed, and makes a lag of that size up slowly
+//! ([`SLEW`]): a jump would end keys before their time to live, for example after a wall clock that was stepped back is set
+//! right. By more than [`JUMP_MS`] time jumps only if a majority of the nodes' clocks agrees with this one.
+//!
+//! Limit: a failover while the primary's wall clock is behind ends keys early by as much as half rate has lost.
 //!
 //! Pure: both clocks are inputs.
 
 /// The largest difference to the wall clock that is made up for without asking.
 pub(crate) const JUMP_MS: i64 = 10_000;
+/// Of the time that passes, one part in so many is added while shard time is behind the wall clock.
+const SLEW: u64 = 128;
 
 /// The monotonic clock when shard time was last told.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,6 +23,8 @@ pub(crate) struct Pace {
     at_ns: u64,
     /// What has passed since and is not part of shard time yet.
     rest_ns: u64,
+    /// Shard time was told before by this clock: how much of it has passed since is known.
+    is_continuous: bool,
 }
 
 /// Shard time now.
@@ -29,7 +38,7 @@ pub(crate) struct Told {
 impl Pace {
     /// Shard time was set by the journal.
     pub(crate) fn begin(&mut self, monotonic_ns: u64) {
-        *self = Self { at_ns: monotonic_ns, rest_ns: 0 };
+        *self = Self { at_ns: monotonic_ns, rest_ns: 0, is_continuous: false };
     }
 
     /// What shard time is now if it was `time_ms`; 0 is none. `is_agreed`: a majority of the nodes' clocks agrees with ours.
@@ -48,11 +57,16 @@ impl Pace {
             (at_rate(self, 2 * MS), false)
         } else {
             let full = at_rate(self, MS);
-            match wall_ms - full > JUMP_MS && !is_agreed {
-                true => (full, true),
-                false => (wall_ms, false),
+            if wall_ms - full > JUMP_MS {
+                if is_agreed { (wall_ms, false) } else { (full, true) }
+            } else if self.is_continuous {
+                let slewed = at_rate(self, MS - MS / SLEW);
+                (slewed.min(wall_ms), false)
+            } else {
+                (wall_ms, false)
             }
         };
+        self.is_continuous = !is_in_doubt;
         if told == wall_ms {
             self.rest_ns = 0;
         }
@@ -91,7 +105,7 @@ mod tests {
 
     #[test]
     fn shard_time_keeps_advancing_and_never_goes_back() {
-        let cases: [(&str, i64, &[Step], &[Seen]); 9] = [
+        let cases: [(&str, i64, &[Step], &[Seen]); 11] = [
             (
                 "it follows the wall clock",
                 1_000,
@@ -99,7 +113,24 @@ mod tests {
                 &[(1_010, false), (1_070, false)],
             ),
             ("the first time is the wall clock's", 0, &[(10, 5_000, false)], &[(5_000, false)]),
-            ("a small jump is taken", 1_000, &[(10, 1_015, false)], &[(1_015, false)]),
+            (
+                "a small jump is taken by a new primary",
+                1_000,
+                &[(0, 1_005, false), (10, 1_015, false)],
+                &[(1_005, false), (1_015, false)],
+            ),
+            (
+                "a small step of the wall clock is made up slowly",
+                1_000,
+                &[(10, 1_010, false), (0, 1_018, false), (128, 1_146, false), (1_280, 2_426, true)],
+                &[(1_010, false), (1_010, false), (1_139, false), (2_426, false)],
+            ),
+            (
+                "a wall clock that was stepped back and is set right ends nothing early",
+                5_000,
+                &[(10, 1_000, false), (4, 5_014, false)],
+                &[(5_005, false), (5_009, false)],
+            ),
             (
                 "the wall clock stepped back an hour",
                 5_000,

@@ -20,6 +20,22 @@ fn keys_expire_although_the_wall_clock_was_stepped_back() {
 }
 
 #[test]
+fn no_key_ends_early_when_a_clock_that_was_stepped_back_is_set_right() {
+    let mut bed = Bed::new();
+    answer(&mut bed, &["SET", "other", "v"]);
+    let wall_ms = bed.shared.clock.wall_ms();
+    bed.clock.jump_wall_to_ms(wall_ms - 60_000);
+    bed.clock.advance_ms(2_000);
+    answer(&mut bed, &["SET", "k", "v", "PX", "4000"]);
+    bed.clock.advance_ms(1_000);
+    bed.clock.jump_wall_to_ms(wall_ms + 3_000);
+    bed.clock.advance_ms(2_900);
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$1\r\nv\r\n", "3.9 s have passed");
+    bed.clock.advance_ms(200);
+    assert_eq!(answer(&mut bed, &["GET", "k"]), "$-1\r\n");
+}
+
+#[test]
 fn a_clock_that_is_far_ahead_is_followed_only_with_a_majority() {
     let mut bed = Bed::new();
     bed.shared.time_agreed_until_ns.store(0, Ordering::Release);
