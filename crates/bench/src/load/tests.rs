@@ -97,7 +97,7 @@ fn permanently_overloaded_storage_ends_the_run() {
     let load =
         ProduceLoad { partitions: 1, window: 500, batch: batch(100, 1), ..produce_load(server.0.addr) };
     let error = runtime().unwrap().block_on(produce(&load, Until::Operations(5000))).unwrap_err();
-    assert!(error.to_string().contains("refuses more than it takes"), "{error}");
+    assert!(error.to_string().contains("refuses more requests than it accepts"), "{error}");
 }
 
 #[test]
