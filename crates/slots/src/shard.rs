@@ -156,6 +156,8 @@ pub struct State {
     /// Shard time when it was last told: the time of the newest batch, or later.
     pub time_ms: i64,
     pace: Pace,
+    /// Frames from this offset on were received since the shard was opened or last read anew: their age is known.
+    live_from: i64,
     /// When a new primary began to wait for the other nodes' clocks.
     in_doubt_since_ns: Option<u64>,
     /// Who waits for which key.
@@ -193,12 +195,13 @@ impl Shard {
         loops: usize,
         folder: Option<PathBuf>,
     ) -> Arc<Self> {
+        let state = State { live_from: log.journal().end(), ..State::empty() };
         Arc::new(Self {
             index,
             id,
             log,
             folder,
-            state: StateMutex::new(State::empty()),
+            state: StateMutex::new(state),
             committed: AtomicI64::new(0),
             role: AtomicU8::new(Role::Loading as u8),
             is_async: AtomicBool::new(false),
@@ -516,6 +519,7 @@ impl State {
             applied: 0,
             time_ms: 0,
             pace: Pace::default(),
+            live_from: 0,
             in_doubt_since_ns: None,
             blocked: Blocked::default(),
             epoch: -1,
@@ -535,8 +539,10 @@ impl State {
         self.events.invalidate_watches(|_| true);
         self.db = Keyspace::new(fastrand::u64(..));
         self.is_read = false;
+        self.live_from = self.live_from.max(self.applied);
         self.applied = 0;
         self.time_ms = 0;
+        self.pace = Pace::default();
         self.epoch = -1;
         self.fx.clear();
         self.groups.discard();
@@ -594,6 +600,7 @@ impl State {
         self.set_moves(loaded.moves);
         self.events.invalidate_watches(|_| true);
         (self.applied, self.time_ms, self.is_read) = (loaded.end, loaded.time_ms, true);
+        self.pace = Pace::default();
         self.groups.discard();
     }
 

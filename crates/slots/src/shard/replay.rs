@@ -65,7 +65,7 @@ impl State {
         // Where it is behind: shard time may have been told to readers of this replica meanwhile.
         if time_ms > self.time_ms {
             self.time_ms = time_ms;
-            self.pace.begin(shared.clock.monotonic_ns());
+            self.pace.begin(shared.clock.monotonic_ns(), self.applied >= self.live_from);
         }
         self.db.hide_expired(i64::MIN);
         let (mut now, mut out) = (time_ms, BytesMut::new());

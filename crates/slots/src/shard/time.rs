@@ -3,12 +3,11 @@
 //! It goes on from the newest time in the journal with the monotonic clock: at full rate while it is behind the wall clock,
 //! at half rate while it is ahead of it. So it never stands still and never goes back, whatever happens to the wall clock.
 //!
-//! A new primary cannot know how long ago the newest entry was written: it takes the wall clock where that is ahead by no
-//! more than [`JUMP_MS`]. A primary that goes on knows how much time has passed, and makes a lag of that size up slowly
-//! ([`SLEW`]): a jump would end keys before their time to live, for example after a wall clock that was stepped back is set
-//! right. By more than [`JUMP_MS`] time jumps only if a majority of the nodes' clocks agrees with this one.
-//!
-//! Limit: a failover while the primary's wall clock is behind ends keys early by as much as half rate has lost.
+//! A node that reads an entry from its disk at a start cannot know how long ago it was written: as primary it takes the wall
+//! clock where that is ahead by no more than [`JUMP_MS`]. A replica that received the newest entry in this process knows how
+//! much time has passed since, and so does a primary that continues: both make a lag of that size up slowly ([`SLEW`]). A jump
+//! would end keys before their time to live, for example after a wall clock that was stepped back is set right, or on a
+//! failover meanwhile. By more than [`JUMP_MS`] time jumps only if a majority of the nodes' clocks agrees with this one.
 //!
 //! Pure: both clocks are inputs.
 
@@ -20,10 +19,11 @@ const SLEW: u64 = 128;
 /// The monotonic clock when shard time was last told.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    at_ns: u64,
+    /// None: not told yet.
+    at_ns: Option<u64>,
     /// What has passed since and is not part of shard time yet.
     rest_ns: u64,
-    /// Shard time was told before by this clock: how much of it has passed since is known.
+    /// Shard time was told, or its entry received, at that moment: how much time has passed since is known.
     is_continuous: bool,
 }
 
@@ -36,16 +36,16 @@ pub(crate) struct Told {
 }
 
 impl Pace {
-    /// Shard time was set by the journal.
-    pub(crate) fn begin(&mut self, monotonic_ns: u64) {
-        *self = Self { at_ns: monotonic_ns, rest_ns: 0, is_continuous: false };
+    /// Shard time was set by an entry of the journal. `is_live`: the entry was received just now, not read at a start.
+    pub(crate) fn begin(&mut self, monotonic_ns: u64, is_live: bool) {
+        *self = Self { at_ns: Some(monotonic_ns), rest_ns: 0, is_continuous: is_live };
     }
 
     /// What shard time is now if it was `time_ms`; 0 is none. `is_agreed`: a majority of the nodes' clocks agrees with ours.
     pub(crate) fn advance(&mut self, time_ms: i64, monotonic_ns: u64, wall_ms: i64, is_agreed: bool) -> Told {
         const MS: u64 = 1_000_000;
-        let passed_ns = monotonic_ns.saturating_sub(self.at_ns) + self.rest_ns;
-        self.at_ns = monotonic_ns;
+        let passed_ns = self.at_ns.map_or(0, |at_ns| monotonic_ns.saturating_sub(at_ns)) + self.rest_ns;
+        self.at_ns = Some(monotonic_ns);
         let at_rate = |pace: &mut Self, ns_per_ms: u64| {
             pace.rest_ns = passed_ns % ns_per_ms;
             time_ms.saturating_add(i64::try_from(passed_ns / ns_per_ms).unwrap_or(i64::MAX))
@@ -84,7 +84,7 @@ mod tests {
     /// Lets clocks go: (monotonic seconds that pass, wall clock after them in seconds, agreed); gives shard time in seconds.
     fn run(start_s: i64, steps: &[Step]) -> Vec<Seen> {
         let (mut pace, mut time_ms, mut mono_ns) = (Pace::default(), start_s * 1_000, 7_000_000_000);
-        pace.begin(mono_ns);
+        pace.begin(mono_ns, false);
         let mut told = Vec::new();
         for (passed_s, wall_s, is_agreed) in steps {
             // However it is cut into turns, the sum is the same.
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn half_rate_loses_nothing_between_short_turns() {
         let mut pace = Pace::default();
-        pace.begin(0);
+        pace.begin(0, false);
         let mut time_ms = 10_000;
         for turn in 1..=1_000_000u64 {
             time_ms = pace.advance(time_ms, turn * 1_300, 0, false).time_ms;

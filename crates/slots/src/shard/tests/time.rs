@@ -3,6 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::frames::Bed;
+use crate::keyspace::Keyspace;
+use crate::session::Session;
+use crate::shard::State;
+use crate::snapshot::Loaded;
 
 fn answer(bed: &mut Bed, command: &[&str]) -> String {
     bed.turn(&[command]).remove(0).0
@@ -33,6 +37,47 @@ fn no_key_ends_early_when_a_clock_that_was_stepped_back_is_set_right() {
     assert_eq!(answer(&mut bed, &["GET", "k"]), "$1\r\nv\r\n", "3.9 s have passed");
     bed.clock.advance_ms(200);
     assert_eq!(answer(&mut bed, &["GET", "k"]), "$-1\r\n");
+}
+
+/// A replica that applied the frames of a bed from `live_from` on as they came, and then becomes primary.
+fn shard_time_of_new_primary(bed: &Bed, live_from: i64, since_ms: u64) -> i64 {
+    let mut state = State { live_from, ..State::empty() };
+    for (offset, payload) in bed.frames() {
+        assert_eq!(state.applied, offset);
+        let frame = crate::effects::parse(&payload).unwrap();
+        state.replay_frame(&bed.shared, &mut Session::nobody(), frame).unwrap();
+        state.applied += 1;
+    }
+    bed.clock.advance_ms(since_ms);
+    assert!(!state.waits_for_time(&bed.shared));
+    state.time_ms
+}
+
+#[test]
+fn no_key_ends_early_on_a_failover_while_the_primarys_clock_is_behind() {
+    let mut bed = Bed::new();
+    answer(&mut bed, &["SET", "k", "v", "PX", "60000"]);
+    let set_ms = bed.shared.clock.wall_ms();
+    // The clock of the primary shows nothing of these 5 s; those of the other nodes do.
+    bed.clock.jump_wall_to_ms(set_ms + 5_000);
+    assert_eq!(shard_time_of_new_primary(&bed, 0, 1_000), set_ms + 1_007, "1 s and a little of the lag");
+    assert_eq!(shard_time_of_new_primary(&bed, 1, 1_000), set_ms + 7_000, "read at a start: the wall clock");
+}
+
+#[test]
+fn shard_time_after_a_snapshot_is_not_extrapolated_from_an_earlier_moment() {
+    let mut bed = Bed::new();
+    answer(&mut bed, &["SET", "k", "v"]);
+    bed.shared.time_agreed_until_ns.store(0, Ordering::Release);
+    let (wall_ms, mut state) = (bed.shared.clock.wall_ms(), State::empty());
+    state.waits_for_time(&bed.shared);
+    bed.clock.advance_ms(300_000);
+    state.forget();
+    let moves = crate::moves::Moves::default();
+    state.take_in(Loaded { db: Keyspace::new(1), end: 1, time_ms: wall_ms, moves });
+    bed.clock.jump_wall_to_ms(wall_ms + 900_000);
+    assert!(state.waits_for_time(&bed.shared));
+    assert_eq!(state.time_ms, wall_ms, "its age is not known");
 }
 
 #[test]
